@@ -1,7 +1,4 @@
-"""What the parts of one actor share, all of it under one lock, and what follows from each change of it.
-
-What may run code of users, or needs the lock of another actor, runs once the lock is released.
-"""
+"""What the parts of one actor share, all of it under one lock."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, Entry, Group, Request, RequestTable, shortest_deadline
-from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.signal_deferral import DeferredCalls, StateChange
 from envactors.actor.states import CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason, Phase
 from envactors.actor.timers import Timers
 from envactors.errors import ActorClosedError, ActorError, copy_error
@@ -36,48 +33,6 @@ _log = logging.getLogger("envactors.actors")
 _log.addHandler(logging.NullHandler())
 # How often the state of an env is saved again in the next process, if one ends meanwhile.
 _SAVE_RETRIES = 3
-
-
-class DeferredCalls:
-    """Runs functions one after the other, each until it has returned once: they must bear being run again.
-
-    A function that raises may have been interrupted, so it runs once more in a thread that nothing interrupts. If it
-    raises there too, it is broken: the error is logged, and the remaining functions run.
-
-    Args:
-        reactor: Its thread runs what was interrupted.
-
-    Attributes:
-        waiting: What is still to be run, in order; after an addition `run` is to follow.
-    """
-
-    def __init__(self, reactor: Reactor) -> None:
-        self._reactor = reactor
-        self.waiting: deque[Callable[[], None]] = deque()
-        # The thread that runs functions adds an entry, and takes it out. No lock: two threads that each run what one
-        # actor has left, and come to the other's, must not wait for each other. A dict's setdefault is atomic.
-        self._runner: dict[None, object] = {}
-
-    def run(self) -> None:
-        """Run the waiting functions, unless another thread or an outer call in this one is already doing so."""
-        me, waiting = object(), self.waiting
-        try:
-            while waiting and self._runner.setdefault(None, me) is me:
-                while waiting:
-                    try:
-                        waiting[0]()
-                    except BaseException as error:
-                        if not self._reactor.is_current_thread():
-                            raise
-                        self._reactor.logs.report(error)
-                    # Taken out last: after an interrupt it runs once more, and finds its future settled.
-                    waiting.popleft()
-                self._runner.clear()
-        except BaseException:
-            if self._runner.get(None) is me:
-                self._runner.clear()
-            self._reactor.post(self.run)
-            raise
 
 
 class ActorCore:
@@ -99,7 +54,7 @@ class ActorCore:
         self.lock: threading.RLock = threading.RLock() if self.permits is None else self.permits.lock
         # Runs the requests of an in-process worker, once the lock is released; None for other backends.
         self.run_inline: Callable[[], None] | None = None
-        self.deferred: DeferredCalls = DeferredCalls(reactor)
+        self.deferred: DeferredCalls = DeferredCalls(reactor.post, reactor.is_current_thread, reactor.logs.report)
         self.change: StateChange = StateChange(self)
         self.timers: Timers = Timers(reactor.note_timer)
         self.errors: ErrorFactory = ErrorFactory(config)
@@ -324,30 +279,3 @@ class ActorCore:
             if process is not None and was_interrupted:
                 text = "actor %r gets another process: an exception fell into the middle of a request"
                 self.tell(logging.WARNING, text, self.config.name)
-
-
-class StateChange:
-    """A change of an actor's state: with signals deferred; what follows from it runs once the lock is released.
-
-    It does not acquire the lock itself; write ``with core.change, core.lock``. An exception between an acquire and the
-    end of a Python-level ``__enter__`` would leave the lock held.
-    """
-
-    def __init__(self, core: ActorCore) -> None:
-        self._core = core
-
-    __enter__: staticmethod[[], None] = staticmethod(defer_signals.__enter__)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        core = self._core
-        try:
-            if core.is_inconsistent or (kind is not None and not issubclass(kind, ActorError)):
-                core.kill_inconsistent()
-        finally:
-            try:
-                if core.deferred.waiting:
-                    core.deferred.run()
-            finally:
-                defer_signals.__exit__()
-        if core.run_inline is not None:
-            core.run_inline()

@@ -1,4 +1,8 @@
-"""Defers signal handlers while the state of an actor changes: Ctrl-C is handled between two changes, never in one."""
+"""What is put off while the state of an actor changes.
+
+Signal handlers run between two changes: Ctrl-C is never handled within one. What may run code of users, or needs the
+lock of another actor, runs once the lock is released.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,14 @@ import threading
 # The functions behind the `signal` module's take a tenth of their time, and every call enters this context.
 from _signal import getsignal as _get_handler  # type: ignore[import-not-found] # typeshed leaves it out
 from _signal import signal as _set_handler
+from collections import deque
 from collections.abc import Callable
 from sys import _getframe
 from threading import get_ident
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
+
+from envactors.errors import ActorError
 
 # The signals whose handlers commonly raise: Ctrl-C, time limits, service managers.
 _COMMON = tuple(int(getattr(signal, name)) for name in ("SIGINT", "SIGALRM", "SIGTERM") if hasattr(signal, name))
@@ -132,3 +139,90 @@ def is_on_stack(wanted: FrameType | None, frame: FrameType | None) -> bool:
 
 defer_signals: SignalDeferral = SignalDeferral()
 os.register_at_fork(after_in_child=defer_signals._after_fork)
+
+
+class DeferredCalls:
+    """Runs functions one after the other, each until it has returned once: they must bear being run again.
+
+    A function that raises may have been interrupted, so it runs once more in a thread that nothing interrupts. If it
+    raises there too, it is broken: the error is logged, and the remaining functions run.
+
+    Args:
+        post: Runs a function soon, in a thread that no signal and no asynchronous exception interrupts.
+        is_safe: Returns whether the calling thread is that one.
+        report: Logs an error, without waiting for that.
+
+    Attributes:
+        waiting: What is still to be run, in order; after an addition `run` is to follow.
+    """
+
+    def __init__(
+        self,
+        post: Callable[[Callable[[], None]], None],
+        is_safe: Callable[[], bool],
+        report: Callable[[BaseException], None],
+    ) -> None:
+        self._post, self._is_safe, self._report = post, is_safe, report
+        self.waiting: deque[Callable[[], None]] = deque()
+        # The thread that runs functions adds an entry, and takes it out. No lock: two threads that each run what one
+        # actor has left, and come to the other's, must not wait for each other. A dict's setdefault is atomic.
+        self._runner: dict[None, object] = {}
+
+    def run(self) -> None:
+        """Run the waiting functions, unless another thread or an outer call in this one is already doing so."""
+        me, waiting = object(), self.waiting
+        try:
+            while waiting and self._runner.setdefault(None, me) is me:
+                while waiting:
+                    try:
+                        waiting[0]()
+                    except BaseException as error:
+                        if not self._is_safe():
+                            raise
+                        self._report(error)
+                    # Taken out last: after an interrupt it runs once more, and finds its future settled.
+                    waiting.popleft()
+                self._runner.clear()
+        except BaseException:
+            if self._runner.get(None) is me:
+                self._runner.clear()
+            self._post(self.run)
+            raise
+
+
+class Changing(Protocol):
+    """The state of one actor, as far as each change of it ends alike."""
+
+    is_inconsistent: bool
+    deferred: DeferredCalls
+    run_inline: Callable[[], None] | None
+
+    def kill_inconsistent(self) -> None:
+        """Replace the process after an error in the middle of a change."""
+
+
+class StateChange:
+    """A change of an actor's state: with signals deferred; what follows from it runs once the lock is released.
+
+    It does not acquire the lock itself; write ``with core.change, core.lock``. An exception between an acquire and the
+    end of a Python-level ``__enter__`` would leave the lock held.
+    """
+
+    def __init__(self, core: Changing) -> None:
+        self._core = core
+
+    __enter__: staticmethod[[], None] = staticmethod(defer_signals.__enter__)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        core = self._core
+        try:
+            if core.is_inconsistent or (kind is not None and not issubclass(kind, ActorError)):
+                core.kill_inconsistent()
+        finally:
+            try:
+                if core.deferred.waiting:
+                    core.deferred.run()
+            finally:
+                defer_signals.__exit__()
+        if core.run_inline is not None:
+            core.run_inline()

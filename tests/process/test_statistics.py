@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nodes import preloading_backend
 
 import envactors as ea
-from envactors.actor.core import StateChange
+from envactors.actor.signal_deferral import StateChange
 from envactors.mailbox.control_page import TIMED
 from envactors.mailbox.durations import METHOD_RESET, METHOD_STEP, Histograms
 from envactors.remote import LocalNodes

@@ -60,8 +60,8 @@ class EarlyLookParking(wait_set.Parking):
 class LockingCalls:
     """Takes a lock to run deferred calls, under which it comes to the lock of another actor's calls."""
 
-    def __init__(self, reactor: object) -> None:
-        del reactor
+    def __init__(self, *safe: object) -> None:
+        del safe
         self._lock = threading.RLock()
         self.waiting: deque[Callable[[], None]] = deque()
 

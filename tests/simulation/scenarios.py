@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from types import ModuleType
 
-from envactors.actor import callbacks, core, future, pool, reactor, wait_set
-from envactors.actor.core import DeferredCalls
+from envactors.actor import callbacks, future, pool, reactor, signal_deferral, wait_set
+from envactors.actor.signal_deferral import DeferredCalls
 from envactors.actor.wait_set import Parking
 from envactors.rollout import rollouts
 from simulation import pool_calls, rollout_ends, waits
@@ -30,7 +30,7 @@ _BUILDERS: list[tuple[str, tuple[ModuleType, ...], Callable[[Run], Check]]] = [
     ("sleepers-same-key", _WAITS, waits.sleepers(Parking, "a", "a")),
     ("sleepers-different-keys", _WAITS, waits.sleepers(Parking, "a", "b")),
     ("sleepers-for-rings", _WAITS, waits.ring_sleepers(Parking)),
-    ("crossed-calls", (core,), waits.crossed_calls(DeferredCalls)),
+    ("crossed-calls", (signal_deferral,), waits.crossed_calls(DeferredCalls)),
     ("submitted-jobs", (callbacks,), waits.submitted_jobs),
     ("pool-submit", _POOL, pool_calls.pool_submit),
     ("pool-two-actors", _POOL, pool_calls.pool_two_actors),

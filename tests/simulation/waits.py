@@ -7,7 +7,6 @@ import contextlib
 import functools
 import logging
 import sys
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -299,7 +298,6 @@ class _SafeThread:
         self._run = run
         self._executor = CallbackExecutor("safe")
         self.errors: list[BaseException] = []
-        self.logs = types.SimpleNamespace(report=self.errors.append)
 
     def post(self, job: Callable[[], None]) -> None:
         self._executor.submit(job)
@@ -308,12 +306,13 @@ class _SafeThread:
         return self._executor.owns_current_thread()
 
 
-def crossed_calls(make: Callable[[Any], Any]) -> Callable[[Run], Check]:
+def crossed_calls(make: Callable[[Any, Any, Any], Any]) -> Callable[[Run], Check]:
     """Return what builds two threads, each of which runs the deferred calls of one actor and then the other's."""
 
     def build(run: Run) -> Check:
         safe = _SafeThread(run)
-        first, second = make(safe), make(safe)
+        parts = safe.post, safe.is_current_thread, safe.errors.append
+        first, second = make(*parts), make(*parts)
         ran: list[str] = []
 
         def act(name: str, own: Any, other: Any) -> None:
