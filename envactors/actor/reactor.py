@@ -318,8 +318,9 @@ class Reactor:
         self._wake_at = _NEVER  # while awake, every new deadline rings, so that none is missed before the next poll
         timed = list(self._timed.copy())
         wake_at = min(map(self.logs.next_timer, timed))
-        if self._masked and self._pumping is None:  # the thread that pumps rings when it leaves them masked
-            wake_at = min(wake_at, self.read_at + _MOMENT)
+        due = self.read_at + _MOMENT
+        if self._masked and (self._pumping is None or due > time.monotonic()):  # a long wait unmasks them at its end
+            wake_at = min(wake_at, due)
         self._wake_at = wake_at
         generation = self._generation
         events = [] if self._jobs else self._outer.poll(None if wake_at == _NEVER else remaining(wake_at))

@@ -153,7 +153,7 @@ PLANTED = [
         "replies stay masked after a loop of waits",
         "loop",
         _REACTOR + "_run_once",
-        "wake_at = min(wake_at, self.read_at + _MOMENT)",
+        "wake_at = min(wake_at, due)",
         "pass",
     ),
     _mutant(
