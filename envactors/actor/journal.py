@@ -12,7 +12,7 @@ All of it happens under the actor's lock.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from envactors.actor.requests import Answer, CallRequest
@@ -30,14 +30,12 @@ from envactors.mailbox.messages import (
 )
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.recorded import as_input, requests_of
-from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET
+from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, Slab
 from envactors.mailbox.specs import reader
 from envactors.options import Deadlines
 
 # Entries larger than this, in bytes, count as several steps, so that the limit on steps bounds memory too.
 _STEP_ROOM = 1024
-# What is recorded of one step: whether it is a reset.
-_RESETS = b"\0", b"\1"
 
 
 # Consecutive steps in rows, or the kind and the payload of another request, which is repeated as it was.
@@ -125,31 +123,28 @@ class Journal:
             kind = Kind.RESET if bits & RESET else Kind.STEP
             self.record_message(kind, bytes(dumps(message)), call_id, check)
         else:
-            columns = [array[index].tobytes() for array in slab.actions]
-            self.record_steps(columns, _RESETS[bool(bits & RESET)], call_id, check)
+            self.record_step(slab, index, call_id, check, resets=bool(bits & RESET))
 
-    def record_steps(self, columns: Sequence[bytes | memoryview], resets: bytes, call_id: int, check: int) -> None:
-        """Record consecutive steps from rows, and autoresets without a seed.
-
-        Args:
-            columns: Bytes of their actions, for each leaf of the action's spec.
-            resets: Which of them were resets, 0 or 1.
-            call_id: The call in which they ran.
-            check: The checksum after the last one.
-        """
-        count = len(resets)
+    def record_step(self, slab: Slab, index: int, call_id: int, check: int, *, resets: bool) -> None:
+        """Record a step, or an autoreset without a seed, from its row."""
         if not self.whole:
-            self._lengthen(count)  # an env that was never seeded is brought back once its state was saved
+            self.lengthen(1)  # an env that was never seeded is brought back once its state was saved
             return
-        steps = self._entries[-1]
-        if not isinstance(steps, RecordedSteps):
-            steps = RecordedSteps([bytearray() for _ in columns], bytearray())
-            self._entries.append(steps)
-        for column, added in zip(steps.columns, columns, strict=True):
-            column.extend(added)
-        steps.resets.extend(resets)
-        size_of_one = sum(map(len, columns)) // max(count, 1)
-        self._grow(call_id, check, size_of_one, count)
+        steps, size = self.last_steps(len(slab.actions)), 0
+        for column, array in zip(steps.columns, slab.actions):  # noqa: B905 # `strict` takes time, and the counts are equal
+            action = array[index].tobytes()
+            column.extend(action)
+            size += len(action)
+        steps.resets.append(resets)
+        self.grow(call_id, check, size)
+
+    def last_steps(self, columns: int) -> RecordedSteps:
+        """Return the entry that the next step is added to, before `grow`."""
+        last = self._entries[-1]
+        if not isinstance(last, RecordedSteps):
+            last = RecordedSteps([bytearray() for _ in range(columns)], bytearray())
+            self._entries.append(last)
+        return last
 
     def start_seeded(self, position: int, seed: int, call_id: int, check: int, options: Pickled | None = None) -> None:
         """Begin with a seeded reset."""
@@ -197,20 +192,22 @@ class Journal:
         """Record a request as it was sent."""
         if self.whole:
             self._entries.append((kind, payload))
-            self._grow(call_id, check, len(payload))
+            self.grow(call_id, check, len(payload))
         elif kind == Kind.SET:
             self._set_attribute(payload)
         elif kind in (Kind.RESET, Kind.STEP):
-            self._lengthen(1)  # as in `record_steps`
+            self.lengthen(1)  # as in `record_step`
 
-    def _grow(self, call_id: int, check: int, size: int, steps: int = 1) -> None:
+    def grow(self, call_id: int, check: int, size: int, steps: int = 1) -> None:
+        """Note that steps or another request were added, each of ``size`` bytes; the last one had this checksum."""
         self._last_call, self._check = call_id, check
         self._size += steps * (1 + size // _STEP_ROOM)
-        self._lengthen(steps)
+        self.lengthen(steps)
         if self._size > self._limit:
             self.forget()
 
-    def _lengthen(self, steps: int) -> None:
+    def lengthen(self, steps: int) -> None:
+        """Count steps; the state of the env is saved after some number of them."""
         before, every = self.length, self._save_every
         self.length += steps
         if every is not None and self.length // every > before // every:
@@ -307,9 +304,9 @@ class Journals:
             return False
         slab, checks = slots.slab, slots.slab.checks.data
         for index, journal in enumerate(self.journals, self._first_index):
-            bits, number = slots.ops[index], slots.numbers_of[index]
-            columns = [array[index].tobytes() for array in slab.actions]
-            journal.record_steps(columns, _RESETS[bool(bits & RESET)], number, checks[bits & HALF, index])
+            bits = slots.ops[index]
+            check = checks[bits & HALF, index]
+            journal.record_step(slab, index, slots.numbers_of[index], check, resets=bool(bits & RESET))
         return True
 
     def replay_requests(self, deadlines: Deadlines) -> list[CallRequest]:

@@ -74,6 +74,7 @@ class ActorRows:
         self.indices: range = range(first, stop)
         self._all_posted = bytes([POSTED]) * (stop - first)
         self._all_arrived = bytes([ARRIVED]) * (stop - first)
+        self._halves = slots.in_half[0][first:stop], slots.in_half[1][first:stop]
         self._set_numbers = slots.numbers[first:stop].fill
         self._set_posted = slab.posted[first:stop].fill
 
@@ -174,7 +175,7 @@ class ActorRows:
         if core.recovery.replays and not core.recovery.record_all(slots):
             return False
         core.completed += stop - first
-        slots.halves[first:stop] = slots.in_half[slots.ops[first] & HALF][first:stop]
+        slots.halves[first:stop] = self._halves[slots.ops[first] & HALF]
         slots.states[first:stop] = self._all_arrived
         return True
 

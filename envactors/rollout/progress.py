@@ -197,9 +197,16 @@ def _record_steps(
 ) -> None:
     """Record consecutive steps of an env in its journal, as if they had been taken one by one."""
     if slots.slab.actions:
-        pairs = zip(actions, slots.slab.actions, strict=True)
-        columns = [added.astype(array.dtype, copy=False).tobytes() for added, array in pairs]
-        journal.record_steps(columns, resets.tobytes(), _NO_CALL, check)
+        count, size = len(resets), 0
+        if not journal.whole:
+            journal.lengthen(count)
+            return
+        steps = journal.last_steps(len(actions))
+        for column, added, array in zip(steps.columns, actions, slots.slab.actions, strict=True):
+            column.extend(added.astype(array.dtype, copy=False).tobytes())
+            size += array[0].nbytes
+        steps.resets.extend(resets.tobytes())
+        journal.grow(_NO_CALL, check, size, count)
         return
     for action, is_reset in zip(actions[0], resets.tolist(), strict=True):
         message: tuple[Any, ...] = slot.position, None, None

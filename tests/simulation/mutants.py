@@ -138,7 +138,7 @@ MUTANTS = [
     Mutant(ROWS + "post_at_once", "unusual and not unusual.isdisjoint(indices)", "False", LOSSES),
     Mutant(
         ROWS + "finish_all",
-        "slots.halves[first:stop] = slots.in_half[slots.ops[first] & HALF][first:stop]",
+        "slots.halves[first:stop] = self._halves[slots.ops[first] & HALF]",
         "pass",
         LAST,
     ),
@@ -230,10 +230,10 @@ MUTANTS = [
     Mutant("actor.core:ActorCore.on_idle", "self.permits.release(self)", "pass", LIMIT),
     # Journals.
     Mutant(JOURNAL + "count_failure", "self._failed_at = self._size", "pass", "no third time"),
-    Mutant(JOURNAL + "_grow", "self._last_call, self._check = call_id, check", "pass", REPLAYS),
-    Mutant(JOURNAL + "record_row", "_RESETS[bool(bits & RESET)]", "_RESETS[0]", REPLAYS),
+    Mutant(JOURNAL + "grow", "self._last_call, self._check = call_id, check", "pass", REPLAYS),
+    Mutant(JOURNAL + "record_row", "resets=bool(bits & RESET)", "resets=False", REPLAYS),
     Mutant(JOURNAL + "record_row", "self.start_seeded(", "(lambda *_: None)(", REPLAYS),
-    Mutant("actor.journal:Journals.record_all", "_RESETS[bool(bits & RESET)]", "_RESETS[0]", REPLAYS),
+    Mutant("actor.journal:Journals.record_all", "resets=bool(bits & RESET)", "resets=False", REPLAYS),
     # The vector.
     Mutant(ASKER + "queue_envs", "slots.states[env_id] = ASKED", "pass", STATES),
     Mutant(
