@@ -51,7 +51,7 @@ from envactors.sessions.statistics import SessionStats as SessionStats
 from envactors.tuning.tuner import Tuning as Tuning
 from envactors.tuning.tuner import tune as tune
 from envactors.vector.facade import VectorEnv as VectorEnv
-from envactors.vector.making import make_vec as make_vec
+from envactors.vector.facade import make_vec as make_vec
 from envactors.vector.options import VectorOptions as VectorOptions
 from envactors.vector.statistics import VectorStats as VectorStats
 from envactors.worker.context import ActorContext as ActorContext

@@ -11,8 +11,7 @@ import numpy as np
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import IDLE, POSTED
 from envactors.envs.core import VectorCore
-from envactors.envs.pending import ReadyResult
-from envactors.envs.results import Batch, EnvStep
+from envactors.envs.results import Batch
 from envactors.errors import (
     ActorClosedError,
     ActorError,
@@ -230,7 +229,13 @@ class Collector:
             if not failures and not self._vector.batcher.learns and all(result.step is None for result in results):
                 batch = self._take_batch(env_ids)
             else:
-                steps, mismatches = self._vector.batcher.conform_all(self._steps(results))
+                reader, of = self._vector.reader, self._slots.of
+                complete = [
+                    result.step or reader.step(result.env_id, of[result.env_id].incarnation)
+                    for result in results
+                    if result.error is None
+                ]
+                steps, mismatches = self._vector.batcher.conform_all(complete)
                 failures.update(mismatches)
                 batch = self._vector.batcher.batch(steps)
             self._pending.take(env_ids)
@@ -253,15 +258,6 @@ class Collector:
         results = reader.batch(index, [reader.contents[env_id] for env_id in env_ids])
         incarnations = np.array([self._slots.of[env_id].incarnation for env_id in env_ids], np.int64)
         return Batch(index, *results, incarnations)
-
-    def _steps(self, results: Sequence[ReadyResult]) -> list[EnvStep]:
-        """Return the results without the failures, in order."""
-        reader, of = self._vector.reader, self._slots.of
-        return [
-            result.step or reader.step(result.env_id, of[result.env_id].incarnation)
-            for result in results
-            if result.error is None
-        ]
 
     def _whereabouts(self, env_id: int) -> str:
         """Describe the actor of an env, for errors."""

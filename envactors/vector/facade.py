@@ -1,7 +1,8 @@
-"""`VectorEnv`, which steps many envs as one. The parts that it consists of are in the other modules of this package."""
+"""`VectorEnv`, which steps many envs as one, and `make_vec`. The parts of a vector are in the other modules."""
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from envactors.envs.core import EnvFuture, VectorCore
 from envactors.envs.results import Batch, StepResults
 from envactors.errors import ActorClosedError, NothingPendingError
 from envactors.mailbox.control_page import ASLEEP
-from envactors.mailbox.factory import Factory, as_factories
+from envactors.mailbox.factory import Factory, as_callable, as_factories, make_gymnasium, names_callable
 from envactors.mailbox.specs import Spec
 from envactors.options import check_timeout, deadline_after
 from envactors.rollout.methods import RolloutMethods
@@ -362,3 +363,25 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         """Check that the vector is open, and return the ids of some envs, or of all for None."""
         self._check_open()
         return self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
+
+
+def make_vec(env: Factory, num_envs: int, **options: Unpack[VectorOptions]) -> VectorEnv:
+    """Make a vector of equal envs.
+
+    Args:
+        env: An id of Gymnasium such as ``"CartPole-v1"`` or ``"module:MyEnv-v0"``, where the worker imports the module
+            first; or a factory as for `spawn`: a callable, or ``"module:callable"``.
+        num_envs: Number of envs.
+        **options: See `VectorOptions`.
+
+    Raises:
+        TypeError: ``env`` is neither a string nor callable, or an option does not exist.
+        VectorInputError: ``num_envs`` is not an int above 0, or an option is invalid.
+        ActorStartError: An env could not be created, for example because Gymnasium does not know the id.
+    """
+    inputs.check_counts(1, num_envs=num_envs)
+    if isinstance(env, str) and not names_callable(env):
+        make: Factory = functools.partial(make_gymnasium, env)
+    else:
+        make = as_callable(env, "make_vec")
+    return VectorEnv([make] * num_envs, **options)

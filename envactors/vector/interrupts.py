@@ -27,14 +27,12 @@ def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
         core = self._core
-        if core is None:
-            return method(self, *args, **kwargs)  # the vector is closed, and the method says so
-        pending = core.pending
-        before = bytes(pending.slots.states)
+        before = None if core is None else bytes(core.slots.states)
         try:
             return method(self, *args, **kwargs)
         except BaseException as error:
-            pending.note_failure(error, before)
+            if core is not None:  # else the vector is closed
+                core.pending.note_failure(error, before)
             raise
 
     return cast("Callable[..., Any]", noting)
