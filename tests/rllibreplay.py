@@ -20,10 +20,10 @@ import envactors as ea
 
 
 class FailsOnce(gymnasium.Wrapper):
-    """CartPole in which a tenth of the steps crash and a tenth raise, each of them once.
+    """CartPole in which a tenth of the steps and resets crash and a tenth raise, each of them once.
 
     Args:
-        config: ``folder``: where the steps that have failed are noted; without one, none fails.
+        config: ``folder``: where those that have failed are noted; without one, none fails.
     """
 
     def __init__(self, config):
@@ -33,19 +33,23 @@ class FailsOnce(gymnasium.Wrapper):
     def reset(self, *, seed=None, options=None):
         self.seed, self.steps = seed, 0
         self.random = np.random.default_rng(seed)
+        self.fail_once()
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action):
         self.steps += 1
+        self.fail_once()
+        return self.env.step(action)
+
+    def fail_once(self):
         drawn = self.random.random()
         if self.folder and drawn < 0.2 and self.is_first_time():
             if drawn < 0.1:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise RuntimeError("fails once")
-        return self.env.step(action)
 
     def is_first_time(self):
-        """Note the step, and return whether no process has run it before."""
+        """Note the step or reset, and return whether no process has begun it before."""
         try:
             (Path(self.folder) / f"{self.seed}-{self.steps}").touch(exist_ok=False)
         except FileExistsError:
