@@ -189,7 +189,7 @@ def assert_same_training(kind, iterations, batch_size, folder):
     found, expected = (run_program(program, kind, iterations, batch_size, *faults) for faults in ([folder], []))
     assert found.pop("restarts") > 0.15 * found["steps"]
     assert expected.pop("restarts") == 0
-    assert found == expected
+    assert found == expected, f"{found} instead of {expected}"
 
 
 def assert_accounted_for(found):
