@@ -76,11 +76,8 @@ def log_failure(text: str, error: BaseException) -> None:
 
 def levels_of_loggers() -> dict[str, int]:
     """Return the levels that were set here, by logger; that of the root logger under the empty name."""
-    levels = {
-        name: logger.level
-        for name, logger in logging.root.manager.loggerDict.items()
-        if isinstance(logger, logging.Logger) and logger.level != logging.NOTSET
-    }
+    loggers = logging.root.manager.loggerDict.items()  # some are placeholders, which have no level
+    levels = {name: level for name, logger in loggers if (level := getattr(logger, "level", logging.NOTSET))}
     return {**levels, "": max(logging.root.level, logging.root.manager.disable + 1)}
 
 
