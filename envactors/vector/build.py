@@ -32,14 +32,14 @@ class VectorActors:
         memory: The memory of their rows.
         actors: One handle per process.
         handles: One handle per env.
+        standbys: Actors that hold processes for the others.
     """
 
     def __init__(self, choices: Choices, backend: Backend) -> None:
         self.memory: RowMemory = backend.make_memory()
         self.actors: list[ActorHandle] = []
         self.handles: list[ActorView] = []
-        # Actors that hold processes for the others.
-        self._standbys: list[ActorHandle] = []
+        self.standbys: list[ActorHandle] = []
         self._choices = choices
         self._backend = backend
 
@@ -74,7 +74,7 @@ class VectorActors:
             name, first = f"standby-{number}", -len(largest)
             standby = launch_alike(largest, name=name, first=first, env_vars=env_vars[0], is_standby=True)
             givers.append(standby._supervisor.lifecycle.give_process)
-            self._standbys.append(standby)
+            self.standbys.append(standby)
         first_actor = self.actors[0]._supervisor
         for method in ("step", "reset"):
             first_actor.core.warn_of_deadline(first_actor.config.deadlines.of(method))
@@ -131,7 +131,7 @@ class VectorActors:
 
     def close(self, timeout: float | None) -> bool:
         """Close all actors, and then the memory; return False if some are still closing."""
-        actors = [*self.actors, *self._standbys]
+        actors = [*self.actors, *self.standbys]
         close_all(actors, timeout)
         if not all(actor._supervisor.closed.is_set() for actor in actors):
             return False
