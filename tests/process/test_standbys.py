@@ -35,8 +35,8 @@ def make(count=3, *, factory=Placed, **options):
 
 def standbys(envs):
     """The standbys' handles, once all are ready."""
-    wait_until(lambda: all(standby.state is ea.ActorState.IDLE for standby in envs._built._standbys))
-    return envs._built._standbys
+    wait_until(lambda: all(standby.state is ea.ActorState.IDLE for standby in envs._built.standbys))
+    return envs._built.standbys
 
 
 def derived(root, incarnation):
@@ -366,7 +366,7 @@ def test_a_standby_that_cannot_be_made_is_given_up_and_the_vector_continues(capl
         return Placed()
 
     with caplog.at_level(logging.WARNING, "envactors"), make(2, factory=picky, restart=FAST_TWO) as envs:
-        (standby,) = envs._built._standbys
+        (standby,) = envs._built.standbys
         wait_until(lambda: standby.state is ea.ActorState.DEAD and "cannot be restarted" in caplog.text)
         envs.reset(seed=0)
         envs[0].arm("crash").result(SOON)
@@ -393,9 +393,9 @@ def test_close_closes_standbys_that_are_ready_and_does_not_wait_for_others(tmp_p
 
     blocked.touch()
     envs = make(2, factory=slow_standby, standbys=2)
-    wait_until(lambda: envs._built._standbys[0].state is ea.ActorState.IDLE)
+    wait_until(lambda: envs._built.standbys[0].state is ea.ActorState.IDLE)
     wait_for_path(blocked.with_suffix(".seen"))
-    pids = [standby.pid for standby in envs._built._standbys]
+    pids = [standby.pid for standby in envs._built.standbys]
     begun = time.monotonic()
     envs.close()
     assert time.monotonic() - begun < promised(2.0)
