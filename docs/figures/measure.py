@@ -546,7 +546,7 @@ def measure_steps(rounds: int) -> Any:
 def show_steps(measured: Any) -> str:
     """Return the table of steps."""
     head = ["8 envs", "default / `AsyncVectorEnv`", "4 per process / `AsyncVectorEnv`", "4 per process / loop"]
-    head += ["4 per process / loops apart", "`recv` of half / `step`"]
+    head += ["4 per process / independent loops", "`recv` of half / `step`"]
     rows = []
     for name, side in measured.items():
         pairs = [("envactors", "gymnasium"), ("envactors-packed", "gymnasium"), ("envactors-packed", "loop")]
@@ -564,7 +564,7 @@ def show_readme(measured: Any) -> str:
 
 def show_rollouts(measured: Any) -> str:
     """Return the table of rollouts."""
-    head = ["8 envs, 2 processes", "rollout / two apart", "rollout / step"]
+    head = ["8 envs, 2 processes", "rollout / independent loops", "rollout / step"]
     return table(head, rollouts.show(measured))
 
 
@@ -590,7 +590,7 @@ def show_counts(measured: Any) -> str:
         "two processes / `AsyncVectorEnv`",
         "two processes / loop",
     ]
-    return table([*head, "two processes / loops apart"], rows)
+    return table([*head, "two processes / independent loops"], rows)
 
 
 def measure_nodes(rounds: int) -> Any:

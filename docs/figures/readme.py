@@ -35,7 +35,7 @@ COLUMNS = {
     "torchrl": "TorchRL `ParallelEnv`",
     "step": "envactors `step`",
     "rollout": "envactors `rollout`",
-    "apart": "two loops apart",
+    "apart": "independent loops",
 }
 
 Side = contextlib.AbstractContextManager[Callable[[], object]]
