@@ -68,10 +68,12 @@ class ErrorFactory:
         except BaseException as error:  # unpickling runs any code; what it raises fails this call alone
             what, cause, evidence = f"the result of {call} cannot be unpickled", error, repr(error)
         else:
-            if failure.fault == Fault.RAISED and cause is not None:
+            if failure.fault in (Fault.RAISED, Fault.RESET) and cause is not None:
                 return None, cause
+            raised = f"{call} raised an exception that cannot be pickled or unpickled"
             what = {
-                Fault.RAISED: f"{call} raised an exception that cannot be pickled or unpickled",
+                Fault.RAISED: raised,
+                Fault.RESET: raised,
                 Fault.ARGUMENTS: f"the arguments of {call} cannot be unpickled in the worker",
                 Fault.RESULT: f"the result of {call} cannot be pickled",
                 Fault.TOO_LARGE: f"{call} is too large for the link to its node",

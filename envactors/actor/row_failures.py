@@ -66,8 +66,19 @@ def fail(
     *,
     was_aborted: bool = False,
     is_innocent: bool = False,
+    in_reset: bool = False,
 ) -> Fate:
-    """Settle a failed request of an env; if it is to run again, its state is `ASKED` afterwards."""
+    """Settle a failed request of an env; if it is to run again, its state is `ASKED` afterwards.
+
+    Args:
+        rows: The rows.
+        index: The env.
+        cause: Why the request has no result.
+        error: Its failure.
+        was_aborted: Whether the user ended the process.
+        is_innocent: Whether the process was ended for another env.
+        in_reset: Whether the env raised in a reset, perhaps within a step.
+    """
     core, slots = rows.core, rows.slots
     op = slots.of[index].op or Op("step")
     journal = core.recovery.journal(index)
@@ -80,7 +91,7 @@ def fail(
         cause,
         slots.on_failure,
         slots.autoreset,
-        was_reset=bool(slots.ops[index] & RESET),
+        was_reset=in_reset or bool(slots.ops[index] & RESET),
         asked_reset=op.method == "reset",
         is_bound=slots.is_bound(index),
         is_whole=journal.whole,

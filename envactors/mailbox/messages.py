@@ -212,6 +212,7 @@ class Fault(enum.IntEnum):
     ARGUMENTS = 1
     RESULT = 2
     TOO_LARGE = 3  # on the way to a node or back
+    RESET = 4  # a reset raised, perhaps within the step that ended the episode
 
 
 class Failure(NamedTuple):

@@ -248,7 +248,7 @@ class Columns:
                             continue
                     self._finish(column, step, op, result, autoreset)
                 except BaseException as error:
-                    raise EnvFailedError(column.position, as_failure(error)) from error
+                    raise EnvFailedError(column.position, as_failure(error, page)) from error
 
     def _write_turn(self, column: Column, row: int, op: int, terminated: Any, truncated: Any, autoreset: str) -> None:
         """Write that an episode has ended, or that a reset has begun one."""

@@ -129,12 +129,20 @@ class Outcomes:
             if supervisor.calls.rows is None:  # the actor has been closed
                 slots.outcomes[index] = Outcome(error, truncates=False)
                 return False
-            fate = row_failures.fail(supervisor.calls.rows, index, Cause.RAISED, error)
+            in_reset = self._has_raised_in_reset(index)
+            fate = row_failures.fail(supervisor.calls.rows, index, Cause.RAISED, error, in_reset=in_reset)
             if fate not in (Fate.REDO, Fate.RESET):
                 return False
             core.add_first([index])
             core.send_waiting()
         return True
+
+    def _has_raised_in_reset(self, index: int) -> bool:
+        """Return whether an env raised in a reset, such as that of a step that ended its episode."""
+        infos = self._slots.infos
+        with contextlib.suppress(Exception):  # what has come is not a failure
+            return infos.failed(index) and infos.failure(index, self._slots.overflow.get(index)).fault == Fault.RESET
+        return False
 
     def _as_result(self, index: int, before: EnvStep | None) -> ReadyResult | None:
         """Return the result in a row, completed where needed; None if the next process resets the env."""

@@ -293,7 +293,7 @@ class EnvRow:
                 beside = self._set_apart(fields)
             except BaseException as unfit:
                 error = unfit
-        failure = None if error is None else as_failure(error)
+        failure = None if error is None else as_failure(error, self._page)
         if guard is not None:
             guard.begin_write()
         try:
@@ -309,7 +309,7 @@ class EnvRow:
                     else:
                         overflow = self._write_unusual(half, reward, *beside)
                 except BaseException as unfit:
-                    failure = as_failure(unfit)
+                    failure = as_failure(unfit, self._page)
             if failure is not None:
                 overflow = self._fail(index, failure)
             if overflow is not None:
@@ -358,6 +358,8 @@ class EnvRow:
             raise PayloadError(pack_failure(error, Fault.RESULT)) from error
 
 
-def as_failure(error: BaseException) -> Failure:
+def as_failure(error: BaseException, page: ControlPage) -> Failure:
     """Return the failure of an env that raised, or whose arguments or result cannot travel."""
-    return error.failure if isinstance(error, PayloadError) else pack_failure(error, Fault.RAISED)
+    if isinstance(error, PayloadError):
+        return error.failure
+    return pack_failure(error, Fault.RESET if page.counters[METHOD] == METHOD_RESET else Fault.RAISED)

@@ -1,0 +1,82 @@
+"""Autoresets that raise under ``on_failure="raise"``: the episode has ended, so that the env needs a reset."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import envactors as ea
+
+
+class Box:
+    def __init__(self, shape, dtype):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+
+
+class FailingReset:
+    """Its episodes have two steps; its second reset raises."""
+
+    def __init__(self):
+        self.observation_space, self.action_space = Box((1,), np.float32), Box((), np.int64)
+        self.resets = self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.resets += 1
+        self.steps = 0
+        if self.resets == 2:
+            raise ValueError("no level is left")
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.full(1, self.steps, np.float32), 1.0, self.steps == 2, False, {}
+
+
+@pytest.mark.parametrize("packed", [1, 2])
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@pytest.mark.parametrize("backend", ["process", "thread", "inline"])
+def test_an_env_whose_autoreset_raises_needs_a_reset(backend, autoreset, packed):
+    actions = np.zeros(2, np.int64)
+    with ea.VectorEnv(
+        [FailingReset] * 2, backend=backend, autoreset=autoreset, envs_per_actor=packed, on_failure="raise"
+    ) as envs:
+        envs.reset()
+        for _ in range(1 if autoreset == "same_step" else 2):
+            envs.step(actions)
+        with pytest.raises(ea.VectorStepError) as failed:
+            envs.step(actions)
+        assert {type(error) for error in failed.value.failures.values()} == {ValueError}
+        with pytest.raises(ea.VectorInputError, match="needs a reset first"):
+            envs.step(actions)
+        envs.reset()
+        assert envs.step(actions)[0].tolist() == [[1.0], [1.0]]
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_an_env_whose_autoreset_raises_in_a_rollout_needs_a_reset(autoreset):
+    with ea.VectorEnv([FailingReset] * 2, autoreset=autoreset, on_failure="raise") as envs:
+        envs.reset()
+        envs.set_policy(lambda: lambda obs, context: np.zeros(len(obs), np.int64))
+        with pytest.raises(ea.VectorStepError):
+            envs.rollout(4)
+        with pytest.raises(ea.VectorInputError, match="needs a reset first"):
+            envs.step(np.zeros(2, np.int64))
+
+
+class RaisingStep(FailingReset):
+    """Its first step raises."""
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 1:
+            raise ValueError("no power")
+        return np.full(1, self.steps, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_an_env_whose_step_raises_needs_no_reset(autoreset):
+    with ea.VectorEnv([RaisingStep], autoreset=autoreset, on_failure="raise") as envs:
+        envs.reset()
+        with pytest.raises(ea.VectorStepError):
+            envs.step(np.zeros(1, np.int64))
+        assert envs.step(np.zeros(1, np.int64))[0].tolist() == [[2.0]]
