@@ -123,7 +123,7 @@ def _act(rows: ActorRows, index: int, failed: Failed, decision: Decision, error:
         slots.states[index] = ASKED
         return
     repeats = decision.fate is Fate.RESET and _repeats(slots, op, error)
-    if failed.was_reset and failed.cause is not Cause.WAITING and not repeats:
+    if slots.ops[index] & RESET and failed.cause is not Cause.WAITING and not repeats:
         slot.count_episode()  # the next one has another seed, in case this one's is the cause
     if decision.fate is Fate.RESET:
         # By the next process: with the user's seed once, and the user's options.
