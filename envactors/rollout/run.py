@@ -8,6 +8,7 @@ from typing import Any
 import numpy.typing as npt
 
 from envactors.actor.future import ActorFuture
+from envactors.actor.reactor import Reactor
 from envactors.actor.supervisor import Supervisor
 from envactors.rollout.assembly import Views, make_views
 from envactors.rollout.buffers import TrajectoryBuffer
@@ -45,7 +46,7 @@ class Run:
         count: int,
         prepare: Callable[[Run], None],
     ) -> None:
-        self.reactor = supervisors[0].reactor
+        self.reactor: Reactor = supervisors[0].reactor
         self.buffer = buffer
         self.copy = copy
         self.parts: list[ActorPart] = []
