@@ -137,6 +137,8 @@ class Calls:
     def dispatch(self) -> None:
         """Send what heads the queue, as far as the worker is free for it."""
         core, table, rows, permits = self.core, self.core.table, self.rows, self.core.permits
+        if core.closing and core.timers.is_due("close", time.monotonic()):
+            return  # the process is about to be killed: nothing of what is queued may begin before
         while table.queue and core.phase is LIVE and core.process is not None and table.running is None:
             head = table.queue[0]
             call, group = head.call, head.group

@@ -89,8 +89,8 @@ class Launcher(CallbackExecutor):
 class Member(Timed, Protocol):
     """The interface of an actor that the engine uses."""
 
-    def begin_close(self, timeout: float | None) -> None:
-        """Start closing the actor; do not wait for it."""
+    def begin_close(self, timeout: float | None, began: float) -> None:
+        """Start closing the actor, within a time from ``began`` (`time.monotonic`) on; do not wait for it."""
 
     def wait_closed(self, timeout: float | None) -> None:
         """Wait until the actor is closed."""
@@ -179,12 +179,12 @@ def _close_all() -> None:
     engine = _engine
     if engine is None:
         return
-    deadline = time.monotonic() + _EXIT_PATIENCE
+    began = time.monotonic()
     members = list(engine.members)
     for member in members:
-        member.begin_close(_EXIT_PATIENCE)
+        member.begin_close(_EXIT_PATIENCE, began)
     for member in members:
-        member.wait_closed(max(0.0, deadline - time.monotonic()) + 1.0)
+        member.wait_closed(max(0.0, began + _EXIT_PATIENCE - time.monotonic()) + 1.0)
     engine.linger()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar, Concatenate, Generic, NoReturn, overload
@@ -235,8 +236,10 @@ def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
     supervisors = [actor._supervisor for actor in actors]
     for supervisor in supervisors:
         supervisor.core.check_owner()
+    # One deadline for all of them: a request that waits for an actor whose time is up must not begin on the next one.
+    began = time.monotonic()
     for supervisor in supervisors:
-        supervisor.begin_close(timeout)
+        supervisor.begin_close(timeout, began)
     for supervisor in supervisors:
         supervisor.wait_closed(timeout)
 

@@ -246,24 +246,34 @@ class Supervisor:
             elif not core.closing:
                 self.lifecycle.replace()
 
-    def begin_close(self, timeout: float | None) -> None:
-        """Let what is queued run and the env close, for ``timeout`` seconds; then end the process."""
-        core, table = self.core, self.core.table
+    def begin_close(self, timeout: float | None, began: float) -> None:
+        """Let what is queued run and the env close; then end the process.
+
+        Args:
+            timeout: How long that may take, in seconds; None: the close deadline.
+            began: When closing began (`time.monotonic`), the same for all actors that are closed side by side.
+        """
+        core = self.core
         with core.change, core.lock:
+            if not core.closing:
+                self._ask_to_close()
+            # Not before the env was asked to close: once the deadline has passed, nothing is begun any more.
             patience = self._close_patience(timeout)
             if patience is not None and core.phase is not CLOSED:
-                core.timers.set_earlier("close", time.monotonic() + patience)
-            if core.closing:
-                return
-            core.closing = True
-            idle = not self._is_busy() and not table.queue
-            waits = self.lifecycle.launch in self._engine.launcher.queued
-            unneeded = self.config.is_standby and core.phase is LAUNCHING  # nobody waits for its process
-            if unneeded or (idle and waits) or core.phase in (DEAD, BACKOFF):
-                self.lifecycle.end(EndReason.CLOSE)
-                return
-            core.add(CallRequest("close", self.config.first_index, kind=Kind.CLOSE))
-            self.calls.dispatch()
+                core.timers.set_earlier("close", began + patience)
+
+    def _ask_to_close(self) -> None:
+        """Queue the end of the env, or end the process where there is nothing to wait for; under the lock."""
+        core = self.core
+        core.closing = True
+        idle = not self._is_busy() and not core.table.queue
+        waits = self.lifecycle.launch in self._engine.launcher.queued
+        unneeded = self.config.is_standby and core.phase is LAUNCHING  # nobody waits for its process
+        if unneeded or (idle and waits) or core.phase in (DEAD, BACKOFF):
+            self.lifecycle.end(EndReason.CLOSE)
+            return
+        core.add(CallRequest("close", self.config.first_index, kind=Kind.CLOSE))
+        self.calls.dispatch()
 
     def wait_closed(self, timeout: float | None) -> None:
         """Wait until the process has ended; not in the reactor's thread, which is what ends it."""
@@ -278,7 +288,7 @@ class Supervisor:
 
     def abandon(self) -> None:
         """Close without waiting; for finalizers: takes no lock."""
-        self.post(lambda: self.begin_close(None))
+        self.post(lambda: self.begin_close(None, time.monotonic()))
 
     def post(self, job: Callable[[], None]) -> None:
         """Run a function in the reactor's thread soon; do nothing in a fork, or after the last actor has ended."""

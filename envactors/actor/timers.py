@@ -46,6 +46,10 @@ class Timers:
         """Return the next deadline, infinity for none; called from any thread, without the actor's lock."""
         return min(self.when.copy().values(), default=math.inf)
 
+    def is_due(self, timer: Timer, now: float) -> bool:
+        """Return whether a deadline has passed and was not acted upon yet."""
+        return self.when.get(timer, math.inf) <= now
+
     def pop_due(self, now: float) -> list[Timer]:
         """Return the kinds whose deadline has passed, and forget these."""
         due = [timer for timer, when in self.when.items() if when <= now]

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 import envactors as ea
 from envactors.actor.permits import Permits
 from envactors.actor.requests import CallRequest, Group
+from envactors.actor.supervisor import Supervisor
 from envactors.mailbox.messages import Kind
 from envactors.mailbox.specs import ArraySpec
 from envactors.remote import LocalNodes
@@ -486,6 +487,23 @@ def test_closing_does_not_wait_for_queued_requests_beyond_its_timeout(log):
     begin = time.monotonic()
     envs.close(0.2)
     assert time.monotonic() - begin < promised(3.0)
+    for future in futures:
+        assert isinstance(future.exception(SOON), ea.ActorError)
+    assert len(log.begun()) == 5
+
+
+def test_nothing_begins_when_the_timeout_of_closing_has_passed(log, monkeypatch):
+    begin_close = Supervisor.begin_close
+
+    def begin_close_slowly(supervisor, *args):
+        begin_close(supervisor, *args)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(Supervisor, "begin_close", begin_close_slowly)
+    envs = log.make(4, max_running=1)
+    envs.reset(seed=0, timeout=SOON)
+    futures = envs.submit([WAITS, WORKS, WORKS, WORKS])
+    envs.close(0.5)
     for future in futures:
         assert isinstance(future.exception(SOON), ea.ActorError)
     assert len(log.begun()) == 5

@@ -465,7 +465,7 @@ def test_a_waiter_for_a_standby_that_ends_is_notified_without_its_lock(tmp_path,
         if end == "kill":
             standby.kill()
         else:
-            standby._supervisor.begin_close(0.0)
+            standby._supervisor.begin_close(0.0, time.monotonic())
         assert isinstance(future.exception(SOON), ea.ActorDiedError)
         assert future.was_free == [True]
         blocked.unlink(missing_ok=True)
