@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,11 +24,13 @@ class Limits(NamedTuple):
         deadline: Deadline of a step or reset.
         stall: Longest time from a request to its result.
         start: Additional time if a process has to start.
+        lateness: Returns by how much the machine was late since a time (`time.monotonic`), which does not count.
     """
 
     deadline: float
     stall: float
     start: float
+    lateness: Callable[[float], float]
 
 
 class ResultChecker:
@@ -58,7 +60,7 @@ class ResultChecker:
                 self._report.add_problem("a result that nobody asked for", history.env_id)
                 continue
             self._report.progress = time.monotonic()
-            self._check_stall(history, self._report.progress - history.requested_at)
+            self._check_stall(history, history.requested_at)
             history.requested_at = None
             admitted.append(result)
         return admitted
@@ -90,14 +92,18 @@ class ResultChecker:
             for result, request, expected in zip(whole, requests, self._oracle.expected_results(requests), strict=True):
                 self._compare(result, request, expected)
 
-    def _check_stall(self, history: EnvHistory, stall: float) -> None:
+    def _check_stall(self, history: EnvHistory, requested_at: float) -> None:
+        """Count a result that took too long, even if the time by which the machine was late is not counted."""
+        stall = self._report.progress - requested_at
         self._report.longest_stall = max(self._report.longest_stall, stall)
         if stall <= self._limits.stall:
             return
         started = self._report.replays or history.renewed or history.handle.incarnation != history.requested_incarnation
-        if not started or stall > self._limits.stall + self._limits.start:
+        late = self._limits.lateness(requested_at)
+        if stall - late > self._limits.stall + (self._limits.start if started else 0.0):
             self._report.stalls += 1
-            self._report.add_problem(f"its result took {stall:.2f} s", history.env_id)
+            problem = f"its result took {stall:.2f} s, of which the machine was late for {late:.2f} s"
+            self._report.add_problem(problem, history.env_id)
 
     def _request(self, result: Delivered) -> Request:
         """Return the request that this result answers."""

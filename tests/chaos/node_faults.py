@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import enum
-import os
 import random
 import signal
 from collections.abc import Sequence
 
 from chaos.driver import ActorDriver
+from chaos.node_keeper import NodeKeeper
 from chaos.report import ReportBuilder
-from envactors.remote import LocalNodes
 
 # How many other faults there are per node fault.
 _FAULTS_PER_NODE_FAULT = 20
@@ -27,18 +26,19 @@ class NodeFaults:
     """Ends nodes of this machine, one at a time, spread over a run.
 
     Args:
-        launcher: The nodes.
+        keeper: Ends nodes, and has others join in their place.
         planned: Number of all faults, node faults among them.
         seed: Decides which node is hit, and how.
         report_builder: Counts the faults.
 
     Attributes:
         count: Number of node faults.
+        keeper: The keeper.
     """
 
-    def __init__(self, launcher: LocalNodes, planned: int, seed: int, report_builder: ReportBuilder) -> None:
+    def __init__(self, keeper: NodeKeeper, planned: int, seed: int, report_builder: ReportBuilder) -> None:
         self.count = planned // _FAULTS_PER_NODE_FAULT
-        self._launcher = launcher
+        self.keeper = keeper
         self._others = planned - self.count
         self._dice = random.Random(seed)  # no secret
         self._report = report_builder
@@ -62,7 +62,6 @@ class NodeFaults:
         kind = self._dice.choice(list(NodeFaultKind))
         for driver in drivers:
             driver.record_node_fault(node)
-        self._launcher.add()
-        os.kill(self._launcher.agents[node].pid, signal.SIGKILL if kind is NodeFaultKind.KILL else signal.SIGSTOP)
+        self.keeper.end(node, signal.SIGKILL if kind is NodeFaultKind.KILL else signal.SIGSTOP)
         self._injected += 1
         self._report.count_fault(kind)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import psutil
 
+from chaos.checker import Limits
 from chaos.faults import FaultTable
 from chaos.report import ReportBuilder
 from envactors.actor.handle import ActorHandle
@@ -25,16 +26,16 @@ class ProcessWatch:
         actors: Handles whose workers are watched.
         fault_table: Table in which envs record the children that they leave running.
         report_builder: Receives the leaks.
-        stall: Seconds that a worker may live on after it has left a child behind.
+        limits: Limits of time; a worker may live on for a stall after it has left a child behind.
     """
 
     def __init__(
-        self, actors: Sequence[ActorHandle], fault_table: FaultTable, report_builder: ReportBuilder, stall: float
+        self, actors: Sequence[ActorHandle], fault_table: FaultTable, report_builder: ReportBuilder, limits: Limits
     ) -> None:
         self._actors = actors
         self._fault_table = fault_table
         self._report = report_builder
-        self._stall = stall
+        self._limits = limits
         self._workers: dict[int, psutil.Process] = {}
         self._children: list[tuple[psutil.Process, float]] = []
 
@@ -55,22 +56,27 @@ class ProcessWatch:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child = psutil.Process(pid)
                     if self._fault_table.path in child.cmdline():  # not another process that reuses the pid
-                        self._children.append((child, now + self._stall))
+                        self._children.append((child, now + self._limits.stall))
         for child, since in list(self._children):
             if not _is_alive(child):
                 self._children.remove((child, since))
-            elif now > since + CHILD_PATIENCE:
+            elif self._is_overdue(since):
                 self._children.remove((child, since))
                 self._leak(child)
 
     def close(self) -> None:
         """Report processes that are left once the envs are closed."""
-        deadline = time.monotonic() + CHILD_PATIENCE
+        begun = time.monotonic()
         left = [*self._workers.values(), *(child for child, _ in self._children)]
-        while (left := [process for process in left if _is_alive(process)]) and time.monotonic() < deadline:
+        while (left := [process for process in left if _is_alive(process)]) and not self._is_overdue(begun):
             time.sleep(_POLL_SECONDS)
         for process in left:
             self._leak(process)
+
+    def _is_overdue(self, since: float) -> bool:
+        """Return whether what had to end since then (`time.monotonic`) should be gone."""
+        elapsed = time.monotonic() - since
+        return elapsed > CHILD_PATIENCE and elapsed > CHILD_PATIENCE + self._limits.lateness(since)
 
     def _leak(self, process: psutil.Process) -> None:
         self._report.leaks.append(f"process {process.pid}: {describe(process.pid)}")

@@ -30,12 +30,13 @@ class ChaosReport:
         mixed_up: Results that belong to another call.
         torn_observations: Observations that mix two writes; for a user's own env they count as ``mixed_up``.
         not_replayed: Failures that were delivered under ``on_failure="replay"``.
-        unexplained: Processes that were lost without a fault.
+        unexplained: Processes and nodes that were lost without a fault.
         miscounted: Envs whose steps, as counted by ``stats()``, are not as many as were delivered, and whatever else of
             what observers read does not add up.
+        replaced_nodes: Nodes that were lost although they were not to end; a busy machine may cause that.
         longest_stall: Longest time from a request to its result, in seconds.
         stalls: Number of results that took longer than the deadline plus 2 s, plus the start of a process if one had
-            to start.
+            to start, plus the time by which the machine was late meanwhile.
         leaks: Descriptions of what was left behind.
         problems: Descriptions of the first problems.
         seconds: Duration of the run.
@@ -56,6 +57,7 @@ class ChaosReport:
     not_replayed: int
     unexplained: int
     miscounted: int
+    replaced_nodes: int
     longest_stall: float
     stalls: int
     leaks: Sequence[str]
@@ -104,7 +106,7 @@ class ReportBuilder:
         self.renewals = self.delivered = self.failures = 0
         self.compared = True
         self.lost = self.duplicated = self.mixed_up = self.torn_observations = 0
-        self.not_replayed = self.unexplained = self.miscounted = self.stalls = 0
+        self.not_replayed = self.unexplained = self.miscounted = self.stalls = self.replaced_nodes = 0
         self.longest_stall = 0.0
         self.leaks: list[str] = []
         self.problems: list[str] = []
@@ -126,6 +128,13 @@ class ReportBuilder:
         """Count a number that does not add up."""
         self.miscounted += 1
         self.add_problem(problem)
+
+    def count_lost_nodes(self, replaced: Sequence[str], unexplained: Sequence[str]) -> None:
+        """Count the nodes that were replaced, and those of them that no busy machine explains."""
+        self.replaced_nodes = len(replaced)
+        self.unexplained += len(unexplained)
+        for node in unexplained:
+            self.add_problem(f"{node} was lost without a fault, while the machine was not late")
 
     def add_problem(self, problem: str, env_id: int | None = None) -> None:
         """Add the description of a problem, of one env or of all, unless there are enough."""
@@ -150,6 +159,7 @@ class ReportBuilder:
             not_replayed=self.not_replayed,
             unexplained=self.unexplained,
             miscounted=self.miscounted,
+            replaced_nodes=self.replaced_nodes,
             longest_stall=self.longest_stall,
             stalls=self.stalls,
             leaks=list(self.leaks),

@@ -61,7 +61,7 @@ class RolloutRunner:
         self._report = report_builder
         self._limits = limits
         self._watch = watch
-        self._process_watch = ProcessWatch(list(envs.actors), fault_table, report_builder, limits.stall)
+        self._process_watch = ProcessWatch(list(envs.actors), fault_table, report_builder, limits)
         self._per_actor = envs.num_envs // len(envs.actors)
         self._queues: list[collections.deque[PlannedFault]] = [collections.deque() for _ in envs.actors]
         for fault in plan:
@@ -79,8 +79,15 @@ class RolloutRunner:
 
     def run(self) -> None:
         """Run until all faults have happened, and two rollouts more."""
+        try:
+            self._run()
+        except (ea.ActorError, ea.VectorEnvError) as error:
+            self._report.lost += 1
+            self._report.add_problem(f"round {self._report.round}: {type(error).__name__}: {error}")
+
+    def _run(self) -> None:
         envs = self._envs
-        obs, _ = envs.reset(seed=self._report.seed)
+        obs, _ = envs.reset(seed=self._report.seed, timeout=_PATIENCE)
         self._heads = [obs[index, :4].tolist() for index in range(envs.num_envs)]
         envs.set_policy(make_policy, seed=self._report.seed)
         in_flight = collections.deque([self._begin()])
@@ -137,7 +144,8 @@ class RolloutRunner:
         now = time.monotonic()
         self._report.longest_stall = max(self._report.longest_stall, now - begun)
         # Of each actor one fault at a time, at most two in a rollout: one that waited from the one before.
-        if now - begun > 2 * (self._limits.stall + self._limits.start):
+        most = 2 * (self._limits.stall + self._limits.start)
+        if now - begun > most and now - begun - self._limits.lateness(begun) > most:
             self._report.stalls += 1
             self._report.add_problem(f"a rollout took {now - begun:.1f} s")
         self._note_happened()

@@ -16,6 +16,7 @@ import collections
 import contextlib
 import functools
 import gc
+import math
 import multiprocessing.resource_tracker
 import time
 from collections.abc import Callable
@@ -26,7 +27,9 @@ import loky.backend.resource_tracker
 import envactors as ea
 from chaos.checker import Limits
 from chaos.faults import FaultInjectingEnv, FaultTable, LargeEcho
+from chaos.machine_watch import MachineWatch
 from chaos.node_faults import NodeFaults
+from chaos.node_keeper import NodeKeeper
 from chaos.observers import Observers
 from chaos.oracle import make_oracle
 from chaos.plan import plan_faults
@@ -40,8 +43,9 @@ from envactors.remote import LocalNodes
 from envactors.testing.leaks import Inventory, describe, inventory, settled_inventory
 
 STALL_MARGIN = 2.0  # seconds that a result may take beyond its deadline
-_MAX_RESTARTS = 1_000_000
-_LEASE = 1.0  # of nodes, in seconds: their results may take as long as that longer
+# Restarts of an actor beyond those that its faults cost: a run whose processes all end again has to end, too.
+_SPARE_RESTARTS = 50
+_LEASE = 3.0  # of nodes, in seconds: their results may take as long as that longer
 
 
 def run_chaos(
@@ -97,11 +101,14 @@ def run_chaos(
     report_builder = ReportBuilder(faults, seed, on_failure)
     near = ea.ProcessBackend()
     launcher = LocalNodes(nodes) if nodes else None
-    node_faults = None if launcher is None or rollouts else NodeFaults(launcher, faults, seed, report_builder)
-    if launcher is not None:
-        backend = ea.RemoteBackend(launcher, lease=_LEASE, heartbeat=_LEASE / 5)
     before = _start_trackers_and_take_inventory()
     with contextlib.ExitStack() as stack:
+        machine = stack.enter_context(MachineWatch())
+        keeper = None
+        if launcher is not None:
+            backend = ea.RemoteBackend(launcher, lease=_LEASE, heartbeat=_LEASE / 5)
+            keeper = NodeKeeper(launcher, backend, _LEASE, machine.lateness)
+        node_faults = None if keeper is None or rollouts else NodeFaults(keeper, faults, seed, report_builder)
         oracle = stack.enter_context(
             make_oracle(factory, num_envs, seed, near if nodes or backend is None else backend, report_builder)
         )
@@ -117,20 +124,28 @@ def run_chaos(
             envs_per_actor=envs_per_actor,
             on_failure=on_failure,
             deadlines=ea.Deadlines(step=deadline, reset=deadline, close=5.0),
-            restart=ea.RestartPolicy(max_restarts=_MAX_RESTARTS, backoff=0.0),
+            restart=ea.RestartPolicy(
+                max_restarts=math.inf, backoff=0.0, max_lifetime_restarts=2 * faults + _SPARE_RESTARTS
+            ),
             backend=backend or near,
         ) as envs:
             # All processes started at once: a single one takes less, unless the machine is busier than now.
             start_seconds = time.monotonic() - begun
-            limits = Limits(deadline, deadline + STALL_MARGIN + (2 * _LEASE if nodes else 0), 2 * start_seconds)
+            stall = deadline + STALL_MARGIN + (2 * _LEASE if nodes else 0)
+            limits = Limits(deadline, stall, 2 * start_seconds, machine.lateness)
             plan = plan_faults(faults - (node_faults.count if node_faults else 0), seed, num_envs)
             runner: ChaosRunner | RolloutRunner
             if rollouts:
                 runner = RolloutRunner(envs, fault_table, without_children(plan), report_builder, limits, watch)
             else:
                 runner = ChaosRunner(envs, fault_table, plan, oracle, report_builder, limits, watch, node_faults)
-            with Observers(envs, report_builder.count_miscounted, seed) if observed else contextlib.nullcontext():
+            with (
+                keeper or contextlib.nullcontext(),
+                Observers(envs, report_builder.count_miscounted, seed) if observed else contextlib.nullcontext(),
+            ):
                 runner.run()
+        if keeper is not None:
+            report_builder.count_lost_nodes(keeper.replaced, keeper.unexplained)
         runner.report_leftover_processes()
         del envs, runner
     gc.collect()

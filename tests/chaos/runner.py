@@ -63,11 +63,12 @@ class ChaosRunner:
         self._oracle = oracle
         self._report = report_builder
         self._patience = limits.stall + limits.start + _PATIENCE
+        self._lateness = limits.lateness
         self._watch = watch
         self._node_faults = node_faults
         self._watched = 0.0
         self._dice = random.Random(report_builder.seed)  # no secret
-        self._process_watch = ProcessWatch(envs.actors, fault_table, report_builder, limits.stall)
+        self._process_watch = ProcessWatch(envs.actors, fault_table, report_builder, limits)
         self._checker = ResultChecker(envs, oracle, report_builder, limits)
         self._histories = [EnvHistory(i, envs[i]) for i in range(envs.num_envs)]
         size = -(-envs.num_envs // len(envs.actors))
@@ -120,13 +121,15 @@ class ChaosRunner:
                 self._give_up(f"{type(error).__name__}: {error}")
         finally:
             self._update_report(at_once=True)
+        lost_nodes = 0 if self._node_faults is None else len(self._node_faults.keeper.replaced)
         stats = self._envs.stats()
         for index, (driver, actor) in enumerate(zip(self._drivers, stats.actors, strict=True)):
-            if actor.restarts > driver.process_ends:
-                self._report.unexplained += actor.restarts - driver.process_ends
+            explained = driver.process_ends + lost_nodes
+            if actor.restarts > explained:
+                self._report.unexplained += actor.restarts - explained
                 self._report.add_problem(
-                    f"actor {index} was restarted {actor.restarts} times, and lost {driver.process_ends} processes by "
-                    f"faults; the last failure: {actor.last_failure}"
+                    f"actor {index} was restarted {actor.restarts} times, and lost {explained} processes by faults; "
+                    f"the last failure: {actor.last_failure}"
                 )
 
     def _check_counts(self) -> None:
@@ -151,7 +154,8 @@ class ChaosRunner:
 
     def _check_progress(self) -> None:
         self._update_report()
-        if time.monotonic() > self._report.progress + self._patience:
+        idle = time.monotonic() - self._report.progress
+        if idle > self._patience and idle > self._patience + self._lateness(self._report.progress):
             waiting = [fault for driver in self._drivers for fault in driver.faults]
             self._give_up(f"nothing happens any more, and these faults are pending: {waiting[:3]}")
 

@@ -27,12 +27,15 @@ from chaos import run as run_module
 from chaos.checker import Limits, ResultChecker
 from chaos.faults import ArmedFault, FaultInjectingEnv, FaultKind, FaultTable, LargeEcho, Place, head_of
 from chaos.history import Delivered, EnvHistory
+from chaos.machine_watch import MachineWatch
+from chaos.node_keeper import NodeKeeper
 from chaos.oracle import ReferenceEnvs
 from chaos.plan import plan_faults
 from chaos.report import ReportBuilder
 from chaos.run import run_chaos
 from envactors import cli
 from envactors.envs.episodes import Episodes
+from envactors.remote import LocalNodes
 from envactors.system.cpus import cores
 from envactors.testing import EchoEnv
 
@@ -92,7 +95,10 @@ def test_a_reset_that_was_lost_twice_has_another_seed_if_its_failure_is_reported
     builder = ReportBuilder(1, 0, "renew")
     with ea.VectorEnv([TwiceLost], on_failure="renew", backend=FORK_SERVER) as envs:
         oracle = types.SimpleNamespace(expected_results=ReferenceEnvs([LargeEcho]).run_requests)
-        checker, history = ResultChecker(envs, oracle, builder, Limits(9.0, 9.0, 9.0)), EnvHistory(0, envs[0])
+        checker, history = (
+            ResultChecker(envs, oracle, builder, Limits(9.0, 9.0, 9.0, lambda _: 0.0)),
+            EnvHistory(0, envs[0]),
+        )
         history.record_request(None)
         history.begin_episode(5)
         obs, infos = envs.reset(seed=[5])
@@ -351,17 +357,75 @@ def test_the_checker_detects_a_missing_result(monkeypatch):
     assert "have results pending" in report.problems[-1]
 
 
-def test_the_checker_detects_a_stall(monkeypatch):
+@pytest.mark.parametrize("is_late", [False, True], ids=["on a machine in time", "on a late machine"])
+def test_the_checker_detects_a_stall_that_the_machine_does_not_explain(monkeypatch, is_late):
     monkeypatch.setattr(run_module, "STALL_MARGIN", 0.0)
+    seconds = 4 * DEADLINE  # most of which the machine is not late, however busy it is
 
     def wait(batch, plain):
-        time.sleep(2 * DEADLINE)
+        (probe,) = [child for child in psutil.Process().children() if "machine_probe" in " ".join(child.cmdline())]
+        if is_late:
+            probe.suspend()  # as if nothing ran meanwhile
+        time.sleep(seconds)
+        probe.resume()
         return batch
 
     tampered(monkeypatch, wait)
     report = small_run(faults=1)
-    assert report.stalls >= 1
-    assert report.longest_stall >= 2 * DEADLINE
+    assert report.longest_stall >= seconds
+    assert report.stalls == 0 if is_late else report.stalls >= 1
+
+
+def test_a_machine_is_as_late_as_a_plain_process_on_it():
+    with MachineWatch() as watch:
+        begun = watch.last_round
+        wait_until(lambda: watch.last_round > begun)
+        process = psutil.Process(watch.process.pid)
+        process.suspend()
+        stopped = time.monotonic()
+        wait_until(lambda: watch.lateness(stopped) > 0.3)  # before it runs again
+        process.resume()
+        wait_until(lambda: watch.last_round > stopped)
+        assert 0.3 < watch.lateness(stopped) <= time.monotonic() - stopped
+    assert watch.process.poll() is not None
+
+
+@pytest.mark.parametrize("rollouts", [False, True])
+def test_a_run_whose_processes_all_crash_ends(monkeypatch, rollouts):
+    class Doomed(LargeEcho):
+        def reset(self, **kwargs):
+            os._exit(5)
+
+    monkeypatch.setattr(run_module, "LargeEcho", Doomed)
+    monkeypatch.setattr(run_module, "_SPARE_RESTARTS", 3)
+    report = small_run(faults=1, num_envs=1, rollouts=rollouts)
+    assert report.lost >= 1
+    assert "exit code 5" in report.problems[0]
+
+
+def test_a_node_that_is_lost_on_a_busy_machine_is_replaced():
+    lease, lateness = 1.0, [9.0]
+    launcher = LocalNodes(1)
+    backend = ea.RemoteBackend(launcher, lease=lease, heartbeat=lease / 5)
+    keeper = NodeKeeper(launcher, backend, lease, lambda since: lateness[-1])
+    restart = ea.RestartPolicy(max_restarts=9, backoff=0.0)
+    with ea.spawn(EchoEnv, backend=backend, restart=restart) as actor, keeper:
+
+        def silence_node():
+            incarnation = actor.incarnation
+            wait_until(lambda: actor.node in keeper.known)
+            os.kill(launcher.agents[actor.node].pid, signal.SIGSTOP)
+            wait_until(lambda: actor.incarnation > incarnation)
+            actor.reset().result()
+
+        silence_node()
+        assert (len(keeper.replaced) > 0, keeper.unexplained) == (True, [])
+        lateness.append(0.0)
+        silence_node()
+        assert len(keeper.unexplained) > 0
+    report = ReportBuilder(1, 0, "renew")
+    report.count_lost_nodes(keeper.replaced, keeper.unexplained)
+    assert (report.replaced_nodes, report.unexplained) == (len(keeper.replaced), len(keeper.unexplained))
 
 
 def test_the_checker_detects_counts_that_do_not_add_up(monkeypatch):

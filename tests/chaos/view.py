@@ -113,6 +113,7 @@ def _counts(report: ChaosReport) -> list[tuple[str, str]]:
         ("results delivered", f"{report.delivered:,}"),
         ("of them failures", f"{report.failures:,}"),
         *((name, str(number)) for name, number in report.wrong.items()),
+        *([("nodes replaced", str(report.replaced_nodes))] if report.replaced_nodes else []),
         ("longest stall", f"{report.longest_stall:.2f} s"),
     ]
 
