@@ -204,7 +204,7 @@ class RowReader:
 
     def last_kept(self, env_id: int, *, before: bool = False) -> EnvStep:
         """Return `last` of an env that has one, with the info that the user has got."""
-        return self._kept.get(env_id) or self.step(env_id, 0, before=before)
+        return self._kept.get(env_id) or self.step(env_id, self._slots.of[env_id].incarnation, before=before)
 
     def keep_all(self, contents: list[Content] | None) -> None:
         """Record that all envs have new results with this content."""
@@ -231,7 +231,7 @@ class RowReader:
         self.contents[env_id] = content
         self._kept.pop(env_id, None)
         if copies is not None:
-            self._kept[env_id] = self.step(env_id, 0, objects=copies)
+            self._kept[env_id] = self.step(env_id, self._slots.of[env_id].incarnation, objects=copies)
 
 
 class Batcher:

@@ -79,12 +79,12 @@ class Outcomes:
             before = None
             if slot.op is not None and slot.op.failure is not None and not slots.infos.failed(index):
                 before = self._reader.last(index, before=True)
-            error = self._read_content(index)
+            error, in_reset = self._read_content(index)
             if error is None:
                 return self._as_result(index, before)
             if not slots.infos.failed(index):
                 slots.halves[index] ^= HALF  # the previous observation is the last one with complete content
-            if self._fail(index, error):
+            if self._fail(index, error, in_reset=in_reset):
                 return None
             outcome = slots.outcomes[index]
         last = self._reader.last(index) if outcome.truncates else None
@@ -94,8 +94,13 @@ class Outcomes:
             return ReadyResult(index, now, error=outcome.error)
         return ReadyResult(index, now, _truncated_result(last, outcome.error, slot.incarnation))
 
-    def _read_content(self, index: int) -> BaseException | None:
-        """Read the content of an env's result; return its exception if the env failed."""
+    def _read_content(self, index: int) -> tuple[BaseException | None, bool]:
+        """Read the content of an env's result.
+
+        Returns:
+            Its exception if the env failed, and whether it raised in a reset, such as that of a step that ended its
+            episode.
+        """
         slots, infos = self._slots, self._slots.infos
         payload = slots.overflow.get(index)
         failed = infos.failed(index)
@@ -108,20 +113,25 @@ class Outcomes:
                     self._reader.accept(index, found)
                 except BaseException as error:  # an object leaf cannot be copied
                     # Without frames, which refer to the vector: its memory would live as long as the error.
-                    return unpack_failure(pack_failure(error, Fault.RESULT)) or error.with_traceback(None)
-                return None
+                    copied = unpack_failure(pack_failure(error, Fault.RESULT))
+                    return copied or error.with_traceback(None), False
+                return None, False
         content: Any = payload
+        in_reset = False
         if failed:
             with contextlib.suppress(Exception):  # the row reports a failure that has not come
-                content = dumps(tuple(infos.failure(index, payload)))
+                failure = infos.failure(index, payload)
+                in_reset = failure.fault == Fault.RESET
+                content = dumps(tuple(failure))
         if content is None:
             content = slots.slab.inline_info(index)
         supervisor = self._vector.supervisors[index]
         method = "reset" if slots.ops[index] & RESET else "step"
         answer = Answer(CallRequest(method, index, call_id=int(slots.numbers[index])), True, content)
-        return supervisor.core.errors.outcome(answer, slots.of[index].incarnation, supervisor.core.process)[1]
+        process = supervisor.core.process
+        return supervisor.core.errors.outcome(answer, slots.of[index].incarnation, process)[1], in_reset
 
-    def _fail(self, index: int, error: BaseException) -> bool:
+    def _fail(self, index: int, error: BaseException, *, in_reset: bool) -> bool:
         """Apply the failure policy to an env that raised; return whether its request runs again."""
         supervisor, slots = self._vector.supervisors[index], self._slots
         core = supervisor.core
@@ -129,20 +139,12 @@ class Outcomes:
             if supervisor.calls.rows is None:  # the actor has been closed
                 slots.outcomes[index] = Outcome(error, truncates=False)
                 return False
-            in_reset = self._has_raised_in_reset(index)
             fate = row_failures.fail(supervisor.calls.rows, index, Cause.RAISED, error, in_reset=in_reset)
             if fate not in (Fate.REDO, Fate.RESET):
                 return False
             core.add_first([index])
             core.send_waiting()
         return True
-
-    def _has_raised_in_reset(self, index: int) -> bool:
-        """Return whether an env raised in a reset, such as that of a step that ended its episode."""
-        infos = self._slots.infos
-        with contextlib.suppress(Exception):  # what has come is not a failure
-            return infos.failed(index) and infos.failure(index, self._slots.overflow.get(index)).fault == Fault.RESET
-        return False
 
     def _as_result(self, index: int, before: EnvStep | None) -> ReadyResult | None:
         """Return the result in a row, completed where needed; None if the next process resets the env."""

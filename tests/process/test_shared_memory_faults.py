@@ -183,11 +183,11 @@ def test_a_result_that_comes_while_anothers_failure_is_handled_is_delivered(tmp_
         outcomes, slots = envs._collector._outcomes, envs._core.slots
         fail = outcomes._fail
 
-        def fail_late(*args):
+        def fail_late(*args, **kwargs):
             outcomes._fail = fail
             path.touch()
             wait_until(lambda: slots.slab.completed[1] == slots.numbers[1])
-            return fail(*args)
+            return fail(*args, **kwargs)
 
         outcomes._fail = fail_late
         envs.send([1, 7])
