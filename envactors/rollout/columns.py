@@ -48,11 +48,10 @@ class Column:
 
     Attributes:
         hosted: Env to step.
-        index, position: Index of the env in the vector, and its position in the actor.
-        dtype, shape: Dtype and shape of an observation that is one array, else None.
+        position: Position of the env in the actor.
+        index: Index of the env in the vector.
         env_step: The env's own ``step``.
-        is_special: Whether the next step resets the env or repeats its last observation.
-        repeats: Whether the next step repeats the last observation.
+        op: What the next step does: ``STEP``, ``RESET``, or ``REPEAT``.
         seed: Seed of the next reset; None lets the env choose.
     """
 
@@ -60,26 +59,28 @@ class Column:
         self, hosted: HostedEnv, ended: bool, repeats: bool, seed: int | None, root_seed: int | None, episode: int
     ) -> None:
         self.hosted = hosted
-        self.index: int = hosted.index
         self.position: int = hosted.position
-        self.dtype: Any = hosted.dtype
-        self.shape: Any = hosted.shape
+        self.index: int = hosted.index
         self.env_step: Any = hosted.env.step
-        self.is_special: bool = ended or repeats
-        self.repeats: bool = repeats
+        self.op: int = REPEAT if repeats else RESET if ended else STEP
         self.seed = seed
         self._root_seed = root_seed
         self._episode = episode
 
-    def go_on(self, op: int, autoreset: str) -> None:
-        """Prepare the step after a reset (``op`` is ``RESET``) or after the end of an episode."""
-        self.repeats = op != RESET and autoreset == "disabled"
-        self.is_special = self.repeats or (op != RESET and autoreset == "next_step")
-        if op == RESET or autoreset == "same_step":
-            self.seed = None
-            if self._root_seed is not None:
-                self._episode += 1
-                self.seed = episode_seed(self._root_seed, self._episode)
+    def begin_episode(self) -> None:
+        """Choose the next operation, and the seed of the next reset, after a reset."""
+        self.op = STEP
+        self.seed = None
+        if self._root_seed is not None:
+            self._episode += 1
+            self.seed = episode_seed(self._root_seed, self._episode)
+
+    def end_episode(self, autoreset: str) -> None:
+        """Choose the next operation after the last step of an episode."""
+        if autoreset == "same_step":
+            self.begin_episode()
+        else:
+            self.op = RESET if autoreset == "next_step" else REPEAT
 
 
 class _Observed:
@@ -161,9 +162,14 @@ class Columns:
         self._checks = trajectory.checks.reshape(-1).data
         self._done = trajectory.done.data
         self._encodings = trajectory.info_encoding.data
-        is_plain = self._rewards is not None and self._only_obs is not None
-        # Whether `step` may write plain results itself.
-        self._is_short = is_plain and self._guard is None and not server.host.hosted_envs[0].journal
+        # Observations as one sequence of numbers, and how many of them are one observation's: `run` writes plain results
+        # itself. Assigning a slice of a memoryview checks the dtype and the shape, and takes half of the time of an
+        # array.
+        is_flat = self._only_obs is not None and self._only_obs.ndim == 3 and self._only_obs.dtype.kind in "biuf"
+        is_plain = is_flat and self._rewards is not None
+        is_short = is_plain and self._guard is None and not server.host.hosted_envs[0].journal
+        self._size: int = self._only_obs.shape[2] if is_short else 0
+        self._cells: Any = self._only_obs.reshape(-1).data if is_short else None
 
     def write_actions(self, step: int, actions: Any) -> None:
         """Write the actions that the policy has chosen.
@@ -209,54 +215,60 @@ class Columns:
         Raises:
             EnvFailedError: An env raised, or returned what cannot be written.
         """
-        page, now, array, same_step = self._server.page, time.monotonic, np.ndarray, autoreset == "same_step"
+        page, now, is_within = self._server.page, time.monotonic, autoreset == "same_step"
         counters, times, done, rewards, envs = page.counters, page.times, self._done, self._rewards, self._envs
-        is_short, copies, row_of_actions = self._is_short and not page.is_timing, self._copies_action, self._only_action
+        size = 0 if page.is_timing else self._size
+        cells, copies, row_of_actions = self._cells, self._copies_action, self._only_action
         for step in steps:
             yield step
             row, actions = step * envs, row_of_actions[step]
-            observations: Any = self._only_obs[step + 1] if is_short else None
             for column in due if step == steps.start else columns:
-                index = column.index
+                index, op = column.index, column.op
                 times[SINCE] = now()
                 counters[METHOD] = METHOD_STEP
                 counters[ENV_INDEX] = column.position
                 try:
-                    if column.is_special:
-                        if column.repeats:
-                            self._repeat(column.hosted, step)
-                            continue
-                        op, counters[METHOD] = RESET, METHOD_RESET
-                        result = column.hosted.reset(column.seed, None)
-                    else:
-                        op = STEP
+                    if op == STEP:
                         action = self._action(step, index) if actions is None else actions[index]
                         result = column.env_step(action.copy() if copies else action)
-                    if is_short and type(result) is tuple and len(result) == 5:
+                    elif op == RESET:
+                        counters[METHOD] = METHOD_RESET
+                        result = column.hosted.reset(column.seed, None)
+                    else:
+                        self._repeat(column.hosted, step)
+                        continue
+                    if size and type(result) is tuple and len(result) == 5:
                         # Plain results are written here: the same as `_finish`, without its calls.
                         obs, reward, terminated, truncated, info = result
                         is_over = terminated or truncated
-                        fits = type(obs) is array and obs.dtype is column.dtype and obs.shape == column.shape
-                        if fits and isinstance(reward, float) and type(info) is dict and not (is_over and same_step):
-                            if info:
-                                self._write_beside(row + index, info, [])
-                            observations[index] = obs
-                            rewards[row + index] = reward
-                            if is_over or op:
-                                self._write_turn(column, row + index, op, terminated, truncated, autoreset)
-                            done[index] = step + 1
-                            continue
+                        if isinstance(reward, float) and type(info) is dict and not (is_over and is_within):
+                            cell = (row + envs + index) * size
+                            try:
+                                cells[cell : cell + size] = obs
+                            except (TypeError, ValueError):
+                                pass
+                            else:
+                                rewards[row + index] = reward
+                                if info:
+                                    self._write_beside(row + index, info, [])
+                                if is_over or op == RESET:
+                                    self._write_turn(column, row + index, op, terminated, truncated, autoreset)
+                                done[index] = step + 1
+                                continue
                     self._finish(column, step, op, result, autoreset)
                 except BaseException as error:
                     raise EnvFailedError(column.position, as_failure(error, page)) from error
 
     def _write_turn(self, column: Column, row: int, op: int, terminated: Any, truncated: Any, autoreset: str) -> None:
         """Write that an episode has ended, or that a reset has begun one."""
-        self._terminated[row] = terminated
-        self._truncated[row] = truncated
-        self._ops[row] = op
-        self._flat_starts[row + self._envs] = op == RESET
-        column.go_on(op, autoreset)
+        if op == RESET:
+            self._ops[row] = RESET
+            self._flat_starts[row + self._envs] = True
+            column.begin_episode()
+        else:
+            self._terminated[row] = terminated
+            self._truncated[row] = truncated
+            column.end_episode(autoreset)
 
     def _finish(self, column: Column, step: int, op: int, result: Any, autoreset: str) -> None:
         """Write what an env has returned from a step, or the result of its reset.
@@ -276,8 +288,10 @@ class Columns:
             raise
         except BaseException as error:
             raise PayloadError(pack_failure(error, Fault.RESULT)) from error
-        if op == RESET or over:
-            column.go_on(op, autoreset)
+        if op == RESET:
+            column.begin_episode()
+        elif over:
+            column.end_episode(autoreset)
 
     def _action(self, step: int, index: int) -> Any:
         spec = self.trajectory.layout.action
