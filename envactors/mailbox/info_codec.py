@@ -12,11 +12,12 @@ memory of rooms and encodings belongs to `envactors.mailbox.slab`.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import pickle
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ INLINE_INFO: Final = 1
 OVERFLOW: Final = 2
 FAILED: Final = 3
 
-# Arrays of these types and of at most this many bytes are pickled as bytes. The types are values of `numpy.dtype.char`.
+# Arrays of these types and of at most this many bytes are written as bytes. The types are values of `numpy.dtype.char`.
 _SIMPLE = "?bhilqBHILQfd"
 _SMALL_ARRAY = 1 << 10
 
@@ -166,8 +167,8 @@ class InfoReader:
 # Layouts -------------------------------------------------------------------------------------------------
 
 # Pickling a number of NumPy takes 5 us, and the infos of MuJoCo's envs have ten of them. So the numbers in a dict are
-# written as a struct, and only the other values are pickled, small arrays as bytes. The layout comes first: the keys,
-# and a code per value. It is the same in every step, so both sides remember it.
+# written as a struct, like small arrays, and only the other values are pickled. The layout comes first: the keys, and a
+# code per value. It is the same in every step, so both sides remember it.
 _LENGTH = struct.Struct("<I")
 # Types of numbers, and the format of each in a struct.
 _KINDS: dict[str, Any] = {
@@ -177,42 +178,49 @@ _KINDS: dict[str, Any] = {
     "float": float,
 }
 _FORMATS = dict(zip(_KINDS, "?bhiqBHIQfd?qd", strict=True))
+_DTYPES = {code: np.dtype(np.int64 if kind is int else kind).newbyteorder("<") for code, kind in _KINDS.items()}
 _BUILTINS = (bool, int, float)
-_ARRAY = "array"
-_CODES: dict[type, str] = {**{kind: code for code, kind in _KINDS.items()}, np.ndarray: _ARRAY}
+_CODES: dict[type, str] = {kind: code for code, kind in _KINDS.items()}
 # How many layouts each side remembers.
 _MOST_LAYOUTS = 256
 # In bytes. It suits the elements of any array.
 _ALIGNMENT = 16
+
+# The type of an array's elements, a value of `numpy.dtype.char`, and its shape.
+_ArrayKind: TypeAlias = "tuple[str, tuple[int, ...]]"
 
 
 class _Layout:
     """The layout of an info.
 
     Args:
-        keys: Keys of a dict; empty for an info that is pickled as a whole.
-        codes: A code per value; empty for values that are pickled.
+        pickled: Pickled keys of a dict, empty for an info that is pickled as a whole, and a code per value: a key of
+            `_KINDS`, the kind of an array, or an empty string for a value that is pickled.
 
     Attributes:
         head: The layout as bytes.
-        is_fixed: Whether all values are numbers.
-        size: Size of an info without other values than numbers, in bytes.
+        is_fixed: Whether no value is pickled.
+        size: Size of an info without pickled values, in bytes.
     """
 
-    def __init__(self, keys: tuple[str, ...] = (), codes: tuple[str, ...] = ()) -> None:
-        pickled = pickle.dumps((keys, codes), 5)
+    def __init__(self, pickled: bytes) -> None:
+        keys: tuple[str, ...]
+        codes: tuple[str | _ArrayKind, ...]
+        keys, codes = pickle.loads(pickled)
         self._keys = keys
         self.head: bytes = _LENGTH.pack(len(pickled)) + pickled
-        formats = "".join(_FORMATS.get(code, "") for code in codes)
+        # Positions of the values in the struct, of the arrays among them, and of the values that are pickled.
+        self._places = [place for place, code in enumerate(codes) if code]
+        self._array_places = [place for place, code in enumerate(codes) if isinstance(code, tuple)]
+        self._other_places = [place for place, code in enumerate(codes) if not code]
+        self._codes = [codes[place] for place in self._places]
+        formats = "".join(map(_format_of, self._codes))
         size = len(self.head) + struct.calcsize(f"<{formats}")
-        self._numbers = struct.Struct(f"<{formats}{-size % _ALIGNMENT}x")
-        self._kinds = [_KINDS[code] for code in codes if code in _KINDS]
-        self._number_places = [place for place, code in enumerate(codes) if code in _KINDS]
-        self.size: int = len(self.head) + self._numbers.size
+        self._struct = struct.Struct(f"<{formats}{-size % _ALIGNMENT}x")
+        self._makers = [_maker_of(code) for code in self._codes]
+        self.size: int = len(self.head) + self._struct.size
         self._make_dicts = _dict_maker(keys)
-        # Positions of the values that are pickled, and whether each was an array.
-        self._others = [(place, code == _ARRAY) for place, code in enumerate(codes) if code not in _KINDS]
-        self.is_fixed: bool = bool(keys) and not self._others
+        self.is_fixed: bool = bool(keys) and not self._other_places
 
     def encode(self, info: Any, object_leaves: list[Any]) -> bytes:
         """Return an info of this layout, and object leaves, as bytes.
@@ -221,40 +229,59 @@ class _Layout:
             struct.error: An integer has more than 64 bits.
             Exception: A value does not pickle.
         """
-        numbers: Iterable[Any] = ()
-        others = [info]
-        if self.is_fixed:
-            numbers, others = info.values(), []
-        elif self._keys:
-            values = list(info.values())
-            numbers = [values[place] for place in self._number_places]
-            others = [_array_to_bytes(values[place]) if is_array else values[place] for place, is_array in self._others]
-        others += object_leaves
-        return b"".join((self.head, self._numbers.pack(*numbers), dumps(others) if others else b""))
+        values = list(info.values()) if self._keys else []
+        for place in self._array_places:
+            values[place] = values[place].tobytes()
+        others = object_leaves
+        if not self.is_fixed:
+            others = [*([values[place] for place in self._other_places] if self._keys else [info]), *object_leaves]
+            values = [values[place] for place in self._places]
+        return b"".join((self.head, self._struct.pack(*values), dumps(others) if others else b""))
 
     def decode(self, content: bytes | memoryview) -> tuple[Any, list[Any]]:
         """Return what `encode` was given."""
         start = len(self.head)
-        end = start + self._numbers.size
+        end = start + self._struct.size
         others = loads(content[end:]) if end < len(content) else []
         if not self._keys:
             return others[0], others[1:]
-        numbers = self._numbers.unpack_from(content, start)
-        values = [kind(number) for kind, number in zip(self._kinds, numbers, strict=True)]
-        for at, (place, is_array) in enumerate(self._others):  # in order, so that each ends up in its place
-            values.insert(place, _array_of_bytes(others[at]) if is_array else others[at])
-        return self._make_dicts([values])[0], others[len(self._others) :]
+        written = self._struct.unpack_from(content, start)
+        values = [make(value) for make, value in zip(self._makers, written, strict=True)]
+        for place, value in zip(self._other_places, others, strict=False):
+            values.insert(place, value)  # in order, so that each ends up in its place
+        return self._make_dicts([values])[0], others[len(self._other_places) :]
 
-    def decode_all(self, numbers: bytes) -> list[dict[str, Any]]:
-        """Return the infos whose numbers follow one another; the layout is fixed."""
-        formats = [np.dtype(np.int64 if kind is int else kind).newbyteorder("<") for kind in self._kinds]
-        names = [str(place) for place in self._number_places]
-        table = np.frombuffer(numbers, {"names": names, "formats": formats, "itemsize": self._numbers.size})
-        columns = [
-            table[name].tolist() if kind in _BUILTINS else list(table[name])
-            for name, kind in zip(names, self._kinds, strict=True)
-        ]
+    def decode_all(self, contents: bytes) -> list[dict[str, Any]]:
+        """Return the infos whose structs follow one another; the layout is fixed."""
+        formats = [code if isinstance(code, tuple) else _DTYPES[code] for code in self._codes]
+        names = [str(place) for place in self._places]
+        table = np.frombuffer(contents, {"names": names, "formats": formats, "itemsize": self._struct.size})
+        columns = [_column_of(code, table[name]) for name, code in zip(names, self._codes, strict=True)]
         return self._make_dicts(zip(*columns, strict=True))
+
+
+def _format_of(code: str | _ArrayKind) -> str:
+    """Return the format of a value in a struct."""
+    if isinstance(code, str):
+        return _FORMATS[code]
+    char, shape = code
+    return f"{np.dtype(char).itemsize * math.prod(shape)}s"
+
+
+def _maker_of(code: str | _ArrayKind) -> Callable[[Any], Any]:
+    """Return a function that makes a value from what was unpacked."""
+    if isinstance(code, str):
+        maker: Callable[[Any], Any] = _KINDS[code]
+        return maker
+    char, shape = code
+    return lambda data: np.ndarray(shape, char, bytearray(data))  # a bytearray, so that the array is writable
+
+
+def _column_of(code: str | _ArrayKind, column: npt.NDArray[Any]) -> list[Any]:
+    """Return the values of a column in a table."""
+    if isinstance(code, tuple):
+        return [row.copy() for row in column]  # independent of each other: the user may keep only one
+    return column.tolist() if _KINDS[code] in _BUILTINS else list(column)
 
 
 def _dict_maker(keys: tuple[str, ...]) -> Callable[[Iterable[Sequence[Any]]], list[dict[str, Any]]]:
@@ -269,22 +296,28 @@ def _dict_maker(keys: tuple[str, ...]) -> Callable[[Iterable[Sequence[Any]]], li
     return eval(source)  # type: ignore[no-any-return] # noqa: S307 # nothing but the representations of strings
 
 
-_PICKLED = _Layout()
+_PICKLED = _Layout(pickle.dumps(((), ())))
 
 
 @functools.lru_cache(_MOST_LAYOUTS, typed=True)
 def _layout_of(*keys_and_kinds: Any) -> _Layout:
-    """Return the layout of a dict with these keys and types of values."""
+    """Return the layout of a dict with these keys and kinds of values: types, or the kinds of arrays."""
     count = len(keys_and_kinds) // 2
     keys = keys_and_kinds[:count]
     if not all(type(key) is str for key in keys):
         return _PICKLED
-    return _Layout(keys, tuple([_CODES.get(kind, "") for kind in keys_and_kinds[count:]]))
+    codes = [_CODES.get(kind, "") if isinstance(kind, type) else kind for kind in keys_and_kinds[count:]]
+    return _Layout(pickle.dumps((keys, tuple(codes))))
 
 
-@functools.lru_cache(_MOST_LAYOUTS)
-def _read_layout(pickled: bytes) -> _Layout:
-    return _Layout(*pickle.loads(pickled))
+_read_layout = functools.lru_cache(_MOST_LAYOUTS)(_Layout)
+
+
+def _kind_of(array: npt.NDArray[Any]) -> type | _ArrayKind:
+    """Return the kind of an array that is written as bytes; its type if it is pickled."""
+    dtype = array.dtype
+    is_simple = dtype.char in _SIMPLE and dtype.isnative and array.flags.c_contiguous
+    return (dtype.char, array.shape) if is_simple and array.ndim and 0 < array.nbytes <= _SMALL_ARRAY else np.ndarray
 
 
 def encode(info: Any, object_leaves: list[Any]) -> bytes:
@@ -293,7 +326,12 @@ def encode(info: Any, object_leaves: list[Any]) -> bytes:
     Raises:
         Exception: They do not pickle.
     """
-    layout = _layout_of(*info, *map(type, info.values())) if type(info) is dict else _PICKLED
+    layout = _PICKLED
+    if type(info) is dict:
+        kinds: list[Any] = list(map(type, info.values()))
+        if np.ndarray in kinds:
+            kinds = [_kind_of(value) if type(value) is np.ndarray else type(value) for value in info.values()]
+        layout = _layout_of(*info, *kinds)
     try:
         return layout.encode(info, object_leaves)
     except struct.error:  # an integer has more than 64 bits
@@ -313,7 +351,7 @@ def decode_alike(contents: npt.NDArray[np.uint8]) -> list[dict[str, Any]] | None
     """Return the infos that `encode` was given for each row of an array, in a fifth of the time that `decode` takes.
 
     Returns:
-        None if their layouts differ, not all values are numbers, or there are object leaves.
+        None if their layouts differ, values were pickled, or there are object leaves.
     """
     layout = _layout_in(contents[0].data)
     start = len(layout.head)
@@ -325,15 +363,3 @@ def decode_alike(contents: npt.NDArray[np.uint8]) -> list[dict[str, Any]] | None
 def _layout_in(content: bytes | memoryview) -> _Layout:
     (size,) = _LENGTH.unpack_from(content)
     return _read_layout(bytes(content[_LENGTH.size : _LENGTH.size + size]))
-
-
-def _array_to_bytes(array: npt.NDArray[Any]) -> Any:
-    is_simple = array.dtype.char in _SIMPLE and array.dtype.isnative and array.flags.c_contiguous
-    return (array.dtype.char, array.shape, array.tobytes()) if is_simple and array.nbytes <= _SMALL_ARRAY else array
-
-
-def _array_of_bytes(content: Any) -> Any:
-    if isinstance(content, np.ndarray):
-        return content
-    code, shape, data = content
-    return np.ndarray(shape, code, bytearray(data))  # a bytearray, so that the array is writable
