@@ -124,7 +124,6 @@ class Columns:
     def __init__(self, trajectory: Trajectory, server: Server, first: int, count: int) -> None:
         self.trajectory = trajectory
         self.objects: list[list[Any]] = []
-        self._has_objects = any(array is None for array in trajectory.observations)
         # Without observation spaces, the spec is what the vector learned from some env; others may differ.
         self._conforms = trajectory.layout.is_learnt
         self._server = server
@@ -215,13 +214,12 @@ class Columns:
         Raises:
             EnvFailedError: An env raised, or returned what cannot be written.
         """
-        page, now, is_within = self._server.page, time.monotonic, autoreset == "same_step"
+        page, now, within = self._server.page, time.monotonic, autoreset == "same_step"
         counters, times, done, rewards, envs = page.counters, page.times, self._done, self._rewards, self._envs
-        size = 0 if page.is_timing else self._size
-        cells, copies, row_of_actions = self._cells, self._copies_action, self._only_action
-        for step in steps:
+        cells, size, copies = self._cells, 0 if page.is_timing else self._size, self._copies_action
+        for step, actions in zip(steps, self._only_action[steps.start :], strict=False):
             yield step
-            row, actions = step * envs, row_of_actions[step]
+            row = step * envs
             for column in due if step == steps.start else columns:
                 index, op = column.index, column.op
                 times[SINCE] = now()
@@ -232,32 +230,34 @@ class Columns:
                         action = self._action(step, index) if actions is None else actions[index]
                         result = column.env_step(action.copy() if copies else action)
                     elif op == RESET:
-                        counters[METHOD] = METHOD_RESET
-                        result = column.hosted.reset(column.seed, None)
+                        result = self._reset(column)
                     else:
                         self._repeat(column.hosted, step)
                         continue
                     if size and type(result) is tuple and len(result) == 5:
                         # Plain results are written here: the same as `_finish`, without its calls.
                         obs, reward, terminated, truncated, info = result
-                        is_over = terminated or truncated
-                        if isinstance(reward, float) and type(info) is dict and not (is_over and is_within):
+                        is_turn = terminated or truncated or op == RESET
+                        if isinstance(reward, float) and type(info) is dict and not (is_turn and within):
                             cell = (row + envs + index) * size
                             try:
                                 cells[cell : cell + size] = obs
-                            except (TypeError, ValueError):
-                                pass
-                            else:
                                 rewards[row + index] = reward
                                 if info:
                                     self._write_beside(row + index, info, [])
-                                if is_over or op == RESET:
+                                if is_turn:
                                     self._write_turn(column, row + index, op, terminated, truncated, autoreset)
                                 done[index] = step + 1
                                 continue
+                            except (TypeError, ValueError):
+                                pass  # the observation has another type, dtype, or shape
                     self._finish(column, step, op, result, autoreset)
                 except BaseException as error:
                     raise EnvFailedError(column.position, as_failure(error, page)) from error
+
+    def _reset(self, column: Column) -> Fields:
+        self._server.page.counters[METHOD] = METHOD_RESET
+        return column.hosted.reset(column.seed, None)
 
     def _write_turn(self, column: Column, row: int, op: int, terminated: Any, truncated: Any, autoreset: str) -> None:
         """Write that an episode has ended, or that a reset has begun one."""
@@ -314,7 +314,7 @@ class Columns:
         index, guard = hosted.index, self._guard
         row = step * self._envs + index
         leaves = [] if self._only_obs is not None else flatten(self._spec, obs)
-        objects = self._copy_objects(leaves) if self._has_objects else []
+        objects = self._copy_objects(leaves) if not self.trajectory.is_whole else []
         if guard is not None:
             guard.begin_write()
         try:
@@ -370,7 +370,7 @@ class Columns:
             if array is not None:
                 array[step + 1, index] = array[step, index]
         trajectory.rewards[step, index] = 0
-        if self._has_objects:
+        if not trajectory.is_whole:
             self._write_beside(row, {}, self.objects[hosted.position])
         self._ops[row] = REPEAT
         if hosted.journal:
