@@ -237,11 +237,11 @@ def show(measured: Any) -> list[list[str]]:
     """Return the rows of the table."""
     pool, servers = measured["pool"], measured["openenv"]
     return [
-        ["start of a session from standbys, median", f"{pool['start p50, ms']:.2f} ms"],
-        ["call in a session / plain call, time", f"{pool['call / plain call']:.2f}"],
-        ["OpenEnv server on actors / plain, steps per second", f"{servers['on actors / plain']:.2f}"],
+        ["start of a session from a standby, median", f"{pool['start p50, ms']:.2f} ms"],
+        ["time of a call in a session / of a plain call", f"{pool['call / plain call']:.2f}"],
+        ["steps/s of an OpenEnv server on actors / without actors", f"{servers['on actors / plain']:.2f}"],
         [
-            "OpenEnv server on actors, p99 of the other sessions while one blocks / without",
+            "OpenEnv server on actors: p99 latency of the other sessions while one blocks / while none does",
             f"{servers['p99 of the others while one blocks / without']:.2f}",
         ],
     ]

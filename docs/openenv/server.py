@@ -1,4 +1,4 @@
-"""Serves an OpenEnv environment that crashes, hangs, and leaks, to clients that train on."""
+"""Serves an OpenEnv environment that crashes, hangs, and leaks, to clients that keep training."""
 
 import asyncio
 import threading
