@@ -18,35 +18,51 @@ COUNT = 8
 PACKED = 4
 
 
-@contextlib.contextmanager
-def killing(envs, seconds):
-    """Kill the process of some actor again and again, after this many seconds each; None for never.
+class Storm:
+    """Kills the process of some actor again and again while a run goes on.
 
-    Yields:
-        A function that kills one.
+    A kill waits until the run has gone on since the one before: on a busy machine it takes long to replace a process,
+    and the next kill would hit the new one before it has done anything.
+
+    Args:
+        envs: The vector.
+        seconds: From one kill to the next, if the run goes on; None for no kills but those of `kill`.
     """
-    dice = random.Random(3)
-    stop = threading.Event()
 
-    def kill():
-        pid = dice.choice(envs.actors).pid
+    def __init__(self, envs, seconds):
+        self._envs = envs
+        self._seconds = seconds
+        self._dice = random.Random(3)
+        self._goes_on = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        if self._seconds is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self._stop.set()
+        if self._seconds is not None:
+            self._thread.join(SOON)
+
+    def go_on(self):
+        """Tell that the run has a result more."""
+        self._goes_on.set()
+
+    def kill(self):
+        """Kill the process of some actor."""
+        pid = self._dice.choice(self._envs.actors).pid
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):  # it may have ended since
                 os.kill(pid, signal.SIGKILL)
 
-    def storm():
-        while not stop.wait(seconds):
-            kill()
-
-    thread = threading.Thread(target=storm)
-    if seconds is not None:
-        thread.start()
-    try:
-        yield kill
-    finally:
-        stop.set()
-        if seconds is not None:
-            thread.join(SOON)
+    def _run(self):
+        while not self._stop.wait(self._seconds):
+            if self._goes_on.is_set():
+                self._goes_on.clear()
+                self.kill()
 
 
 def make_storm(make, **options):
@@ -72,20 +88,21 @@ def checksum_of_run(make, actions, steps, seconds=None, every=None, **options):
         make: Makes an env.
         actions: The actions of 8 envs, by step; they come again.
         steps: How many steps of all envs together.
-        seconds: From one kill to the next; None for none.
+        seconds: From one kill to the next, if the run goes on; None for none.
         every: Steps of the vector from one kill to the next, however long they take; None for none.
         options: Those of the vector.
     """
     with make_storm(make, **options) as envs:
         check = zlib.crc32(envs.reset(seed=1)[0])
-        with killing(envs, seconds) as kill:
+        with Storm(envs, seconds) as storm:
             longest = 0
             for turn in range(steps // COUNT):
                 if every is not None and turn % every == every // 2:
-                    kill()
+                    storm.kill()
                 obs, rewards, _, _, infos = envs.step(actions[turn % len(actions)])
                 check = zlib.crc32(rewards, zlib.crc32(np.ascontiguousarray(obs), check))
                 assert not any("failure" in info for info in infos)
+                storm.go_on()
                 if turn % 997 == 0:  # at no multiple of the steps between snapshots
                     longest = max(longest, longest_journal(envs))
         return check, longest, restarts_of(envs)
@@ -99,19 +116,20 @@ def checksum_of_rollouts(make, make_policy, rollouts, steps, seconds=None, **opt
         make_policy: Makes the policy.
         rollouts: How many.
         steps: How many steps each has.
-        seconds: From one kill to the next; None for none.
+        seconds: From one kill to the next, if the run goes on; None for none.
         options: Those of the vector.
     """
     with make_storm(make, **options) as envs:
         check = zlib.crc32(envs.reset(seed=1)[0])
         envs.set_policy(make_policy, seed=5)
         longest = 0
-        with killing(envs, seconds):
+        with Storm(envs, seconds) as storm:
             future = envs.rollout_async(steps)
             for number in range(rollouts):
                 following = envs.rollout_async(steps) if number + 1 < rollouts else None
                 rollout = future.result(10 * SOON)
                 assert not rollout.failures
+                storm.go_on()
                 columns = rollout.actions, rollout.rewards, rollout.terminated, rollout.truncated, rollout.starts
                 check = add_columns(check, rollout.obs, *columns, rollout.valid, *rollout.extras.values())
                 longest = max(longest, longest_journal(envs))
