@@ -104,7 +104,7 @@ def _read_infos(
     trajectory: Trajectory, parts: Sequence[ActorPart], done: npt.NDArray[np.int64]
 ) -> tuple[list[tuple[int, int, dict[str, Any]]], dict[tuple[int, int], list[Any]]]:
     """Return all non-empty infos, and the object leaves of observations by (step, env)."""
-    found = [info for part in parts for info in part.infos]
+    found: list[tuple[int, int, dict[str, Any]]] = []
     objects = {where: leaves for part in parts for where, leaves in part.objects.items()}
     is_written = (trajectory.info_encoding != PLAIN).reshape(-1, trajectory.layout.envs)
     steps, offsets = np.nonzero(is_written[:, parts[0].first : parts[-1].stop])
@@ -113,9 +113,12 @@ def _read_infos(
     if len(steps):
         large = {number: content for part in parts for number, content in part.progress.large_infos.items()}
         infos, leaves = _decode(trajectory, steps * trajectory.layout.envs + indices, large)
-        found += [written for written in zip(steps.tolist(), indices.tolist(), infos, strict=True) if written[2]]
+        found = [written for written in zip(steps.tolist(), indices.tolist(), infos, strict=True) if written[2]]
         objects.update({(int(steps[at]) + 1, int(indices[at])): content for at, content in leaves.items()})
-    return sorted(found, key=operator.itemgetter(0, 1)), objects
+    in_rows = [info for part in parts for info in part.infos]
+    if in_rows:  # those of the trajectory are in order already
+        found = sorted(found + in_rows, key=operator.itemgetter(0, 1))
+    return found, objects
 
 
 def _decode(
