@@ -122,6 +122,43 @@ def assert_same(rollouts, expected, last):
     np.testing.assert_array_equal(rollouts[-1].last_obs, last)
 
 
+class Careless(Walk):
+    """Its observations and rewards have other types than its spaces say, and from a step on another shape."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def __init__(self, bad_at: int = 10**9) -> None:
+        super().__init__()
+        self.bad_at = bad_at
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        if self.count == self.bad_at:
+            return np.zeros((1, 2), np.float32), reward, *rest
+        obs = [obs, obs.tolist(), obs.astype(np.float32), np.repeat(obs.astype(np.float32), 2)[::2]][self.count % 4]
+        return obs, [reward, np.float32(reward), int(reward), np.float64(reward)][self.count % 3], *rest
+
+
+@pytest.mark.parametrize("backend", ["process", "inline"])
+def test_results_of_other_types_are_converted_as_in_steps(backend):
+    with ea.VectorEnv([Careless] * 2, envs_per_actor=2, backend=backend) as envs:
+        expected, last = loop(envs, 20, envs.reset(seed=3)[0])
+        envs.reset(seed=3)
+        envs.set_policy(make_policy)
+        rollout = envs.rollout(20)
+        assert rollout.obs.dtype == np.float32
+        assert_same([rollout], expected, last)
+
+
+@pytest.mark.parametrize("backend", ["process", "inline"])
+def test_an_observation_of_another_shape_fails_its_step(backend):
+    with ea.VectorEnv([Careless, lambda: Careless(bad_at=3)], envs_per_actor=2, backend=backend) as envs:
+        envs.reset(seed=3)
+        envs.set_policy(make_policy)
+        with pytest.raises(ea.VectorStepError, match=r"the observation of env 1 has shape \(1, 2\): expected \(2,\)"):
+            envs.rollout(5)
+
+
 SETTINGS = [
     {"backend": "inline"},
     {"backend": "thread", "envs_per_actor": 2},
@@ -833,6 +870,33 @@ def test_rollouts_leave_a_worker_as_many_descriptors_as_it_had():
             envs.rollout(4, {"offset": np.full(3, scale)})
             envs.rollout(5 + scale)
         assert descriptors() == before
+
+
+def shared_memory(pid="self"):
+    """Returns how much shared memory a process has mapped, in bytes."""
+    mappings = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "memfd:" in line]
+    limits = [[int(limit, 16) for limit in addresses.split("-")] for addresses, *_ in mappings]
+    return sum(stop - start for start, stop in limits)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="mappings are read there")
+def test_rollouts_take_two_buffers_of_shared_memory_and_a_policy_none():
+    def sizes():
+        return np.array([shared_memory(), *(shared_memory(actor.pid) for actor in envs.actors)])
+
+    with ea.VectorEnv([Walk] * 4, envs_per_actor=2, backend="process") as envs:
+        envs.reset(seed=1)
+        envs.step([0] * 4)
+        before = sizes()
+        envs.set_policy(make_policy)
+        assert (sizes() == before).all()
+        found = []
+        for _ in range(8):
+            envs.rollout(200)
+            found.append(sizes() - before)
+        assert (found[0] > 0).all()
+        assert (found[1] == 2 * found[0]).all()
+        assert (np.array(found[2:]) == found[1]).all()
 
 
 # Other options -------------------------------------------------------------------------------------------

@@ -99,7 +99,13 @@ def step_calls():
             in_caller = calls.least()
             envs[0].watch().result()
             make_steps(lambda: None)
-            return {"caller": in_caller, "worker": envs[0].report().result()}
+            in_worker = envs[0].report().result()
+            envs.set_policy(lambda: lambda obs, context: np.zeros(len(obs), np.int64))
+            envs.rollout(2)
+            make_steps(lambda: None)
+            calls = Calls()
+            make_steps(calls.lap)
+            return {"caller": in_caller, "worker": in_worker, "caller after a rollout": calls.least()}
     finally:
         sys.setprofile(before)
 
@@ -111,3 +117,7 @@ def test_a_warm_step_goes_through_few_files(step_calls):
 @pytest.mark.parametrize(("half", "most"), [("caller", MOST_CALLER_CALLS), ("worker", MOST_WORKER_CALLS)])
 def test_a_warm_step_makes_few_calls(step_calls, half, most):
     assert 5 < sum(step_calls[half].values()) <= most, step_calls[half]
+
+
+def test_rollouts_add_no_call_to_a_step(step_calls):
+    assert step_calls["caller after a rollout"] == step_calls["caller"]
