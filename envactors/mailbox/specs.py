@@ -263,7 +263,7 @@ def stack(spec: Spec, values: Sequence[Any]) -> Any:
 
 def batches_alike(one: Spec | None, other: Spec | None) -> bool:
     """Return whether values of two specs fit into one batch: structure, shapes and dtypes count, bounds do not."""
-    return bool(_outline(one) == _outline(other))
+    return one is other or bool(_outline(one) == _outline(other))
 
 
 def _outline(spec: Spec | None) -> Any:

@@ -74,7 +74,9 @@ def assemble(trajectory: Trajectory, parts: Sequence[ActorPart], views: Views) -
     layout = trajectory.layout
     first, stop, steps = parts[0].first, parts[-1].stop, layout.steps
     done = trajectory.done[first:stop]
-    ran = np.arange(steps)[:, None] < done[None, :]
+    valid = trajectory.ops[:, first:stop] == STEP
+    if done.min() < steps:
+        valid &= np.arange(steps)[:, None] < done
     infos, objects = _read_infos(trajectory, parts, done)
     # Leaves without a place in the trajectory become object arrays of steps + 1 rows.
     beside = _batch_objects(trajectory, objects, first, stop)
@@ -96,7 +98,7 @@ def assemble(trajectory: Trajectory, parts: Sequence[ActorPart], views: Views) -
         infos,
         sorted((failure for part in parts for failure in part.failures), key=lambda failure: failure[:2]),
         np.array([part.version for part in parts]),
-        (trajectory.ops[:, first:stop] == STEP) & ran,
+        valid,
     )
 
 
@@ -106,11 +108,11 @@ def _read_infos(
     """Return all non-empty infos, and the object leaves of observations by (step, env)."""
     found: list[tuple[int, int, dict[str, Any]]] = []
     objects = {where: leaves for part in parts for where, leaves in part.objects.items()}
-    is_written = (trajectory.info_encoding != PLAIN).reshape(-1, trajectory.layout.envs)
-    steps, offsets = np.nonzero(is_written[:, parts[0].first : parts[-1].stop])
-    is_done = steps < done[offsets]
-    steps, indices = steps[is_done], offsets[is_done] + parts[0].first
+    encodings = trajectory.info_encoding.reshape(-1, trajectory.layout.envs)
+    steps, offsets = np.nonzero(encodings[:, parts[0].first : parts[-1].stop] != PLAIN)
     if len(steps):
+        is_done = steps < done[offsets]
+        steps, indices = steps[is_done], offsets[is_done] + parts[0].first
         large = {number: content for part in parts for number, content in part.progress.large_infos.items()}
         infos, leaves = _decode(trajectory, steps * trajectory.layout.envs + indices, large)
         found = [written for written in zip(steps.tolist(), indices.tolist(), infos, strict=True) if written[2]]
