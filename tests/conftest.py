@@ -51,8 +51,6 @@ OF_FRAMEWORKS = {
 OF_FRESH_PROCESSES = {
     *(
         "test_backends",
-        "test_bench",
-        "test_demo",
         "test_docs",
         "test_fork_server",
         "test_notebooks",
@@ -60,6 +58,10 @@ OF_FRESH_PROCESSES = {
         "test_top",
     )
 }
+
+
+# Modules of which workers get nothing.
+OF_COMMANDS = {"test_bench", "test_demo"}
 
 
 # Folders of tests whose files are handed out first. What waits a lot comes first, so that there is something to do
@@ -138,7 +140,7 @@ def helper_processes(request):
     # A worker that gets an object of a test's module imports that module, and with it pytest and hypothesis: a quarter
     # of a second of a core, which copies of a server that has imported them are spared.
     items = [item for item in request.session.items if not item.nodeid.startswith("tests/unit/")]
-    modules = {item.module.__name__ for item in items} - OF_FRESH_PROCESSES - OF_FRAMEWORKS
+    modules = {item.module.__name__ for item in items} - OF_FRESH_PROCESSES - OF_FRAMEWORKS - OF_COMMANDS
     if not PORTABLE:
         FORK_SERVER._preload = ("helpers", *sorted(modules))
     loky.backend.resource_tracker.ensure_running()

@@ -101,6 +101,14 @@ SLOW = {
     r"test_checkpoints\.py::test_a_resumed_vector\w+\[seeded episodes-3\]": "seeded once, snapshots",
     r"test_backends\.py::TestFork::test_(deaths|a_rollout|every_result|renewal)": "forkserver, loky",
     r"test_promises\.py::test_close_may_come_from_anywhere\[never\]": "atexit before, global __del__",
+    r"test_helper_supervision\.py::test_no_zombie_stays_if_the_caller_is_the_parent\w+\[loky\]": "forkserver",
+    r"test_rollouts\.py::test_kills_at_any_moment_change_nothing\w+\[4\]": "one env an actor; two in rollout spaces",
+    r"test_fork_server\.py::test_a_server_that_crashes_during_a_start\w+\[killed\]": "stopped, and then killed",
+    r"test_remote_vectors\.py::test_a_reset_that_may_have_begun\w+\[1\]": "the other",
+    r"test_node_errors\.py::test_an_agent_without_memory_for_a_payload\w+\[there\]": "back",
+    r"test_remote_network\.py::test_corrupted_bytes\w+\[repeated\]": "garbled back",
+    r"test_sigpipe\.py::\w+\[closed\]": "killed, monitor",
+    r"test_rollouts\.py::test_the_first_two_rollouts_in_flight\w+\[True\]": "False",
 }
 
 

@@ -142,7 +142,13 @@ def test_faults_do_not_change_a_run_with_replay(factory):
 @pytest.mark.parametrize(("on_failure", "envs_per_actor"), [("renew", 2), ("replay", 1)])
 def test_a_run_with_rollouts(on_failure, envs_per_actor):
     report = run_chaos(
-        faults=14, seed=3, num_envs=4, envs_per_actor=envs_per_actor, on_failure=on_failure, rollouts=True
+        faults=14,
+        seed=3,
+        num_envs=4,
+        envs_per_actor=envs_per_actor,
+        on_failure=on_failure,
+        rollouts=True,
+        backend=FORK_SERVER,
     )
     assert report.ok, report
 

@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envactors.cli import main
+from envactors.cli.bench import registry
 from envactors.cli.bench.figures import Comparison, Spread, in_words, rates, ratio_text, ratios, spread
 from envactors.cli.bench.libraries import GymnasiumLoop
 from envactors.cli.bench.registry import BASELINES, choose_entries, our_entries
@@ -167,12 +168,16 @@ def own_module(tmp_path):
     return tmp_path
 
 
-def test_a_factory_of_ones_own_and_a_side_that_fails(own_module):
+def test_a_factory_of_ones_own_and_a_side_that_fails(own_module, monkeypatch, capsys):
     # The env knows nothing of Gymnasium; its loop is a plain one.
-    done = run("own:envs.echo", *SMALL, "--num-envs", "1", "--against", "ray", "--json", "figures.json", cwd=own_module)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"^ray.* failed: RuntimeError: no cluster today$", done.stdout, re.MULTILINE)
-    assert re.search(r"^ray.* failed *$", done.stdout, re.MULTILINE)
+    monkeypatch.setattr(registry, "our_entries", lambda *sizes: our_entries(*sizes)[:1])  # each has its processes
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(own_module)
+    arguments = ("own:envs.echo", *SMALL, "--num-envs", "1", "--against", "ray", "--json", "figures.json")
+    assert main(["bench", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^ray.* failed: RuntimeError: no cluster today$", printed, re.MULTILINE)
+    assert re.search(r"^ray.* failed *$", printed, re.MULTILINE)
     record = json.loads((own_module / "figures.json").read_text())
     sides = {side["name"]: side for side in record["sides"]}
     assert "Traceback" in sides["ray"]["error"]["details"]

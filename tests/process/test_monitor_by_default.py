@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from helpers import SOON, Counter, promised, run_script
 from monitoring import ask, connect, monitor_threads, program, read_all
+from warm import warm_interpreter
 
 import envactors as ea
 from envactors.observe.programs import running_programs
@@ -160,13 +161,25 @@ def nowhere(directory):
     }
 
 
+@pytest.fixture(scope="module")
+def interpreter(helper_processes):
+    with warm_interpreter("-W", "error") as interpreter:
+        yield interpreter
+
+
 @pytest.mark.parametrize("place", range(4))
-def test_a_program_works_without_a_directory_for_the_socket(nowhere, place):
+def test_a_program_works_without_a_directory_for_the_socket(nowhere, place, interpreter, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(NO_PLACE)
     environment = {**os.environ, **[*nowhere.values()][place]}
     environment.pop("ENVACTORS_MONITOR", None)
-    silent = run_script(NO_PLACE, env={**environment, "LEVEL": "WARNING"})
+
+    def run(**variables):
+        return interpreter.run(script, [], tmp_path, environment={**environment, **variables}, keeps_server=False)
+
+    silent = run(LEVEL="WARNING")
     assert (silent.returncode, silent.stdout, silent.stderr) == (0, "it goes on\n", "")
-    told = run_script(NO_PLACE, env={**environment, "ENVACTORS_MONITOR": "1"})
+    told = run(ENVACTORS_MONITOR="1")
     assert told.returncode == 0
     assert "WARNING envactors top and envactors stacks cannot show this program: " in told.stdout
 

@@ -27,10 +27,13 @@ ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 class Torn(gymnasium.Env):
     """Large observations of one number each, with a checksum; killed by its own alarm clock while they are written."""
 
-    observation_space = spaces.Dict(
-        {"numbers": spaces.Box(0, 2**31, (2_000_000,), np.uint32), "sum": spaces.Box(0, 2**32, (), np.int64)}
-    )
     action_space = spaces.Box(-1, 1, (), np.float64)
+
+    def __init__(self):
+        # Not of the class: all processes that import this module would have its 16 MB.
+        self.observation_space = spaces.Dict(
+            {"numbers": spaces.Box(0, 2**31, (2_000_000,), np.uint32), "sum": spaces.Box(0, 2**32, (), np.int64)}
+        )
 
     def reset(self, *, seed=None, options=None):
         self.number = 0

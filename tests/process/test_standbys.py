@@ -136,7 +136,7 @@ def test_the_results_are_those_without_standbys(autoreset, envs_per_actor):
 def test_a_standby_is_brought_to_where_the_env_was_lost(envs_per_actor):
     runs = []
     for faults in (0, 3):
-        with make(3, on_failure="replay", envs_per_actor=envs_per_actor) as envs:
+        with make(3, on_failure="replay", envs_per_actor=envs_per_actor, deadlines=SOON) as envs:
             envs.reset(seed=50)
             envs[1].set("weight", 3).result(SOON)
             run = []
