@@ -183,7 +183,7 @@ class VectorStepError(VectorEnvError):
     """Some envs failed; ``__cause__`` is the first failure.
 
     Attributes:
-        failures: The exception of each env that failed, by env id.
+        failures: The exception from each env that failed, by env id.
         batch: The results of the other envs, an `envactors.Batch`.
     """
 
@@ -229,7 +229,7 @@ def copy_error(error: ActorError) -> ActorError:
 
 
 def raised_by_user_code(error: BaseException) -> BaseException:
-    """Return the exception of the factory or env that caused an error, or the error itself if there is none."""
+    """Return the exception from the factory or env that caused an error, or the error itself if there is none."""
     if isinstance(error, RestartsExhaustedError) and error.causes:
         error = error.causes[-1]
     cause = error.__cause__

@@ -63,17 +63,17 @@ class CallOwner(Protocol):
 
 
 class ActorFuture(AwaitableFuture[R]):
-    """The result of one call: a real `concurrent.futures.Future` that can be awaited, too.
+    """The result of one call: a real `concurrent.futures.Future` that can also be awaited.
 
-    Waiting with a timeout ends the waiting, never the call. Callbacks run in a thread of the library's own, where
-    they may wait for other calls.
+    A timeout ends the wait, never the call. Callbacks run in a thread of this library, where they may wait for other
+    calls.
 
     Args:
         owner: The actor that runs the call.
-        keep_alive: Held until the future is settled: an actor lives while a future of it is unfinished.
+        keep_alive: Held until the future is settled: an actor stays alive while one of its futures is unfinished.
 
     Attributes:
-        incarnation: The process that the outcome comes from; None before.
+        incarnation: The process that the outcome came from; None until there is an outcome.
     """
 
     incarnation: int | None = None
@@ -209,7 +209,7 @@ class ActorFuture(AwaitableFuture[R]):
         return self._owner.cancel(self)
 
     def abort(self) -> bool:
-        """End the call: cancel a queued one, end a running one by replacing its process.
+        """Cancel the call if it is queued; end it by replacing its process if it is running.
 
         The replacement is not counted as a restart. A call that was running raises
         ``ActorDiedError(aborted=True)``, whatever retries it had.

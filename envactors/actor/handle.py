@@ -117,7 +117,7 @@ class Caller(Generic[T_co]):
 
 
 class ActorView(Caller[T_co]):
-    """A caller that also says how its actor stands."""
+    """A caller that also reports the state of its actor."""
 
     __slots__ = ()
     _caller_type: ClassVar[type[Caller[Any]]] = Caller
@@ -211,7 +211,7 @@ class ActorHandle(ActorView[T_co]):
 
         Args:
             restart: False: running and queued calls get ``ActorDiedError(aborted=True)``, later ones raise
-                `ActorClosedError`. True: only the running call fails, the others run on a new process.
+                `ActorClosedError`. True: only the running call fails; the queued calls run in a new process.
         """
         self._supervisor.kill(restart)
 
@@ -219,7 +219,7 @@ class ActorHandle(ActorView[T_co]):
         """Let the queued calls run and the env close, then end the process; may be called again.
 
         Args:
-            timeout: How long that may take before the process is killed, in seconds; None: the close deadline.
+            timeout: How long closing may take before the process is killed, in seconds; None for the close deadline.
         """
         check_timeout(timeout, "close(timeout=...)")
         close_all([self], timeout)

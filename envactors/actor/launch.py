@@ -60,10 +60,10 @@ def spawn(  # type: ignore[misc] # mypy does not accept Any for the types of sev
     restart: RestartPolicy = RestartPolicy(max_restarts=0),  # noqa: B008 # frozen
     env_vars: Mapping[str, str] | None = None,
 ) -> ActorHandle[Any]:
-    """Start an actor, and return at once: its env is made in the background.
+    """Start an actor and return at once; the worker makes the env in the background.
 
     Args:
-        factory: Makes the env, in the worker: any callable, such as a lambda or a local class, or a string
+        factory: Called in the worker to make the env: any callable, such as a lambda or a local class, or a string
             ``"module:callable"``, whose module only the worker imports.
         *args: Arguments of the factory, pickled immediately.
         name: Name of the actor in errors and output; None for a generated name.
@@ -74,8 +74,8 @@ def spawn(  # type: ignore[misc] # mypy does not accept Any for the types of sev
 
     Raises:
         TypeError: ``factory`` is neither a callable nor a string, or ``env_vars`` is not a mapping of strings.
-        SerializationError: ``factory`` or an argument cannot be pickled, or has code of another version of Python than
-            the worker's.
+        SerializationError: ``factory`` or an argument cannot be pickled, or contains code of a version of
+            Python that is not the worker's.
         ValueError: There is no such backend, ``factory`` is a string of another form, ``deadlines`` is a number that is
             not above 0, or ``env_vars`` has names or values that no environment can have.
     """

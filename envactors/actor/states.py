@@ -35,7 +35,7 @@ class ActorStats:
         node: The node that runs the process; None on this machine.
         incarnation: The index of the process: 0 for the first, one more for each replacement.
         method: The method that runs; None if none does.
-        elapsed: How long that has run, in seconds; 0.0 if none does.
+        elapsed: How long that method has been running, in seconds; 0.0 if none is.
         rss: Resident memory, in bytes; 0 while there is no process.
         started_in: How long the last start took, in seconds; None before the first.
         replays: How often an env was replayed by ``on_failure="replay"``.

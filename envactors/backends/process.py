@@ -52,22 +52,23 @@ class ProcessBackend(Backend):
             on Linux and only there, forks a fresh process that has imported NumPy and, if the caller has, Gymnasium, so
             that a worker starts in milliseconds. ``"loky"``, the default elsewhere, and ``"spawn"`` start a fresh
             interpreter, with loky's process context or directly. ``"fork"`` forks the caller itself, in whatever state
-            its other threads are; no other method forks the caller. All actors of equal settings share a fork server,
-            which ends with the last of them; if it crashes, they continue, and it is replaced.
+            its other threads are; no other method forks the caller. Actors with equal settings share a fork
+            server, which ends with the last of these actors. If a fork server crashes, its actors continue, and another
+            one takes its place.
         spin: Whether the caller and the workers spin for some tens of microseconds before they sleep, if there are
             spare cores.
         max_starting: How many processes may be starting at a time, from the launch until the env is made. Further ones
             are queued, and their start deadlines do not run yet. None means four per core, and at least eight. Raise it
             for envs that mostly wait while they start.
-        preload: Modules that the fork server also imports, if they are installed: modules that take every worker time
-            to import and that leave no threads running. Since they may read environment variables, each mapping of
-            ``env_vars`` then has its own server. Only with ``"forkserver"``.
+        preload: Modules that the fork server imports, too, if they are installed, so that workers do not import them. They
+            must leave no threads running. Since modules may read environment variables, each mapping of ``env_vars``
+            then has its own server. Only with ``"forkserver"``.
         randomize_layout: Whether the kernel places the code and heap of each worker at random addresses, as it does
             with any program. If False, all workers of ``"loky"`` and ``"spawn"`` have the same addresses. Processors
             predict branches by address, so that light steps of more workers than cores may take half the time; but an
             attacker who can corrupt an env's C code then knows the addresses. Programs that env code starts have random
             addresses either way. The option has no effect with ``"forkserver"`` and ``"fork"``, whose workers have the
-            (random) addresses of the process that was forked, nor if the kernel refuses, as in some containers.
+            (random) addresses of the process that was forked, nor if the kernel refuses it, as in some containers.
         python: Another Python interpreter for the workers, such as that of a virtual environment: CPython 3.10 or newer
             with NumPy 1.26 or newer and cloudpickle, which is all that envactors needs there. Its workers have the
             path of that interpreter, and only this package from the caller's path; ``env_vars`` with ``PYTHONPATH``

@@ -1,4 +1,4 @@
-"""Unwrap the exception of an env from a `VectorStepError`, for drop-ins whose users expect the env's own exception."""
+"""Unwrap an env's exception from a `VectorStepError`, for drop-ins whose users expect the env's own exception."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _T = TypeVar("_T")
 
 
 def first_failure(error: VectorStepError) -> BaseException:
-    """Return the exception of the first env that failed."""
+    """Return the exception from the first env that failed."""
     return next(iter(error.failures.values()))
 
 
 def or_first_failure(request: Callable[[], _T]) -> _T:
-    """Return the result of a request to a vector, or raise the exception of the first env that failed."""
+    """Return the result of a request to a vector, or raise the exception from the first env that failed."""
     try:
         return request()
     except VectorStepError as error:

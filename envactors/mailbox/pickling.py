@@ -168,7 +168,7 @@ class _ExceptionPickler(_Pickler):
         return super().reducer_override(obj)
 
 
-# A plain pickle may fail on the exceptions of envs that it contains.
+# A plain pickle may fail on the exceptions from envs that it contains.
 copyreg.pickle(VectorStepError, lambda error: (loads, (_dump(_ExceptionPickler, error),)))
 
 

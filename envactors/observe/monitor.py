@@ -49,15 +49,15 @@ _REST = 0.1
 def monitor(path: str | Path | None = None) -> Monitor:
     """Let ``envactors top`` and ``envactors stacks`` look at this program.
 
-    Every program with actors does so by itself, unless ``ENVACTORS_MONITOR=0`` is in its environment. Call this to give
-    the socket another path, or to answer before the first actor and after the last.
+    Every program with actors does so automatically, unless ``ENVACTORS_MONITOR=0`` is in its environment. Call this to
+    give the socket another path, or to answer before the first actor starts and after the last one has ended.
 
     Args:
-        path: Path of the Unix socket, to which only this user can connect. None: one that the commands find by the
-            program's process id.
+        path: Path of the Unix socket, to which only this user can connect. None for a path that the commands find by
+            the program's process id.
 
     Returns:
-        A context manager, whose ``close`` ends it.
+        A context manager, whose ``close`` stops the monitor.
 
     Raises:
         FileExistsError: There is a file with this path, or another program listens there.

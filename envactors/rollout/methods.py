@@ -48,7 +48,7 @@ class RolloutMethods(abc.ABC):
     def set_policy(self, make_policy: Callable[[], Any], seed: int = 0) -> None:
         """Make a policy in each worker, for `rollout` to call there.
 
-        A worker that replaces another one makes it again.
+        Each new process makes the policy again.
 
         Args:
             make_policy: Called without arguments in each worker; returns the policy. The worker calls it as
@@ -76,7 +76,7 @@ class RolloutMethods(abc.ABC):
             steps: Number of steps of each env.
             parameters: Parameters that the policy loads first: any nest of arrays, which are copied once and reach the
                 policy as read-only views of shared memory, or another object that can be pickled. None keeps the
-                current ones.
+                current parameters.
             timeout: Longest time to wait, in seconds; None waits until the rollout has ended.
 
         Returns:

@@ -63,7 +63,7 @@ class ActorPart:
         infos: ``(step, env, info)`` of steps that were completed in rows.
         failures: ``(step, env, exception)``.
         errors: Errors to raise, by env.
-        error: Exception of the policy, or error of the actor as a whole; None without one.
+        error: Exception from the policy, or error of the actor as a whole; None without one.
         objects: Leaves of observations without a place in the trajectory, by (step, env): those before the first step,
             and those of steps that were completed in rows.
         version: How often the user has given parameters.

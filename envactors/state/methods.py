@@ -87,13 +87,13 @@ class SnapshotMethods(abc.ABC):
         return EnvSnapshot(env_id, state, check, slot.root_seed, slot.episode, ended, last)
 
     def restore(self, snapshots: Sequence[EnvSnapshot], env_ids: Iterable[int] | None = None) -> None:
-        """Restore envs to states that `snapshot` has returned, of this vector or of a similar one.
+        """Restore envs to states that `snapshot` of this vector, or of a similar one, has returned.
 
         From there, equal actions give the results that followed the snapshot. Steps and episodes continue to count.
 
         Args:
             snapshots: States to restore.
-            env_ids: Id of the env for each state; None for the envs that the states were taken of.
+            env_ids: Id of the env for each state; None for the envs from which the states were taken.
 
         Raises:
             VectorEnvError: The vector was made without ``snapshot``.
@@ -131,7 +131,7 @@ class SnapshotMethods(abc.ABC):
         return self._core.batcher.batch([step for step in steps if step is not None])
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Write a file from which `resume` can continue, and replace the one at this path.
+        """Write a file from which `resume` can continue, and replace an earlier file at this path.
 
         With ``checkpoint_every``, the vector also writes this file again from now on.
 

@@ -63,7 +63,7 @@ class Tuning:
 
     @property
     def best(self) -> Candidate:
-        """The fastest candidate with the policy in the caller; of equally fast ones, that with the fewest settings."""
+        """The fastest candidate with the policy in the caller; among equals, the one with the fewest settings."""
         with_step = [result for result in self.results if not result.candidate.in_workers]
         as_fast = [result.candidate for result in with_step if result.rate >= _AS_FAST * with_step[0].rate]
         return min(as_fast, key=lambda candidate: len(candidate.extras))
@@ -126,15 +126,15 @@ class Tuning:
 def tune(factory: Factory, num_envs: int, *, seconds: float = 20.0) -> Tuning:
     """Measure an env with different settings on this machine, and return the settings that make the most steps.
 
-    Envs in-process, on threads, and in processes take turns, with as many in an actor as may pay on these cores; then
+    Envs in-process, in threads, and in processes take turns, packed in every way that may pay off on these cores. Then
     ``copy=False``, other start methods, `VectorEnv.recv` of half the envs, and `VectorEnv.rollout` are tried for the
-    best of them. Actions are sampled from the env's own action space; in a rollout, a policy in the workers plays them
+    fastest of these. Actions are sampled from the env's own action space; in a rollout, a policy in the workers plays them
     back.
 
     Args:
         factory: Makes an env; called in this process, too.
         num_envs: How many envs to run.
-        seconds: About how long it may take. Starting envs counts; each setting has one turn at least.
+        seconds: About how long all of this may take, including the starts of envs; each setting has at least one turn.
 
     Raises:
         ValueError: ``seconds`` is not a number above 0, or the env has no action space to sample from.

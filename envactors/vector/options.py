@@ -36,7 +36,7 @@ class CommonOptions(TypedDict, total=False):
 class VectorOptions(CommonOptions, total=False):
     """The keyword arguments of `VectorEnv`, which every drop-in takes too.
 
-    A drop-in refuses an option that has no place in its library, with the reason.
+    If an option does not fit a library, its drop-in raises an error with the reason.
 
     Attributes:
         envs_per_actor: Number of envs that share a process; 1 by default. They step one after the other, and a crash
@@ -49,22 +49,22 @@ class VectorOptions(CommonOptions, total=False):
         on_failure: Controls how the vector responds to a crash, a missed deadline, or an exception. ``"raise"``
             (default): `VectorStepError`. ``"renew"``: the process is replaced, and the result of the env is its last
             complete observation, reward 0, ``truncated``, and the exception as ``info["failure"]``. Under
-            ``"next_step"`` that result comes at once, and the next step resets on the new process; under
-            ``"same_step"`` it comes after that reset, with the last observation in ``info["final_obs"]``. A failed
-            reset is repeated on the new process, with its seed (once) and its options. ``"replay"``: the new process
-            repeats everything since the env's last seeded reset (actions, autoresets, attributes, calls), and returns
-            the true result of the lost step. If the observations differ (by checksum), the env was never seeded, the
-            action log is full, or the same inputs fail twice, it acts like ``"renew"``.
+            ``"next_step"`` that result comes at once, and the next step resets in the new process; under
+            ``"same_step"`` it comes after that reset, with the last observation in ``info["final_obs"]``. If a call of
+            ``reset`` fails, the new process repeats it, once with the same seed and then with derived ones.
+            ``"replay"``: the new process repeats everything since the env's last seeded reset (actions, autoresets,
+            attributes, calls), and returns the true result of the lost step. If the observations differ (by checksum),
+            the env was never seeded, the action log is full, or the same inputs fail twice, it acts like ``"renew"``.
         max_journal: Number of steps since the last seeded reset that are kept per env for a replay; 100,000 by default.
-            Beyond it the env is not replayed until its next seeded reset. Calls and attributes count as steps, and so
+            Beyond that the env is not replayed until its next seeded reset. Calls and attributes count as steps, and so
             does each further KiB of either.
         deadlines: Time limits in seconds; a number means ``Deadlines(call=number)``.
         restart: Limits of restarts; ``RestartPolicy(max_restarts=10)`` by default.
         recycle: Limits of a process's steps and memory, after which it is replaced between two episodes. Not counted
             as a restart. Needs ``envs_per_actor=1``.
-        standbys: Number of started processes that replace lost ones; 0 by default. All factories must be the same
-            object. An actor that takes a standby does not wait for ``restart.backoff``. While it waits, `current_actor`
-            has a name such as ``"standby-0"`` and a negative index.
+        standbys: Number of started processes that wait to replace failed ones; 0 by default. All factories must be the
+            same object. An actor that takes a standby does not wait for ``restart.backoff``. In a standby that waits,
+            `current_actor` has a name such as ``"standby-0"`` and a negative index.
         env_vars: Environment variables of all workers, or a sequence with one mapping per actor.
         backend: Where the actors run: ``"process"`` (default), ``"thread"``, ``"inline"``, or a backend.
         max_running: Largest number of envs that step or reset at once; None (default) for all. The other requests wait
@@ -75,8 +75,8 @@ class VectorOptions(CommonOptions, total=False):
             seed, and a replay never reaches back beyond the current episode.
         snapshot: Functions that read and write the state of an env, for ``snapshot()`` and ``restore()``. With
             ``on_failure="replay"`` the state is saved every ``snapshot.every`` steps, and a replay starts there.
-        checkpoint_every: Number of steps after which the file of the last ``checkpoint()`` is written again; None
-            (default) for never.
+        checkpoint_every: The file of the last ``checkpoint()`` is written again each time an env has made this many
+            more steps; None (default) for never.
         shared_memory: Deprecated: it has no effect, and False emits a `DeprecationWarning`.
         copy: True (default) to return copies of observations; False to return views of the shared memory, valid until
             that env's next step.

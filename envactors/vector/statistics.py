@@ -29,9 +29,9 @@ class VectorStats:
         actors: Statistics of each actor.
         batches: Number of full-batch steps that were timed.
         wait_seconds: Time spent in full-batch steps and in ``recv``.
-        caller_seconds: Time that the caller spent between these.
+        caller_seconds: Time that the caller spent between these calls.
         step_seconds: Durations of each env's steps, as measured in the worker.
-        reset_seconds: Durations of its resets, including those within steps.
+        reset_seconds: Durations of each env's resets, including resets within steps.
     """
 
     steps: list[int]

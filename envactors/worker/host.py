@@ -241,7 +241,7 @@ class Host:
         """Close all envs, even if some raise.
 
         Raises:
-            Exception: The first exception of an env's ``close``.
+            Exception: The first exception from an env's ``close``.
         """
         first_error: Exception | None = None
         for hosted in self._made:

@@ -74,7 +74,7 @@ class ActorEnvironment(Specs):
 
         Returns:
             A promise: a function that waits for the call and returns its result, any number of times. It raises the
-            exception of the env, or RuntimeError if the process crashed.
+            exception from the env, or RuntimeError if the process crashed.
         """
         return _promise(self._handle.call(_OWN.get(name, name), *args, **kwargs))
 

@@ -75,7 +75,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # m
         envs: One `ActorEnvironment` per env, without the spare envs.
         actors: The handle of each process, with spare envs last.
         vector: The vector behind this class, including spare envs, with handles of the envs and ``stats()``.
-        failures: Exceptions of envs whose episode ended in the last step or reset because they failed, by slot; only
+        failures: Exceptions from envs whose episode ended in the last step or reset because they failed, by slot; only
             with ``on_failure="renew"``.
         episode_seeds: The seed of the current episode, by slot; only with ``seed_episodes``.
 
@@ -228,7 +228,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # m
         """Call a method of all envs except spare envs in parallel; return one value per env.
 
         Raises:
-            Exception: The exception of the first env that failed.
+            Exception: The exception from the first env that failed.
             RuntimeError: The process of an env crashed.
         """
         return _fulfilled([env.call(func_name, *args, **kwargs) for env in self.envs])
@@ -244,7 +244,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # m
 
         Raises:
             ValueError: There is not one seed per env.
-            Exception: The exception of the first env that failed.
+            Exception: The exception from the first env that failed.
         """
         wanted = seeds_for(seeds, list(range(self.vector.num_envs)))
         results = _fulfilled([env.call("seed", seed) for env, seed in zip(self._each, wanted, strict=True)])

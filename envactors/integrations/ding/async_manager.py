@@ -308,7 +308,7 @@ class AsyncActorEnvManager(Envs):
 
         Raises:
             AssertionError: The manager is closed, or an env is not in state RUN or has a pending step.
-            Exception: The exception of an env, or the `ActorError` that ended its step; the manager is closed.
+            Exception: The exception from an env, or the `ActorError` that ended its step; the manager is closed.
             RuntimeError: A reset failed ``max_retry`` times; the last error is ``__cause__``.
         """
         return self._step(actions)

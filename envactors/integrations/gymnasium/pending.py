@@ -155,7 +155,7 @@ def _results(calls: Sequence[ActorFuture], timeout: float | None) -> tuple[Any, 
 
 
 def _logged(failures: Mapping[int, BaseException]) -> BaseException:
-    """Log the exceptions of envs in Gymnasium's wording, and return the last one, which the caller raises."""
+    """Log the exceptions from envs in Gymnasium's wording, and return the last one, which the caller raises."""
     for index, failure in failures.items():
         remote = failure.__cause__
         text = remote.text if isinstance(remote, RemoteTraceback) else "".join(traceback.format_exception(failure))

@@ -60,7 +60,7 @@ _NOT_CALLED = ("reset", "step", "close")
 class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """Gymnasium's ``AsyncVectorEnv`` with each env in an actor; the first nine parameters are those of Gymnasium 1.4.
 
-    The caller receives the exception of an env unchanged, and the env remains usable. Envs are created only in the
+    The caller receives the exception from an env unchanged, and the env remains usable. Envs are created only in the
     workers, which also report the spaces.
 
     Args:

@@ -18,7 +18,7 @@ _Metrics: TypeAlias = Mapping[str, Any]
 
 
 class _Outcome(NamedTuple):
-    """The outcome of a task: its metrics, or the exception of its envs."""
+    """The outcome of a task: its metrics, or the exception from its envs."""
 
     group: str
     task_id: int

@@ -64,7 +64,7 @@ _COMPLAINTS = (
 _ITSELF = "ML-Agents steps each worker separately"
 _REFUSED = {
     "envs_per_actor": f"{_ITSELF}, and continues as soon as the first result arrives",
-    "autoreset": "Unity envs begin new episodes by themselves",
+    "autoreset": "Unity envs begin new episodes automatically",
     "on_failure": "ML-Agents restarts a worker that failed and resets all envs, within the limits of restart",
     "max_journal": "Unity envs are not replayed",
     "recycle": "replacing a worker would end the episodes of all envs",
@@ -108,7 +108,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
 
     A worker fails if its process crashes or exceeds a deadline, or if its env raises one of Unity's exceptions about
     communication, timeouts, or the start. If the restart limits allow it, the manager then restarts the worker, ends
-    all episodes, sends the parameters again, and resets all envs, as ML-Agents does. Any other exception of an env is
+    all episodes, sends the parameters again, and resets all envs, as ML-Agents does. Any other exception from an env is
     raised in the caller, and the env remains usable.
 
     Args:

@@ -21,7 +21,7 @@ class ActorParallelEnvCopy(ParallelEnv):  # type: ignore[misc] # mypy skips its 
     """A ``ParallelEnv`` whose env runs in an actor. Its agents, spaces, and results are those of the env itself.
 
     The vector steps the same env, so calls of either change the state of both. Other public attributes are read from
-    the env. The caller receives an exception of the env unchanged.
+    the env. The caller receives an exception from the env unchanged.
 
     Args:
         envs: The facade.

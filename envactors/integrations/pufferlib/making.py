@@ -46,20 +46,20 @@ def make(  # type: ignore[misc] # `backend` takes more than that of the options,
             called only in the workers. A sequence has one per env, and then ``env_args`` and ``env_kwargs`` are
             sequences too.
         env_args: Positional arguments of the creator.
-        env_kwargs: Its keyword arguments.
+        env_kwargs: Keyword arguments of the creator.
         backend: ``"process"`` (default), ``"thread"``, ``"inline"``, or a backend of envactors.
             ``"Multiprocessing"`` and ``"Serial"``, and these classes, mean ``"process"`` and ``"inline"``.
         num_envs: Number of envs.
         seed: Creator ``i`` gets the seed ``seed + i`` if it takes ``buf`` and ``seed``, as PufferLib's own do.
-        num_workers: Number of processes; None and ``"auto"``: one per env.
-        batch_size: Number of envs that `ActorVecEnv.recv` returns; None: all, ``"auto"``: half of them.
-        zero_copy: True to make batches of neighboring envs; False: of those that are ready first.
+        num_workers: Number of processes; None and ``"auto"`` mean one per env.
+        batch_size: Number of envs that `ActorVecEnv.recv` returns; None means all, ``"auto"`` half of them.
+        zero_copy: True to make batches of neighboring envs, False to make batches of the envs that are ready first.
         overwork: Ignored: the number of workers has no limit.
         **options: See `envactors.VectorOptions`. With ``on_failure="renew"`` a failed env's agents are truncated, and
             ``{"failure": exception}`` is among the infos.
 
     Raises:
-        ValueError: A number does not fit the others, or the backend is of another kind.
+        ValueError: A number does not fit the others, or the backend is none of these.
         ActorStartError: An env could not be created.
         SpaceMismatchError: The envs' spaces differ.
     """

@@ -120,7 +120,7 @@ class ActorVecEnv:
 
         Raises:
             pufferlib.APIUsageError: There was no `async_reset`.
-            Exception: The exception of the first env that failed.
+            Exception: The exception from the first env that failed.
         """
         recv_precheck(self)
         if self._parts is not None:
@@ -225,7 +225,7 @@ class PartialBatches:
         """Wait for a batch, and return the ids and results of its envs.
 
         Raises:
-            Exception: The exception of the first env that failed.
+            Exception: The exception from the first env that failed.
         """
         while (batch := self._complete()) is None:
             received = or_first_failure(lambda: self._envs.recv(min_envs=1))

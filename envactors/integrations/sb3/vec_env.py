@@ -116,7 +116,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # mypy skips its module
             observation of the episode as ``terminal_observation``.
 
         Raises:
-            Exception: The exception of the first env that failed, once all envs have answered; all remain usable.
+            Exception: The exception from the first env that failed, once all envs have answered; all remain usable.
             NothingPendingError: No step was started.
         """
         if not self.waiting:
@@ -143,7 +143,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # mypy skips its module
         If a step is pending, wait for it first and discard its result.
 
         Raises:
-            Exception: The exception of the first env that failed, once all envs have answered.
+            Exception: The exception from the first env that failed, once all envs have answered.
         """
         if self.waiting:
             with contextlib.suppress(Exception):  # the result is discarded

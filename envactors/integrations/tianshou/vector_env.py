@@ -56,7 +56,7 @@ def _launch(
 class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # mypy skips its module
     """One env in an actor, for ``BaseVectorEnv(env_fns, worker_fn=ActorEnvWorker)``.
 
-    The caller receives the exception of an env unchanged, and the env remains usable. After a crash, the env needs a
+    The caller receives the exception from an env unchanged, and the env remains usable. After a crash, the env needs a
     reset.
 
     Args:
@@ -122,7 +122,7 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # mypy skips its module
         """Return the result of the last `send`.
 
         Raises:
-            Exception: The exception of the env.
+            Exception: The exception from the env.
         """
         assert self.future is not None, "cannot call recv(): nothing was sent. Call send(action) first"
         return self.future.result()
@@ -203,7 +203,7 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # mypy skips its modu
         """Step envs as ``BaseVectorEnv.step`` does.
 
         Raises:
-            Exception: The exception of an env. That env can be reset, and the others are not affected.
+            Exception: The exception from an env. That env can be reset, and the others are not affected.
         """
         try:
             return super().step(action, id)

@@ -118,7 +118,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # mypy skips its module
         """Step all envs, or those selected by ``"_step"``; the others keep their values from the TensorDict.
 
         Raises:
-            Exception: The exception of the first env that failed, once all envs have answered.
+            Exception: The exception from the first env that failed, once all envs have answered.
         """
         envs, num_envs = self.vector, self.vector.num_envs
         stepped, env_ids = _selected(tensordict.get("_step", None), num_envs)
@@ -151,7 +151,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # mypy skips its module
         """Reset all envs, or those selected by ``"_reset"``; only their rows are valid. See `VectorEnv.reset`.
 
         Raises:
-            Exception: The exception of the first env that failed, once all envs have answered.
+            Exception: The exception from the first env that failed, once all envs have answered.
         """
         envs, num_envs = self.vector, self.vector.num_envs
         _, env_ids = _selected(None if tensordict is None else tensordict.get("_reset", None), num_envs)
