@@ -60,9 +60,9 @@ class ProcessBackend(Backend):
         max_starting: How many processes may be starting at a time, from the launch until the env is made. Further ones
             are queued, and their start deadlines do not run yet. None means four per core, and at least eight. Raise it
             for envs that mostly wait while they start.
-        preload: Modules that the fork server imports, too, if they are installed, so that workers do not import them. They
-            must leave no threads running. Since modules may read environment variables, each mapping of ``env_vars``
-            then has its own server. Only with ``"forkserver"``.
+        preload: Modules that the fork server also imports, if they are installed, so that workers do not import them.
+            They must leave no threads running. Since modules may read environment variables, each mapping of
+            ``env_vars`` then has its own server. Only with ``"forkserver"``.
         randomize_layout: Whether the kernel places the code and heap of each worker at random addresses, as it does
             with any program. If False, all workers of ``"loky"`` and ``"spawn"`` have the same addresses. Processors
             predict branches by address, so that light steps of more workers than cores may take half the time; but an

@@ -128,8 +128,8 @@ def tune(factory: Factory, num_envs: int, *, seconds: float = 20.0) -> Tuning:
 
     Envs in-process, in threads, and in processes take turns, packed in every way that may pay off on these cores. Then
     ``copy=False``, other start methods, `VectorEnv.recv` of half the envs, and `VectorEnv.rollout` are tried for the
-    fastest of these. Actions are sampled from the env's own action space; in a rollout, a policy in the workers plays them
-    back.
+    fastest of these. Actions are sampled from the env's own action space; in a rollout, a policy in the workers plays
+    them back.
 
     Args:
         factory: Makes an env; called in this process, too.
