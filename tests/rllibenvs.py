@@ -173,7 +173,9 @@ def run_program(path, *args):
     """Run a program that prints JSON, whose processes Ray ends with it, and return what it printed."""
     folders = os.pathsep.join(entry for entry in sys.path if entry)
     run = [sys.executable, str(path), *map(str, args)]
-    done = subprocess.run(run, env={**os.environ, "PYTHONPATH": folders}, capture_output=True, text=True)
+    # RLlib keeps the names of agents in sets, whose order depends on this seed, and draws their actions in that order.
+    variables = {**os.environ, "PYTHONPATH": folders, "PYTHONHASHSEED": "0"}
+    done = subprocess.run(run, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
