@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from envactors.actor.handle import ActorHandle
 from envactors.actor.launch import launch
 from envactors.backends import resolve
+from envactors.backends.process import ProcessBackend
 from envactors.errors import VectorInputError
 from envactors.integrations.adapter import for_inner_env
 from envactors.mailbox.factory import Factory
+from envactors.process.starting import DEFAULT
 from envactors.vector.facade import VectorEnv
 from envactors.vector.inputs import check_flags, group_envs, limit_running
 from envactors.vector.options import Choices, CommonOptions, VectorOptions, check_names
@@ -55,6 +57,11 @@ def check_one_backend(name: str, start_method: str | None, given: CommonOptions)
     """
     if start_method is not None and "backend" in given:
         raise ValueError(f"got both {name}={start_method!r} and backend={given['backend']!r}: expected only one")
+
+
+def preloading(*modules: str) -> ProcessBackend:
+    """Return the default backend, whose fork server, where there is one, imports these modules once for all workers."""
+    return ProcessBackend(preload=modules if DEFAULT == "forkserver" else ())
 
 
 def make_vector(

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from envactors.backends.process import ProcessBackend
+from envactors.integrations.options import preloading
 from envactors.sessions.lease import Lease
 from envactors.sessions.pool import SessionPool
 
@@ -26,7 +26,7 @@ class SharedPool:
     """
 
     def __init__(self, factory: Callable[[], Any], size: int, module: str, pool_options: dict[str, Any]) -> None:
-        pool_options.setdefault("backend", ProcessBackend(preload=[module]))
+        pool_options.setdefault("backend", preloading(module))
         self._make = functools.partial(SessionPool, factory, size, **pool_options)
         self.start_timeout: float | None = pool_options.get("start_timeout", 120.0)
         self._lock = threading.Lock()

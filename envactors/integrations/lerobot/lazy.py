@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 
-from envactors.backends.process import ProcessBackend
 from envactors.integrations.gymnasium.vector_env import ActorVectorEnv
-from envactors.integrations.options import check_options
+from envactors.integrations.options import check_options, preloading
 from envactors.mailbox.factory import Factory, as_callable, as_factories
 from envactors.options import Deadlines, RestartPolicy
-from envactors.process.starting import DEFAULT
 from envactors.vector.options import CommonOptions
 
 if TYPE_CHECKING:
@@ -63,8 +61,7 @@ class LazyActorVectorEnv:
 
     def __init__(self, env_fns: Sequence[Factory], **options: Unpack[CommonOptions]) -> None:
         check_options(type(self).__name__, options, _REFUSED)
-        if DEFAULT == "forkserver":
-            options.setdefault("backend", ProcessBackend(preload=[_WRAPPERS]))
+        options.setdefault("backend", preloading(_WRAPPERS))
         options.setdefault("deadlines", Deadlines(start=120.0))
         options.setdefault("restart", RestartPolicy(max_restarts=1))
         self.num_envs: int = len(env_fns)

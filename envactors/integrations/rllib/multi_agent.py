@@ -18,18 +18,16 @@ from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 from ray.tune.registry import ENV_CREATOR, _global_registry
 
 from envactors.actor.future import results_of
-from envactors.backends.process import ProcessBackend
 from envactors.envs.results import Batch
 from envactors.integrations.adapter import adapter_factories
 from envactors.integrations.failures import or_first_failure
-from envactors.integrations.options import make_vector
+from envactors.integrations.options import make_vector, preloading
 from envactors.integrations.rllib.adapter import ALL, Agents, AgentStep, MultiAgentEnvAdapter
 from envactors.integrations.rllib.creator import REFUSED, EnvCreator
 from envactors.mailbox.factory import Factory
-from envactors.process.starting import DEFAULT
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
-from envactors.vector.options import CommonOptions, VectorOptions
+from envactors.vector.options import CommonOptions
 
 Dicts: TypeAlias = list[dict[Any, Any]]
 
@@ -64,10 +62,9 @@ class ActorVectorMultiAgentEnv(VectorMultiAgentEnv):  # type: ignore[misc] # Ray
     def __init__(self, factories: Sequence[Factory], options: CommonOptions) -> None:
         self.closed: bool = True  # for `__del__`, should the actors fail to start
         adapters = adapter_factories(MultiAgentEnvAdapter, factories)
-        defaults: VectorOptions = {"autoreset": "disabled"}
-        if DEFAULT == "forkserver":
-            defaults["backend"] = ProcessBackend(preload=_PRELOAD)
-        self.vector: VectorEnv = make_vector(VectorEnv, "on_actors", adapters, options, REFUSED, **defaults)
+        self.vector: VectorEnv = make_vector(
+            VectorEnv, "on_actors", adapters, options, REFUSED, autoreset="disabled", backend=preloading(*_PRELOAD)
+        )
         self.closed = False
         self.num_envs: int = self.vector.num_envs
         self.metadata: dict[str, Any] = {**self.vector.metadata, "autoreset_mode": "next_step"}
