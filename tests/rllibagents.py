@@ -96,6 +96,14 @@ class Endless(Relay):
         return observations, rewards, {}, truncateds, infos
 
 
+class Unlisted(Relay):
+    """Names its agents only in its spaces."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.possible_agents = []
+
+
 class Pair(WithoutRay):
     """Two CartPoles, the first of which may fail; an episode ends with the first that falls.
 

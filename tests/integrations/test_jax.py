@@ -201,7 +201,7 @@ def test_callbacks_run_without_jit_and_in_a_loop_of_the_program(make):
 
 
 def train(envs, updates, steps=64):
-    """Trains a softmax policy with clipped ratios, as PPO does; returns them and the lengths of episodes."""
+    """Trains a softmax policy as PPO does; returns its parameters and the trajectories: a batch per update."""
     reset, step = callbacks(envs)
 
     def log_probabilities(parameters, obs):
@@ -237,30 +237,45 @@ def train(envs, updates, steps=64):
         for _ in range(4):
             slope = jax.grad(loss)(parameters, seen, actions, advantages, old)
             parameters = jax.tree.map(lambda value, change: value - 0.3 * change, parameters, slope)
-        return parameters, obs, 1 / jnp.maximum(ended.mean(), 1 / steps)
+        return parameters, obs, (seen, actions, rewards, ended)
 
     first, second = jax.random.split(jax.random.key(0))
     parameters = {"hidden": jax.random.normal(first, (4, 16)) * 0.5, "out": jax.random.normal(second, (16, 2)) * 0.01}
-    obs, lengths = jax.jit(reset)(1), []
+    obs, trajectories = jax.jit(reset)(1), []
     for number in range(updates):
-        parameters, obs, length = update(parameters, obs, jax.random.key(number))
-        lengths.append(float(length))
-    return parameters, lengths
+        parameters, obs, trajectory = update(parameters, obs, jax.random.key(number))
+        trajectories.append(trajectory)
+    return parameters, trajectories
 
 
-@pytest.mark.soak
-def test_training_with_killed_workers_ends_with_the_same_parameters(make):
-    healthy = make([cartpole] * 4, envs_per_actor=4)
-    expected, lengths = train(healthy, 100)
+def assert_seen_by_the_plain_loop(envs, trajectories):
+    obs, _ = envs.reset(seed=1)
+    for batch in trajectories:
+        for expected_obs, actions, expected_rewards, expected_ended in zip(*batch, strict=True):
+            np.testing.assert_array_equal(obs, expected_obs)
+            obs, rewards, terminated, truncated, _ = envs.step(np.asarray(actions))
+            np.testing.assert_array_equal(rewards, expected_rewards)
+            np.testing.assert_array_equal(terminated | truncated, expected_ended)
+
+
+@pytest.mark.parametrize(
+    ("updates", "kills"), [(4, (40, 90, 150, 240)), pytest.param(100, (40, 900, 2500, 5000), marks=pytest.mark.soak)]
+)
+def test_ppo_with_killed_workers_learns_the_same_from_the_trajectories_of_the_plain_loop(make, updates, kills):
     killed = make(
-        [functools.partial(lambda at: Failing(cartpole(), at, 1), at) for at in (40, 900, 2500, 5000)],
+        [functools.partial(lambda at: Failing(cartpole(), at, 1), at) for at in kills],
         on_failure="replay",
     )
-    parameters, _ = train(killed, 100)
-    assert_equal(parameters, expected)
+    parameters, trajectories = train(killed, updates)
     assert [actor.incarnation for actor in killed.actors] == [1] * 4
-    assert lengths[0] < 30  # steps per episode, up to 64, which a rollout has
-    assert np.mean(lengths[-10:]) > 55  # it learns
+    healthy = make([cartpole] * 4, envs_per_actor=4)
+    expected, _ = train(healthy, updates)
+    assert_equal(parameters, expected)
+    assert_seen_by_the_plain_loop(healthy, trajectories)
+    if updates > 20:
+        lengths = [1 / max(np.mean(ended), 1 / 64) for *_, ended in trajectories]
+        assert lengths[0] < 30  # steps per episode, up to 64, which a rollout has
+        assert np.mean(lengths[-10:]) > 55  # it learns
 
 
 class Wordy(Nested):

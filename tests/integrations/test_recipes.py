@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import numpy as np
 import pytest
-
-import envactors as ea
 
 gymnasium = pytest.importorskip("gymnasium")
 
 from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
+from trainingfaults import Failing  # noqa: E402
 
 from envactors.integrations.gymnasium import ActorVectorEnv  # noqa: E402
 
 
-class Killed(gymnasium.Wrapper):
-    """Kills its first process in one of its steps."""
-
-    def __init__(self, env, at):
-        super().__init__(env)
-        actor = ea.current_actor()
-        self.left = at if actor is not None and actor.incarnation == 0 else -1
-
-    def step(self, action):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
-
-
 def make_env(at):
     def thunk():
-        return gymnasium.wrappers.RecordEpisodeStatistics(Killed(gymnasium.make("CartPole-v1"), at))
+        return gymnasium.wrappers.RecordEpisodeStatistics(Failing(gymnasium.make("CartPole-v1"), at, 1))
 
     return thunk
 
@@ -58,7 +39,7 @@ def actions():
 
 
 def test_cleanrl_stores_and_logs_the_same_as_without_a_crash(actions):
-    factories = [make_env(30), make_env(-1), make_env(55)]
+    factories = [make_env(30), make_env(0), make_env(55)]
     ours = ActorVectorEnv(factories, autoreset_mode="SameStep", on_failure="replay")
     stored, returns = collect(ours, actions)
     expected, expected_returns = collect(SyncVectorEnv(factories, autoreset_mode=AutoresetMode.SAME_STEP), actions)
@@ -70,7 +51,7 @@ def test_cleanrl_stores_and_logs_the_same_as_without_a_crash(actions):
 
 
 def test_cleanrl_continues_when_failures_renew(actions):
-    ours = ActorVectorEnv([make_env(5), make_env(-1)], autoreset_mode="SameStep", on_failure="renew")
+    ours = ActorVectorEnv([make_env(5), make_env(0)], autoreset_mode="SameStep", on_failure="renew")
     (obs, rewards, dones), returns = collect(ours, actions[:60, :2])
     assert dones[4, 0]
     assert rewards[4, 0] == 0
@@ -82,7 +63,7 @@ def test_cleanrl_continues_when_failures_renew(actions):
 def test_skrl_steps_a_wrapped_vector_with_a_crash():
     torch = pytest.importorskip("torch")
     wrappers = pytest.importorskip("skrl.envs.wrappers.torch")
-    env = wrappers.wrap_env(ActorVectorEnv([make_env(5), make_env(-1)], on_failure="renew"), verbose=False)
+    env = wrappers.wrap_env(ActorVectorEnv([make_env(5), make_env(0)], on_failure="renew"), verbose=False)
     assert env.num_envs == 2
     obs, _ = env.reset()
     assert obs.shape == (2, 4)

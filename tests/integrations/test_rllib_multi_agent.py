@@ -21,7 +21,7 @@ from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.vector.sync_vector_multi_agent_env import SyncVectorMultiAgentEnv
 from ray.tune.registry import register_env
-from rllibagents import Endless, FailsToReset, Relay
+from rllibagents import Endless, FailsToReset, Relay, Unlisted
 from rllibenvs import Unreliable, assert_accounted_for, assert_same_training, train_in_a_program
 from rllibrelay import RelayOfRay
 
@@ -151,6 +151,12 @@ def test_methods_and_attributes_are_those_of_the_envs(make):
     assert envs.call("steps") == (0, 0)
     assert envs.get_attr("observe") == ({}, {})  # methods are called, as by RLlib
     assert repr(envs) == "ActorVectorMultiAgentEnv(num_envs=2)"
+
+
+def test_agents_that_only_the_spaces_name_are_known(make):
+    envs = make({}, env=Unlisted)
+    assert envs.single_observation_spaces.keys() == {"quick", "slow", "late"}
+    assert envs.envs[0].possible_agents == ["quick", "slow", "late"]
 
 
 def test_what_is_no_multi_agent_env_is_rejected(make):

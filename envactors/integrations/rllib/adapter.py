@@ -54,7 +54,8 @@ class MultiAgentEnvAdapter(EnvAdapter):
         env = getattr(self._env, "unwrapped", self._env)
         if not all(hasattr(env, name) for name in ("possible_agents", "get_observation_space", "get_action_space")):
             raise TypeError(f"the env creator returned {env!r}: expected a MultiAgentEnv of RLlib")
-        agents = list(env.possible_agents)
+        # The spaces name all agents, too, and an env may have set only those.
+        agents = list(env.possible_agents or getattr(env, "observation_spaces", None) or ())
         self._agents = Agents(
             agents,
             {agent: env.get_observation_space(agent) for agent in agents},
