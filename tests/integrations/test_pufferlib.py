@@ -116,18 +116,30 @@ SAMPLES = {
 }
 
 
+def seeded(name, buf=None, seed=0):
+    """A sample env. All of a process draw from the same generators, which it seeds."""
+    np.random.seed(0)  # noqa: NPY002 # they draw from it
+    random.seed(0)
+    return SAMPLES[name](buf=buf, seed=seed)
+
+
+def joined(results):
+    """Joins what several vector envs with one env each return in a step."""
+    *columns, infos = zip(*results, strict=True)
+    return (*map(np.concatenate, columns), [info for own in infos for info in own])
+
+
 @pytest.mark.parametrize("name", SAMPLES)
-def test_trajectories_of_sample_envs_are_those_of_serial(name, make_one):
-    """One env each, since these draw from the generator that all envs of a process share."""
-    ours, theirs = make_one(SAMPLES[name], backend="inline"), serial(SAMPLES[name], 1)
-    actions = random_actions(theirs)
-    results = []
-    for envs in (ours, theirs):
-        np.random.seed(0)  # noqa: NPY002 # they draw from it
-        random.seed(0)
-        results.append(rollout(envs, actions))
-    assert_same(*results)
-    theirs.close()
+def test_trajectories_of_sample_envs_in_processes_are_those_of_serial(name, make_one):
+    creator = functools.partial(seeded, name)
+    ours = make_one(creator, num_envs=2)
+    actions = random_actions(ours)
+    each = []
+    for env_id in range(2):
+        theirs = serial(creator, 1)
+        each.append(rollout(theirs, [both[[env_id]] for both in actions], 7 + env_id))
+        theirs.close()
+    assert_same(rollout(ours, actions), map(joined, zip(*each, strict=True)))
 
 
 OTHERS = {"agents": functools.partial(of_agents, sanity.Multiagent), "native": Native, "cartpole": cartpole}
