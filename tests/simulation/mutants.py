@@ -323,8 +323,10 @@ MUTANTS = [
     Mutant(ROLLOUTS + "_settle", "run.unsettled.discard(future)", "run.unsettled.clear()", MIXES),
     Mutant(COLUMNS + "_repeat", "self._checks[row] = hosted.check", "pass", REPLAYS),
     Mutant(COLUMNS + "_write", "self._only_obs[step + 1, index] = obs", "self._only_obs[step, index] = obs", LAST),
+    Mutant(COLUMNS + "run", "cells[cell : cell + size] = obs", "pass", MIXES),
+    Mutant(COLUMNS + "_write_turn", "column.end_episode(autoreset)", "pass", STATES),
     Mutant(COLUMNS + "clear", "array[start, due] = 0", "pass", "a row says what became of its env"),
-    Mutant("rollout.columns:Column.go_on", "self._episode += 1", "pass", "episodes have their seeds"),
+    Mutant("rollout.columns:Column.begin_episode", "self._episode += 1", "pass", "episodes have their seeds"),
     Mutant(
         ROLLOUT_RUNNER + "run", "parameters.version != self._version", "self._version == 0", "the last parameters count"
     ),
