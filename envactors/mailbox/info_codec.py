@@ -284,6 +284,7 @@ def _column_of(code: str | _ArrayKind, column: npt.NDArray[Any]) -> list[Any]:
     return column.tolist() if _KINDS[code] in _BUILTINS else list(column)
 
 
+@functools.lru_cache(_MOST_LAYOUTS)
 def _dict_maker(keys: tuple[str, ...]) -> Callable[[Iterable[Sequence[Any]]], list[dict[str, Any]]]:
     """Return a function that makes a dict with these keys of each sequence of values.
 
