@@ -241,7 +241,12 @@ MUTANTS = [
     ),
     Mutant(ASKER + "start_resets", "slot.seed_with(op.seed)", "pass", "episodes have their seeds"),
     Mutant(STEPPER + "_start_all", "slots.align_halves(half)", "pass", LAST),
-    Mutant(STEPPER + "_start_all", "slots.ended * np.uint8(RESET) | ", "", "an episode that ended is reset"),
+    Mutant(
+        STEPPER + "_start_all",
+        "slots.ended * np.uint8(RESET)",
+        "slots.ended * np.uint8(0)",
+        "an ended episode is reset",
+    ),
     Mutant(STEPPER + "listen", "self._heard.get(actor) is not process.page", "actor not in self._heard", HANGS),
     Mutant(STEPPER + "_is_finished", "if selection.is_all and states != self._all_posted:", "if False:", HANGS),
     Mutant(STEPPER + "_is_finished", "any(states[env_id] != POSTED for env_id in envs)", "False", HANGS),
