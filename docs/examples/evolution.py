@@ -38,8 +38,8 @@ class Player:
 
 
 # %%
-# Each generation samples around a center, more closely than the one before. The gradient estimate weighs the samples
-# by the ranks of their returns. `ActorPool.map` returns the results in the order of the candidates.
+# Each generation samples around a center, more closely than the previous generation. The gradient estimate weighs the
+# samples by the ranks of their returns. `ActorPool.map` returns the results in the order of the candidates.
 
 rng = np.random.default_rng(2)
 center = np.zeros(4)

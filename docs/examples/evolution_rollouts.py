@@ -37,8 +37,8 @@ class Population:
 # ``EPISODES * POPULATION`` episodes are therefore a table with a column for each candidate, however long each episode
 # was.
 #
-# The seeds of the episodes follow from the seed of the policy. A new one for each generation keeps the search from
-# fitting a few initial states.
+# The seeds of the episodes follow from the seed of the policy. A new seed for each generation keeps the search
+# from fitting a few initial states.
 #
 # The candidates come in pairs, on opposite sides of the center. The gradient estimate weighs them by the ranks of their
 # returns.

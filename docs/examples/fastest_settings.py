@@ -3,7 +3,7 @@ Which settings are fastest
 ==========================
 
 Whether processes pay off, and how many envs each should have, depends on what a step costs. `tune` measures an env with
-different settings on this machine and returns those that win. Here it does so for steps of three kinds.
+different settings on this machine and returns the fastest. Here it measures three kinds of steps.
 """
 
 # %%
@@ -30,7 +30,7 @@ for name, tuning in tunings.items():
 print(f"\n{tunings['computes 0.1 ms']}")
 
 # %%
-# Each bar is the fastest of its kind, as a multiple of a loop in one process (``backend="inline"``).
+# Each bar is the fastest setting of its kind, as a multiple of a loop in one process (``backend="inline"``).
 
 
 def kind(candidate):

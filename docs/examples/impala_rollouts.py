@@ -8,7 +8,7 @@ them in the order in which they finish. This example trains on CartPole, in four
 """
 
 # %%
-# One network computes the logits of the two actions, and the other one estimates the value.
+# One network computes the logits of the two actions, and the other network estimates the value.
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def learn(rollout):
 
 
 # %%
-# Two rollouts may be in flight, so each process has its next one queued while it runs the current one, and does not
+# Two rollouts may be in flight, so each process has its next rollout queued while it runs the current one, and does not
 # wait for the other processes in between. The learner begins with the first process that finishes, and updates the
 # networks twice per result.
 

@@ -8,8 +8,8 @@ that hangs costs its own episode a deadline and a retry, and the others nothing.
 """
 
 # %%
-# The env is any class: its methods are the tools. They sleep as tools do, and ``open_page`` hangs at times. It needs no
-# spaces, no ``step``, and no base class.
+# The env is any class: its methods are the tools. They sleep as tools do, and ``open_page`` hangs at times. The env
+# needs no spaces, no ``step``, and no base class.
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Library:
 
 # %%
 # The server plays the language model: it takes all waiting prompts, and a batch of many takes little
-# longer than a batch of one. A real one (vLLM, SGLang, an API) is awaited in the same place.
+# longer than a batch of one. A real server (vLLM, SGLang, an API) is awaited in the same place.
 
 
 class Server:
@@ -68,9 +68,9 @@ class Server:
 
 
 # %%
-# An episode: ask the model, call the tool that it names, until the fact is found. It returns a reward. If a tool misses
-# its deadline, the session fails with ``kind="timeout"``, and ``retries`` begins the episode again in a new process,
-# here with another seed.
+# An episode: ask the model, call the tool that it names, until the fact is found. The episode returns a reward. If a
+# tool misses its deadline, the session fails with ``kind="timeout"``, and ``retries`` begins the episode again in a new
+# process, here with another seed.
 
 spans = []
 tries = [0] * EPISODES

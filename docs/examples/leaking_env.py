@@ -3,8 +3,8 @@ An env that leaks memory, recycled
 ==================================
 
 Simulators leak, and a run of several days ends when the machine has no memory left. With
-``recycle=ea.RecyclePolicy(max_rss=...)``, an env whose process has grown too large gets a new one between two episodes,
-so that no episode is cut short.
+``recycle=ea.RecyclePolicy(max_rss=...)``, an env whose process has grown too large gets a new process between two
+episodes, so that no episode is cut short.
 """
 
 # %%
@@ -42,7 +42,7 @@ class LeakyEnv:
 
 
 # %%
-# ``actor.stats().rss`` is the resident memory of an actor's process, and ``incarnation`` counts its processes.
+# ``actor.stats().rss`` is the resident memory of an actor's process, and ``incarnation`` is the index of its process.
 # Recycling does not use up the restarts of the `RestartPolicy`.
 
 

@@ -2,8 +2,8 @@
 Two Dask nodes, one of which is lost
 ====================================
 
-On a cluster a vector env runs on the nodes of Dask. When a node is lost, its envs start again on the other
-nodes. With ``on_failure="replay"`` they continue where they were, and the observations are those of an undisturbed run.
+On a cluster a vector env runs on the nodes of Dask. When a node is lost, its envs start again on the other nodes. With
+``on_failure="replay"`` they continue where they were, and the observations are the same as in an undisturbed run.
 """
 
 # %%

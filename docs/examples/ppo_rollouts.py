@@ -65,9 +65,9 @@ def parameters_of_networks():
 # With the default ``autoreset="next_step"``, the step after the end of an episode resets the env. The row of this step
 # holds the last observation of the episode that ended, its action is ignored, and ``valid`` is False.
 #
-# The value of the next row is therefore always the one to bootstrap from, also where the time limit truncated an
-# episode. Only termination makes the future worth nothing. The sum over later steps stops at either end, and the reset
-# rows are left out of the batch.
+# The value of the next row is therefore always the one to bootstrap from, even where the time limit truncated an
+# episode. Only termination makes the future worth nothing. The sum over later steps stops at both kinds of ends, and
+# the reset rows are left out of the batch.
 
 
 def advantages_of(rollout):

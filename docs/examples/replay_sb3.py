@@ -9,7 +9,7 @@ worker with SIGKILL twice a second. Both learning curves are the same, and so ar
 
 # %%
 # `envactors.integrations.sb3.ActorVecEnv` takes the place of ``SubprocVecEnv``. ``VecMonitor`` and callbacks work as
-# they do there.
+# before.
 
 from __future__ import annotations
 

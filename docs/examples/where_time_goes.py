@@ -8,7 +8,7 @@ waits for it.
 """
 
 # %%
-# The envs sleep 3 ms per step, env 5 in one of eight steps ten times as long. Two envs share a process.
+# The envs sleep 3 ms per step, but in one of eight steps, env 5 sleeps ten times as long. Two envs share a process.
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ with tempfile.TemporaryDirectory() as directory:
 print(stats)
 
 # %%
-# The spans of the trace lie on one track per actor and one for the caller. Those of the caller say what it waited for.
+# The trace has one track of spans per actor, and one for the caller, whose spans say what the caller waited for.
 
 tracks = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
 spans = [
@@ -67,8 +67,8 @@ assert p99.argmax() == SLOW
 assert p99[SLOW] > 5 * np.delete(p99, SLOW).max()
 
 # %%
-# The median of env 5 is that of the others. Its slow steps show in its 99th percentile, and in the gaps of all other
-# actors.
+# Env 5 has the same median as the other envs. Its slow steps show in its 99th percentile, and in the gaps of all
+# other actors.
 
 fig, axes = plt.subplot_mosaic("ab;cc", figsize=(8, 6), layout="constrained")
 shares = [part.rsplit(" ", 2)[:2] for part in str(stats).partition(";")[0].split(", ")]
