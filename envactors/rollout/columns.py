@@ -249,7 +249,7 @@ class Columns:
                                     self._write_turn(column, row + index, op, terminated, truncated, autoreset)
                                 done[index] = step + 1
                                 continue
-                            except (TypeError, ValueError):
+                            except (TypeError, ValueError, BufferError):
                                 pass  # the observation has another type, dtype, or shape
                     self._finish(column, step, op, result, autoreset)
                 except BaseException as error:
