@@ -80,8 +80,8 @@ SUBJECTS = {
         torch=("torch==2.11.0", "torchvision==0.26.0"),
         newer=("numpy",),
     ),
-    # Oldest on 3.11, as NumPy 1.24 has no wheels for 3.12. Ray pins its own version of Gymnasium, so the extra's oldest
-    # one cannot be installed beside it.
+    # Ray pins its own version of Gymnasium, so the extra's oldest one cannot be installed beside it. Nor can NumPy 1,
+    # which its PyArrow refuses.
     "rllib": Subject(
         "3.11",
         "3.12",
@@ -89,6 +89,7 @@ SUBJECTS = {
         ("tests/integrations/test_rllib.py", "tests/integrations/test_rllib_multi_agent.py"),
         torch=(TORCH,),
         beside=("ray[rllib]",),
+        newer=("numpy",),
     ),
     "recipes": Subject(
         "3.11",
