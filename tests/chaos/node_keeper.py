@@ -55,6 +55,11 @@ class NodeKeeper:
         self._over.set()
         self._thread.join()
 
+    @property
+    def nodes(self) -> list[str]:
+        """Names of the nodes that are not lost."""
+        return self._backend.nodes
+
     def end(self, node: str, signum: int) -> None:
         """Signal the agent of a node, and have another node join in its place."""
         self._ended.add(node)
@@ -63,7 +68,7 @@ class NodeKeeper:
 
     def replace_lost(self) -> None:
         """Have a node join in the place of each one that was lost although it was not to end."""
-        alive = set(self._backend.nodes)
+        alive = set(self.nodes)
         for node in sorted(self.known - alive - self._ended):
             self._ended.add(node)
             self.replaced.append(node)

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import dataclasses
 import random
+import signal
 import time
 from typing import Any
 
@@ -14,6 +15,8 @@ import psutil
 
 import envactors as ea
 from chaos.ledger import Ledger
+from chaos.machine_watch import MachineWatch
+from chaos.node_keeper import NodeKeeper
 from envactors.remote import LocalNodes
 
 # What share of the sessions ends in each way; the others complete.
@@ -40,6 +43,7 @@ _EXPECTED = {
 _DEADLINE = 2.0  # seconds per call
 _IDLE_TIMEOUT = 2.0  # seconds
 _PATIENCE = 60.0  # seconds that anything may take
+_LEASE = 3.0  # of nodes, in seconds
 
 
 @dataclasses.dataclass
@@ -74,6 +78,7 @@ class SessionStorm:
         # The sessions whose blocks have not been left; the pool may have ended some of them before.
         self._entered: set[Any] = set()
         self._are_nodes_lost = False
+        self._keeper: NodeKeeper | None = None
         self.report = SessionReport(sessions)
 
     def run(self) -> SessionReport:
@@ -83,7 +88,9 @@ class SessionStorm:
             backend: Any = "process"
             if self._nodes:
                 launcher = LocalNodes(self._nodes)
-                backend = ea.RemoteBackend(launcher, lease=2.0, heartbeat=0.5)
+                backend = ea.RemoteBackend(launcher, lease=_LEASE, heartbeat=_LEASE / 5)
+                lateness = stack.enter_context(MachineWatch()).lateness
+                self._keeper = NodeKeeper(launcher, backend, _LEASE, lateness)
             pool: ea.SessionPool[Ledger] = stack.enter_context(
                 ea.SessionPool(
                     Ledger,
@@ -94,8 +101,11 @@ class SessionStorm:
                     backend=backend,
                 )
             )
-            asyncio.run(self._play_all(pool))
-            self._check_pool(pool)
+            with self._keeper or contextlib.nullcontext():
+                asyncio.run(self._play_all(pool))
+                self._check_pool(pool)
+            if self._keeper is not None and self._keeper.unexplained:
+                self._complain(f"the nodes {self._keeper.unexplained} were lost while the machine was not late")
         deadline = time.monotonic() + _PATIENCE
         while (left := _descendants() - before) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -112,18 +122,16 @@ class SessionStorm:
             tasks.add(task)
             task.add_done_callback(lambda _: waiting.release())
             if self._nodes and user == self.report.sessions // 2:
-                self._lose_node(pool)
+                self._lose_node()
         for error in await asyncio.gather(*tasks, return_exceptions=True):
             if error is not None:
                 self._complain(f"a user ended with {error!r}")
 
-    def _lose_node(self, pool: ea.SessionPool[Ledger]) -> None:
+    def _lose_node(self) -> None:
         """Kill the agent of one node."""
-        agents = [
-            child for child in psutil.Process().children() if "envactors.remote.agent" in " ".join(child.cmdline())
-        ]
+        assert self._keeper is not None, "there are nodes"
         self._are_nodes_lost = True
-        agents[0].kill()
+        self._keeper.end(self._keeper.nodes[0], signal.SIGKILL)
 
     async def _play(self, pool: ea.SessionPool[Ledger], user: int) -> None:
         fate = self._choose_fate()
@@ -188,7 +196,8 @@ class SessionStorm:
         self.report.outcomes[kind] += 1
         if sessions and outcome is None:
             self._complain(f"the session of user {user} ({fate}) has not ended")
-        allowed = _EXPECTED[fate] | ({"node", "start", "none", "died"} if self._are_nodes_lost else set())
+        are_lost = self._are_nodes_lost or (self._keeper is not None and self._keeper.replaced)
+        allowed = _EXPECTED[fate] | ({"node", "start", "none", "died"} if are_lost else set())
         if kind not in allowed:
             self._complain(f"user {user} ({fate}) had the outcome {kind}: {outcome}")
 
