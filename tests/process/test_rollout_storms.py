@@ -47,7 +47,7 @@ def compare(make, make_policy, total, seconds, **options):
     ("total", "seconds", "least"),
     [
         (4_000, 0.1, 0),
-        pytest.param(60_000, 0.2, 1, marks=pytest.mark.slow),
+        pytest.param(60_000, 0.2, 1, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
         pytest.param(1_000_000, 0.5, 10, marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
 )
@@ -62,7 +62,7 @@ def test_many_rollouts_with_kills_give_the_observations_of_a_loop(total, seconds
 @pytest.mark.parametrize(
     "total",
     [
-        pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        pytest.param(50_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
         pytest.param(1_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
     ],
 )
