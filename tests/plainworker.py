@@ -74,7 +74,7 @@ class Parent:
         count: How many envs there are.
         autoreset: Whether an episode that ends is reset within the step.
         pickles: Whether values without a fixed size are pickled.
-        guard: See `envactors.worker.step_runner.WriteGuard`.
+        guard: See `envactors.worker.env_rows.WriteGuard`.
         action: The spec of actions that are written to rows; None if they come as payload.
         observation: The spec of observations.
         reward: The spec of rewards; None if they are objects.

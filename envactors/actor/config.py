@@ -8,6 +8,7 @@ only its process, with the channel and all descriptors (`ActorProcess.move`), an
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from envactors.actor.permits import Permits
@@ -36,6 +37,8 @@ class ActorConfig:
             `Lifecycle.give_process`.
         is_standby: Whether the actor only holds a process for others.
         permits: What its steps and resets need to run; None if any number may.
+        lock: The lock that the actors and standbys of a vector share: none waits for that of another while it holds its
+            own. None for an actor with its own.
     """
 
     name: str
@@ -50,6 +53,7 @@ class ActorConfig:
     standbys: Sequence[Callable[[float], ActorProcess | None]] = ()
     is_standby: bool = False
     permits: Permits | None = None
+    lock: threading.RLock | None = None
 
     @property
     def spin(self) -> bool:

@@ -51,7 +51,7 @@ class ActorCore:
         self.config = config
         self.reactor = reactor
         self.permits: Permits | None = config.permits
-        self.lock: threading.RLock = threading.RLock() if self.permits is None else self.permits.lock
+        self.lock: threading.RLock = threading.RLock() if config.lock is None else config.lock
         # Runs the requests of an in-process worker, once the lock is released; None for other backends.
         self.run_inline: Callable[[], None] | None = None
         self.deferred: DeferredCalls = DeferredCalls(reactor.post, reactor.is_current_thread, reactor.logs.report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
@@ -108,9 +109,9 @@ def launch(
     standbys: Sequence[Callable[[float], ActorProcess | None]] = (),
     is_standby: bool = False,
     permits: Permits | None = None,
+    lock: threading.RLock | None = None,
 ) -> ActorHandle:
     """Make an actor of several envs, numbered from ``first``; for the rest see `ActorConfig` and `spawn`."""
-    deadlines = as_deadlines(deadlines)
     actor = f"actor {name!r}"
     pickled = [_pickle(as_callable(factory, actor), f"the factory of {actor}", name) for factory in factories]
     resolved = backends.resolve(backend)
@@ -128,8 +129,8 @@ def launch(
             actor=name,
         )
     every = None if snapshot is None else snapshot.every
-    keeps = memory, max_journal, every
-    config = ActorConfig(name, resolved, start, deadlines, restart, variables, *keeps, standbys, is_standby, permits)
+    rest = memory, max_journal, every, standbys, is_standby, permits, lock
+    config = ActorConfig(name, resolved, start, as_deadlines(deadlines), restart, variables, *rest)
     with defer_signals:
         supervisor = Supervisor(config)
         return ActorHandle(supervisor, Lifeline(supervisor))

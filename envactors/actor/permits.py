@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import deque
 from typing import Protocol
 
@@ -24,18 +23,14 @@ class Holder(Protocol):
 class Permits:
     """The permits of steps and resets: an actor holds one from their start to their end.
 
-    A permit that is given back starts a request of another actor, in whichever thread that happens. So the actors that
-    share permits share one lock: none waits for the lock of another while it holds its own.
+    A permit that is given back starts a request of another actor, in whichever thread that happens, under the lock that
+    the actors of a vector share.
 
     Args:
         count: How many there are.
-
-    Attributes:
-        lock: The lock of the actors.
     """
 
     def __init__(self, count: int) -> None:
-        self.lock: threading.RLock = threading.RLock()
         self._count = count
         self._holders: set[Holder] = set()
         # The age of what heads the queue of each actor that waits. Empty while there is a permit left, except in

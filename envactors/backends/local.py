@@ -11,18 +11,19 @@ import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from envactors.backends.base import Backend, ExitStatus, RowMemory, Stacks, Stream, Worker
-from envactors.mailbox.control_page import POSTED, TIMED, ControlPage, page_size
+from envactors.mailbox.control_page import POSTED, SINCE, STEP, TIMED, ControlPage, page_size
 from envactors.mailbox.info_codec import InfoReader, InfoWriter
 from envactors.mailbox.messages import Frame
 from envactors.mailbox.slab import Layout, Slab
 from envactors.system.polling import Doorbell, Poller
 from envactors.worker import context
+from envactors.worker.context import ActorContext
+from envactors.worker.env_rows import WorkerRetiredError, WriteGuard, run_all
 from envactors.worker.main import Server
-from envactors.worker.step_runner import WriteGuard
 
 
 class _LocalPart(mmap.mmap):
@@ -131,7 +132,7 @@ class LocalStacks(Stacks):
         self._worker = worker
 
     def read(self) -> str:
-        frame = sys._current_frames().get(self._worker.thread or 0)  # noqa: SLF001 # documented for debugging tools
+        frame = sys._current_frames().get(self._worker.find_thread() or 0)  # noqa: SLF001 # documented for debugging tools
         return "it runs nothing\n" if frame is None else "".join(traceback.format_stack(frame))
 
     def wait(self, seconds: float) -> str:
@@ -168,7 +169,7 @@ class LocalWorker(Worker):
         )
         end = LocalChannel(self._requests, self._replies, to_worker, self._replied.ring if rings else None)
         self._guard = WriteGuard()
-        self._server = Server(end, self.page, memory, self._guard)
+        self.server: Server = Server(end, self.page, memory, self._guard)
 
     def kill(self) -> None:
         self._guard.close()
@@ -178,6 +179,10 @@ class LocalWorker(Worker):
     def begin_timing(self, spans: bool) -> None:
         del spans  # both sides share the page
         self.page.counters[TIMED] = True
+
+    def find_thread(self) -> int | None:
+        """Return the id of the thread that runs the worker; None if it runs nothing."""
+        return self.thread
 
     def ask_stacks(self) -> LocalStacks:
         return LocalStacks(self)
@@ -197,7 +202,7 @@ class ThreadWorker(LocalWorker):
 
     def _run(self) -> None:
         self.thread: int = threading.get_ident()
-        server = self._server
+        server = self.server
         counters = self.page.counters
         context.of_thread.set(server.host.running)
         try:
@@ -224,11 +229,16 @@ class InlineWorker(LocalWorker):
         # The thread that posts a request also runs it and then looks for results.
         self.page.to_worker.ring_open = self.page.to_parent.ring_open = lambda: None
         self._run_lock = threading.Lock()
+        # Runs most steps of its vector.
+        self.loop: InlineLoop | None = None
+
+    def find_thread(self) -> int | None:
+        return self.thread or (None if self.loop is None else self.loop.thread_in(self))
 
     def work(self) -> bool:
         # One thread at a time runs requests, including those that other threads post meanwhile. A frame arrives before
         # the counter that announces it, so both are checked.
-        server = self._server
+        server = self.server
         counters = self.page.counters
         while (counters[POSTED] != server.handled or self._requests) and not server.closed:
             if not self._run_lock.acquire(blocking=False):
@@ -256,6 +266,61 @@ class InlineWorker(LocalWorker):
     def reap(self) -> ExitStatus:
         self.page.to_worker.close()
         return super().reap()
+
+
+class InlineLoop:
+    """Runs rows of several workers in one loop, in the thread that posts them.
+
+    Args:
+        workers: The workers.
+        lock: Guards what the workers are sent.
+    """
+
+    def __init__(self, workers: Sequence[InlineWorker], lock: threading.RLock) -> None:
+        self._workers = workers
+        self._lock = lock
+        self._pages = [worker.page for worker in workers]
+        self._rows = [row for worker in workers for row in worker.server.runner.rows]
+        # The thread that runs the loop.
+        self._thread: int | None = None
+        for worker in workers:
+            worker.loop = self
+
+    def run(self, ops: Iterable[int], number: int) -> None:
+        """Run the rows, which were posted under this call id, but for those that a worker was sent meanwhile.
+
+        Args:
+            ops: The operation of each.
+            number: The call id.
+        """
+        before = context.of_thread.set(self._running)
+        try:
+            with self._lock:
+                self._thread = threading.get_ident()
+                due = list(zip(self._rows, ops, itertools.repeat(number)))
+                if any(page.counters[STEP] >= number for page in self._pages):
+                    due = [each for each in due if each[0].counters[STEP] < number]
+            run_all(due)
+        except WorkerRetiredError:
+            pass  # the others run what is left
+        finally:
+            self._thread = None
+            context.of_thread.reset(before)
+
+    def may_send(self) -> bool:
+        """Return whether a worker may be sent rows that the loop has not begun; under the lock."""
+        return self._thread in (None, threading.get_ident())
+
+    def thread_in(self, worker: InlineWorker) -> int | None:
+        """Return the thread that runs the loop, if it is at an env of this worker."""
+        return self._thread if worker is self._present() else None
+
+    def _present(self) -> InlineWorker:
+        """Return the worker that has begun a row last."""
+        return max(self._workers, key=lambda worker: worker.page.times[SINCE])
+
+    def _running(self) -> ActorContext | None:
+        return self._present().server.host.running()
 
 
 class ThreadBackend(LocalBackend):

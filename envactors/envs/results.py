@@ -132,10 +132,12 @@ class RowReader:
         if rows.layout.reward is None:
             rewards = stack(self._reward_spec, [content[1][-1] for content in contents or ()])
         else:
-            rewards = rows.rewards[index]
+            rewards = rows.rewards.copy() if is_all else rows.rewards[index]
         # Not a comprehension, which costs one more call.
         nothing: Iterator[dict[str, Any]] = map(dict, itertools.repeat((), len(index)))
         infos = list(nothing) if contents is None else [content[0] for content in contents]
+        if is_all:
+            return obs, rewards, rows.terminated.copy(), rows.truncated.copy(), infos
         return obs, rewards, rows.terminated[index], rows.truncated[index], infos
 
     def _observations(

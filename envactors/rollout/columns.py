@@ -16,9 +16,9 @@ from envactors.mailbox.pickling import copy_value, pack_failure
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, conform, flatten, reader, split_batch, unflatten
 from envactors.rollout.trajectory import REPEAT, RESET, STEP, Trajectory
+from envactors.worker.env_rows import PayloadError, WorkerRetiredError, as_failure
 from envactors.worker.host import Fields, HostedEnv
 from envactors.worker.main import Server
-from envactors.worker.step_runner import PayloadError, WorkerRetiredError, as_failure
 
 
 class EnvFailedError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from envactors.actor.future import results_of
@@ -54,6 +55,7 @@ class VectorActors:
             deadlines=choices.deadlines,
             restart=choices.restart,
             memory=self.memory,
+            lock=threading.RLock(),
             # Only actors with a process can be lost.
             max_journal=choices.max_journal if choices.on_failure == "replay" and backend.kills else None,
             seed_episodes=choices.seed_episodes,

@@ -22,6 +22,7 @@ from envactors.mailbox.control_page import ASLEEP, FINISHED, SPINNING, ControlPa
 from envactors.mailbox.slab import HALF, RESET
 from envactors.system.cpus import cores
 from envactors.vector.asking import Asker, Selection
+from envactors.vector.inline_steps import InlineSteps
 
 
 class Stepper:
@@ -45,7 +46,8 @@ class Stepper:
         may_pin = backend.kills and not backend.is_far and 1 < len(vector.actors) <= cores()
         self._tuner = WaitTuner(config.spin, may_pin)
         self.stream_tuner: WaitTuner = WaitTuner(config.spin, may_pin)
-        self._inline = backend.inline
+        # Runs steps of all envs, with an in-process backend.
+        self._inline: InlineSteps | None = InlineSteps(vector) if backend.inline else None
         # Whether a reply may end a wait: it contains rings of other machines, or starts a step that waits for a permit.
         self._reads_replies = backend.is_far or config.permits is not None
         self.wait_set: WaitSet = vector.reactor.make_wait_set()
@@ -59,6 +61,8 @@ class Stepper:
         self._may_be_simple &= not vector.batcher.learns and not vector.reader.copies_objects
         # Whether the last step was such a step of all envs, which were posted at once.
         self._is_simple = False
+        # Whether it was posted to `InlineSteps`, and did not run yet.
+        self._is_looped = False
 
     def listen(self) -> None:
         """Add the doorbells of new processes to the wait set. Called before each wait."""
@@ -108,6 +112,10 @@ class Stepper:
         slots.posted_ops[:] = bits
         slots.streams[:] = slots.zeros
         slots.overflow.clear()
+        if self._inline is not None:
+            self._is_looped = self._inline.post(now)
+            if self._is_looped:
+                return
         with asker.corked():
             for supervisor, envs, number in asker.all.parts:
                 rows, way = supervisor.calls.rows, encode_wait(number, wait) if pinned else wait
@@ -140,10 +148,16 @@ class Stepper:
         states, pending = self._slots.states, self._vector.pending
         if states != self._all_posted and any(states[env_id] != POSTED for env_id in selection.env_ids):
             return None
-        if self._inline:
+        if self._is_looped and self._inline is not None:
+            self._is_looped = False
+            self._inline.run()
+            with defer_signals:
+                if (results := self.gather(selection)) is not None:
+                    return results
+        if self._inline is not None:
             self.run_inline()
         is_finished = functools.partial(self._is_finished, selection)
-        if self._inline and is_finished():
+        if self._inline is not None and is_finished():
             finished = True
         elif self._reads_replies:
             self.listen()
@@ -210,6 +224,8 @@ class Stepper:
         slots = self._slots
         if slots.unusual or slots.states != self._all_posted:
             return False
+        if self._inline is not None:
+            return self._inline.finish()
         for actor in self._vector.actors:
             with actor.core.lock:
                 if actor.calls.rows is None or not actor.calls.rows.finish_all():

@@ -32,9 +32,10 @@ from envactors.system.clocks import boot_clock
 from envactors.system.cpus import pinned_while_sleeping
 from envactors.system.polling import Poller
 from envactors.worker import context
+from envactors.worker.env_rows import WriteGuard
 from envactors.worker.host import Host
 from envactors.worker.log_records import set_levels
-from envactors.worker.step_runner import StepRunner, WriteGuard
+from envactors.worker.step_runner import StepRunner
 
 
 class OpenMemory(Protocol):

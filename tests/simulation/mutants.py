@@ -69,7 +69,8 @@ ENDED = "an env whose episode has ended repeats its last observation"
 RENEWS = "old processes go"
 
 PAGE = "mailbox.control_page:ControlPage."
-RUNNER = "worker.step_runner:"
+RUNNER = "worker.step_runner:StepRunner."
+ENV_ROWS = "worker.env_rows:"
 SLOTS = "actor.slots:Slots."
 ROWS = "actor.rows:ActorRows."
 FAILURES = "actor.row_failures:"
@@ -102,15 +103,22 @@ MUTANTS = [
     Mutant("actor.process:ActorProcess.send", "page.last_call = max(page.last_call, frame.call_id)", "pass", ONCE),
     Mutant("actor.process:ActorProcess.drain_and_reap", "self.page.keep()", "pass", ONCE),
     # The worker.
-    Mutant(RUNNER + "StepRunner.run_rows", "if posted_id != completed[index]:", "if True:", ONCE),
-    Mutant(RUNNER + "StepRunner.run_rows", "not op & PAYLOAD or row.payload[0] == posted_id", "True", MIXES),
-    Mutant(RUNNER + "StepRunner._run", "has_failed or op & RING", "has_failed", HANGS),
-    Mutant(RUNNER + "StepRunner._send_overflow", "self._page.counters[OVERFLOWS] += 1", "pass", HANGS),
-    Mutant(RUNNER + "EnvRow.write", "self.op & HALF", "0", LAST),
+    Mutant(RUNNER + "run_rows", "if posted_id != completed[index]:", "if True:", ONCE),
+    Mutant(RUNNER + "run_rows", "not op & PAYLOAD or row.payload[0] == posted_id", "True", MIXES),
+    Mutant(ENV_ROWS + "run_all", "has_failed or op & RING", "has_failed", HANGS),
+    Mutant(RUNNER + "_send_overflow", "self._page.counters[OVERFLOWS] += 1", "pass", HANGS),
+    Mutant(ENV_ROWS + "EnvRow.write", "op & HALF", "0", LAST),
+    Mutant(ENV_ROWS + "EnvRow.write_plain", "op & HALF", "0", LAST),
     Mutant(
-        RUNNER + "EnvRow.write",
+        ENV_ROWS + "EnvRow.write",
         "    if guard is not None:\n        guard.begin_write()",
-        "    self._completed[index] = self.call_id",
+        "    self._completed[index] = call_id",
+        MIXES,
+    ),
+    Mutant(
+        ENV_ROWS + "EnvRow.write_plain",
+        "    if guard is not None:\n        guard.begin_write()",
+        "    self._completed[index] = call_id",
         MIXES,
     ),
     # Slots.

@@ -8,21 +8,26 @@ import pytest
 
 import envactors as ea
 from envactors.actor.supervisor import Supervisor
+from envactors.backends.local import InlineLoop
 from envactors.testing import EchoEnv
 
 
 @pytest.fixture
 def interrupt_once(monkeypatch):
     """Returns a function after which the next run of an in-line worker is interrupted before it begins."""
-    run, due = Supervisor._run_inline, []
+    due = []
 
-    def interrupted(self):
-        if due:
-            due.clear()
-            raise KeyboardInterrupt
-        run(self)
+    def interrupt(run):
+        def interrupted(*args):
+            if due:
+                due.clear()
+                raise KeyboardInterrupt
+            run(*args)
 
-    monkeypatch.setattr(Supervisor, "_run_inline", interrupted)
+        return interrupted
+
+    monkeypatch.setattr(Supervisor, "_run_inline", interrupt(Supervisor._run_inline))
+    monkeypatch.setattr(InlineLoop, "run", interrupt(InlineLoop.run))
     return lambda: due.append(True)
 
 

@@ -26,8 +26,8 @@ from envactors.mailbox.messages import Call, Close, Failure, Fault, Frame, Kind,
 from envactors.mailbox.pickling import dumps, dumps_by_value, loads
 from envactors.mailbox.slab import RESET, RING
 from envactors.system.polling import Doorbell
+from envactors.worker.env_rows import WorkerRetiredError, WriteGuard
 from envactors.worker.main import Server
-from envactors.worker.step_runner import WorkerRetiredError, WriteGuard
 
 # Rings ---------------------------------------------------------------------------------------------------
 

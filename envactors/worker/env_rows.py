@@ -1,0 +1,343 @@
+"""The rows of a worker's envs: run what they have been posted, and write the results.
+
+request in a row, payload ──▶ EnvRow ──▶ HostedEnv.step, HostedEnv.reset ──▶ result in the row, overflow, a ring
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from envactors.mailbox.control_page import (
+    BEGUN,
+    ENV_INDEX,
+    METHOD,
+    METHOD_RESET,
+    METHOD_STEP,
+    SINCE,
+    TIMED,
+    ControlPage,
+)
+from envactors.mailbox.info_codec import InfoWriter
+from envactors.mailbox.messages import Failure, Fault
+from envactors.mailbox.pickling import content_of, copy_value, loads, pack_failure
+from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, RING, SEED, Slab
+from envactors.mailbox.specs import ArraySpec, flatten, reader
+from envactors.worker import context
+from envactors.worker.host import Fields, HostedEnv, checksum
+
+# A step without any of these bits takes the fast path.
+_UNUSUAL = RESET | SEED | PAYLOAD | NO_AUTORESET
+
+
+class PayloadError(Exception):
+    """Arguments or a result that cannot travel; that fails the step or reset of their env alone.
+
+    Args:
+        failure: What has failed.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+class WorkerRetiredError(OSError):
+    """The parent has abandoned this worker, and another one may own its rows."""
+
+
+class WriteGuard:
+    """Keeps a worker that cannot be killed from writing results once another one has replaced it.
+
+    The writer sets ``writer`` and then checks ``is_closed``; `close` sets ``is_closed`` and then checks ``writer``. At
+    least one of the two sees the other's change. This takes a sixth of the time that a lock per env takes.
+
+    Attributes:
+        writer: The id of the thread that is writing a result, None if none is.
+        is_closed: Whether no more results may be written.
+    """
+
+    def __init__(self) -> None:
+        self.writer: int | None = None
+        self.is_closed: bool = False
+
+    def begin_write(self) -> None:
+        """Begin to write a result in the calling thread; to end, set ``writer`` to None.
+
+        Raises:
+            WorkerRetiredError: No more results may be written.
+        """
+        self.writer = threading.get_ident()
+        if self.is_closed:
+            self.writer = None
+            raise WorkerRetiredError("abandoned by the parent")
+
+    def close(self) -> None:
+        """Forbid further results, and wait for the one that is being written."""
+        self.is_closed = True
+        while self.writer not in (None, threading.get_ident()):
+            time.sleep(0)  # not for long: writing a result takes about as long as a copy
+
+
+def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
+    """Run rows.
+
+    Args:
+        due: Each row with its operation, in the bits of `envactors.mailbox.slab`, and the call id of its request.
+    """
+    forks, now = context.forks, time.monotonic
+    for row, op, call_id in due:
+        hosted, page, counters, times = row.hosted, row.page, row.counters, row.times
+        # Inlined from `ControlPage.start_request`: calling it would take twice as long.
+        times[SINCE] = now()
+        counters[METHOD] = METHOD_RESET if op & RESET else METHOD_STEP
+        counters[ENV_INDEX] = hosted.position
+        counters[BEGUN] = call_id
+        page.is_timing = counters[TIMED] != 0
+        fields = failed_with = None
+        is_written = has_failed = False
+        try:
+            if op & _UNUSUAL:
+                fields = row.run(op)
+            else:
+                # Inlined from `HostedEnv.step`.
+                result = hosted.env.step(row.action())
+                is_written = context.forks == forks and row.write_plain(op, call_id, result)
+                if not is_written:
+                    fields = hosted.take(result, row.autoreset, None)
+        except BaseException as error:
+            failed_with = error
+        if context.forks != forks:
+            os._exit(1)  # env code forked, and its child came back here: it must not write a result
+        if not is_written:
+            if page.is_timing:
+                page.spans.add(times[SINCE], now(), call_id, hosted.position, counters[METHOD])
+            has_failed = row.write(op, call_id, fields, failed_with)
+        if page.is_streaming or op & RING:
+            page.ring_for_result(row.count_complete, always=bool(has_failed or op & RING))
+
+
+class EnvRow:
+    """The row of one env in the slab: it reads the request there and writes the result.
+
+    Args:
+        hosted: The env.
+        slab: The slab.
+        infos: Encodes infos, object leaves and failures.
+        autoreset: Whether an episode that ends is reset within the step.
+        page: The control page, which tells whether results are streamed.
+        send_overflow: Sends what does not fit, by the env's index in the vector.
+        guard: The guard of a worker that cannot be killed; None for others.
+
+    Attributes:
+        index: The env's index in the vector.
+        page: The control page.
+        counters, times: Its memory.
+        payload: The call id that the last payload belongs to, and its content: pickled, or an object.
+        action: Returns the action of a step; the env may modify it.
+        autoreset: Whether a step that ends the episode resets.
+    """
+
+    index: int
+
+    def __init__(
+        self,
+        hosted: HostedEnv,
+        slab: Slab,
+        infos: InfoWriter,
+        autoreset: bool,
+        page: ControlPage,
+        send_overflow: Callable[[int, bytes | bytearray], None],
+        guard: WriteGuard | None,
+    ) -> None:
+        self.hosted = hosted
+        self.index = index = hosted.index
+        self.autoreset = autoreset
+        self.payload: tuple[int, Any] = 0, None
+        self.page = page
+        self.counters: memoryview[int] = page.counters
+        self.times: memoryview[float] = page.times
+        self._encode = infos.encode
+        self._fail = infos.fail
+        self._mark_plain = infos.plain_marker(index)
+        self._copies = infos.passes_objects
+        self._send_overflow = send_overflow
+        self._guard = guard
+        layout = slab.layout
+        # Actions without a spec come as payload.
+        self.action: Any = None if layout.action is None else reader(layout.action, slab.actions, index)
+        # Single numbers are written through memoryviews in a third of the time that arrays take.
+        is_plain_reward = layout.reward == PLAIN_REWARD
+        self._rewards: Any = slab.rewards.data if is_plain_reward else slab.rewards
+        self._has_object_reward = layout.reward is None
+        self._terminated, self._truncated = slab.terminated.data, slab.truncated.data
+        self._when: Any = slab.when.data
+        self._seeds = slab.seeds.data
+        self._checks = slab.checks.data
+        self._completed = slab.completed.data
+        self._slab = slab
+        self._spec = layout.observation
+        # The two halves of the observation: for each a view per leaf, None for object leaves.
+        self._halves = [
+            [None if leaf is None else leaf[half, index, ...] for leaf in slab.observations] for half in (0, 1)
+        ]
+        # The same two halves if the observation is one array, and the reward a number; else None.
+        is_plain = isinstance(self._spec, ArraySpec) and self._spec.batchable and is_plain_reward
+        self._plain_halves: Any = [row for (row,) in self._halves] if is_plain else None
+
+    def run(self, op: int) -> Fields:
+        """Run a reset, or a step that is out of the ordinary; ``op`` has the bits of `envactors.mailbox.slab`.
+
+        Raises:
+            PayloadError: The payload cannot be read.
+            BaseException: What the env raises.
+        """
+        seed = self._seeds[self.index] if op & SEED else None
+        content = self._read_payload(op) if op & PAYLOAD else None
+        if op & RESET:
+            large_seed, options = content or (None, None)
+            return self.hosted.reset(seed if large_seed is None else large_seed, options)
+        action = content if op & PAYLOAD else self.action()
+        return self.hosted.step(action, self.autoreset and not op & NO_AUTORESET, seed)
+
+    def _read_payload(self, op: int) -> Any:
+        """Return the action of a step, or the (large seed, options) of a reset."""
+        (_, content), self.payload = self.payload, (0, None)
+        if self._copies:
+            return content
+        try:
+            value = loads(content)
+            if op & RESET and not isinstance(value, Failure):
+                value = value[0], content_of(value[1])
+        except BaseException as error:  # unpickling runs any code
+            raise PayloadError(pack_failure(error, Fault.ARGUMENTS)) from error
+        if isinstance(value, Failure):  # a node could not send it
+            raise PayloadError(value)
+        return value
+
+    def write_plain(self, op: int, call_id: int, result: Any) -> bool:
+        """Write what a step has returned, if it is one array as its spec says, a float, two bools, and an empty info.
+
+        Most steps are such, and this does in one call what `HostedEnv.take` and `write` do.
+
+        Returns:
+            Whether it was.
+        """
+        if type(result) is not tuple or len(result) != 5 or self._plain_halves is None:
+            return False
+        obs, reward, terminated, truncated, info = result
+        hosted, index, guard = self.hosted, self.index, self._guard
+        if info or type(info) is not dict or type(obs) is not np.ndarray or obs.dtype is not hosted.dtype:
+            return False
+        if type(reward) is not float or type(terminated) is not bool or type(truncated) is not bool:
+            return False
+        if obs.shape != hosted.shape or (self.autoreset and (terminated or truncated)):
+            return False
+        page, half = self.page, op & HALF
+        if page.is_timing:
+            page.spans.add(self.times[SINCE], time.monotonic(), call_id, hosted.position, METHOD_STEP)
+        if guard is not None:
+            guard.begin_write()
+        if hosted.journal:
+            hosted.check = self._checks[half, index] = checksum(obs, hosted.check)
+        self._terminated[index] = terminated
+        self._truncated[index] = truncated
+        self._rewards[index] = reward
+        self._plain_halves[half][...] = obs
+        self._mark_plain()
+        if page.is_streaming:
+            self._when[index] = time.monotonic()
+        self._completed[index] = call_id
+        if guard is not None:
+            guard.writer = None
+        return True
+
+    def write(self, op: int, call_id: int, fields: Fields | None, error: BaseException | None) -> bool:
+        """Write the result, or the error, into the row; what does not fit there is sent first.
+
+        The guard is held only while values are copied, never while code of users runs, since closing it waits.
+
+        Returns:
+            Whether it is a failure.
+        """
+        index, half, guard = self.index, op & HALF, self._guard
+        beside = overflow = None
+        if fields is not None:
+            try:
+                beside = self._set_apart(fields)
+            except BaseException as unfit:
+                error = unfit
+        failure = None if error is None else as_failure(error, self.page)
+        if guard is not None:
+            guard.begin_write()
+        try:
+            if fields is not None and beside is not None and failure is None:
+                try:
+                    _, reward, self._terminated[index], self._truncated[index], _ = fields
+                    if self.hosted.journal:
+                        self._checks[half, index] = self.hosted.check
+                    overflow = self._write_content(half, reward, *beside)
+                except BaseException as unfit:
+                    failure = as_failure(unfit, self.page)
+            if failure is not None:
+                overflow = self._fail(index, failure)
+            if overflow is not None:
+                self._send_overflow(index, overflow)
+            if self.page.is_streaming:
+                self._when[index] = time.monotonic()
+            self._completed[index] = call_id
+            return failure is not None
+        finally:
+            if guard is not None:
+                guard.writer = None
+
+    def count_complete(self) -> int:
+        """Return how many rows of the vector are complete."""
+        return int(np.count_nonzero(self._slab.posted == self._slab.completed))
+
+    def _set_apart(self, fields: Fields) -> tuple[list[Any], Any, list[Any]]:
+        """Return the leaves of an observation, the info, and what else has no place in the row.
+
+        The last two are copies if they pass as objects.
+        """
+        leaves = flatten(self._spec, fields[0])
+        info = fields[4]
+        objects = [leaf for row, leaf in zip(self._halves[0], leaves, strict=True) if row is None]
+        if self._has_object_reward:
+            objects.append(fields[1])
+        if self._copies:
+            try:
+                info = copy_value(info)
+                objects = [copy_value(content) for content in objects]
+            except BaseException as error:
+                raise PayloadError(pack_failure(error, Fault.RESULT)) from error
+        return leaves, info, objects
+
+    def _write_content(
+        self, half: int, reward: Any, leaves: list[Any], info: Any, objects: list[Any]
+    ) -> bytes | bytearray | None:
+        """Write a result without its flags; return what does not fit."""
+        for row, leaf in zip(self._halves[half], leaves, strict=True):
+            if row is not None:
+                row[...] = leaf
+        if not self._has_object_reward:
+            self._rewards[self.index] = reward
+        if not info and not objects and type(info) is dict:
+            self._mark_plain()
+            return None
+        try:
+            return self._encode(self.index, info, objects)
+        except BaseException as error:
+            raise PayloadError(pack_failure(error, Fault.RESULT)) from error
+
+
+def as_failure(error: BaseException, page: ControlPage) -> Failure:
+    """Return the failure of an env that raised, or whose arguments or result cannot travel."""
+    if isinstance(error, PayloadError):
+        return error.failure
+    return pack_failure(error, Fault.RESET if page.counters[METHOD] == METHOD_RESET else Fault.RAISED)

@@ -1,0 +1,190 @@
+"""Steps of an in-process vector, whose envs run in one loop: calls and replacements in the middle of it."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import envactors as ea
+from envactors.testing import EchoEnv
+
+SOON = 30
+
+
+class Calling(EchoEnv):
+    """Runs a function in its step.
+
+    Args:
+        during: The function.
+    """
+
+    def __init__(self, during):
+        super().__init__()
+        self.during = during
+
+    def step(self, action):
+        self.during()
+        return super().step(action)
+
+    def count(self):
+        return self.steps
+
+
+class Shared:
+    """What an env runs in its step, which the test sets once the vector is made. Factories are pickled by reference."""
+
+    during = staticmethod(lambda: None)
+
+
+def run_shared():
+    Shared.during()
+
+
+def make_calling():
+    return Calling(run_shared)
+
+
+@pytest.fixture
+def envs():
+    Shared.during = staticmethod(lambda: None)
+    with ea.VectorEnv([EchoEnv, make_calling, make_calling, EchoEnv], backend="inline") as envs:
+        envs.reset(seed=0)
+        yield envs
+        Shared.during = staticmethod(lambda: None)
+
+
+def steps_of(envs):
+    return [envs[1].call("count").result(SOON), envs[2].call("count").result(SOON)]
+
+
+def test_all_envs_step_once_and_in_order(envs):
+    names = []
+    Shared.during = staticmethod(lambda: names.append(ea.current_actor().name))
+    obs = envs.step([1, 2, 3, 4])[0]
+    assert obs[:, 2].tolist() == [1, 2, 3, 4]
+    assert names == ["env-1", "env-2"]
+    assert ea.current_actor() is None
+
+
+@pytest.mark.parametrize("other", [0, 3])
+def test_an_env_may_call_another_one_in_its_step(envs, other):
+    """Whether that one has stepped before or steps later: it steps once, and the call comes after its step."""
+    results = []
+
+    def call():
+        Shared.during = staticmethod(lambda: None)
+        results.append(envs[other].get("observation_space").result(SOON).shape)
+
+    Shared.during = staticmethod(call)
+    obs = envs.step([1, 2, 3, 4])[0]
+    assert obs[:, 2].tolist() == [1, 2, 3, 4]
+    assert len(results) == 1
+    assert steps_of(envs) == [1, 1]
+    assert envs.step([5, 6, 7, 8])[0][:, 2].tolist() == [5, 6, 7, 8]
+
+
+def test_a_call_of_another_thread_runs_after_the_step(envs):
+    counts = []
+
+    def call():
+        Shared.during = staticmethod(lambda: None)
+        thread = threading.Thread(target=lambda: counts.append(envs[2].call("count").result(SOON)))
+        thread.start()
+        threads.append(thread)
+
+    threads = []
+    Shared.during = staticmethod(call)
+    assert envs.step([1, 2, 3, 4])[0][:, 2].tolist() == [1, 2, 3, 4]
+    threads[0].join(SOON)
+    assert counts == [1]
+    assert steps_of(envs) == [1, 1]
+
+
+def test_an_env_that_raises_fails_alone(envs):
+    def fail():
+        Shared.during = staticmethod(lambda: None)
+        raise ZeroDivisionError("the first of the two")
+
+    Shared.during = staticmethod(fail)
+    with pytest.raises(ea.VectorStepError) as failed:
+        envs.step([1, 2, 3, 4])
+    assert list(failed.value.failures) == [1]
+    assert failed.value.batch.env_ids.tolist() == [0, 2, 3]
+    assert failed.value.batch.obs[:, 2].tolist() == [1, 3, 4]
+    assert envs.step([5, 6, 7, 8])[0][:, 2].tolist() == [5, 6, 7, 8]
+    assert steps_of(envs) == [1, 2]
+
+
+def test_an_interrupt_in_an_env_fails_its_step_alone(envs):
+    def interrupt():
+        Shared.during = staticmethod(lambda: None)
+        raise KeyboardInterrupt
+
+    Shared.during = staticmethod(interrupt)
+    with pytest.raises(ea.VectorStepError) as failed:
+        envs.step([1, 2, 3, 4])
+    assert isinstance(failed.value.failures[1], KeyboardInterrupt)
+    assert failed.value.batch.env_ids.tolist() == [0, 2, 3]
+    assert envs.step([5, 6, 7, 8])[0][:, 2].tolist() == [5, 6, 7, 8]
+
+
+def test_an_actor_that_is_renewed_in_the_middle_of_a_step_gets_its_new_process_after_it(envs):
+    renewals = []
+
+    def renew():
+        Shared.during = staticmethod(lambda: None)
+        renewals.append(envs[3].renew())
+
+    Shared.during = staticmethod(renew)
+    assert envs.step([1, 2, 3, 4])[0][:, 2].tolist() == [1, 2, 3, 4]
+    assert renewals[0].result(SOON) == 1
+    envs.reset(seed=1, env_ids=[3])
+    assert envs.step([5, 6, 7, 8])[0][:, 2].tolist() == [5, 6, 7, 8]
+    assert envs.stats().actors[3].incarnation == 1
+
+
+def test_another_thread_sees_which_env_runs(envs):
+    seen = {}
+
+    def look():
+        Shared.during = staticmethod(lambda: None)
+
+        def read():
+            seen["running"] = envs[1].stacks()
+            seen["waiting"] = envs[3].stacks()
+            seen["state"] = envs[3].state
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join(SOON)
+
+    Shared.during = staticmethod(look)
+    envs.step([1, 2, 3, 4])
+    assert "in step" in seen["running"]
+    assert seen["waiting"] == "it runs nothing\n"
+    assert seen["state"] is ea.ActorState.BUSY
+    assert envs[3].state is ea.ActorState.IDLE
+
+
+@pytest.mark.parametrize("per_actor", [1, 3])
+def test_steps_equal_those_of_threads(per_actor):
+    """With episodes that end, infos, and envs that step alone in between."""
+    with (
+        ea.make_vec("CartPole-v1", 6, backend="inline", envs_per_actor=per_actor) as ours,
+        ea.make_vec("CartPole-v1", 6, backend="thread", envs_per_actor=per_actor) as theirs,
+    ):
+        for envs in (ours, theirs):
+            envs.reset(seed=3)
+        rng = np.random.default_rng(0)
+        for step in range(300):
+            ids = None if step % 7 else [4, 1]
+            actions = rng.integers(2, size=6 if ids is None else 2)
+            results = [envs.step(actions, env_ids=ids) for envs in (ours, theirs)]
+            for mine, other in zip(*results, strict=True):
+                np.testing.assert_array_equal(mine, other)
+        mine, other = ours.stats(), theirs.stats()
+        assert list(mine.steps) == list(other.steps)
+        assert list(mine.episodes) == list(other.episodes)
+        assert [actor.completed for actor in mine.actors] == [actor.completed for actor in other.actors]
