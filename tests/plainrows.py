@@ -137,13 +137,20 @@ class Launches:
 
 
 class PlayedActor:
-    """An actor with three of a vector's envs; only its worker is simulated."""
+    """An actor with three of a vector's envs; only its worker is simulated.
+
+    Attributes:
+        FIRST, COUNT: The first of its envs, and how many it has.
+        ENVS: Its envs.
+        AFTER: How many envs the vector has after these.
+    """
 
     FIRST, COUNT = 2, 3
     ENVS = (2, 3, 4)
+    AFTER = 1
 
     def __init__(self, reactor, *, on_failure="raise", autoreset="next_step", deadlines=None, permits=None):
-        count = self.FIRST + self.COUNT + 1
+        count = self.FIRST + self.COUNT + self.AFTER
         self.slots = make_slots(
             count, autoreset=autoreset, on_failure=on_failure, positions=[env - self.FIRST for env in range(count)]
         )

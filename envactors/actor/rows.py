@@ -39,6 +39,7 @@ class ActorRows:
     Attributes:
         first, stop: The range of its envs.
         indices: That range.
+        all_arrived: The states of its envs once all outcomes are there.
         last: The number of the last post.
         posted_at: When rows were posted while none was in flight (`time.monotonic`).
     """
@@ -72,17 +73,11 @@ class ActorRows:
         self._range_numbers = slots.numbers.data[first:stop]
         self._range_completed = slab.completed.data[first:stop]
         self.indices: range = range(first, stop)
-        self._all_posted = bytes([POSTED]) * (stop - first)
-        self._all_arrived = bytes([ARRIVED]) * (stop - first)
-        self._halves = slots.in_half[0][first:stop], slots.in_half[1][first:stop]
-        self._set_numbers = slots.numbers[first:stop].fill
-        self._set_posted = slab.posted[first:stop].fill
+        self.all_arrived: bytes = bytes([ARRIVED]) * (stop - first)
 
     # Posting ---------------------------------------------------------------------------------------------
 
-    def post_at_once(
-        self, indices: Sequence[int], now: float, wait: int, *, stream: bool, is_planned: bool = False
-    ) -> bool:
+    def post_at_once(self, indices: Sequence[int], now: float, wait: int, *, stream: bool) -> bool:
         """Post envs if the worker is free for them and none is out of the ordinary; return whether that was so.
 
         Called without the lock, with signals deferred.
@@ -92,29 +87,16 @@ class ActorRows:
             now: The time (`time.monotonic`).
             wait: How the worker waits for the next request.
             stream: Whether the caller takes each result as soon as it is there.
-            is_planned: Whether these are all envs, all of them idle, and what they are posted is in `Slots.ops`.
         """
         core, slots, table = self.core, self.slots, self.core.table
         try:
             with core.lock:
-                process, unusual = core.process, slots.unusual
                 is_free = core.phase is LIVE and not core.closing and core.permits is None and not table.queue
-                if process is None or not is_free or table.running is not None:
+                if core.process is None or not is_free or table.running is not None:
                     return False
-                if unusual and not unusual.isdisjoint(indices):
+                if slots.unusual and not slots.unusual.isdisjoint(indices):
                     return False
-                if not is_planned:
-                    self.post(indices, now, wait, stream=stream)
-                    return True
-                # As `post` does, in few steps.
-                if "call" not in core.timers.when:
-                    core.watch(now)
-                self.posted_at = now
-                table.last_id = self.last = number = table.last_id + 1
-                self._set_numbers(number)
-                slots.states[self.first : self.stop] = self._all_posted
-                self._set_posted(number)
-                process.page.post_step(number, wait, stream, indices)
+                self.post(indices, now, wait, stream=stream)
         except BaseException:
             core.kill_inconsistent()
             raise
@@ -158,26 +140,6 @@ class ActorRows:
         for index in indices:
             self._posted[index] = number
         process.page.post_step(number, wait, stream, indices)
-
-    def finish_all(self) -> bool:
-        """Take the results of all envs into account; return False if that is not as simple as it is most often."""
-        core, process, slots = self.core, self.core.process, self.slots
-        if process is None or core.phase is not LIVE or slots.overflow or core.table.queue or core.permits is not None:
-            return False
-        counters = process.page.counters
-        if counters[OVERFLOWS] != process.overflows or counters[FINISHED] != self.last:
-            return False
-        if self._range_numbers != self._range_completed:
-            return False
-        first, stop = self.first, self.stop
-        if not slots.infos.all_plain() and slots.infos.any_failed(first, stop):
-            return False
-        if core.recovery.replays and not core.recovery.record_all(slots):
-            return False
-        core.completed += stop - first
-        slots.halves[first:stop] = self._halves[slots.ops[first] & HALF]
-        slots.states[first:stop] = self._all_arrived
-        return True
 
     def post_waiting(self, group: Group) -> None:
         """Post envs that have waited, and wake who waits for them, to listen to this process."""

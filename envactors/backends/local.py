@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from envactors.backends.base import Backend, ExitStatus, RowMemory, Stacks, Stream, Worker
-from envactors.mailbox.control_page import POSTED, SINCE, STEP, TIMED, ControlPage, page_size
+from envactors.mailbox.control_page import FINISHED, POSTED, SINCE, STEP, TIMED, ControlPage, page_size
 from envactors.mailbox.info_codec import InfoReader, InfoWriter
 from envactors.mailbox.messages import Frame
 from envactors.mailbox.slab import Layout, Slab
@@ -297,10 +297,13 @@ class InlineLoop:
         try:
             with self._lock:
                 self._thread = threading.get_ident()
-                due = list(zip(self._rows, ops, itertools.repeat(number)))
-                if any(page.counters[STEP] >= number for page in self._pages):
+                due, pages = list(zip(self._rows, ops, itertools.repeat(number), strict=False)), self._pages
+                if any(page.counters[STEP] >= number for page in pages):
                     due = [each for each in due if each[0].counters[STEP] < number]
+                    pages = [page for page in pages if page.counters[STEP] < number]
             run_all(due)
+            for page in pages:
+                page.counters[FINISHED] = number
         except WorkerRetiredError:
             pass  # the others run what is left
         finally:

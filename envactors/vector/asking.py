@@ -123,7 +123,7 @@ class Asker:
             future = futures[position] if futures else None
             if future is not None or payloads:
                 slots.of[env_id].op = Op("step", future=future, payload=payloads[position] if payloads else None)
-        self._send(selection, wait, stream=stream, pinned=pinned)
+        self.post(selection, wait, stream=stream, pinned=pinned)
 
     def write_actions(self, selection: Selection, actions: Any, checked: Spec | None) -> list[Any]:
         """Write actions into the rows of envs.
@@ -172,7 +172,7 @@ class Asker:
                     slot.seed_with(op.seed)
                 slot.op = op
                 slots.unusual.add(env_id)
-            self._send(self.select(env_ids), ASLEEP, stream=True)
+            self.post(self.select(env_ids), ASLEEP, stream=True)
 
     def _leave_drained_nodes(self, env_ids: list[int]) -> None:
         """Replace each process on a node that is being drained, if all of its envs are reset."""
@@ -183,8 +183,15 @@ class Asker:
 
     # Both ------------------------------------------------------------------------------------------------
 
-    def _send(self, selection: Selection, wait: int, *, stream: bool, pinned: bool = False) -> None:
-        """Post envs, or queue them if their actor is not free; those of one actor are posted or queued together."""
+    def post(self, selection: Selection, wait: int, *, stream: bool, pinned: bool = False) -> None:
+        """Post envs, or queue them if their actor is not free; those of one actor are posted or queued together.
+
+        Args:
+            selection: The envs, with their actions in their rows.
+            wait: How workers wait for the next request: `ASLEEP` or `SPINNING`.
+            stream: Whether results are delivered one by one rather than all at once.
+            pinned: Whether each worker waits on a separate core.
+        """
         now = time.monotonic()
         with self.corked():
             for supervisor, envs, number in selection.parts:

@@ -18,11 +18,11 @@ from envactors.actor.wait_set import WaitSet
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.envs.core import VectorCore
 from envactors.envs.results import StepResults
-from envactors.mailbox.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, encode_wait, spin_until_all
+from envactors.mailbox.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, spin_until_all
 from envactors.mailbox.slab import HALF, RESET
 from envactors.system.cpus import cores
 from envactors.vector.asking import Asker, Selection
-from envactors.vector.inline_steps import InlineSteps
+from envactors.vector.whole_steps import WholeSteps
 
 
 class Stepper:
@@ -46,8 +46,8 @@ class Stepper:
         may_pin = backend.kills and not backend.is_far and 1 < len(vector.actors) <= cores()
         self._tuner = WaitTuner(config.spin, may_pin)
         self.stream_tuner: WaitTuner = WaitTuner(config.spin, may_pin)
-        # Runs steps of all envs, with an in-process backend.
-        self._inline: InlineSteps | None = InlineSteps(vector) if backend.inline else None
+        self._is_inline = backend.inline
+        self._whole = WholeSteps(slots, list(vector.actors))
         # Whether a reply may end a wait: it contains rings of other machines, or starts a step that waits for a permit.
         self._reads_replies = backend.is_far or config.permits is not None
         self.wait_set: WaitSet = vector.reactor.make_wait_set()
@@ -61,8 +61,6 @@ class Stepper:
         self._may_be_simple &= not vector.batcher.learns and not vector.reader.copies_objects
         # Whether the last step was such a step of all envs, which were posted at once.
         self._is_simple = False
-        # Whether it was posted to `InlineSteps`, and did not run yet.
-        self._is_looped = False
 
     def listen(self) -> None:
         """Add the doorbells of new processes to the wait set. Called before each wait."""
@@ -112,16 +110,10 @@ class Stepper:
         slots.posted_ops[:] = bits
         slots.streams[:] = slots.zeros
         slots.overflow.clear()
-        if self._inline is not None:
-            self._is_looped = self._inline.post(now)
-            if self._is_looped:
-                return
         with asker.corked():
-            for supervisor, envs, number in asker.all.parts:
-                rows, way = supervisor.calls.rows, encode_wait(number, wait) if pinned else wait
-                if rows is None or not rows.post_at_once(envs, now, way, stream=False, is_planned=True):
-                    self._is_simple = False
-                    asker.queue_envs(supervisor, envs, stream=False)
+            self._is_simple = self._whole.post(now, wait, pinned=pinned)
+        if not self._is_simple:
+            asker.post(asker.all, wait, stream=False, pinned=pinned)
 
     def run_inline(self) -> None:
         """Run what was started, with an in-process backend."""
@@ -148,16 +140,15 @@ class Stepper:
         states, pending = self._slots.states, self._vector.pending
         if states != self._all_posted and any(states[env_id] != POSTED for env_id in selection.env_ids):
             return None
-        if self._is_looped and self._inline is not None:
-            self._is_looped = False
-            self._inline.run()
+        if self._is_inline and self._is_simple:
+            self._whole.run()
             with defer_signals:
                 if (results := self.gather(selection)) is not None:
                     return results
-        if self._inline is not None:
+        if self._is_inline:
             self.run_inline()
         is_finished = functools.partial(self._is_finished, selection)
-        if self._inline is not None and is_finished():
+        if self._is_inline and is_finished():
             finished = True
         elif self._reads_replies:
             self.listen()
@@ -195,7 +186,7 @@ class Stepper:
             The results; None if an env needs special handling, so that `Collector` has to deliver them.
         """
         vector, slots, contents = self._vector, self._slots, None
-        is_simple = self._is_simple and self._finish_all()
+        is_simple = self._is_simple and self._whole.finish()
         self._is_simple = False
         if not is_simple and not self._arrive(selection):
             return None
@@ -218,19 +209,6 @@ class Stepper:
         now = time.monotonic()
         self._tuner.record(now - self._started, now)
         return results
-
-    def _finish_all(self) -> bool:
-        """Take the results of a simple step of all envs into account; return False if that is not simple after all."""
-        slots = self._slots
-        if slots.unusual or slots.states != self._all_posted:
-            return False
-        if self._inline is not None:
-            return self._inline.finish()
-        for actor in self._vector.actors:
-            with actor.core.lock:
-                if actor.calls.rows is None or not actor.calls.rows.finish_all():
-                    return False
-        return True
 
     def _arrive(self, selection: Selection) -> bool:
         """Take the results of some envs into account; return False if one needs special handling."""

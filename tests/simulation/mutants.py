@@ -73,6 +73,7 @@ RUNNER = "worker.step_runner:StepRunner."
 ENV_ROWS = "worker.env_rows:"
 SLOTS = "actor.slots:Slots."
 ROWS = "actor.rows:ActorRows."
+WHOLE = "vector.whole_steps:WholeSteps."
 FAILURES = "actor.row_failures:"
 CALLS = "actor.calls:Calls."
 ENDED_CALLS = "actor.calls:"
@@ -143,14 +144,17 @@ MUTANTS = [
     Mutant(CALLS + "submit", "table.running is not None or ", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", "or table.running is not None", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", " and not table.queue", "", "no call runs beside rows"),
-    Mutant(ROWS + "post_at_once", "unusual and not unusual.isdisjoint(indices)", "False", LOSSES),
+    Mutant(WHOLE + "post", "or table.running is not None", "", "no call runs beside rows"),
+    Mutant(WHOLE + "post", " and not table.queue", "", "no call runs beside rows"),
+    Mutant(WHOLE + "post", "or slots.unusual", "", LOSSES),
+    Mutant(ROWS + "post_at_once", "slots.unusual and not slots.unusual.isdisjoint(indices)", "False", LOSSES),
     Mutant(
-        ROWS + "finish_all",
-        "slots.halves[first:stop] = self._halves[slots.ops[first] & HALF]",
+        WHOLE + "finish",
+        "slots.halves[:] = slots.in_half[slots.ops[0] & HALF]",
         "pass",
         LAST,
     ),
-    Mutant(ROWS + "finish_all", "core.recovery.replays and not core.recovery.record_all(slots)", "False", REPLAYS),
+    Mutant(WHOLE + "finish", "core.recovery.replays and not core.recovery.record_all(slots)", "False", REPLAYS),
     Mutant(ROWS + "is_complete", "self._completed[index] == self._numbers[index]", "True", MIXES),
     Mutant(ROWS + "take", "slot.holds = slot.incarnation", "pass", HANGS),
     Mutant(ROWS + "take", "slot.fresh = False", "pass", "a reset without a seed has none"),

@@ -51,6 +51,11 @@ class Cells:
     def __len__(self) -> int:
         return len(self._cells)
 
+    def __eq__(self, other: object) -> bool:
+        return self._cells == other
+
+    __hash__ = None  # type: ignore[assignment]
+
 
 class PageCells(Cells):
     """The counters of a control page, of which a worker reads one between reading frames and looking at rows."""
@@ -87,6 +92,10 @@ class Column:
 
     def __setitem__(self, row: int, value: Any) -> None:
         self.data[row] = value
+
+    def fill(self, value: Any) -> None:
+        """Store a number in all rows at once, which the worker cannot see half of: it is told of it afterwards."""
+        self._column.fill(value)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return self._column

@@ -12,6 +12,7 @@ from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED
 from envactors.state.checkpoints import move
+from envactors.vector.whole_steps import WholeSteps
 
 ACTION = bytes(dumps(3.0))
 OPTIONS = bytes(dumps({"level": 2}))
@@ -192,21 +193,31 @@ def test_an_env_that_was_put_into_another_state_continues_with_the_seeds_of_that
 # All envs at once ----------------------------------------------------------------------------------------
 
 
+class LoneActor(PlayedActor):
+    """An actor with all envs of its vector."""
+
+    FIRST, COUNT = 0, 3
+    ENVS = (0, 1, 2)
+    AFTER = 0
+
+    def __init__(self, reactor, **options):
+        super().__init__(reactor, **options)
+        self.whole = WholeSteps(self.slots, [self.supervisor])
+
+
 @pytest.fixture(params=["raise", "replay"])
 def actor(reactor, request):
-    actor = PlayedActor(reactor, on_failure=request.param)
+    actor = LoneActor(reactor, on_failure=request.param)
     actor.begin()
-    actor.slots.unusual.clear()  # of the envs of other actors
     yield actor
     actor.close()
 
 
 def post_all(actor):
     """As `Stepper` does it; returns whether the envs were posted at once."""
-    slots, first = actor.slots, actor.FIRST
-    half = slots.halves[first]
-    slots.ops[:] = slots.posted_ops[:] = bytes([half ^ HALF]) * len(slots.ops)
-    return actor.rows.post_at_once(actor.ENVS, 100.0, ASLEEP, stream=False, is_planned=True)
+    slots = actor.slots
+    slots.ops[:] = slots.posted_ops[:] = bytes([slots.halves[0] ^ HALF]) * len(slots.ops)
+    return actor.whole.post(100.0, ASLEEP)
 
 
 def test_all_envs_at_once_have_the_results_that_each_for_itself_has(actor):
@@ -214,7 +225,7 @@ def test_all_envs_at_once_have_the_results_that_each_for_itself_has(actor):
     for _ in range(2):
         assert post_all(actor)
         actor.work()
-        assert actor.rows.finish_all()
+        assert actor.whole.finish()
         assert [actor.slots.states[env] for env in actor.ENVS] == [ARRIVED] * 3
         results.append(actor.deliver())
         actor.step()
@@ -231,7 +242,7 @@ def test_all_envs_at_once_have_the_results_that_each_for_itself_has(actor):
 
 def test_all_envs_are_posted_at_once_only_if_nothing_waits_or_is_out_of_the_ordinary(actor):
     posted = actor.slab.posted.copy()
-    actor.slots.unusual.add(4)
+    actor.slots.unusual.add(2)
     assert not post_all(actor)
     actor.slots.unusual.clear()
     actor.exit()
@@ -244,23 +255,23 @@ def test_all_envs_are_posted_at_once_only_if_nothing_waits_or_is_out_of_the_ordi
 def test_a_step_of_all_envs_has_not_ended_before_its_worker_says_so(actor, writes):
     assert post_all(actor)
     actor.work(writes)
-    assert not actor.rows.finish_all()
+    assert not actor.whole.finish()
     assert [actor.slots.states[env] for env in actor.ENVS] == [POSTED] * 3
     actor.work()
-    assert actor.rows.finish_all()
+    assert actor.whole.finish()
 
 
 @pytest.mark.parametrize("what", ["raises", "large"])
 def test_a_result_with_more_than_its_row_is_looked_at_alone(actor, what):
     assert post_all(actor)
-    actor.work(**{what: [3]})
-    assert not actor.rows.finish_all()
+    actor.work(**{what: [1]})
+    assert not actor.whole.finish()
     assert [actor.slots.states[env] for env in actor.ENVS] == [POSTED] * 3
     results = actor.deliver()
     if what == "large":
-        assert results[3].info == {"large": "x" * 10_000}
+        assert results[1].info == {"large": "x" * 10_000}
     elif actor.slots.on_failure == "raise":
-        assert isinstance(results[3], ValueError)
+        assert isinstance(results[1], ValueError)
     else:
         assert actor.worker.is_killed, "it is tried once more"
-    assert results[4].obs == 4000 + actor.slab.completed[4]
+    assert results[2].obs == 2000 + actor.slab.completed[2]

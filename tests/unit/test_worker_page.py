@@ -277,7 +277,7 @@ def test_closing_a_guard_waits_for_the_result_that_is_being_written(make_parent,
     guard = WriteGuard()
     parent = make_parent(guard=guard, pickles=False)
     writing, go_on, order = threading.Event(), threading.Event(), []
-    row = parent.server.runner._rows[0]
+    row = parent.server.runner.rows[0]
     mark, encode = row._mark_plain, row._encode
 
     def slowly(write, *args):
