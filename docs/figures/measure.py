@@ -20,8 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parent))
 import dropins
 import readme
@@ -161,28 +159,16 @@ CALLS = textwrap.dedent("""
 """)
 
 
-# Runs in a fresh process; prints env-steps per second on two nodes and on one machine, and the processor time that a
-# batch takes of the caller, by the numbers of nodes, actors and envs.
+# Runs in a fresh process; prints env-steps per second on two nodes, on one machine, and with Gymnasium.
 NODES = RATE + textwrap.dedent("""
-    import json, sys, time
-    import gymnasium, numpy as np
+    import json, sys
+    import gymnasium
     import envactors as ea
     from envactors.remote import LocalNodes
     from envactors.testing import workloads
 
-    def cost(nodes, actors, count, batches=400):
-        actions = np.ones(count, np.int64)
-        options = {"envs_per_actor": count // actors, "backend": ea.RemoteBackend(LocalNodes(nodes))}
-        with ea.VectorEnv([workloads.nothing] * count, **options) as envs:
-            envs.reset(seed=0)
-            for batch in range(2 * batches):
-                if batch == batches:
-                    begun = time.process_time()
-                envs.step(actions)
-            return 1e6 * (time.process_time() - begun) / batches
-
     if __name__ == "__main__":
-        rounds, measured = int(sys.argv[1]), {"costs": []}
+        rounds, measured = int(sys.argv[1]), {}
         for name in ("nothing", "busy_1ms"):
             factories = [getattr(workloads, name)] * 8
             sides = {
@@ -199,9 +185,6 @@ NODES = RATE + textwrap.dedent("""
                     measured[name][side].append(rate(envs))
             for envs in sides.values():
                 envs.close()
-        sizes = [(1, 1, 4), (1, 1, 32), (1, 8, 8), (2, 2, 8), (2, 2, 64), (2, 16, 16), (4, 4, 16), (4, 16, 16)]
-        for size in (*sizes, (4, 16, 64)):
-            measured["costs"].append([*size, sorted(cost(*size) for _ in range(3))[1]])
         print(json.dumps(measured))
 """)
 
@@ -594,7 +577,7 @@ def show_counts(measured: Any) -> str:
 
 
 def measure_nodes(rounds: int) -> Any:
-    """Steps on two local nodes, and what they cost the caller."""
+    """Steps on two local nodes, on one, and with Gymnasium."""
     return run_script(NODES, rounds)
 
 
@@ -607,27 +590,6 @@ def show_nodes(measured: Any) -> str:
         rows.append(row)
     head = ["8 envs, 4 per process", "steps/s on two nodes", "relative to `AsyncVectorEnv`", "relative to one machine"]
     return table(head, rows)
-
-
-def costs_of_callers(measured: Any) -> list[float]:
-    """Return what a batch takes the caller by itself, per node, per actor and per env (us), fitted to the measured."""
-    *counts, costs = np.transpose(measured["costs"])
-    fitted, *_ = np.linalg.lstsq(np.stack([np.ones_like(costs), *counts], axis=1), costs, rcond=None)
-    return [max(float(one), 0.0) for one in fitted]
-
-
-def show_sizes(measured: Any) -> str:
-    """Return the table of how many envs one caller feeds."""
-    batch, node, actor, env = costs_of_callers(measured)
-    rows, packings = [], (1, 4, 16)
-    for step in (0.1, 1.0, 10.0):
-        row = [f"{step:g} ms"]
-        for packing in packings:
-            waits = 1000 * (0.5 + packing * step)
-            envs = max(0.0, waits - batch) / ((node / 16 + actor) / packing + env)
-            row.append(f"{envs:,.0f}")
-        rows.append(row)
-    return table(["envs, if a step takes ...", *(f"{packing} per actor" for packing in packings)], rows)
 
 
 def measure_inside(rounds: int) -> Any:
@@ -708,7 +670,7 @@ QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]
     "platforms": (measure_platforms, {"platforms": show_platforms}),
     "seeds": (measure_seeds, {"seeds": show_seeds}),
     "snapshots": (measure_snapshots, {"snapshots": show_snapshots}),
-    "nodes": (measure_nodes, {"nodes": show_nodes, "sizes": show_sizes}),
+    "nodes": (measure_nodes, {"nodes": show_nodes}),
     "sessions": (
         lambda rounds: sessions.measure(rounds, known("sessions")),
         {"sessions": lambda measured: table(["question", "figure"], sessions.show(measured))},
