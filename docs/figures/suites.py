@@ -131,7 +131,7 @@ def show(name: str, measured: dict[str, Any]) -> str:
     total = found["passed"] + found["failed"]
     text = f"{found['passed']} of {total} tests of {name} {found['version']} pass with the class replaced"
     if found["skipped"]:
-        text += f"; {found['skipped']} are skipped, as without it"
+        text += f"; {found['skipped']} are skipped, as with the original class"
     text += f" ({files})."
     if found["failures"]:
         text += " These fail: " + ", ".join(f"`{failure}`" for failure in found["failures"]) + "."
