@@ -35,19 +35,21 @@ def inventory(earlier: Inventory | None = None) -> Inventory:
     """Return what this process holds now.
 
     Args:
-        earlier: An inventory to compare with. Its children and its entries of /dev/shm are included even if they no
-            longer exist: a child may have been the ``ps`` that a node's agent runs to measure memory, and all programs
-            on the machine share /dev/shm. New entries that other programs have mapped are ignored.
+        earlier: An inventory to compare with. Its descriptors, its children, and its entries of /dev/shm are included
+            even if they no longer exist: another thread may have opened a file for a moment, a child may have been the
+            ``ps`` that a node's agent runs to measure memory, and all programs on the machine share /dev/shm. New
+            entries that other programs have mapped are ignored.
     """
+    descriptors = count_descriptors()
     shm = {path.name for path in _SHM.iterdir()} if _SHM.is_dir() else set()
     children = descendants(os.getpid())
     if earlier is not None:
+        descriptors = max(descriptors, earlier.descriptors)
         new = shm - {*earlier.shm}
         shm = {*earlier.shm, *(new - _used_by_strangers() if new else ())}
         children |= {*earlier.children}
-    return Inventory(
-        count_descriptors(), sorted(thread.name for thread in threading.enumerate()), sorted(children), sorted(shm)
-    )
+    threads = sorted(thread.name for thread in threading.enumerate())
+    return Inventory(descriptors, threads, sorted(children), sorted(shm))
 
 
 def descendants(pid: int) -> set[int]:

@@ -215,6 +215,7 @@ reaper.kill()
 assert_gone([reaper])
 ea.spawn(Breeder, backend=backend).plain().result(30)
 assert_gone(children)
+wait_until(lambda: reapers_of(os.getpid()))
 (reaper,) = reapers_of(os.getpid())
 
 # One that is lost and cannot be replaced: at least the worker's own session ends.
