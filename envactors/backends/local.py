@@ -341,9 +341,10 @@ class ThreadBackend(LocalBackend):
 class InlineBackend(LocalBackend):
     """A backend without processes and threads: a call has run when its future is returned.
 
-    It is as fast as a plain loop, and suits a debugger. Arguments and results of calls are pickled as for a process,
-    and those of steps are copied, so that nothing is shared by accident. Nothing can be killed: deadlines are not
-    enforced, and ``kill`` and ``abort`` refuse to end a running call.
+    It suits a debugger, and envs whose steps are too short for processes: a step takes a few microseconds longer than in
+    a plain loop. Arguments and results of calls are pickled as for a process, and those of steps are copied, so that
+    nothing is shared by accident. Nothing can be killed: deadlines are not enforced, and ``kill`` and ``abort`` refuse
+    to end a running call.
     """
 
     inline = True
