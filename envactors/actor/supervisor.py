@@ -184,6 +184,8 @@ class Supervisor:
                 self.calls.on_channel(READABLE)
             if process is not None and process.on_ring is not None:
                 process.on_ring()
+            if self.calls.rows is not None:
+                core.reactor.wake(self.calls.rows.waiter)  # another thread may wait for rows that this one has run
         except BaseException:  # of the library's own lines: what env code raises is the outcome of its request
             with core.lock:
                 if core.process is process:  # else the change that was interrupted has replaced it

@@ -11,18 +11,18 @@ import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from envactors.backends.base import Backend, ExitStatus, RowMemory, Stacks, Stream, Worker
-from envactors.mailbox.control_page import FINISHED, POSTED, SINCE, STEP, TIMED, ControlPage, page_size
+from envactors.mailbox.control_page import FINISHED, POSTED, STEP, TIMED, ControlPage, page_size
 from envactors.mailbox.info_codec import InfoReader, InfoWriter
 from envactors.mailbox.messages import Frame
 from envactors.mailbox.slab import Layout, Slab
 from envactors.system.polling import Doorbell, Poller
 from envactors.worker import context
 from envactors.worker.context import ActorContext
-from envactors.worker.env_rows import WorkerRetiredError, WriteGuard, run_all
+from envactors.worker.env_rows import EnvRow, WorkerRetiredError, WriteGuard, run_all
 from envactors.worker.main import Server
 
 
@@ -279,15 +279,16 @@ class InlineLoop:
     def __init__(self, workers: Sequence[InlineWorker], lock: threading.RLock) -> None:
         self._workers = workers
         self._lock = lock
-        self._pages = [worker.page for worker in workers]
         self._rows = [row for worker in workers for row in worker.server.runner.rows]
         # The thread that runs the loop.
         self._thread: int | None = None
+        # The page of the worker that it is at.
+        self._page: ControlPage | None = None
         for worker in workers:
             worker.loop = self
 
     def run(self, ops: Iterable[int], number: int) -> None:
-        """Run the rows, which were posted under this call id, but for those that a worker was sent meanwhile.
+        """Run the rows, which were posted under this call id, but for those that a worker was sent.
 
         Args:
             ops: The operation of each.
@@ -297,18 +298,22 @@ class InlineLoop:
         try:
             with self._lock:
                 self._thread = threading.get_ident()
-                due, pages = list(zip(self._rows, ops, itertools.repeat(number), strict=False)), self._pages
-                if any(page.counters[STEP] >= number for page in pages):
-                    due = [each for each in due if each[0].counters[STEP] < number]
-                    pages = [page for page in pages if page.counters[STEP] < number]
-            run_all(due)
-            for page in pages:
-                page.counters[FINISHED] = number
+            run_all(self._due(ops, number))
+            for worker in self._workers:
+                if worker.page.counters[STEP] < number:
+                    worker.page.counters[FINISHED] = number
         except WorkerRetiredError:
             pass  # the others run what is left
         finally:
-            self._thread = None
+            self._thread = self._page = None
             context.of_thread.reset(before)
+
+    def _due(self, ops: Iterable[int], number: int) -> Iterator[tuple[EnvRow, int, int]]:
+        # Looked up row by row: code of an env, or another thread, may have a worker run its rows, or end it.
+        for row, op in zip(self._rows, ops, strict=False):
+            if row.counters[STEP] < number and row.guard is not None and not row.guard.is_closed:
+                self._page = row.page
+                yield row, op, number
 
     def may_send(self) -> bool:
         """Return whether a worker may be sent rows that the loop has not begun; under the lock."""
@@ -316,14 +321,11 @@ class InlineLoop:
 
     def thread_in(self, worker: InlineWorker) -> int | None:
         """Return the thread that runs the loop, if it is at an env of this worker."""
-        return self._thread if worker is self._present() else None
-
-    def _present(self) -> InlineWorker:
-        """Return the worker that has begun a row last."""
-        return max(self._workers, key=lambda worker: worker.page.times[SINCE])
+        return self._thread if worker.page is self._page else None
 
     def _running(self) -> ActorContext | None:
-        return self._present().server.host.running()
+        page = self._page
+        return next((worker.server.host.running() for worker in self._workers if worker.page is page), None)
 
 
 class ThreadBackend(LocalBackend):
@@ -341,8 +343,8 @@ class ThreadBackend(LocalBackend):
 class InlineBackend(LocalBackend):
     """A backend without processes and threads: a call has run when its future is returned.
 
-    It suits a debugger, and envs whose steps are too short for processes: a step takes a few microseconds longer than in
-    a plain loop. Arguments and results of calls are pickled as for a process, and those of steps are copied, so that
+    It suits a debugger, and envs whose steps are too short for processes: a step takes some microseconds more than in a
+    plain loop. Arguments and results of calls are pickled as for a process, and those of steps are copied, so that
     nothing is shared by accident. Nothing can be killed: deadlines are not enforced, and ``kill`` and ``abort`` refuse
     to end a running call.
     """

@@ -8,6 +8,7 @@ left to the workers.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -55,10 +56,15 @@ class WholeSteps:
         self._lock = actors[0].core.lock  # that of all
         self.parts: list[Part] = []
         self._all_posted = bytes([POSTED]) * len(slots.of)
+        # The call id of the last step.
+        self._number = 0
         self._is_inline = actors[0].config.backend.inline
         self._loop = InlineLoop([], self._lock)
         for actor in actors if self._is_inline else ():
-            actor.core.run_inline = functools.partial(self._run_worker, actor, actor.core.run_inline)
+            # Handles of actors outlive the vector, and must not keep its memory.
+            run = actor.core.run_inline
+            assert run is not None, "the backend is in-process"
+            actor.core.run_inline = functools.partial(_run_worker, weakref.ref(self), actor, run)
 
     def post(self, now: float, wait: int, *, pinned: bool = False) -> bool:
         """Post all envs, if all workers are free for them; return whether that was so.
@@ -78,6 +84,7 @@ class WholeSteps:
                 is_free = core.phase is LIVE and not core.closing and core.permits is None and not table.queue
                 if core.process is not process or not is_free or table.running is not None:
                     self.parts = []
+                    self._loop = InlineLoop([], self._lock)
                     return False
                 number = max(number, table.last_id)
             if not parts or slots.unusual:
@@ -85,13 +92,16 @@ class WholeSteps:
             try:
                 self._post(number + 1, now, wait, pinned=pinned)
             except BaseException:
+                # All first: with little stack left, the next request has to replace the processes.
+                for core, _, _, _ in parts:
+                    core.is_inconsistent = True
                 for core, _, _, _ in parts:
                     core.kill_inconsistent()
                 raise
         return True
 
     def _post(self, number: int, now: float, wait: int, *, pinned: bool) -> None:
-        slots = self._slots
+        slots, self._number = self._slots, number
         # The private numbers first: from now on no row is complete.
         slots.numbers.fill(number)
         for core, rows, _, page in self.parts:
@@ -124,11 +134,13 @@ class WholeSteps:
     def run(self) -> None:
         """Run what was posted to in-process workers. Called without signals deferred, since env code runs in here."""
         try:
-            self._loop.run(self._slots.ops, self._slots.numbers_of[0])
+            self._loop.run(self._slots.ops, self._number)
         except BaseException:  # of the library's own lines: what env code raises is the outcome of its step
-            for core, rows, _, page in self.parts:
-                if rows.is_in_flight() and _has_begun(rows, page):
-                    core.kill_inconsistent()
+            torn = [core for core, rows, _, page in self.parts if rows.is_in_flight() and _has_begun(rows, page)]
+            for core in torn:
+                core.is_inconsistent = True
+            for core in torn:
+                core.kill_inconsistent()
             raise
 
     def finish(self) -> bool:
@@ -155,9 +167,8 @@ class WholeSteps:
                 states[rows.first : rows.stop] = rows.all_arrived
         return True
 
-    def _run_worker(self, actor: Supervisor, run: Callable[[], None] | None) -> None:
-        """Leave to an in-process worker what the loop does not run, and run what it was sent."""
-        assert run is not None, "the backend is in-process"
+    def leave(self, actor: Supervisor) -> None:
+        """Leave to an in-process worker what the loop does not run."""
         with self._lock:
             rows, process = actor.calls.rows, actor.core.process
             if process is not None and rows is not None and rows.has_posted() and self._loop.may_send():
@@ -165,7 +176,14 @@ class WholeSteps:
                 is_left = not _has_begun(rows, page) or not rows.is_in_flight()
                 if page.counters[STEP] < number and is_left:
                     page.post_step(number, ASLEEP, False)
-        run()
+
+
+def _run_worker(whole: weakref.ref[WholeSteps], actor: Supervisor, run: Callable[[], None]) -> None:
+    """Run what an in-process worker was sent, and what the loop leaves to it."""
+    steps = whole()
+    if steps is not None:
+        steps.leave(actor)
+    run()
 
 
 def _has_begun(rows: ActorRows, page: ControlPage) -> bool:

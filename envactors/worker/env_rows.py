@@ -114,6 +114,8 @@ def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
             failed_with = error
         if context.forks != forks:
             os._exit(1)  # env code forked, and its child came back here: it must not write a result
+        if failed_with is not None and row.is_complete(call_id):
+            raise failed_with  # an interrupt after the result was written, which may be read by now
         if not is_written:
             if page.is_timing:
                 page.spans.add(times[SINCE], now(), call_id, hosted.position, counters[METHOD])
@@ -138,6 +140,7 @@ class EnvRow:
         index: The env's index in the vector.
         page: The control page.
         counters, times: Its memory.
+        guard: The guard of a worker that cannot be killed; None for others.
         payload: The call id that the last payload belongs to, and its content: pickled, or an object.
         action: Returns the action of a step; the env may modify it.
         autoreset: Whether a step that ends the episode resets.
@@ -167,7 +170,7 @@ class EnvRow:
         self._mark_plain = infos.plain_marker(index)
         self._copies = infos.passes_objects
         self._send_overflow = send_overflow
-        self._guard = guard
+        self.guard: WriteGuard | None = guard
         layout = slab.layout
         # Actions without a spec come as payload.
         self.action: Any = None if layout.action is None else reader(layout.action, slab.actions, index)
@@ -231,7 +234,7 @@ class EnvRow:
         if type(result) is not tuple or len(result) != 5 or self._plain_halves is None:
             return False
         obs, reward, terminated, truncated, info = result
-        hosted, index, guard = self.hosted, self.index, self._guard
+        hosted, index, guard = self.hosted, self.index, self.guard
         if info or type(info) is not dict or type(obs) is not np.ndarray or obs.dtype is not hosted.dtype:
             return False
         if type(reward) is not float or type(terminated) is not bool or type(truncated) is not bool:
@@ -243,18 +246,20 @@ class EnvRow:
             page.spans.add(self.times[SINCE], time.monotonic(), call_id, hosted.position, METHOD_STEP)
         if guard is not None:
             guard.begin_write()
-        if hosted.journal:
-            hosted.check = self._checks[half, index] = checksum(obs, hosted.check)
-        self._terminated[index] = terminated
-        self._truncated[index] = truncated
-        self._rewards[index] = reward
-        self._plain_halves[half][...] = obs
-        self._mark_plain()
-        if page.is_streaming:
-            self._when[index] = time.monotonic()
-        self._completed[index] = call_id
-        if guard is not None:
-            guard.writer = None
+        try:
+            if hosted.journal:
+                hosted.check = self._checks[half, index] = checksum(obs, hosted.check)
+            self._terminated[index] = terminated
+            self._truncated[index] = truncated
+            self._rewards[index] = reward
+            self._plain_halves[half][...] = obs
+            self._mark_plain()
+            if page.is_streaming:
+                self._when[index] = time.monotonic()
+            self._completed[index] = call_id
+        finally:
+            if guard is not None:
+                guard.writer = None
         return True
 
     def write(self, op: int, call_id: int, fields: Fields | None, error: BaseException | None) -> bool:
@@ -265,7 +270,7 @@ class EnvRow:
         Returns:
             Whether it is a failure.
         """
-        index, half, guard = self.index, op & HALF, self._guard
+        index, half, guard = self.index, op & HALF, self.guard
         beside = overflow = None
         if fields is not None:
             try:
@@ -295,6 +300,10 @@ class EnvRow:
         finally:
             if guard is not None:
                 guard.writer = None
+
+    def is_complete(self, call_id: int) -> bool:
+        """Return whether the result of a request was written."""
+        return bool(self._completed[self.index] == call_id)
 
     def count_complete(self) -> int:
         """Return how many rows of the vector are complete."""

@@ -190,8 +190,10 @@ def test_a_vector_is_usable_after_a_long_storm_of_signals(seed):
     assert storm(25.0, seed) > 100
 
 
-def test_a_vector_is_usable_after_a_lack_of_stack():
-    with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(4)], envs_per_actor=2, restart=OFTEN) as envs:
+@pytest.mark.parametrize(("backend", "per_actor"), [("process", 2), ("thread", 1), ("inline", 1)])
+def test_a_vector_is_usable_after_a_lack_of_stack(backend, per_actor):
+    options = {"backend": backend, "envs_per_actor": per_actor, "restart": OFTEN}
+    with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(4)], **options) as envs:
         check(envs, 1)
 
         def dive(depth):

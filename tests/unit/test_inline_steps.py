@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
@@ -166,6 +170,81 @@ def test_another_thread_sees_which_env_runs(envs):
     assert seen["waiting"] == "it runs nothing\n"
     assert seen["state"] is ea.ActorState.BUSY
     assert envs[3].state is ea.ActorState.IDLE
+
+
+def test_looking_at_another_actor_in_a_step_runs_nothing_twice(envs):
+    def look():
+        Shared.during = staticmethod(lambda: None)
+        envs.actors[2].stats()
+        names.append(ea.current_actor().name)
+
+    names = []
+    Shared.during = staticmethod(look)
+    assert envs.step([1, 2, 3, 4])[0][:, 1].tolist() == [1] * 4
+    assert steps_of(envs) == [1, 1]
+    assert names == ["env-1"]
+
+
+def test_an_env_whose_actor_was_closed_in_the_middle_of_a_step_does_not_step(envs):
+    ran = []
+
+    def close():
+        ran.append(ea.current_actor().name)
+        if len(ran) == 1:
+            envs.actors[2].close()
+
+    Shared.during = staticmethod(close)
+    with contextlib.suppress(ea.VectorEnvError):
+        envs.step([1, 2, 3, 4])
+    assert ran.count("env-2") <= 1
+    Shared.during = staticmethod(lambda: ran.append("late"))
+    with pytest.raises(ea.EnvActorsError):
+        envs.step([1, 2, 3, 4])
+
+
+def test_the_actor_that_runs_is_known_while_another_thread_calls_one_that_has_stepped(envs):
+    names = []
+
+    def call():
+        Shared.during = staticmethod(lambda: None)
+        thread = threading.Thread(target=lambda: envs[0].get("steps").result(SOON))
+        thread.start()
+        thread.join(SOON)
+        names.append(ea.current_actor().name)
+
+    Shared.during = staticmethod(call)
+    envs.step([1, 2, 3, 4])
+    assert names == ["env-1"]
+
+
+def test_step_wait_returns_rows_that_another_thread_has_run(envs):
+    begun, threads = threading.Event(), []
+
+    def run():
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            time.sleep(0.2)  # so that `step_wait` has to wait
+        elif not threads:
+            threads.append(threading.Thread(target=envs.actors[2].stats))
+            threads[0].start()
+            begun.wait(SOON)
+
+    Shared.during = staticmethod(run)
+    envs.step_async([1, 2, 3, 4])
+    assert envs.step_wait(timeout=SOON)[0][:, 2].tolist() == [1, 2, 3, 4]
+    threads[0].join(SOON)
+
+
+def test_a_handle_that_is_kept_keeps_no_env_of_a_closed_vector():
+    with ea.VectorEnv([EchoEnv] * 2, backend="inline") as envs:
+        envs.reset(seed=0)
+        envs.step([1, 2])
+        actor = envs.actors[0]
+        made = [weakref.ref(row.hosted.env) for row in actor._supervisor.core.process.worker.server.runner.rows]
+    del envs
+    gc.collect()
+    assert [env() for env in made] == [None]
+    assert actor.state is ea.ActorState.CLOSED
 
 
 @pytest.mark.parametrize("per_actor", [1, 3])
