@@ -121,7 +121,7 @@ def test_steps_and_resets_are_timed_from_the_first_look_on(options, autoreset):
 def least_cpu_seconds(envs):
     """Return the CPU time that a step of one env takes, without what other programs add to some of them."""
     batches, took = 50, []
-    for _ in range(40):
+    for _ in range(5):
         begun = time.process_time()
         for _ in range(batches):
             envs.step(np.zeros(envs.num_envs, np.int64))
@@ -130,15 +130,21 @@ def least_cpu_seconds(envs):
 
 
 def test_timing_and_tracing_cost_at_most_three_percent_of_steps_that_take_100_us():
-    with ea.VectorEnv([workloads.nothing] * 8, backend="inline", envs_per_actor=4) as envs:
-        envs.reset(seed=0)
-        before = least_cpu_seconds(envs)
-        envs.stats()
-        timed = least_cpu_seconds(envs)
-        with ea.trace(os.devnull):
-            traced = least_cpu_seconds(envs)
-    assert timed - before < 0.03 * 100e-6
-    assert traced - before < 0.03 * 100e-6
+    def make():
+        return ea.VectorEnv([workloads.nothing] * 8, backend="inline", envs_per_actor=4)
+
+    with make() as plain, make() as timed, make() as traced:
+        for envs in (plain, timed, traced):
+            envs.reset(seed=0)
+        timed.stats()
+        took = {"plain": [], "timed": [], "traced": []}
+        for _ in range(8):  # in turns, since other programs make all of them slower at times
+            took["plain"].append(least_cpu_seconds(plain))
+            took["timed"].append(least_cpu_seconds(timed))
+            with ea.trace(os.devnull):
+                took["traced"].append(least_cpu_seconds(traced))
+    assert min(took["timed"]) - min(took["plain"]) < 0.03 * 100e-6
+    assert min(took["traced"]) - min(took["plain"]) < 0.03 * 100e-6
 
 
 def test_durations_of_lost_processes_are_kept():
@@ -190,7 +196,7 @@ def test_steps_on_nodes_are_timed_there():
 
 
 def test_waits_of_recv_and_of_step_wait_count_too():
-    with ea.VectorEnv([lambda i=i: Paced(i, 0.01) for i in range(2)]) as envs:
+    with ea.VectorEnv([lambda i=i: Paced(i, 0.1) for i in range(2)]) as envs:
         envs.reset(seed=0)
         envs.stats()
         envs.send([1, 2])
@@ -202,7 +208,7 @@ def test_waits_of_recv_and_of_step_wait_count_too():
         envs.step_wait()
         stats = envs.stats()
         assert stats.batches == 1
-        assert stats.wait_seconds > 0.015
+        assert stats.wait_seconds > 0.1, "each of the two waits takes most of the steps' 0.1 s"
 
 
 def test_one_line_says_where_the_time_goes():
