@@ -167,6 +167,9 @@ class Stepper:
         is_finished = True
         if selection.is_all and states != self._all_posted:
             return True
+        # Rows that a new process was posted are streamed, so their end may not ring.
+        if any(map(self._slots.streams.__getitem__, selection.env_ids)):
+            return True
         for supervisor, envs, _ in selection.parts:
             process, rows = supervisor.core.process, supervisor.calls.rows
             # Stop to listen to a process that has replaced another one, and taken over its rows, since the wait began.

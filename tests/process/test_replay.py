@@ -23,7 +23,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
+from envactors.actor.slots import POSTED
 from envactors.testing import FAULTS, EchoEnv, expected_checksum
+from envactors.vector.stepper import Stepper
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 Replaying = functools.partial(ea.VectorEnv, on_failure="replay", restart=ALWAYS)
@@ -205,6 +207,44 @@ def test_a_replay_may_take_longer_than_a_step():
         assert envs.step([0])[4] == [{"count": 1}]
         assert envs[0].incarnation == 1
         assert envs.stats().actors[0].restarts == 1
+
+
+class Fused(EchoEnv):
+    """Crashes in a step if its fuse is there; other steps take 0.5 s.
+
+    Args:
+        fuse: A file, which it removes before it crashes.
+    """
+
+    def __init__(self, fuse):
+        super().__init__()
+        self.fuse = Path(fuse)
+
+    def step(self, action):
+        if self.fuse.exists():
+            self.fuse.unlink()
+            kill(os.getpid())
+        time.sleep(0.5)
+        return super().step(action)
+
+
+def test_a_step_ends_if_a_new_process_runs_it_before_the_caller_waits(tmp_path, monkeypatch):
+    fuse, finish = tmp_path / "fuse", Stepper.finish
+    wanted = 0
+
+    def finish_late(stepper, selection, deadline):
+        slots = stepper._slots
+        wait_until(lambda: envs.actors[0].incarnation == wanted and slots.states[0] == POSTED)
+        return finish(stepper, selection, deadline)
+
+    monkeypatch.setattr(Stepper, "finish", finish_late)
+    factories = [functools.partial(Fused, path) for path in (fuse, tmp_path / "none")]
+    with ea.VectorEnv(factories, on_failure="replay", deadlines=ea.Deadlines(slow=None)) as envs:
+        envs.reset(seed=[0, 0])
+        fuse.touch()
+        wanted, begun = 1, time.monotonic()
+        assert envs.step([3, 4], timeout=SOON)[0][:, 2].tolist() == [3, 4]
+    assert time.monotonic() - begun < SOON / 2, "nothing rang, and the timeout ended the wait"
 
 
 @pytest.mark.parametrize("where", ["step", "reset"])
