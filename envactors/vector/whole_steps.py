@@ -92,11 +92,7 @@ class WholeSteps:
             try:
                 self._post(number + 1, now, wait, pinned=pinned)
             except BaseException:
-                # All first: with little stack left, the next request has to replace the processes.
-                for core, _, _, _ in parts:
-                    core.is_inconsistent = True
-                for core, _, _, _ in parts:
-                    core.kill_inconsistent()
+                _replace_processes([part.core for part in parts])
                 raise
         return True
 
@@ -136,11 +132,9 @@ class WholeSteps:
         try:
             self._loop.run(self._slots.ops, self._number)
         except BaseException:  # of the library's own lines: what env code raises is the outcome of its step
-            torn = [core for core, rows, _, page in self.parts if rows.is_in_flight() and _has_begun(rows, page)]
-            for core in torn:
-                core.is_inconsistent = True
-            for core in torn:
-                core.kill_inconsistent()
+            _replace_processes(
+                [core for core, rows, _, page in self.parts if rows.is_in_flight() and _has_begun(rows, page)]
+            )
             raise
 
     def finish(self) -> bool:
@@ -184,6 +178,14 @@ def _run_worker(whole: weakref.ref[WholeSteps], actor: Supervisor, run: Callable
     if steps is not None:
         steps.leave(actor)
     run()
+
+
+def _replace_processes(cores: Sequence[ActorCore]) -> None:
+    """Replace the processes of some actors after an exception in the middle of a step."""
+    for core in cores:
+        core.is_inconsistent = True  # all first: with little stack left, the next request has to replace the processes
+    for core in cores:
+        core.kill_inconsistent()
 
 
 def _has_begun(rows: ActorRows, page: ControlPage) -> bool:
