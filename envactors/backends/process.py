@@ -16,7 +16,7 @@ from envactors.mailbox.info_codec import InfoReader
 from envactors.mailbox.pickling import read_other_numpy
 from envactors.mailbox.slab import Layout, Slab
 from envactors.options import is_int
-from envactors.process import starting
+from envactors.process import reaper, starting
 from envactors.process.bootstrap import STACKS_FILE, Descriptors
 from envactors.process.descriptor_limit import DESCRIPTOR_LIMIT
 from envactors.process.fork_server import FORK_SERVERS, Settings
@@ -152,10 +152,11 @@ class ProcessBackend(Backend):
             )
         code_tag(self.python, frozenset(env_vars.items()))
         DESCRIPTOR_LIMIT.make_room()
-        worker_id, mark = REAPER.enlist()
-        environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars, **mark, VARIABLE: SYSTEM}
+        tag = REAPER.enlist()
+        own = {VARIABLE: SYSTEM, reaper.VARIABLE: str(tag)}
+        environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars, **own}
         slab = None if memory is None else memory.fileno()
-        return ProcessWorker(worker_id, slab, envs, functools.partial(self._start, name, env_vars, environment))
+        return ProcessWorker(tag, slab, envs, functools.partial(self._start, name, env_vars, environment))
 
     def _start(
         self,
@@ -193,7 +194,7 @@ class ProcessWorker(Worker):
     """One worker process; see `envactors.backends.base.Worker`.
 
     Args:
-        worker_id: Its id in the reaper.
+        tag: Its tag; see `envactors.process.reaper`.
         slab: The descriptor of the memory of its vector; None without one.
         envs: How many envs it will have.
         start: Starts the process with the descriptors that it inherits and the place of its page.
@@ -203,9 +204,9 @@ class ProcessWorker(Worker):
     """
 
     def __init__(
-        self, worker_id: int, slab: int | None, envs: int, start: Callable[[Descriptors, PagePlace], Process]
+        self, tag: int, slab: int | None, envs: int, start: Callable[[Descriptors, PagePlace], Process]
     ) -> None:
-        self._worker_id = worker_id
+        self._tag = tag
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             sock, channel = open_pair(ours, theirs)
             out_r, out_w = _pipe(ours, theirs)
@@ -220,7 +221,7 @@ class ProcessWorker(Worker):
             to_parent = slot.page.to_parent.ringer()
             descriptors = Descriptors(channel, out_w, err_w, slot.file.fileno(), to_worker, to_parent, slab, stacks)
             self._process = start(descriptors, slot.place)
-            REAPER.watch(worker_id, self._process.pid)
+            REAPER.watch(tag, self._process.pid)
             DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it gets the factories
             sock.setblocking(False)
             self.channel: Channel = Channel(sock)
@@ -239,7 +240,7 @@ class ProcessWorker(Worker):
         return ProcessStacks(self._process, self._stacks)
 
     def reap(self) -> ExitStatus:
-        with REAPER.dismiss(self._worker_id):  # ends the processes that env code has started
+        with REAPER.dismiss(self._tag):  # ends the processes that env code has started
             code = self._process.reap()
         self._descriptors.close()
         if code is None:

@@ -129,7 +129,7 @@ def exit_after(work: Callable[[], None]) -> NoReturn:
 
 
 def _serve(descriptors: Descriptors, place: PagePlace) -> None:
-    tag_descendants(reaper.tag_of(os.environ[reaper.VARIABLE].split()[-1]))
+    tag_descendants(int(os.environ[reaper.VARIABLE]))
     # Env code that starts processes gets the system's default start method, as in any other program.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from envactors.mailbox.control_page import PagePlace
+from envactors.process import reaper
 from envactors.process.bootstrap import Descriptors
 from envactors.process.fork_server_program import EXIT_REPORT, Answer, WorkerSetup
 from envactors.process.helper import Helper, HelperProcess
@@ -223,7 +224,7 @@ class ForkServers:
 
 
 def _start(settings: Settings, likely: list[str], caps: Mapping[str, str]) -> ForkServer:
-    variables = {**os.environ, **caps, **dict(settings.env_vars), **REAPER.mark("server")}
+    variables = {**os.environ, **caps, **dict(settings.env_vars), reaper.VARIABLE: str(REAPER.tag_servers())}
     return ForkServer([*likely, *settings.preload], variables, settings.python)
 
 

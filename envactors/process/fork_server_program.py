@@ -22,8 +22,16 @@ import time
 from typing import Final, NamedTuple, NoReturn
 
 from envactors.mailbox.control_page import PagePlace
+from envactors.process import reaper
 from envactors.process.bootstrap import Descriptors, exit_after, run
-from envactors.system.processes import adopt_orphans, count_threads, detach, end_with_parent, open_sentinel
+from envactors.system.processes import (
+    adopt_orphans,
+    count_threads,
+    detach,
+    end_with_parent,
+    open_sentinel,
+    tag_descendants,
+)
 
 # A worker's id and its exit code, minus the signal's number.
 EXIT_REPORT: Final = struct.Struct("<qq")
@@ -72,6 +80,7 @@ def serve_forks(requests: int, exits: int, parent_pid: int, preload: list[str]) 
         parent_pid: The caller's process id.
         preload: Modules to import.
     """
+    tag_descendants(int(os.environ[reaper.VARIABLE]))
     detach()
     end_with_parent(parent_pid)
     adopt_orphans()  # and reap them; otherwise they would stay zombies if the caller is process 1

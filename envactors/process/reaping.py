@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -15,8 +16,7 @@ from collections.abc import Callable, Iterator
 
 from envactors.process import keeper, reaper
 from envactors.process.helper import Helper, HelperProcess
-from envactors.system.choice import PORTABLE, SYSTEM
-from envactors.system.processes import kill_group
+from envactors.system.processes import has_tags, kill_group
 from envactors.system.sockets import SEND_FLAGS, open_pair, prevent_sigpipe
 
 # How many ended workers a new reaper is told about: the old one may have been lost before it searched.
@@ -28,7 +28,7 @@ class Guard(HelperProcess):
 
     Args:
         program: The file with its program.
-        caller_id: The beginning of the marks of this process's workers.
+        caller_tag: The first of the tags of this process.
         lease: The descriptor of the file with the lease of this process; negative if it has none.
         reap: Called with the ids of processes that this process may have to reap.
 
@@ -36,7 +36,7 @@ class Guard(HelperProcess):
         OSError: The process could not be started.
     """
 
-    def __init__(self, program: str, caller_id: str, lease: int, reap: Callable[[int], None]) -> None:
+    def __init__(self, program: str, caller_tag: int, lease: int, reap: Callable[[int], None]) -> None:
         super().__init__()
         self._reap = reap
         with contextlib.ExitStack() as theirs:
@@ -44,7 +44,7 @@ class Guard(HelperProcess):
             self.sock: socket.socket = ours
             prevent_sigpipe(self.sock)
             self.process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 # its own code
-                [sys.executable, "-I", "-S", program, str(os.getpid()), caller_id, SYSTEM, str(lease)],
+                [sys.executable, "-I", "-S", program, *map(str, (os.getpid(), caller_tag, int(has_tags()), lease))],
                 stdin=reports,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -101,14 +101,14 @@ class Reaper:
         self._reset()
 
     def _reset(self) -> None:
-        # The beginning of the marks of this process's workers, such as "9f86d081884c7d65".
-        self._id = os.urandom(8).hex()
-        self._worker_ids = itertools.count()
-        # The process ids of the running workers, which are also the ids of their groups, by worker id.
+        # The first of the tags of this process, and those of its workers.
+        self._tag = random.SystemRandom().randrange(1, 1 << reaper.CALLER_BITS) << reaper.WORKER_BITS
+        self._worker_tags = itertools.count(self._tag + 1)
+        # The process ids of the running workers, which are also the ids of their groups, by tag.
         self._workers: dict[int, int] = {}
         # The same for workers that are not reaped yet.
         self._unreaped: dict[int, int] = {}
-        # The ids of the workers that ended last.
+        # The tags of the workers that ended last.
         self._ended: deque[int] = deque(maxlen=_RECENT)
         self._helpers: list[Helper[Guard]] = []
         self._guards = {}
@@ -149,73 +149,66 @@ class Reaper:
         with self._lock:
             programs = () if self._helpers else (reaper.__file__, keeper.__file__)
             for program in programs:
-                start = functools.partial(self._start, program, self._id)
+                start = functools.partial(self._start, program, self._tag)
                 self._helpers.append(Helper(os.path.basename(program).removesuffix(".py"), start))  # noqa: PTH119
             helpers = self._helpers
         for helper in helpers:
             helper.current()
 
-    def enlist(self) -> tuple[int, dict[str, str]]:
-        """Return the next worker's id, and the environment variables that mark it.
+    def enlist(self) -> int:
+        """Return the tag of the next worker.
 
         Raises:
             OSError: The reaper could not be started.
         """
         self._ensure_running()
         with self._lock:
-            worker_id = next(self._worker_ids)
-        return worker_id, self.mark(str(worker_id))
+            return next(self._worker_tags)
 
-    def mark(self, suffix: str) -> dict[str, str]:
-        """Return the environment variable that marks a process, such as "9f86d081884c7d65/3" for the suffix "3".
+    def tag_servers(self) -> int:
+        """Return the tag of fork servers."""
+        return self._tag
 
-        If this process is itself in a worker, the mark of that comes first.
-        """
-        marks = *os.environ.get(reaper.VARIABLE, "").split(), f"{self._id}/{suffix}"
-        return {reaper.VARIABLE: " ".join(marks)}
-
-    def watch(self, worker_id: int, pid: int) -> None:
+    def watch(self, tag: int, pid: int) -> None:
         """Report a worker that has started and leads a process group."""
         with self._lock:
-            self._workers[worker_id] = self._unreaped[worker_id] = pid
-            self._report(f"{worker_id} {pid}")
+            self._workers[tag] = self._unreaped[tag] = pid
+            self._report(f"{tag} {pid}")
 
     @contextlib.contextmanager
-    def dismiss(self, worker_id: int) -> Iterator[None]:
+    def dismiss(self, tag: int) -> Iterator[None]:
         """Report a worker that has ended and is reaped in the context; the reaper ends what it has started."""
         with self._lock:
-            pid = self._workers.pop(worker_id)
-            self._ended.append(worker_id)
-            if not self._report(str(worker_id)) or PORTABLE:
+            pid = self._workers.pop(tag)
+            self._ended.append(tag)
+            if not self._report(str(tag)) or not has_tags():
                 kill_group(pid)  # before the worker is reaped, no other group can have this id
         try:
             yield
         finally:
             with self._lock:
-                self._unreaped.pop(worker_id, None)
+                self._unreaped.pop(tag, None)
 
     def _report(self, line: str) -> bool:
         """Report to the reaper and the keeper; return whether any of them runs."""
         return True in [guard.report(line) for guard in self._guards.values()]
 
-    def _start(self, program: str, caller_id: str) -> Guard:
+    def _start(self, program: str, caller_tag: int) -> Guard:
         """Start a reaper or a keeper, without waiting until it is ready."""
         with self._lock:
-            if caller_id != self._id:
+            if caller_tag != self._tag:
                 raise ConnectionError("the last actor has ended")
-            reap = functools.partial(self._reap_orphan, caller_id)
-            guard = self._guards[program] = Guard(program, caller_id, self._lease, reap)
-            for worker_id, pid in self._workers.items():
-                guard.report(f"{worker_id} {pid}")
-            for worker_id in self._ended:  # without process ids, which may be reused by now
-                guard.report(str(worker_id))
+            guard = self._guards[program] = Guard(program, caller_tag, self._lease, self._reap_orphan)
+            for tag, pid in self._workers.items():
+                guard.report(f"{tag} {pid}")
+            for tag in self._ended:  # without process ids, which may be reused by now
+                guard.report(str(tag))
             return guard
 
-    def _reap_orphan(self, caller_id: str, pid: int) -> None:
+    def _reap_orphan(self, pid: int) -> None:
         """Reap a process that a worker has left behind, unless another process has its id by now."""
         with self._lock, contextlib.suppress(OSError):
-            is_ours = pid not in self._unreaped.values()
-            if is_ours and reaper.ProcessSnapshot(pid).is_orphan_of(caller_id, os.getpid()):
+            if pid not in self._unreaped.values() and reaper.is_tag_of(self._tag, reaper.read_tag(pid)):
                 os.waitpid(pid, os.WNOHANG)
 
 

@@ -106,25 +106,25 @@ def test_what_a_worker_has_started_ends_with_it_and_with_no_other(method):
     assert_gone(others)
 
 
-UNTAGGED = """
-import resource, subprocess, sys
+WITHOUT_TAGS = """
+import os, resource, signal, sys
+import psutil
 import envactors as ea
 
-class Env:
-    def start(self):
-        # It keeps the environment, but leaves the session, and takes off what the reaper knows it by at once.
-        shed = lambda: resource.setrlimit(10, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        return subprocess.Popen(["sleep", "1000"], start_new_session=True, preexec_fn=shed).pid
+resource.setrlimit(10, (100, 100))  # a hard limit of file locks leaves no room for tags
+from breeder import Breeder, assert_gone
 
-actor = ea.spawn(Env)
-print(actor.start().result(30), flush=True)
+first, second = ea.spawn(Breeder), ea.spawn(Breeder)
+children = [psutil.Process(pid) for pid in first.plain().result(30) + first.copies().result(30)]
+os.kill(first.pid, signal.SIGKILL)
+assert_gone(children)
+print(*second.plain().result(30), *second.copies().result(30), second.pid, flush=True)
 sys.stdin.read()
 """
 
 
-def test_processes_that_removed_their_tag_end_with_the_caller():
-    with running(UNTAGGED) as (caller, everybody):
-        assert [process.name() for process in everybody].count("sleep") == 1
+def test_process_groups_end_where_the_system_has_no_tags():
+    with running(WITHOUT_TAGS) as (caller, everybody):
         caller.kill()
         assert_gone(everybody)
 
@@ -134,11 +134,11 @@ def test_the_tag_of_another_users_process_is_read_too(monkeypatch):
     tagged = subprocess.Popen(["sleep", "1000"])
     try:
         resource.prlimit(tagged.pid, reaper._LOCKS, limits)
-        assert reaper._tag(tagged.pid) == 4711
+        assert reaper.read_tag(tagged.pid) == 4711
         # So the kernel says to all but root about a setgid program.
         monkeypatch.setattr(resource, "prlimit", mock.Mock(side_effect=PermissionError))
-        assert reaper._tag(tagged.pid) == 4711
-        assert reaper._tag(os.getpid()) == 0
+        assert reaper.read_tag(tagged.pid) == 4711
+        assert reaper.read_tag(os.getpid()) == 0
     finally:
         tagged.kill()
         tagged.wait()

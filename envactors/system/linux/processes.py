@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import os
 import resource
@@ -77,10 +78,20 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+@functools.cache
+def has_tags() -> bool:
+    """Return whether the system lets processes tag themselves; some sandboxes, and a lower hard limit, do not."""
+    limits = resource.getrlimit(_RLIMIT_LOCKS)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(_RLIMIT_LOCKS, limits)
+        return limits[1] == resource.RLIM_INFINITY
+    return False
+
+
 def tag_descendants(tag: int) -> None:
     """Tag this process and its descendants, so that the reaper finds them, if the system allows it."""
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(_RLIMIT_LOCKS, (tag, resource.getrlimit(_RLIMIT_LOCKS)[1]))
+    if has_tags():
+        resource.setrlimit(_RLIMIT_LOCKS, (tag, resource.RLIM_INFINITY))
 
 
 def _prctl(option: int, value: int) -> None:

@@ -86,8 +86,13 @@ def adopt_orphans() -> None:
     """Do nothing: the system adopts orphans."""
 
 
+def has_tags() -> bool:
+    """Return False: the reaper finds processes only by their groups."""
+    return False
+
+
 def tag_descendants(tag: int) -> None:
-    """Do nothing: the reaper finds processes only by their groups."""
+    """Do nothing."""
 
 
 def count_threads() -> int:
