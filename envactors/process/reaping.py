@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from envactors.process import keeper, reaper
 from envactors.process.helper import Helper, HelperProcess
-from envactors.system.processes import has_tags, kill_group
+from envactors.system.processes import has_tags, kill_group, no_fork
 from envactors.system.sockets import SEND_FLAGS, open_pair, prevent_sigpipe
 
 # How many ended workers a new reaper is told about: the old one may have been lost before it searched.
@@ -43,14 +43,15 @@ class Guard(HelperProcess):
             ours, reports = open_pair(self._sockets, theirs)
             self.sock: socket.socket = ours
             prevent_sigpipe(self.sock)
-            self.process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 # its own code
-                [sys.executable, "-I", "-S", program, *map(str, (os.getpid(), caller_tag, int(has_tags()), lease))],
-                stdin=reports,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=() if lease < 0 else (lease,),
-                start_new_session=True,
-            )
+            with no_fork:
+                self.process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 # its own code
+                    [sys.executable, "-I", "-S", program, *map(str, (os.getpid(), caller_tag, int(has_tags()), lease))],
+                    stdin=reports,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=() if lease < 0 else (lease,),
+                    start_new_session=True,
+                )
 
     def wait(self) -> None:
         rest = b""

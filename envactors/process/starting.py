@@ -19,7 +19,7 @@ from envactors.mailbox.control_page import PagePlace
 from envactors.process.bootstrap import Descriptors, run
 from envactors.process.refusal import LaunchRefusedError
 from envactors.system.choice import PORTABLE
-from envactors.system.processes import SIGKILL, Process, await_exit, interpreter_options, open_sentinel
+from envactors.system.processes import SIGKILL, Process, await_exit, interpreter_options, no_fork, open_sentinel
 from envactors.system.sockets import sigpipe_blocked
 
 StartMethod = Literal["forkserver", "loky", "spawn", "fork"]
@@ -157,7 +157,8 @@ def start_python(
 ) -> subprocess.Popen[bytes]:
     """Start a fresh interpreter with this environment, which runs a function; see `python_command`."""
     command = python_command(module, function, boot, python)
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=env)  # noqa: S603 # its own code
+    with no_fork:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=env)  # noqa: S603 # its own code
 
 
 def python_command(module: str, function: str, boot: dict[str, Any], python: str | None) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from envactors.process.starting import python_command
 from envactors.remote.tls import Certificates
+from envactors.system.processes import no_fork
 from envactors.system.sockets import sigpipe_blocked
 
 # How long agents may take to end after they were told to, in seconds.
@@ -57,7 +58,8 @@ def start_agent(orders: AgentOrders) -> subprocess.Popen[str]:
     """
     # The secret goes through the pipe, since all users of the machine can read command lines.
     command = python_command("envactors.remote.agent", "main", {}, None)
-    agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    with no_fork:
+        agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
     assert agent.stdin is not None, "a pipe"
     with sigpipe_blocked(), contextlib.suppress(BrokenPipeError):  # `read_port` reports it
         agent.stdin.write(json.dumps(orders._asdict(), default=os.fspath) + "\n")

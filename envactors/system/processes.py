@@ -30,6 +30,13 @@ _STATES = {
 }
 
 
+# Held while `subprocess.Popen` starts a process, since it waits for the end of a pipe. A child that another thread forks
+# meanwhile would have a copy of the pipe, and `Popen` would not return before that child has ended. Reentrant, since a
+# signal handler may fork, too.
+no_fork: threading.RLock = threading.RLock()
+os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release)
+
+
 class Process:
     """A process that cannot be mistaken for another one: its descriptor becomes readable when it ends.
 

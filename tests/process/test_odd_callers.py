@@ -145,3 +145,36 @@ assert "/proc is not mounted" in str(error), error
     command = ["unshare", "-m", "sh", "-c", 'umount -l /proc; exec "$@"', "sh", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("method", methods_here("forkserver", "spawn", "loky"))
+def test_an_actor_starts_while_its_caller_forks(method):
+    """A child has copies of all pipes, also of the one at whose end `subprocess.Popen` waits."""
+    code = """
+    import os, sys, warnings
+    import envactors as ea
+
+    class Env:
+        def answer(self):
+            return 42
+
+    warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside other threads
+    read, write = os.pipe()
+    with ea.spawn(Env, backend=ea.ProcessBackend(sys.argv[1])) as actor:
+        future, children = actor.answer(), []
+        while not future.done() and len(children) < 300:
+            pid = os.fork()
+            if pid == 0:
+                os.close(write)
+                os.read(read, 1)  # until the caller has its result
+                os._exit(0)
+            children.append(pid)
+        try:
+            assert future.result(timeout=60) == 42
+        finally:
+            os.close(write)
+            for pid in children:
+                os.waitpid(pid, 0)
+    """
+    done = run_script(code, method)
+    assert (done.returncode, done.stderr) == (0, "")
