@@ -30,7 +30,7 @@ _STATES = {
 }
 
 
-# Held while `subprocess.Popen` starts a process, since it waits for the end of a pipe. A child that another thread forks
+# Held while `subprocess.Popen` starts a process: it waits for the end of a pipe. A child that another thread forks
 # meanwhile would have a copy of the pipe, and `Popen` would not return before that child has ended. Reentrant, since a
 # signal handler may fork, too.
 no_fork: threading.RLock = threading.RLock()
