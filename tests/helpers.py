@@ -331,7 +331,7 @@ class FixedWait:
 
 def wait_always(envs: ea.VectorEnv, strategy) -> None:
     """Has the caller and the workers of a vector wait for each other with one strategy."""
-    envs._stepper._tuner = envs._stepper.stream_tuner = FixedWait(strategy)
+    envs._stepper.tuner = envs._stepper.stream_tuner = FixedWait(strategy)
 
 
 def frozen(value):

@@ -234,16 +234,15 @@ class PlayedActor:
 
     def step(self, *envs, stream=False):
         """Asks for steps, whose actions are the numbers of the envs."""
-        selection = self.asker.select(envs or self.ENVS)
-        actions = np.array(selection.env_ids, np.float64)
-        self.asker.start_steps(selection, actions, stream=stream, wait=ASLEEP, checked=SCALAR)
+        env_ids = list(envs or self.ENVS)
+        actions = np.array(env_ids, np.float64)
+        self.asker.start_steps(env_ids, actions, stream=stream, wait=ASLEEP, checked=SCALAR)
 
     def submit(self, *envs):
         """Asks for steps, and returns futures."""
         futures = [EnvFuture(self.supervisor, None, env, self.pending) for env in envs]
-        selection = self.asker.select(envs)
         actions = np.array(envs, np.float64)
-        self.asker.start_steps(selection, actions, stream=True, wait=ASLEEP, futures=futures, checked=SCALAR)
+        self.asker.start_steps(list(envs), actions, stream=True, wait=ASLEEP, futures=futures, checked=SCALAR)
         return futures
 
     def reset(self, *envs, seed=None, options=None):

@@ -30,7 +30,7 @@ from envactors.mailbox.messages import (
 )
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.recorded import as_input, requests_of
-from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, Slab
+from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, SEED, Slab
 from envactors.mailbox.specs import reader
 from envactors.options import Deadlines
 
@@ -288,7 +288,6 @@ class Journals:
         self.replays: bool = limit is not None
         self.attach: Attach | None = None
         self._first_index = first_index
-        self._saves = save_every is not None
         self.journals: list[Journal] = [
             Journal(limit or 0, save_every, functools.partial(save, first_index + position))
             for position in range(count)
@@ -298,16 +297,16 @@ class Journals:
         """Return the journal of an env, from its index."""
         return self.journals[index - self._first_index]
 
-    def record_all(self, slots: Slots) -> bool:
-        """Record a plain step or an autoreset of each env; return False if they are to be recorded one by one."""
-        if self._saves:
-            return False
+    def record_all(self, slots: Slots) -> None:
+        """Record a step or an autoreset of each env, whose actions are in their rows."""
         slab, checks = slots.slab, slots.slab.checks.data
         for index, journal in enumerate(self.journals, self._first_index):
             bits = slots.ops[index]
+            if bits & SEED:
+                journal.record_row(slots, index)
+                continue
             check = checks[bits & HALF, index]
             journal.record_step(slab, index, slots.numbers_of[index], check, resets=bool(bits & RESET))
-        return True
 
     def replay_requests(self, deadlines: Deadlines) -> list[CallRequest]:
         """Return the first requests for a new process."""

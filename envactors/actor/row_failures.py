@@ -42,6 +42,7 @@ def lose(rows: ActorRows, begun: list[int], error: ActorError, *, was_aborted: b
     core, slots = rows.core, rows.slots
     left = rows.posted()
     rows.overdue = None
+    rows.last = 0
     for index in left:
         # While an env is idle, both numbers in its row are equal.
         slots.slab.posted[index] = slots.slab.completed[index] = slots.numbers[index]

@@ -63,6 +63,8 @@ class Episodes:
         if resets is not None:
             self._steps -= resets  # a reset does not count as a step
             self._ended[...] = False
+            for index in np.flatnonzero(resets).tolist():
+                self._of[index].count_episode()
         if terminated.tobytes() != self._zeros or truncated.tobytes() != self._zeros:
             for index in np.flatnonzero(terminated | truncated).tolist():
                 self.end(self._of[index])

@@ -100,31 +100,24 @@ class RowReader:
         self._kept: dict[int, EnvStep] = {}
         self.copies_objects: bool = slots.on_failure != "raise" and any(array is None for array in rows.observations)
 
-    def decode(self, env_ids: Sequence[int]) -> list[Content] | None:
-        """Return the content of each env's result; None if an env failed or its content cannot be unpickled."""
+    def decode_all(self) -> list[Content] | None:
+        """Return the content of each env's result; None if one cannot be unpickled. None has failed or overflowed."""
         infos = self._slots.infos
-        contents: list[Content] = []
-        for env_id in env_ids:
-            if infos.failed(env_id):
-                return None
-            try:
-                contents.append(infos.decode(env_id, self._slots.overflow.get(env_id)))
-            except BaseException:  # unpickling runs user code; `Outcomes` reports the error
-                return None
-        return contents
+        try:
+            return [infos.decode(env_id, None) for env_id in range(len(self.contents))]
+        except BaseException:  # unpickling runs user code; `Outcomes` reports the error
+            return None
 
-    def batch(
-        self, index: npt.NDArray[np.int64], contents: Sequence[Content] | None, *, is_all: bool = False
-    ) -> StepResults:
+    def batch(self, index: npt.NDArray[np.int64] | None, contents: Sequence[Content] | None) -> StepResults:
         """Return the results of some envs, batched per leaf.
 
         Args:
-            index: Ids of the envs.
+            index: Ids of the envs; None for all envs in order, whose observations are in the same half. With
+                ``copy=False`` these are views.
             contents: Content of their results; None if all are empty.
-            is_all: Whether these are all envs in order; ``copy=False`` returns views only then.
         """
-        rows, halves = self.rows, self._slots.halves
-        half = halves[0] if is_all and halves.count(halves[0]) == len(halves) else None
+        rows = self.rows
+        half = self._slots.halves[0] if index is None else None
         if half is not None and self._only is not None:
             obs: Any = self._only[half].copy() if self.copies else self._only[half]
         else:
@@ -132,16 +125,16 @@ class RowReader:
         if rows.layout.reward is None:
             rewards = stack(self._reward_spec, [content[1][-1] for content in contents or ()])
         else:
-            rewards = rows.rewards.copy() if is_all else rows.rewards[index]
+            rewards = rows.rewards.copy() if index is None else rows.rewards[index]
         # Not a comprehension, which costs one more call.
-        nothing: Iterator[dict[str, Any]] = map(dict, itertools.repeat((), len(index)))
+        nothing: Iterator[dict[str, Any]] = map(dict, itertools.repeat((), len(self.contents)))
         infos = list(nothing) if contents is None else [content[0] for content in contents]
-        if is_all:
+        if index is None:
             return obs, rewards, rows.terminated.copy(), rows.truncated.copy(), infos
         return obs, rewards, rows.terminated[index], rows.truncated[index], infos
 
     def _observations(
-        self, half: int | None, index: npt.NDArray[np.int64], contents: Sequence[Content]
+        self, half: int | None, index: npt.NDArray[np.int64] | None, contents: Sequence[Content]
     ) -> Iterator[npt.NDArray[Any] | list[Any]]:
         """Yield the leaves of observations; ``half`` is the half that those of all envs are in, None for some envs."""
         halves = np.frombuffer(self._slots.halves, np.uint8)[index]
@@ -213,15 +206,6 @@ class RowReader:
         self.contents = contents or [NO_CONTENT] * len(self.contents)
         if self._kept:
             self._kept.clear()
-
-    def accept_all(self, env_ids: Sequence[int], contents: Sequence[Content] | None) -> bool:
-        """Record that some envs have new results; return False if an object leaf cannot be copied."""
-        try:
-            for position, env_id in enumerate(env_ids):
-                self.accept(env_id, ({}, []) if contents is None else contents[position])
-        except BaseException:  # `Outcomes` meets and reports it
-            return False
-        return True
 
     def accept(self, env_id: int, content: Content) -> None:
         """Record that an env has a new result with this content.

@@ -84,7 +84,7 @@ class VectorAccess:
         """Start steps with one unchecked and unconverted action per env. `gather` delivers their results."""
         asker = self._asker()
         with defer_signals:
-            asker.start_steps(asker.select(env_ids), actions, stream=True, wait=ASLEEP)
+            asker.start_steps(env_ids, actions, stream=True, wait=ASLEEP)
 
     def start_calls(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ActorFuture[Any]]:
         """Start to call a method of each env, or to read an attribute that is not a method.

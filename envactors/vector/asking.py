@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,31 +21,6 @@ from envactors.mailbox.control_page import ASLEEP, encode_wait
 from envactors.mailbox.pickling import make_payload
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, split_batch
 
-# Most selections to remember, as programs may step a different set of envs each time.
-_MOST_SELECTIONS = 1024
-
-
-class Selection:
-    """Some envs, grouped by actor.
-
-    Attributes:
-        env_ids: Ids of the envs in the user's order.
-        is_all: Whether these are all envs in order.
-        index: The same as an array.
-        parts: For each actor, the actor, its envs in ascending order, and its position among the actors.
-    """
-
-    def __init__(self, env_ids: list[int], vector: VectorCore) -> None:
-        self.env_ids = env_ids
-        self.is_all: bool = env_ids == list(range(len(vector.supervisors)))
-        self.index: npt.NDArray[np.int64] = np.array(env_ids, np.int64)
-        by_actor: dict[Supervisor, list[int]] = {}
-        for env_id in env_ids:
-            by_actor.setdefault(vector.supervisors[env_id], []).append(env_id)
-        self.parts: list[tuple[Supervisor, list[int], int]] = [
-            (supervisor, sorted(envs), vector.actors[supervisor]) for supervisor, envs in by_actor.items()
-        ]
-
 
 class Asker:
     """Starts steps and resets.
@@ -54,7 +29,7 @@ class Asker:
         vector: The vector.
 
     Attributes:
-        all: All envs in order.
+        all_ids: Ids of all envs.
         only_action: Rows for actions, if an action is one array; else None.
         corked: Returns a context in which what is posted to other machines is held back, to be sent as one.
         posting: Time that posting streamed steps has taken since the collector last reset it, in seconds.
@@ -63,8 +38,7 @@ class Asker:
     def __init__(self, vector: VectorCore) -> None:
         self._vector = vector
         self._slots = slots = vector.slots
-        self._selections: dict[tuple[int, ...], Selection] = {}
-        self.all: Selection = Selection(list(range(len(vector.supervisors))), vector)
+        self.all_ids: list[int] = list(range(len(vector.supervisors)))
         self._action_spec = action = slots.slab.layout.action
         self.only_action: npt.NDArray[Any] | None = slots.slab.actions[0] if isinstance(action, ArraySpec) else None
         config = vector.supervisors[0].config
@@ -76,21 +50,18 @@ class Asker:
         self._deferral: Any = contextlib.nullcontext() if config.backend.inline else defer_signals
         self.posting: float = 0.0
 
-    def select(self, env_ids: Iterable[int]) -> Selection:
-        """Return some envs, grouped by actor."""
-        key = tuple(env_ids)
-        found = self._selections.get(key)
-        if found is None:
-            if len(self._selections) >= _MOST_SELECTIONS:
-                self._selections.clear()
-            found = self._selections[key] = Selection(list(key), self._vector)
-        return found
+    def _by_actor(self, env_ids: list[int]) -> dict[Supervisor, list[int]]:
+        """Return the envs of each actor, in ascending order."""
+        groups: dict[Supervisor, list[int]] = {}
+        for env_id in sorted(env_ids):
+            groups.setdefault(self._vector.supervisors[env_id], []).append(env_id)
+        return groups
 
     # Steps -----------------------------------------------------------------------------------------------
 
     def start_steps(
         self,
-        selection: Selection,
+        env_ids: list[int],
         actions: Any,
         *,
         stream: bool,
@@ -102,7 +73,7 @@ class Asker:
         """Start a step of some envs. Called with signals deferred.
 
         Args:
-            selection: The envs.
+            env_ids: Ids of the envs.
             actions: Actions as `VectorEnv.step` takes them.
             stream: Whether results are delivered one by one rather than all at once.
             wait: How workers wait for the next request: `ASLEEP` or `SPINNING`.
@@ -115,17 +86,17 @@ class Asker:
             VectorInputError: An env needs a reset first.
             SpaceMismatchError: The actions do not conform to the action spec.
         """
-        slots, env_ids = self._slots, selection.env_ids
+        slots = self._slots
         self._vector.pending.check_idle(env_ids)
         self._vector.check_steppable(env_ids)
-        payloads = self.write_actions(selection, actions, checked)
+        payloads = self.write_actions(env_ids, actions, checked)
         for position, env_id in enumerate(env_ids):
             future = futures[position] if futures else None
             if future is not None or payloads:
                 slots.of[env_id].op = Op("step", future=future, payload=payloads[position] if payloads else None)
-        self.post(selection, wait, stream=stream, pinned=pinned)
+        self.post(env_ids, wait, stream=stream, pinned=pinned)
 
-    def write_actions(self, selection: Selection, actions: Any, checked: Spec | None) -> list[Any]:
+    def write_actions(self, env_ids: list[int], actions: Any, checked: Spec | None) -> list[Any]:
         """Write actions into the rows of envs.
 
         Returns:
@@ -134,16 +105,16 @@ class Asker:
         Raises:
             SpaceMismatchError: The actions do not conform to the spec that they are checked against.
         """
-        only, spec, count = self.only_action, self._action_spec, len(selection.env_ids)
+        only, spec, count = self.only_action, self._action_spec, len(env_ids)
         if spec is None or checked is None:
             values = split_batch(checked, actions, count, "actions")
             return [make_payload(value, pickles=self._slots.pickles) for value in values]
         if only is not None:
             fits = type(actions) is np.ndarray and actions.dtype == only.dtype
             fits = fits and actions.shape == (count, *only.shape[1:])
-            only[selection.index] = actions if fits else split_batch(spec, actions, count, "actions")
+            only[env_ids] = actions if fits else split_batch(spec, actions, count, "actions")
             return []
-        for env_id, value in zip(selection.env_ids, split_batch(spec, actions, count, "actions"), strict=True):
+        for env_id, value in zip(env_ids, split_batch(spec, actions, count, "actions"), strict=True):
             for array, leaf in zip(self._slots.slab.actions, flatten(spec, value), strict=True):
                 array[env_id] = leaf
         return []
@@ -172,30 +143,31 @@ class Asker:
                     slot.seed_with(op.seed)
                 slot.op = op
                 slots.unusual.add(env_id)
-            self.post(self.select(env_ids), ASLEEP, stream=True)
+            self.post(env_ids, ASLEEP, stream=True)
 
     def _leave_drained_nodes(self, env_ids: list[int]) -> None:
         """Replace each process on a node that is being drained, if all of its envs are reset."""
-        for supervisor, envs, _ in self.select(env_ids).parts:
+        for supervisor, envs in self._by_actor(env_ids).items():
             process = supervisor.core.process
             if process is not None and process.worker.is_leaving:
                 self._slots.of[envs[0]].retiring |= len(envs) == len(supervisor.config.start.factories)
 
     # Both ------------------------------------------------------------------------------------------------
 
-    def post(self, selection: Selection, wait: int, *, stream: bool, pinned: bool = False) -> None:
+    def post(self, env_ids: list[int], wait: int, *, stream: bool, pinned: bool = False) -> None:
         """Post envs, or queue them if their actor is not free; those of one actor are posted or queued together.
 
         Args:
-            selection: The envs, with their actions in their rows.
+            env_ids: Ids of the envs, with their actions in their rows.
             wait: How workers wait for the next request: `ASLEEP` or `SPINNING`.
             stream: Whether results are delivered one by one rather than all at once.
             pinned: Whether each worker waits on a separate core.
         """
         now = time.monotonic()
         with self.corked():
-            for supervisor, envs, number in selection.parts:
-                rows, way = supervisor.calls.rows, encode_wait(number, wait) if pinned else wait
+            for supervisor, envs in self._by_actor(env_ids).items():
+                rows = supervisor.calls.rows
+                way = encode_wait(self._vector.actors[supervisor], wait) if pinned else wait
                 if rows is None or not rows.post_at_once(envs, now, way, stream=stream):
                     self.queue_envs(supervisor, envs, stream=stream)
         if stream:

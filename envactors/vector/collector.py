@@ -19,7 +19,7 @@ from envactors.errors import (
     VectorStepError,
     VectorTimeoutError,
 )
-from envactors.mailbox.control_page import FINISHED, ControlPage, spin_until_all
+from envactors.mailbox.control_page import ControlPage
 from envactors.vector.asking import Asker
 from envactors.vector.outcomes import Outcomes
 from envactors.vector.stepper import Stepper
@@ -124,14 +124,7 @@ class Collector:
 
     def collect_at_once(self) -> None:
         """Read the results that are complete, after a short spin if that pays off. Called with signals deferred."""
-        if self._stepper.stream_tuner.strategy.both_spin:
-            pairs = []
-            for supervisor in self._vector.actors:
-                process, rows = supervisor.core.process, supervisor.calls.rows
-                if process is not None and rows is not None and rows.is_in_flight():
-                    pairs.append((process.page.counters, rows.last))
-            if pairs:
-                spin_until_all(pairs, FINISHED)
+        self._stepper.spin(self._stepper.stream_tuner)
         self.read()
 
     def _record_wait(self, started: float, count: int) -> None:

@@ -24,7 +24,7 @@ from envactors.rollout.methods import RolloutMethods
 from envactors.state.checkpoints import Checkpoints
 from envactors.state.methods import SnapshotMethods
 from envactors.vector import inputs
-from envactors.vector.asking import Asker, Selection
+from envactors.vector.asking import Asker
 from envactors.vector.build import VectorActors
 from envactors.vector.collector import Collector
 from envactors.vector.interrupts import notes_interrupts
@@ -84,7 +84,6 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         """Ask for the specs of the envs, and make the parts of the vector."""
         built = self._built
         self.num_envs: int = len(self._handles)
-        self._started: Selection | None = None  # by `step_async`
         self._check_made()
         described = built.describe_envs()
         self.metadata: dict[str, Any] = described.metadata
@@ -101,7 +100,7 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         if choices.seed_episodes:
             core.episodes.seed_episodes()
         self._asker = asker = Asker(core)
-        self._all_ids = asker.all.env_ids
+        self._all_ids = asker.all_ids
         self._stepper = stepper = Stepper(core, asker)
         self._collector = Collector(core, outcomes, stepper, asker)
         same = {name: getattr(choices, name) for name in ("autoreset", "on_failure", "seed_episodes")}
@@ -188,10 +187,10 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
             if (clock := self._statistics.clock) is not None:
                 clock.enter()
             with defer_signals:  # once for both, since it takes two system calls per signal
-                started = stepper.start(ids, actions, stream=False)
-                result = stepper.finish_at_once(started)
+                stepper.start(ids, actions, stream=False)
+                result = stepper.finish_at_once()
             if result is None:
-                result = stepper.finish(started, deadline)
+                result = stepper.finish(deadline)
             return collector.gather(ids, timeout, deadline, "step")[1:6] if result is None else result
         except BaseException as error:  # as `notes_interrupts` does, without its call
             pending.note_failure(error, before)
@@ -202,7 +201,7 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
 
     def step_async(self, actions: Any) -> None:
         """Start a full-batch step, whose results `step_wait` returns. Arguments and errors are those of `step`."""
-        self._started = self._start(self._all_ids, actions, stream=False)
+        self._start(self._all_ids, actions, stream=False)
 
     def step_wait(self, timeout: float | None = None) -> StepResults:
         """Wait for the step that `step_async` has started, and return its results as `step` does.
@@ -217,10 +216,9 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         stepper, collector = self._stepper, self._collector
         self._check_open()
         deadline = deadline_after(timeout, "step_wait(timeout=...)")
-        started, self._started = self._started, None
 
         def wait() -> StepResults:
-            result = None if started is None else stepper.finish(started, deadline)
+            result = stepper.finish(deadline)
             return collector.gather(self._all_ids, timeout, deadline, "step_wait")[1:6] if result is None else result
 
         return self._statistics.time("step", wait, batches=1)
@@ -240,9 +238,8 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         asker, core = self._asker, self._core
         ids = self._select(env_ids)
         futures = [core.make_future(self._handles[env_id], env_id) for env_id in ids]
-        asked = asker.select(ids)
         with defer_signals:
-            asker.start_steps(asked, actions, stream=True, wait=ASLEEP, futures=futures, checked=self.action_spec)
+            asker.start_steps(ids, actions, stream=True, wait=ASLEEP, futures=futures, checked=self.action_spec)
         if self._inline:
             self._stepper.run_inline()
         return futures
@@ -323,7 +320,7 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
             timeout: Time in seconds after which the remaining processes are killed; None for the close deadline.
         """
         check_timeout(timeout, "close(timeout=...)")
-        self._is_closed, self._started = True, None
+        self._is_closed = True
         if self._built.close(timeout):
             # Everything that refers to the memory; a thread that still waits has its own references.
             self._stepper = self._asker = self._collector = None  # type: ignore[assignment]
@@ -347,17 +344,16 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         if self._core.pending.is_disturbed or self._core.pending.was_disturbed:
             self._asker.settle_interrupted()
 
-    def _start(self, env_ids: list[int], actions: Any, *, stream: bool) -> Selection:
-        """Start steps, and return the envs."""
+    def _start(self, env_ids: list[int], actions: Any, *, stream: bool) -> None:
+        """Start steps."""
         stepper = self._stepper
         self._check_open()
         if self._checkpoints.every is not None:
             self._checkpoints.write_if_due()
         with defer_signals:
-            started = stepper.start(env_ids, actions, stream=stream)
+            stepper.start(env_ids, actions, stream=stream)
         if self._inline:
             stepper.run_inline()
-        return started
 
     def _select(self, env_ids: Iterable[int] | None) -> list[int]:
         """Check that the vector is open, and return the ids of some envs, or of all for None."""

@@ -15,6 +15,7 @@ from helpers import SOON, wait_always, wait_until
 from interleaving import when_this_thread_sleeps
 
 import envactors as ea
+from envactors.actor.reactor import Reactor
 from envactors.actor.slots import POSTED
 from envactors.actor.wait_set import WaitSet
 from envactors.actor.wait_tuner import BOTH_SPIN, BOTH_SPIN_PINNED, PINNED, SLEEP
@@ -75,20 +76,21 @@ class DiesOnce(gymnasium.Env):
         return np.ones(1), 1.0, False, False, {}
 
 
-@pytest.mark.parametrize("env_ids", [None, [1, 0]])
-def test_a_thread_that_slept_through_a_restart_hears_the_new_process(monkeypatch, tmp_path, env_ids):
-    wait_rings = WaitSet.wait_rings
+@pytest.mark.parametrize(("waiter", "name", "env_ids"), [(WaitSet, "wait_rings", None), (Reactor, "wait", [1, 0])])
+def test_a_thread_that_slept_through_a_restart_hears_the_new_process(monkeypatch, tmp_path, waiter, name, env_ids):
+    wait = getattr(waiter, name)
 
-    def wait_late(wait_set, done, key, deadline):
+    def wait_late(self, done, *args):
+        monkeypatch.undo()
         assert not done()
         (tmp_path / "waits").touch()
         wait_until(lambda: envs.actors[0].stats().restarts == 1 and set(envs._core.slots.states) == {POSTED})
         when_this_thread_sleeps((tmp_path / "go").touch)
-        return wait_rings(wait_set, done, key, deadline)
+        return wait(self, done, *args)
 
-    monkeypatch.setattr(WaitSet, "wait_rings", wait_late)
     with ea.VectorEnv([lambda: DiesOnce(tmp_path)] * 2, envs_per_actor=2, on_failure="replay") as envs:
         envs.reset(seed=0)
+        monkeypatch.setattr(waiter, name, wait_late)
         began = time.monotonic()
         _, rewards, *_ = envs.step([0, 0], env_ids=env_ids, timeout=SOON)
         assert rewards.tolist() == [1, 1]
@@ -116,7 +118,7 @@ class Cores(gymnasium.Env):
 def test_workers_that_sleep_pinned_wake_on_cores_of_their_own_and_run_on_all(strategy):
     with ea.VectorEnv([Cores] * 2) as envs:
         envs.reset(seed=0)
-        assert envs._stepper._tuner.strategy is BOTH_SPIN_PINNED, "it is tried where there are cores enough"
+        assert envs._stepper.tuner.strategy is BOTH_SPIN_PINNED, "it is tried where there are cores enough"
         wait_always(envs, strategy)
         mine = os.sched_getaffinity(0)
         pids = [actor.pid for actor in envs.actors]

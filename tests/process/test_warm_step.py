@@ -86,7 +86,7 @@ def step_calls():
             envs.reset(seed=0)
             actions, tuner = np.zeros(8, np.int64), WaitTuner(may_spin=True)
             tuner._short = tuner._long = tuner._candidates = (BOTH_SPIN,)
-            envs._stepper._tuner = tuner
+            envs._stepper.tuner = tuner
 
             def make_steps(after_each):
                 for _ in range(STEPS):

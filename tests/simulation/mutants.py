@@ -73,7 +73,6 @@ RUNNER = "worker.step_runner:StepRunner."
 ENV_ROWS = "worker.env_rows:"
 SLOTS = "actor.slots:Slots."
 ROWS = "actor.rows:ActorRows."
-WHOLE = "vector.whole_steps:WholeSteps."
 FAILURES = "actor.row_failures:"
 CALLS = "actor.calls:Calls."
 ENDED_CALLS = "actor.calls:"
@@ -144,17 +143,18 @@ MUTANTS = [
     Mutant(CALLS + "submit", "table.running is not None or ", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", "or table.running is not None", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", " and not table.queue", "", "no call runs beside rows"),
-    Mutant(WHOLE + "post", "or table.running is not None", "", "no call runs beside rows"),
-    Mutant(WHOLE + "post", " and not table.queue", "", "no call runs beside rows"),
-    Mutant(WHOLE + "post", "or slots.unusual", "", LOSSES),
+    Mutant(STEPPER + "_post_if_free", "or table.running is not None", "", "no call runs beside rows"),
+    Mutant(STEPPER + "_post_if_free", " and not table.queue", "", "no call runs beside rows"),
+    Mutant(STEPPER + "_post_if_free", "or slots.unusual", "", LOSSES),
     Mutant(ROWS + "post_at_once", "slots.unusual and not slots.unusual.isdisjoint(indices)", "False", LOSSES),
     Mutant(
-        WHOLE + "finish",
+        STEPPER + "arrive",
         "slots.halves[:] = slots.in_half[slots.ops[0] & HALF]",
         "pass",
         LAST,
     ),
-    Mutant(WHOLE + "finish", "core.recovery.replays and not core.recovery.record_all(slots)", "False", REPLAYS),
+    Mutant(STEPPER + "arrive", "core.recovery.record_all(slots)", "pass", REPLAYS),
+    Mutant(STEPPER + "arrive", "core.on_idle()", "pass", HANGS),
     Mutant(ROWS + "is_complete", "self._completed[index] == self._numbers[index]", "True", MIXES),
     Mutant(ROWS + "take", "slot.holds = slot.incarnation", "pass", HANGS),
     Mutant(ROWS + "take", "slot.fresh = False", "pass", "a reset without a seed has none"),
@@ -252,19 +252,18 @@ MUTANTS = [
         ASKER + "_retire", "supervisor.calls.queue_renewal(ActorFuture(supervisor, None))", "pass", "old processes go"
     ),
     Mutant(ASKER + "start_resets", "slot.seed_with(op.seed)", "pass", "episodes have their seeds"),
-    Mutant(STEPPER + "_start_all", "slots.align_halves(half)", "pass", LAST),
+    Mutant(STEPPER + "_write_rows", "slots.align_halves(half)", "pass", LAST),
     Mutant(
-        STEPPER + "_start_all",
+        STEPPER + "_write_rows",
         "slots.ended * np.uint8(RESET)",
         "slots.ended * np.uint8(0)",
         "an ended episode is reset",
     ),
     Mutant(STEPPER + "listen", "self._heard.get(actor) is not process.page", "actor not in self._heard", HANGS),
-    Mutant(STEPPER + "_is_finished", "if selection.is_all and states != self._all_posted:", "if False:", HANGS),
-    Mutant(STEPPER + "_is_finished", "any(states[env_id] != POSTED for env_id in envs)", "False", HANGS),
-    Mutant(STEPPER + "_is_finished", " or self._heard.get(supervisor) is not process.page", "", HANGS),
+    Mutant(STEPPER + "_is_finished", "self._slots.states != self._all_posted", "False", HANGS),
+    Mutant(STEPPER + "_is_finished", "core.process is not process or ", "", HANGS),
+    Mutant(STEPPER + "_is_finished", " or rows.last != self._number", "", HANGS),
     Mutant(STEPPER + "gather", "slots.states[:] = slots.zeros", "pass", STATES),
-    Mutant(STEPPER + "_deliver", "slots.states[env_id] = IDLE", "pass", STATES),
     Mutant(
         "vector.collector:Collector.wait_for",
         "self._arrive()\n        arrived = len(self._slots.unread())\n        return",

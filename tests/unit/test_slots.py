@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from plainrows import WRITES_PER_ENV, PlayedActor, make_slots
 
@@ -12,7 +13,7 @@ from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED
 from envactors.state.checkpoints import move
-from envactors.vector.whole_steps import WholeSteps
+from envactors.vector.stepper import Stepper
 
 ACTION = bytes(dumps(3.0))
 OPTIONS = bytes(dumps({"level": 2}))
@@ -202,7 +203,11 @@ class LoneActor(PlayedActor):
 
     def __init__(self, reactor, **options):
         super().__init__(reactor, **options)
-        self.whole = WholeSteps(self.slots, [self.supervisor])
+        self.stepper = Stepper(self.vector, self.asker)
+
+    def close(self):
+        del self.stepper  # and with it the descriptors of its wait set
+        super().close()
 
 
 @pytest.fixture(params=["raise", "replay"])
@@ -214,10 +219,11 @@ def actor(reactor, request):
 
 
 def post_all(actor):
-    """As `Stepper` does it; returns whether the envs were posted at once."""
-    slots = actor.slots
-    slots.ops[:] = slots.posted_ops[:] = bytes([slots.halves[0] ^ HALF]) * len(slots.ops)
-    return actor.whole.post(100.0, ASLEEP)
+    """Starts a step of all envs; returns whether they were posted at once."""
+    actor.stepper._number = 0
+    actor.stepper._write_rows(np.array(actor.ENVS, np.float64))
+    actor.stepper._post_if_free(100.0, ASLEEP, pinned=False)
+    return actor.stepper._number > 0
 
 
 def test_all_envs_at_once_have_the_results_that_each_for_itself_has(actor):
@@ -225,7 +231,7 @@ def test_all_envs_at_once_have_the_results_that_each_for_itself_has(actor):
     for _ in range(2):
         assert post_all(actor)
         actor.work()
-        assert actor.whole.finish()
+        assert actor.stepper.arrive()
         assert [actor.slots.states[env] for env in actor.ENVS] == [ARRIVED] * 3
         results.append(actor.deliver())
         actor.step()
@@ -255,17 +261,17 @@ def test_all_envs_are_posted_at_once_only_if_nothing_waits_or_is_out_of_the_ordi
 def test_a_step_of_all_envs_has_not_ended_before_its_worker_says_so(actor, writes):
     assert post_all(actor)
     actor.work(writes)
-    assert not actor.whole.finish()
+    assert not actor.stepper.arrive()
     assert [actor.slots.states[env] for env in actor.ENVS] == [POSTED] * 3
     actor.work()
-    assert actor.whole.finish()
+    assert actor.stepper.arrive()
 
 
 @pytest.mark.parametrize("what", ["raises", "large"])
 def test_a_result_with_more_than_its_row_is_looked_at_alone(actor, what):
     assert post_all(actor)
     actor.work(**{what: [1]})
-    assert not actor.whole.finish()
+    assert not actor.stepper.arrive()
     assert [actor.slots.states[env] for env in actor.ENVS] == [POSTED] * 3
     results = actor.deliver()
     if what == "large":
