@@ -180,9 +180,11 @@ class Supervisor:
                     due, lifecycle.launch_due = lifecycle.launch_due, False
                 if due:
                     lifecycle.launch()
-            while (process := core.process) is not None and process.worker.work():
-                self.calls.on_channel(READABLE)
-            if process is not None and process.on_ring is not None:
+            for _ in range(2):  # a call that has waited for the end of rows runs in the second turn
+                while (process := core.process) is not None and process.worker.work():
+                    self.calls.on_channel(READABLE)
+                if process is None or process.on_ring is None:
+                    break
                 process.on_ring()
             if self.calls.rows is not None:
                 core.reactor.wake(self.calls.rows.waiter)  # another thread may wait for rows that this one has run
