@@ -38,7 +38,7 @@ def shared_memory(name):
 
 def write_cell(index, value):
     """Writes one counter or time of the control page."""
-    ((address, _),) = shared_memory("pages")
+    ((address, _),) = shared_memory("page")
     ctypes.memmove(address + 8 * index, struct.pack("d" if isinstance(value, float) else "q", value), 8)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -193,15 +192,10 @@ class ActorCore:
         """Make it the present process."""
         self.process = process
         if self._times is not None or recording.recorder is not None:
-            with contextlib.suppress(OSError):  # without memory it is not timed
-                self.begin_timing()
+            self.begin_timing()
 
     def begin_timing(self) -> None:
-        """Have steps and resets timed from now on, if they are not.
-
-        Raises:
-            OSError: There is not enough memory.
-        """
+        """Have steps and resets timed from now on, if they are not."""
         if self.process is not None:
             self.process.worker.begin_timing(recording.recorder is not None)
         if self._times is None:
@@ -215,11 +209,7 @@ class ActorCore:
             recording.recorder.on_process_end(self, process)
 
     def histograms(self) -> Histograms:
-        """Return how long each env's steps and resets have taken since the first call of this, which begins to count.
-
-        Raises:
-            OSError: There is not enough memory.
-        """
+        """Return how long steps and resets have taken since the first call of this, which begins to count."""
         with self.lock:
             if self._times is None:
                 self.begin_timing()

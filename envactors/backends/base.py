@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple, Protocol
 
 from envactors.mailbox.channel import FrameChannel
-from envactors.mailbox.control_page import ControlPage
+from envactors.mailbox.control_page import TIMED, ControlPage
 from envactors.mailbox.info_codec import InfoReader
 from envactors.mailbox.slab import Layout, Slab
 from envactors.process.refusal import LaunchRefusedError as LaunchRefusedError  # noqa: PLC0414 # for other backends
@@ -110,10 +110,9 @@ class Worker(Protocol):
 
         Args:
             spans: Whether the parent also reads when each of them ran.
-
-        Raises:
-            OSError: There is not enough memory.
         """
+        del spans  # both sides share the page
+        self.page.counters[TIMED] = True
 
     def ask_stacks(self) -> Stacks:
         """Request the stacks of its threads."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from envactors.backends.base import Backend, ExitStatus, RowMemory, Stacks, Stream, Worker
-from envactors.mailbox.control_page import FINISHED, POSTED, STEP, TIMED, ControlPage, page_size
+from envactors.mailbox.control_page import FINISHED, POSTED, STEP, ControlPage, page_size
 from envactors.mailbox.info_codec import InfoReader, InfoWriter
 from envactors.mailbox.messages import Frame
 from envactors.mailbox.slab import Layout, Slab
@@ -175,10 +175,6 @@ class LocalWorker(Worker):
         self._guard.close()
         self._requests.clear()
         self.page.to_worker.ring()
-
-    def begin_timing(self, spans: bool) -> None:
-        del spans  # both sides share the page
-        self.page.counters[TIMED] = True
 
     def find_thread(self) -> int | None:
         """Return the id of the thread that runs the worker; None if it runs nothing."""

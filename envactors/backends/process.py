@@ -11,7 +11,7 @@ from typing import get_args
 
 from envactors.backends.base import Backend, EventLoop, ExitStatus, LaunchRefusedError, RowMemory, Stream, Worker
 from envactors.mailbox.channel import Channel
-from envactors.mailbox.control_page import ControlPage, PagePlace
+from envactors.mailbox.control_page import ControlPage, page_size
 from envactors.mailbox.info_codec import InfoReader
 from envactors.mailbox.pickling import read_other_numpy
 from envactors.mailbox.slab import Layout, Slab
@@ -19,9 +19,9 @@ from envactors.options import is_int
 from envactors.process import reaper, starting
 from envactors.process.bootstrap import STACKS_FILE, Descriptors
 from envactors.process.descriptor_limit import DESCRIPTOR_LIMIT
+from envactors.process.doorbells import DOORBELLS
 from envactors.process.fork_server import FORK_SERVERS, Settings
 from envactors.process.interpreters import code_tag
-from envactors.process.pages import PAGES
 from envactors.process.reaping import REAPER
 from envactors.process.stacks import ProcessStacks
 from envactors.system.choice import PORTABLE, SYSTEM, VARIABLE
@@ -164,16 +164,15 @@ class ProcessBackend(Backend):
         env_vars: Mapping[str, str],
         environment: dict[str, str],
         descriptors: Descriptors,
-        page: PagePlace,
     ) -> Process:
         if self.start_method == "fork":
-            return starting.fork_caller(descriptors, page, environment)
+            return starting.fork_caller(descriptors, environment)
         if self.start_method == "forkserver":
-            return FORK_SERVERS.fork(self._settings(env_vars), descriptors, page, environment)
+            return FORK_SERVERS.fork(self._settings(env_vars), descriptors, environment)
         layout = contextlib.nullcontext(False) if self.randomize_layout else fixed_layout()
         if self.start_method == "spawn":
-            return starting.start_interpreter(descriptors, page, environment, layout, self.python)
-        return starting.start_by_loky(name, descriptors, page, environment, layout)
+            return starting.start_interpreter(descriptors, environment, layout, self.python)
+        return starting.start_by_loky(name, descriptors, environment, layout)
 
     def _settings(self, env_vars: Mapping[str, str]) -> Settings:
         return Settings(self._preload, frozenset(env_vars.items() if self._preload or self.python else ()), self.python)
@@ -197,30 +196,27 @@ class ProcessWorker(Worker):
         tag: Its tag; see `envactors.process.reaper`.
         slab: The descriptor of the memory of its vector; None without one.
         envs: How many envs it will have.
-        start: Starts the process with the descriptors that it inherits and the place of its page.
+        start: Starts the process with the descriptors that it inherits.
 
     Raises:
         OSError: The system could not start the worker.
     """
 
-    def __init__(
-        self, tag: int, slab: int | None, envs: int, start: Callable[[Descriptors, PagePlace], Process]
-    ) -> None:
+    def __init__(self, tag: int, slab: int | None, envs: int, start: Callable[[Descriptors], Process]) -> None:
         self._tag = tag
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             sock, channel = open_pair(ours, theirs)
             out_r, out_w = _pipe(ours, theirs)
             err_r, err_w = _pipe(ours, theirs)
             self.outputs: list[tuple[Stream, int]] = [("stdout", out_r), ("stderr", err_r)]
-            self._slot = slot = PAGES.take(envs)
-            ours.callback(PAGES.give_back, slot)
-            self.page: ControlPage = slot.page
+            bells = DOORBELLS.take()
+            ours.callback(DOORBELLS.give_back, bells)
+            page = theirs.enter_context(contextlib.closing(SharedFile("envactors-page")))
+            self.page: ControlPage = ControlPage(page.extend(page_size(envs))[1], *bells)
             self._stacks = SharedFile(STACKS_FILE) if PORTABLE else None
             stacks = None if self._stacks is None else self._stacks.fileno()
-            to_worker = slot.page.to_worker.fileno()
-            to_parent = slot.page.to_parent.ringer()
-            descriptors = Descriptors(channel, out_w, err_w, slot.file.fileno(), to_worker, to_parent, slab, stacks)
-            self._process = start(descriptors, slot.place)
+            rung = bells.to_worker.fileno(), bells.to_parent.ringer()
+            self._process = start(Descriptors(channel, out_w, err_w, page.fileno(), *rung, slab, stacks))
             REAPER.watch(tag, self._process.pid)
             DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it gets the factories
             sock.setblocking(False)
@@ -231,10 +227,6 @@ class ProcessWorker(Worker):
 
     def kill(self) -> None:
         self._process.send_signal(SIGKILL)
-
-    def begin_timing(self, spans: bool) -> None:
-        del spans  # both sides share the page
-        self._slot.begin_timing()
 
     def ask_stacks(self) -> ProcessStacks:
         return ProcessStacks(self._process, self._stacks)

@@ -127,13 +127,6 @@ def spin_until_all(pairs: Sequence[tuple[memoryview, int]], index: int) -> bool:
     return False
 
 
-class PagePlace(NamedTuple):
-    """The place of a worker's page, and of what follows it, in a file, in bytes."""
-
-    start: int
-    size: int
-
-
 class Progress(NamedTuple):
     """The request that a worker runs, read from its control page.
 
@@ -228,15 +221,11 @@ class ControlPage:
         self._frames = counters[FRAMES] = self._frames + 1
         self._posted = counters[POSTED] = self._posted + 1
 
-    def keep(self) -> None:
-        """Copy what an ended worker has left here, before the memory becomes another worker's."""
-        kept = bytearray(self.counters[: PAGE // 8])
-        self.counters = memoryview(kept).cast("q")
-        self.times = memoryview(kept).cast("d")
-
     def histograms(self, envs: int) -> Histograms:
         """Return the durations of the steps and resets of ``envs`` envs, as far as they were recorded."""
-        return self.spans.histograms(envs) if self.counters[TIMED] else Histograms(envs)
+        found = Histograms(envs)
+        found.add(self.spans.histograms.copy())  # at once, since the worker goes on counting
+        return found
 
     def progress(self) -> Progress:
         """Return what the worker runs.
@@ -288,10 +277,9 @@ class ControlPage:
         self.counters[METHOD] = method
         self.counters[ENV_INDEX] = env
 
-    def record_span(self) -> None:
+    def record_span(self, env: int) -> None:
         """Record the step that ends now, before a reset begins within it."""
-        counters = self.counters
-        self.spans.add(self.times[SINCE], time.monotonic(), counters[BEGUN], counters[ENV_INDEX], METHOD_STEP)
+        self.spans.add(self.times[SINCE], time.monotonic(), self.counters[BEGUN], env, METHOD_STEP)
 
     def finish_step(self, call_id: int) -> None:
         """Record that a batch step has finished; ring if someone waits for its end rather than for its results."""

@@ -7,7 +7,6 @@ else (calls, starts, losses, waiting) is recorded here. Of everything the last i
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import threading
@@ -128,7 +127,7 @@ class Trace:
             self.on_vector(statistics)
         for member in sorted(_supervisors(), key=lambda member: member.config.first_index):
             self._track(member.core)
-            with member.core.lock, contextlib.suppress(OSError):  # without memory its steps are left out
+            with member.core.lock:
                 member.core.begin_timing()
                 if (process := member.core.process) is not None:
                     self._seen[process] = process.page.spans.written  # those before do not belong to this trace
@@ -144,8 +143,7 @@ class Trace:
         for member in _supervisors():
             with member.core.lock:
                 self._take_rows(member.core, member.core.process)
-                with contextlib.suppress(OSError):
-                    member.core.begin_timing()  # from now on only how long steps take is of interest
+                member.core.begin_timing()  # from now on only how long steps take is of interest
         for statistics in all_statistics():
             if statistics.clock is not None:
                 statistics.clock.spans = None

@@ -19,7 +19,7 @@ from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple, NoReturn
 
 from envactors.mailbox.channel import Channel
-from envactors.mailbox.control_page import ControlPage, PagePlace
+from envactors.mailbox.control_page import ControlPage
 from envactors.mailbox.info_codec import InfoWriter
 from envactors.mailbox.slab import Layout, Slab
 from envactors.process import reaper
@@ -52,7 +52,7 @@ class Descriptors(NamedTuple):
     channel: int
     stdout: int
     stderr: int
-    pages: int
+    page: int
     to_worker: int
     to_parent: int
     slab: int | None = None
@@ -74,7 +74,6 @@ def _unpickle_descriptors(*passed: Any) -> Descriptors:
 
 def run(
     descriptors: Descriptors,
-    page: PagePlace,
     parent_pid: int | None,
     fixed_layout: bool = False,
     changes: Mapping[str, str | None] | None = None,
@@ -84,7 +83,6 @@ def run(
 
     Args:
         descriptors: The descriptors from the parent.
-        page: The place of the worker's page in the file that has it.
         parent_pid: The process id of the caller, with which the worker ends; None if a fork server has forked it, and
             then the reaper ends it.
         fixed_layout: Whether the parent has fixed the addresses of this process; if so, its children get random ones
@@ -106,7 +104,7 @@ def run(
             end_with_parent(parent_pid)
         if fixed_layout:
             restore_random_layout()
-        _serve(Descriptors(*descriptors), PagePlace(*page))  # lists for an interpreter that was started directly
+        _serve(Descriptors(*descriptors))  # a list in an interpreter that was started directly
 
     exit_after(work)
 
@@ -128,7 +126,7 @@ def exit_after(work: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-def _serve(descriptors: Descriptors, place: PagePlace) -> None:
+def _serve(descriptors: Descriptors) -> None:
     tag_descendants(int(os.environ[reaper.VARIABLE]))
     # Env code that starts processes gets the system's default start method, as in any other program.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
@@ -139,8 +137,8 @@ def _serve(descriptors: Descriptors, place: PagePlace) -> None:
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)  # keeps the file open
     fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)  # the parent empties it now and then
     stacks.write(b"\n")  # from now on the parent may send the signal
-    memory = map_part(descriptors.pages, place.size, place.start)
-    os.close(descriptors.pages)
+    memory = map_part(descriptors.page, os.fstat(descriptors.page).st_size, 0)
+    os.close(descriptors.page)
     page = ControlPage(memory, Doorbell(descriptors.to_worker), Doorbell(descriptors.to_parent))
     with socket.socket(fileno=descriptors.channel) as sock:
         sock.setblocking(True)

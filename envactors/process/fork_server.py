@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from envactors.mailbox.control_page import PagePlace
 from envactors.process import reaper
 from envactors.process.bootstrap import Descriptors
 from envactors.process.fork_server_program import EXIT_REPORT, Answer, WorkerSetup
@@ -102,8 +101,8 @@ class ForkServer(HelperProcess):
                 "envactors.process.fork_server_program", "serve_forks", boot, fds, environment, python
             )
 
-    def fork(self, descriptors: Descriptors, page: PagePlace, environment: Mapping[str, str]) -> Process:
-        """Fork a worker with these descriptors, the page at this place, and this environment.
+    def fork(self, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
+        """Fork a worker with these descriptors and this environment.
 
         Raises:
             ForkServerLostError: The server has ended or does not answer.
@@ -118,7 +117,7 @@ class ForkServer(HelperProcess):
         changes = {name: environment.get(name) for name in names}
         path = None if self._has_own_path else sys.path
         argv = None if sys.argv == self._argv else sys.argv
-        setup = WorkerSetup(page, changes, path, argv, working_directory())
+        setup = WorkerSetup(changes, path, argv, working_directory())
         worker_id = next(self._worker_ids)
         try:
             socket.send_fds(self.sock, [pickle.dumps((worker_id, *setup))], descriptors.present())
@@ -186,9 +185,7 @@ class ForkServers:
         for server in unused:
             server.stop()
 
-    def fork(
-        self, settings: Settings, descriptors: Descriptors, page: PagePlace, environment: dict[str, str]
-    ) -> Process:
+    def fork(self, settings: Settings, descriptors: Descriptors, environment: dict[str, str]) -> Process:
         """Fork a worker from the server of these settings, and start that first if necessary; in one thread at a time.
 
         Raises:
@@ -206,9 +203,9 @@ class ForkServers:
         try:
             server = helper.current()
             try:
-                return server.fork(descriptors, page, environment)
+                return server.fork(descriptors, environment)
             except ForkServerLostError:
-                return helper.current(lost=server).fork(descriptors, page, environment)
+                return helper.current(lost=server).fork(descriptors, environment)
         except (ForkServerLostError, LaunchRefusedError):
             with self._lock:
                 self._servers.pop(key, None)

@@ -21,7 +21,6 @@ import threading
 import time
 from typing import Final, NamedTuple, NoReturn
 
-from envactors.mailbox.control_page import PagePlace
 from envactors.process import reaper
 from envactors.process.bootstrap import Descriptors, exit_after, run
 from envactors.system.processes import (
@@ -43,14 +42,12 @@ class WorkerSetup(NamedTuple):
     """The setup that a worker gets from its caller besides descriptors, as of its start.
 
     Attributes:
-        page: The place of its control page in the file that has it.
         changes: Environment variables to set, and with None to unset.
         path: ``sys.path``; None for that of the server.
         argv: ``sys.argv``; None for that of the server.
         directory: The working directory; empty if it was removed, and then it is that of the server.
     """
 
-    page: PagePlace
     changes: dict[str, str | None]
     path: list[str] | None
     argv: list[str] | None
@@ -158,7 +155,7 @@ def _run_worker(descriptors: Descriptors, setup: WorkerSetup) -> NoReturn:
     sys.argv[:] = setup.argv or sys.argv
     with contextlib.suppress(OSError):  # it was removed; a fresh interpreter would start without it, too
         os.chdir(setup.directory)
-    run(descriptors, setup.page, None, changes=setup.changes, is_forked=True)
+    run(descriptors, None, changes=setup.changes, is_forked=True)
 
 
 def _report_exits(worker_ids: dict[int, int], exits: int) -> None:

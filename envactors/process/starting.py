@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from envactors.mailbox.control_page import PagePlace
 from envactors.process.bootstrap import Descriptors, run
 from envactors.process.refusal import LaunchRefusedError
 from envactors.system.choice import PORTABLE
@@ -76,9 +75,7 @@ def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:
 Layout: TypeAlias = AbstractContextManager[bool]
 
 
-def start_by_loky(
-    name: str, descriptors: Descriptors, page: PagePlace, environment: dict[str, str], layout: Layout
-) -> Process:
+def start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, str], layout: Layout) -> Process:
     """Start a fresh interpreter with loky's process context.
 
     Raises:
@@ -104,7 +101,7 @@ def start_by_loky(
     changes |= {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1" if sys.flags.no_user_site else ""}
     restored = {name: environment.get(name) for name in changes}
     with layout as fixed, sigpipe_blocked(), _not_daemonic():  # its arguments go through a pipe
-        args = descriptors, page, os.getpid(), fixed, restored
+        args = descriptors, os.getpid(), fixed, restored
         process = get_context("loky").Process(target=run, name=name, args=args, env={**environment, **changes})
         process.start()
     # This library reaps its processes; multiprocessing must not do so first.
@@ -125,11 +122,11 @@ def _not_daemonic() -> Iterator[None]:
 
 
 def start_interpreter(
-    descriptors: Descriptors, page: PagePlace, environment: dict[str, str], layout: Layout, python: str | None
+    descriptors: Descriptors, environment: dict[str, str], layout: Layout, python: str | None
 ) -> Process:
     """Start a fresh interpreter, this one or another."""
     with layout as fixed:
-        boot = {"descriptors": descriptors, "page": page, "parent_pid": os.getpid(), "fixed_layout": fixed}
+        boot = {"descriptors": descriptors, "parent_pid": os.getpid(), "fixed_layout": fixed}
         process = start_python("envactors.process.bootstrap", "run", boot, descriptors.present(), environment, python)
 
     def reap() -> int | None:
@@ -140,7 +137,7 @@ def start_interpreter(
     return _watched(process.pid, reap)
 
 
-def fork_caller(descriptors: Descriptors, page: PagePlace, environment: dict[str, str]) -> Process:
+def fork_caller(descriptors: Descriptors, environment: dict[str, str]) -> Process:
     """Fork the caller."""
     parent_pid = os.getpid()
     with warnings.catch_warnings():
@@ -148,7 +145,7 @@ def fork_caller(descriptors: Descriptors, page: PagePlace, environment: dict[str
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        run(descriptors, page, parent_pid, changes=environment, is_forked=True)
+        run(descriptors, parent_pid, changes=environment, is_forked=True)
     return _watched(pid, lambda: await_exit(pid))
 
 

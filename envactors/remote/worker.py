@@ -30,7 +30,6 @@ from envactors.mailbox.control_page import (
     Progress,
     page_size,
 )
-from envactors.mailbox.durations import SIZE_PER_ENV, Histograms
 from envactors.mailbox.messages import Frame
 from envactors.mailbox.spans import SPAN
 from envactors.remote.oversize import fit_request
@@ -77,7 +76,6 @@ class MirroredPage(ControlPage):
         # The worker is reached through the link.
         super().__init__(bytearray(page_size(envs)), Doorbell(-1), Doorbell())
         self.clock_lead: float = float("inf")
-        self._histograms = Histograms(envs)
         self._post = post
         self._report = ProgressReport(0, 0, ended=True, position=0, method=0, age=0.0, rss=0)
         self._reported = time.monotonic()
@@ -85,11 +83,6 @@ class MirroredPage(ControlPage):
     @property
     def rss(self) -> int:
         return self._report.rss
-
-    def histograms(self, envs: int) -> Histograms:
-        found = Histograms(envs)
-        found.add(self._histograms)
-        return found
 
     def take_measured(self, measured: bytearray, spans: int, sent: float) -> None:
         """Store the measurements of the node.
@@ -101,8 +94,7 @@ class MirroredPage(ControlPage):
         """
         size = spans * SPAN.itemsize
         self.spans.extend(np.frombuffer(measured, SPAN, spans))
-        histograms = memoryview(measured)[size:]
-        self._histograms = Histograms(len(histograms) // SIZE_PER_ENV, histograms)
+        self.spans.histograms.cells.reshape(-1)[:] = np.frombuffer(measured, np.float64, offset=size)
         # The fastest record gives the best estimate.
         self.clock_lead = min(self.clock_lead, time.monotonic() - sent)
 

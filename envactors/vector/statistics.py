@@ -138,11 +138,7 @@ class VectorStatistics:
             clock.leave(method, batches)
 
     def collect(self) -> VectorStats:
-        """Return the statistics. The first call also begins to measure times in the workers.
-
-        Raises:
-            OSError: There is not enough memory.
-        """
+        """Return the statistics. The first call also begins to measure times in the workers."""
         clock = self.begin_timing()
         times = Histograms.joined([actor._supervisor.core.histograms() for actor in self.actors])
         steps, resets = zip(*times.durations(), strict=True)

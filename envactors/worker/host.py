@@ -99,7 +99,7 @@ class HostedEnv:
             # Not converted, as with Gymnasium; a copy, since the reset may write to the same arrays.
             last = copy.deepcopy(result[0])
             if self._page.is_timing:
-                self._page.record_span()
+                self._page.record_span(self.position)
             self._page.record_env(METHOD_RESET, self.position)
             obs, _, _, _, reset_info = self.reset(next_seed, None)
             info = {**reset_info, "final_obs": last, "final_info": info}

@@ -65,7 +65,7 @@ def test_an_invalid_control_page_kills_the_worker_with_an_error(cell, value):
 
 def claim_to_have_finished():
     """Says that the step that runs has finished."""
-    ((address, _),) = shared_memory("pages")
+    ((address, _),) = shared_memory("page")
     write_cell(FINISHED, ctypes.c_int64.from_address(address + 8 * STEP).value)
 
 
@@ -120,7 +120,7 @@ def fuzz(seeds, packed):
             dice = np.random.default_rng(seed)
             what = dice.choice([*PATTERNS, "random", "random"])
             envs.reset(seed=0)
-            where, then = dice.choice(["pages", "slab"]), dice.choice(["return", "hang", "go on"])
+            where, then = dice.choice(["page", "slab"]), dice.choice(["return", "hang", "go on"])
             envs[int(dice.integers(4))].prepare(overwrite, where, what, seed, then=then).result(SOON)
             if dice.random() < 0.5:
                 envs.send([1] * 4)

@@ -42,11 +42,8 @@ class Paced(EchoEnv):
 def histograms_of(envs, durations):
     """Counts (env, method, seconds)."""
     found = Histograms(envs)
-    found.count(
-        np.array([env for env, _, _ in durations], np.int32),
-        np.array([method for _, method, _ in durations], np.int32),
-        np.array([seconds for _, _, seconds in durations], np.float64),
-    )
+    for env, method, seconds in durations:
+        found.count(env, method, seconds)
     return found
 
 
@@ -64,7 +61,7 @@ def test_quantiles_are_those_of_the_durations_to_about_a_tenth(durations):
     assert found[1][0] == found[0][1] == (0, 0.0, 0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e-12, 2.0**-20, 2.0**11, 1e9])
+@pytest.mark.parametrize("seconds", [0.0, 1e-12, 2.0**-20, 2.0**11, 1e8])
 def test_very_short_and_very_long_times_are_counted(seconds):
     counted = histograms_of(1, [(0, METHOD_STEP, seconds)]).durations()[0][0]
     assert (counted.count, counted.total, counted.max) == (1, seconds, seconds)

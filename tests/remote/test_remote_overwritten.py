@@ -35,7 +35,7 @@ def test_a_worker_that_overwrites_its_memory_does_not_end_its_node():
         assert neighbor.get_oom_score_adj().result(SOON) == expected
         for seed, what in enumerate(("random", "nan")):
             envs.reset(seed=0)
-            envs[0].prepare(overwrite, "pages", what, seed).result(SOON)
+            envs[0].prepare(overwrite, "page", what, seed).result(SOON)
             envs.step([1, 1])
             envs.step([2, 2])
             assert neighbor.echo(seed).result(SOON) == seed

@@ -101,7 +101,6 @@ MUTANTS = [
     Mutant(PAGE + "ring_at", "self.counters[RING_AT] = count", "pass", HANGS),
     Mutant(PAGE + "ring_at_end", "self.counters[WATCHED] = call_id", "pass", HANGS),
     Mutant("actor.process:ActorProcess.send", "page.last_call = max(page.last_call, frame.call_id)", "pass", ONCE),
-    Mutant("actor.process:ActorProcess.drain_and_reap", "self.page.keep()", "pass", ONCE),
     # The worker.
     Mutant(RUNNER + "run_rows", "if posted_id != completed[index]:", "if True:", ONCE),
     Mutant(RUNNER + "run_rows", "not op & PAYLOAD or row.payload[0] == posted_id", "True", MIXES),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from envactors.backends.base import Backend, ExitStatus, Stacks, Worker
-from envactors.mailbox.control_page import PAGE, STREAM, TIMED, ControlPage, page_size
+from envactors.mailbox.control_page import STREAM, ControlPage, page_size
 from envactors.mailbox.info_codec import FAILED, InfoReader, InfoWriter
 from envactors.mailbox.messages import Frame
 from envactors.mailbox.slab import Layout, Slab
@@ -296,7 +296,7 @@ class Process(Worker):
         end = End(world, blocks=True)
         self.channel.other, end.other = end, self.channel  # type: ignore[attr-defined]
         self._end = end
-        self._memory_of_page = page = bytearray(page_size(envs))
+        page = bytearray(page_size(envs))
         self._bells = Bell(world), Bell(world)
         self.page = self._page_over(page)
         self._server = Server(end, self._page_over(page), memory)  # type: ignore[arg-type]
@@ -380,10 +380,6 @@ class Process(Worker):
             self._status = _KILLED
             self._last_slices = self._world.random.randrange(_MOST_LAST_RUNS)
 
-    def begin_timing(self, spans: bool) -> None:
-        del spans
-        self.page.counters[TIMED] = True
-
     def ask_stacks(self) -> Stacks:
         return NoStacks()
 
@@ -392,7 +388,6 @@ class Process(Worker):
 
     def reap(self) -> ExitStatus:
         assert self.has_ended, "reaped before it has ended"
-        self._memory_of_page[:PAGE] = bytes(PAGE)  # from now on it may be another worker's
         for bell in self._bells:
             bell.close()
         return self._status
