@@ -263,12 +263,9 @@ class PlayedActor:
         with self.core.change, self.core.lock:
             if self.supervisor.calls.rows is not None:
                 self.supervisor.calls.rows.arrive()
-        self.outcomes.read_arrived()
+        self.outcomes.read(self.slots.unread())
         ready = self.pending.ready
-        found = {
-            env: result.error or result.step or self.reader.step(env, self.slots.of[env].incarnation)
-            for env, result in ready.items()
-        }
+        found = {env: result.error or result.step or self.reader.step(env) for env, result in ready.items()}
         self.pending.take(list(found))
         return found
 

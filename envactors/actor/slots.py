@@ -282,7 +282,7 @@ class Slots:
         """Return the envs whose outcomes have arrived for the vector, not for a future."""
         return [
             slot.index
-            for slot in self.of
+            for slot in (self.of if ARRIVED in self.states else ())
             if self.states[slot.index] == ARRIVED and (slot.op is None or slot.op.future is None)
         ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from envactors.actor.slots import IDLE, READY, ROLLING, Slots
@@ -14,14 +14,10 @@ class ReadyResult(NamedTuple):
     """A result that was not delivered yet.
 
     Attributes:
-        env_id: Id of the env.
-        when: Time at which it was complete (`time.monotonic`).
         step: The result; None if it is in the rows of shared memory.
         error: The error of the request; None if it has a result.
     """
 
-    env_id: int
-    when: float
     step: EnvStep | None = None
     error: BaseException | None = None
 
@@ -34,7 +30,8 @@ class Pending:
 
     Attributes:
         slots: All envs.
-        ready: Results of envs that are `READY`, by env.
+        ready: Results of envs that are `READY`, by env, in the order of their completion; an interrupt may leave
+            more, of other envs.
         is_disturbed: Whether an exception has interrupted a request, so that envs may be marked as asked without having
             been posted or queued.
         was_disturbed: Whether results of an interrupted request may be pending.
@@ -72,25 +69,21 @@ class Pending:
             if before is not None and self.slots.states != before:
                 self.was_disturbed = True
 
-    def add(self, result: ReadyResult) -> None:
-        """Add a result."""
-        self.ready[result.env_id] = result
-        self.slots.states[result.env_id] = READY
+    def add(self, env_id: int, result: ReadyResult) -> None:
+        """Add the result of an env."""
+        self.ready.pop(env_id, None)
+        self.ready[env_id] = result
+        self.slots.states[env_id] = READY
 
-    def look_at(self, env_ids: Sequence[int]) -> list[ReadyResult]:
-        """Return results without removing them; `take` removes them once they are delivered."""
-        return [self.ready[env_id] for env_id in env_ids]
-
-    def take(self, env_ids: Sequence[int]) -> None:
+    def take(self, env_ids: Iterable[int]) -> None:
         """Remove results that were delivered."""
         for env_id in env_ids:
             self.slots.states[env_id] = IDLE
             self.ready.pop(env_id, None)
 
-    def forget_taken(self) -> None:
-        """Remove the results that an interrupted `take` has left: those of envs that are idle again."""
-        for env_id in [env_id for env_id in self.ready if self.slots.states[env_id] == IDLE]:
-            del self.ready[env_id]
+    def ready_ids(self) -> list[int]:
+        """Return the envs that are `READY`, in the order of the completion of their results."""
+        return [env_id for env_id in self.ready if self.slots.states[env_id] == READY]
 
     def in_flight(self, env_ids: Iterable[int]) -> list[int]:
         """Return the envs that have a request whose result is not ready."""

@@ -133,6 +133,12 @@ class RowReader:
             return obs, rewards, rows.terminated.copy(), rows.truncated.copy(), infos
         return obs, rewards, rows.terminated[index], rows.truncated[index], infos
 
+    def batch_of(self, env_ids: list[int]) -> Batch:
+        """Return the results of some envs, whose contents were accepted, as a batch."""
+        index = np.array(env_ids, np.int64)
+        results = self.batch(index, [self.contents[env_id] for env_id in env_ids])
+        return Batch(index, *results, np.array([self._slots.of[env_id].incarnation for env_id in env_ids], np.int64))
+
     def _observations(
         self, half: int | None, index: npt.NDArray[np.int64] | None, contents: Sequence[Content]
     ) -> Iterator[npt.NDArray[Any] | list[Any]]:
@@ -148,12 +154,11 @@ class RowReader:
             else:
                 yield array[halves, index]
 
-    def step(self, env_id: int, incarnation: int, *, before: bool = False, objects: list[Any] | None = None) -> EnvStep:
+    def step(self, env_id: int, *, before: bool = False, objects: list[Any] | None = None) -> EnvStep:
         """Return an env's last complete result.
 
         Args:
             env_id: Id of the env.
-            incarnation: Incarnation of the process that returned it.
             before: Whether to return the result before it; ``contents`` must still be those of that result.
             objects: Object leaves; None for those in ``contents``.
         """
@@ -174,7 +179,7 @@ class RowReader:
             bool(rows.terminated[env_id]),
             bool(rows.truncated[env_id]),
             self.contents[env_id][0] or {},  # a new dict: results without infos share an empty one
-            incarnation,
+            self._slots.of[env_id].incarnation,
         )
 
     def keep(self, step: EnvStep) -> None:
@@ -199,7 +204,7 @@ class RowReader:
 
     def last_kept(self, env_id: int, *, before: bool = False) -> EnvStep:
         """Return `last` of an env that has one, with the info that the user has got."""
-        return self._kept.get(env_id) or self.step(env_id, self._slots.of[env_id].incarnation, before=before)
+        return self._kept.get(env_id) or self.step(env_id, before=before)
 
     def keep_all(self, contents: list[Content] | None) -> None:
         """Record that all envs have new results with this content."""
@@ -217,7 +222,7 @@ class RowReader:
         self.contents[env_id] = content
         self._kept.pop(env_id, None)
         if copies is not None:
-            self._kept[env_id] = self.step(env_id, self._slots.of[env_id].incarnation, objects=copies)
+            self._kept[env_id] = self.step(env_id, objects=copies)
 
 
 class Batcher:

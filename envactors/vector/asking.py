@@ -219,6 +219,5 @@ class Asker:
                 forgotten = [i for i in range(rows.first, rows.stop) if rows.is_asked(i) and i not in waiting]
                 if forgotten:
                     supervisor.calls.queue(Group(forgotten, stream=True))
-        pending.forget_taken()
         pending.is_disturbed = False
         pending.was_disturbed = pending.was_disturbed and any(slots.states)

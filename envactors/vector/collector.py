@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import operator
+import functools
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slots import IDLE, POSTED
+from envactors.actor.slots import IDLE, POSTED, READY
 from envactors.envs.core import VectorCore
 from envactors.envs.results import Batch
 from envactors.errors import (
@@ -19,7 +17,6 @@ from envactors.errors import (
     VectorStepError,
     VectorTimeoutError,
 )
-from envactors.mailbox.control_page import ControlPage
 from envactors.vector.asking import Asker
 from envactors.vector.outcomes import Outcomes
 from envactors.vector.stepper import Stepper
@@ -42,11 +39,9 @@ class Collector:
         self._outcomes = outcomes
         self._stepper = stepper
         self._asker = asker
-        # Control pages whose workers were told to ring for streamed results.
-        self._rung: dict[int, ControlPage] = {}
 
-    def wait_for(self, done: Callable[[], bool], count: int, deadline: float | None) -> bool:
-        """Wait until ``done()`` or the deadline, and return ``done()``.
+    def wait_for(self, done: Callable[[], bool], count: int, deadline: float | None) -> None:
+        """Wait until ``done()`` or the deadline.
 
         Results are read between two waits, since that may take long and other threads can read replies meanwhile.
 
@@ -60,82 +55,59 @@ class Collector:
         """
         for supervisor in self._vector.actors:
             supervisor.calls.resume()
-        ready = self._pending.ready
-
-        def is_there() -> bool:
-            self._stepper.listen()
-            ended = all(supervisor.closed.is_set() for supervisor in self._vector.actors)
-            self._arrive()
-            arrived = len(self._slots.unread())
-            if done() or (arrived and len(ready) + arrived >= count) or self._has_failed():
-                return True
-            if ended and not arrived:
-                raise ActorClosedError("this vector env is closed: make another")
-            if not self._ring_at(count - len(ready) - arrived):
-                return bool(arrived)
-            self._arrive()
-            arrived = len(self._slots.unread())
-            return bool(arrived) and (len(ready) + arrived >= count or self._has_failed())
-
-        while not done():
-            if not self._vector.reactor.wait(is_there, self._pending, deadline, self._stepper.wait_set):
-                self.read()
-                return done()
+        is_there, wait = functools.partial(self._is_there, done, count), self._vector.reactor.wait
+        in_time = True
+        while in_time and not done():
+            in_time = wait(is_there, self._pending, deadline, self._stepper.wait_set)
             self.read()
-        return True
+        self._ring_at(0)
+
+    def _is_there(self, done: Callable[[], bool], count: int) -> bool:
+        """Return whether ``done()``, or results are to be read: enough of them, a failure, or all that will come."""
+        states = self._slots.states
+        self._stepper.listen()
+        ended = all(supervisor.closed.is_set() for supervisor in self._vector.actors)
+        arrived = self._arrive()
+        if done() or self._suffice(arrived, count):
+            return True
+        if ended and not arrived:
+            raise ActorClosedError("this vector env is closed: make another")
+        missing = states.count(POSTED)
+        if not missing:
+            return bool(arrived)
+        expected = count - states.count(READY) - len(arrived)
+        # Workers count complete rows, which include those of envs without a request.
+        self._ring_at(len(states) - missing + min(max(1, expected), missing))
+        return self._suffice(self._arrive(), count)  # they may have been complete before
+
+    def _suffice(self, arrived: list[int], count: int) -> bool:
+        """Return whether there are ``count`` results with those that have arrived, or one of these may be a failure."""
+        slots = self._slots
+        if arrived and slots.states.count(READY) + len(arrived) >= count:
+            return True
+        return any(index in slots.outcomes or slots.infos.failed(index) for index in arrived)
+
+    def _ring_at(self, count: int) -> None:
+        """Tell workers to ring when ``count`` rows are complete; 0 if nobody waits any more."""
+        for supervisor in self._vector.actors:
+            process = supervisor.core.process
+            if process is not None:
+                process.page.ring_at(count)
 
     def read(self) -> None:
         """Read the outcomes that have arrived."""
         with defer_signals:
-            self._arrive()
-            self._outcomes.read_arrived()
+            self._outcomes.read(self._arrive())
 
-    def _arrive(self) -> None:
+    def _arrive(self) -> list[int]:
+        """Take complete rows into account; return the envs whose outcomes are to be read."""
         for supervisor in self._vector.actors:
             core = supervisor.core
             rows = supervisor.calls.rows
             if rows is not None and rows.has_posted():
                 with core.change, core.lock:
                     rows.arrive()
-
-    def _has_failed(self) -> bool:
-        """Return whether an outcome that has arrived may be a failure, which ends the wait."""
-        slots = self._slots
-        return any(index in slots.outcomes or slots.infos.failed(index) for index in slots.unread())
-
-    def _ring_at(self, expected: int) -> bool:
-        """Tell workers to ring when ``expected`` more results are complete; return whether any are outstanding.
-
-        The caller has to look again afterwards for results that were complete before.
-        """
-        states = self._slots.states
-        missing = states.count(POSTED)
-        if not missing:
-            return False
-        # Workers count complete rows, which include those of envs without a request.
-        count = len(states) - missing + min(max(1, expected), missing)
-        for supervisor in self._vector.actors:
-            process = supervisor.core.process
-            if process is not None:
-                self._rung[id(process.page)] = process.page
-        for page in self._rung.values():
-            page.ring_at(count)
-        return True
-
-    def collect_at_once(self) -> None:
-        """Read the results that are complete, after a short spin if that pays off. Called with signals deferred."""
-        self._stepper.spin(self._stepper.stream_tuner)
-        self.read()
-
-    def _record_wait(self, started: float, count: int) -> None:
-        """Record the duration of a wait for ``count`` delivered results, which began at ``started``."""
-        now = time.monotonic()
-        seconds = now - started + self._asker.posting
-        self._stepper.stream_tuner.record(seconds * len(self._vector.supervisors) / count, now)
-        self._asker.posting = 0.0
-        for page in self._rung.values():
-            page.ring_at(0)
-        self._rung = {}
+        return self._slots.unread()
 
     def discard(self, env_ids: Sequence[int], deadline: float | None) -> None:
         """Wait for the results of an interrupted request of envs that are about to be reset, and discard them."""
@@ -143,7 +115,7 @@ class Collector:
         if pending.was_disturbed:
             self.wait_for(lambda: not pending.in_flight(env_ids), len(env_ids), deadline)
             with defer_signals:
-                pending.take([env_id for env_id in env_ids if env_id in pending.ready])
+                pending.take(set(env_ids).intersection(pending.ready_ids()))
 
     def gather(self, env_ids: list[int], timeout: float | None, deadline: float | None, what: str) -> Batch:
         """Wait for the results of envs and deliver them.
@@ -179,20 +151,22 @@ class Collector:
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         """Wait for results and deliver them in the order of their completion; see `VectorEnv.recv`."""
-        ready = self._pending.ready
+        pending = self._pending
 
         def enough() -> bool:
+            ready = pending.ready_ids()
             if min_envs is not None and len(ready) >= min_envs:
                 return True
             # Computed on every wake-up, since a signal handler or another thread may take results meanwhile.
-            return self._pending.receivable == len(ready) or any(result.error for result in tuple(ready.values()))
+            return pending.receivable == len(ready) or any(pending.ready[env_id].error for env_id in ready)
 
         started = time.monotonic()
-        with defer_signals:  # once for both: deferring takes a system call per signal, there and back
-            self.collect_at_once()
+        with defer_signals:  # once for all of it: deferring takes a system call per signal, there and back
+            self._stepper.spin(self._stepper.stream_tuner)
+            self.read()
             if enough():
                 return self._deliver_ready(max_envs, started)
-        receivable = self._pending.receivable
+        receivable = pending.receivable
         self.wait_for(enough, receivable if min_envs is None else min(min_envs, receivable), deadline)
         return self._deliver_ready(max_envs, started)
 
@@ -202,12 +176,15 @@ class Collector:
             raise NothingPendingError(
                 "recv has no results left to wait for: a signal handler or another thread has taken them"
             )
-        results = sorted(self._pending.ready.values(), key=operator.attrgetter("when"))
-        failed = [result.env_id for result in results if result.error is not None]
-        fine = [result.env_id for result in results if result.error is None][:max_envs]
+        ready = self._pending.ready_ids()
+        failed = [env_id for env_id in ready if self._pending.ready[env_id].error is not None]
+        fine = [env_id for env_id in ready if env_id not in failed][:max_envs]
         batch = self.deliver([*fine, *failed], "recv")
         if fine:
-            self._record_wait(started, len(fine))
+            now = time.monotonic()
+            seconds = now - started + self._asker.posting
+            self._stepper.stream_tuner.record(seconds * len(self._vector.supervisors) / len(fine), now)
+            self._asker.posting = 0.0
         return batch
 
     def deliver(self, env_ids: list[int], what: str) -> Batch:
@@ -216,21 +193,19 @@ class Collector:
         Raises:
             VectorStepError: Some results are failures; the others are in ``.batch``.
         """
+        reader, batcher = self._vector.reader, self._vector.batcher
         with defer_signals:  # delivering and counting must not be separated
-            results = self._pending.look_at(env_ids)
-            failures = {result.env_id: result.error for result in results if result.error is not None}
-            if not failures and not self._vector.batcher.learns and all(result.step is None for result in results):
-                batch = self._take_batch(env_ids)
-            else:
-                reader, of = self._vector.reader, self._slots.of
-                complete = [
-                    result.step or reader.step(result.env_id, of[result.env_id].incarnation)
-                    for result in results
-                    if result.error is None
-                ]
-                steps, mismatches = self._vector.batcher.conform_all(complete)
+            results = {env_id: self._pending.ready[env_id] for env_id in env_ids}
+            failures = {env_id: result.error for env_id, result in results.items() if result.error is not None}
+            fine = [env_id for env_id in env_ids if env_id not in failures]
+            if batcher.learns or any(result.step is not None for result in results.values()):
+                steps, mismatches = batcher.conform_all(
+                    [results[env_id].step or reader.step(env_id) for env_id in fine]
+                )
                 failures.update(mismatches)
-                batch = self._vector.batcher.batch(steps)
+                batch = batcher.batch(steps)
+            else:
+                batch = reader.batch_of(fine)
             self._pending.take(env_ids)
         self._vector.reactor.wake(self._pending)  # another thread may wait for the same ones
         if failures:
@@ -244,13 +219,6 @@ class Collector:
                 batch=batch,
             ) from first_error
         return batch
-
-    def _take_batch(self, env_ids: list[int]) -> Batch:
-        """Return a batch of results that are in the rows."""
-        index, reader = np.array(env_ids, np.int64), self._vector.reader
-        results = reader.batch(index, [reader.contents[env_id] for env_id in env_ids])
-        incarnations = np.array([self._slots.of[env_id].incarnation for env_id in env_ids], np.int64)
-        return Batch(index, *results, incarnations)
 
     def _whereabouts(self, env_id: int) -> str:
         """Describe the actor of an env, for errors."""

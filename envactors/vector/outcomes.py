@@ -7,7 +7,7 @@ ARRIVED ──▶ a result in its row, a result that reports a failure, or an er
 from __future__ import annotations
 
 import contextlib
-import time
+import math
 from typing import Any
 
 import numpy as np
@@ -38,15 +38,17 @@ class Outcomes:
         self._slots = vector.slots
         self._reader = vector.reader
 
-    def read_arrived(self) -> None:
-        """Read all outcomes that have arrived for `recv`."""
+    def read(self, arrived: list[int]) -> None:
+        """Read outcomes that have arrived for `recv`."""
         slots = self._slots
-        for index in slots.unread() if ARRIVED in slots.states else ():
+        # The others have no time in their rows.
+        when = {index: float(slots.slab.when[index]) if slots.streams[index] else math.inf for index in arrived}
+        for index in sorted(arrived, key=when.__getitem__):
             result = self._read(index)
             if result is not None:
                 slots.of[index].op = None
                 slots.note_usual(index)
-                self._vector.pending.add(result)
+                self._vector.pending.add(index, result)
 
     def read_for_future(self, index: int, op: Op) -> None:
         """Read the outcome of an env whose request has a future, and settle the future.
@@ -63,7 +65,7 @@ class Outcomes:
                 return
             step = result.step
             if step is None and result.error is None:
-                step = self._reader.step(index, slot.incarnation)
+                step = self._reader.step(index)
             op.outcome = step, result.error, slot.incarnation
         if slot.op is op:  # else it is idle already, and may have another request
             slots.make_idle(index)
@@ -89,10 +91,9 @@ class Outcomes:
             outcome = slots.outcomes[index]
         last = self._reader.last(index) if outcome.truncates else None
         slots.outcomes.pop(index, None)
-        now = time.monotonic()
         if last is None:
-            return ReadyResult(index, now, error=outcome.error)
-        return ReadyResult(index, now, _truncated_result(last, outcome.error, slot.incarnation))
+            return ReadyResult(error=outcome.error)
+        return ReadyResult(_truncated_result(last, outcome.error, slot.incarnation))
 
     def _read_content(self, index: int) -> tuple[BaseException | None, bool]:
         """Read the content of an env's result.
@@ -148,19 +149,18 @@ class Outcomes:
 
     def _as_result(self, index: int, before: EnvStep | None) -> ReadyResult | None:
         """Return the result in a row, completed where needed; None if the next process resets the env."""
-        slots, slot, op = self._slots, self._slots.of[index], self._slots.of[index].op
+        slots, op = self._slots, self._slots.of[index].op
         slab, bits = slots.slab, slots.ops[index]
         over = bool(slab.terminated[index]) or bool(slab.truncated[index])
         if over and bits & NO_AUTORESET:
             return self._reset_in_next_process(index)
         slots.has_last[index] = True
-        when = float(slab.when[index]) if slots.streams[index] else time.monotonic()
         ending = None if op is None else op.ending
         is_reset = bool(bits & RESET) and ending is None
         self._vector.episodes.record(index, over=over or ending is not None, reset=is_reset)
         if op is None or (op.failure is None and ending is None):
-            return ReadyResult(index, when)
-        step = self._reader.step(index, slot.incarnation)
+            return ReadyResult()
+        step = self._reader.step(index)
         if ending is not None:
             info = {**step.info, "final_obs": ending.obs, "final_info": ending.info}
             step = ending._replace(obs=step.obs, info=info, incarnation=step.incarnation)
@@ -171,7 +171,7 @@ class Outcomes:
                     info |= {"final_obs": before.obs, "final_info": before.info}
                 step = step._replace(truncated=True)
             step = step._replace(info=info)
-        return ReadyResult(index, when, step)
+        return ReadyResult(step)
 
     def _reset_in_next_process(self, index: int) -> ReadyResult | None:
         """Replace the process of an env whose episode has ended, and reset the env in the next process.
@@ -181,13 +181,12 @@ class Outcomes:
         """
         slots, slot = self._slots, self._slots.of[index]
         op = slot.op or Op("step")
-        ending = self._reader.step(index, slot.incarnation)
+        ending = self._reader.step(index)
         supervisor = self._vector.supervisors[index]
         core = supervisor.core
         with core.change, core.lock:
             if core.closing:
-                closed = core.errors.closed(Request("step", index), core.incarnation)
-                return ReadyResult(index, time.monotonic(), error=closed)
+                return ReadyResult(error=core.errors.closed(Request("step", index), core.incarnation))
             slot.op = Op("step", resets=True, future=op.future, failure=op.failure, ending=ending)
             slot.retiring = False
             slots.states[index] = ASKED

@@ -29,6 +29,7 @@ class Deliveries(RuleBasedStateMachine):
         self.numbers = [0] * count
         self.has_future = [False] * count
         self.settled: list[int] = []
+        self.order: list[int] = []
         self.delivered: list[int] = []
         self.last_number = 0
 
@@ -76,14 +77,15 @@ class Deliveries(RuleBasedStateMachine):
             self.states[env] = IDLE
             self.settled.append(number)
             return
-        self.pending.add(ReadyResult(env, float(number), None, ValueError(number) if fails else None))
+        self.pending.add(env, ReadyResult(error=ValueError(number) if fails else None))
+        self.order.append(env)
         self.states[env] = READY
 
     @rule(most=st.integers(1, 5))
     def receive(self, most):
         """In the order of completion, as many as are wanted."""
-        results = sorted(self.pending.ready.values(), key=lambda result: result.when)[:most]
-        self.deliver([result.env_id for result in results])
+        assert self.pending.ready_ids() == self.order
+        self.deliver(self.order[:most])
 
     @rule(envs=some_envs)
     def gather(self, envs):
@@ -92,21 +94,13 @@ class Deliveries(RuleBasedStateMachine):
         if all(self.states[env] == READY for env in envs):
             self.deliver(envs)
 
-    @rule(envs=some_envs)
-    def look_twice(self, envs):
-        """What was looked at and not taken, because of an error in between, is still there."""
-        envs = [env for env in self.of(envs) if self.states[env] == READY]
-        assert self.pending.look_at(envs) == self.pending.look_at(envs)
-
     def deliver(self, envs):
-        results = self.pending.look_at(envs)
         self.pending.take(envs)
-        assert [result.env_id for result in results] == envs
-        for result in results:
-            self.states[result.env_id] = IDLE
-            assert result.when == self.numbers[result.env_id]
-            assert result.when not in self.delivered
-            self.delivered.append(int(result.when))
+        for env in envs:
+            self.states[env] = IDLE
+            self.order.remove(env)
+            assert self.numbers[env] not in self.delivered
+            self.delivered.append(self.numbers[env])
 
     @invariant()
     def it_is_as_the_model(self):
@@ -125,7 +119,7 @@ class Deliveries(RuleBasedStateMachine):
             self.go_on(env)
             self.go_on(env)
             self.read(env, fails=False)
-        self.deliver(list(self.pending.ready))
+        self.deliver(self.pending.ready_ids())
         assert sorted([*self.delivered, *self.settled]) == list(range(1, self.last_number + 1))
         assert self.states == [IDLE] * self.count
 
@@ -152,7 +146,7 @@ def test_a_result_whose_delivery_an_exception_has_interrupted_is_not_waited_for(
     pending = Pending(slots)
     for env in range(2):
         slots.states[env] = ARRIVED
-        pending.add(ReadyResult(env, 0.0))
+        pending.add(env, ReadyResult())
 
     class Interrupted(dict):
         def pop(self, *_):
@@ -161,6 +155,5 @@ def test_a_result_whose_delivery_an_exception_has_interrupted_is_not_waited_for(
     pending.ready = Interrupted(pending.ready)
     with pytest.raises(KeyboardInterrupt):
         pending.take([0])
-    pending.forget_taken()
-    assert set(pending.ready) == {1}
+    assert pending.ready_ids() == [1]
     assert pending.receivable == 1

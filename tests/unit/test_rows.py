@@ -169,16 +169,15 @@ def test_the_first_env_without_a_result_fails_if_it_may_have_run(make_actor, why
     assert [env for env in ENVS if actor.slots.states[env] == ASKED] == [3, 4][ended:]
 
 
-def test_results_that_are_streamed_say_when_they_were_complete(make_actor):
+def test_results_that_are_streamed_are_in_the_order_of_their_completion(make_actor):
     actor = make_actor()
-    actor.step(2, stream=True)
+    actor.step(2, 4, stream=True)
     actor.step(3)
     actor.work()
-    actor.slab.when[2:4] = 42.0
+    actor.slab.when[2:5] = 43.0, 41.0, 42.0
     actor.rows.arrive()
-    actor.outcomes.read_arrived()
-    assert actor.pending.ready[2].when == 42.0
-    assert actor.pending.ready[3].when > 42.0, "when it was read: its row has an old time"
+    actor.outcomes.read(actor.slots.unread())
+    assert actor.pending.ready_ids() == [4, 2, 3], "the row of the last one has an old time"
 
 
 # What comes beside the rows ------------------------------------------------------------------------------
