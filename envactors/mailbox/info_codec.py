@@ -1,7 +1,7 @@
 """Encode infos, object leaves of observations, and failures: what comes with a row and has no fixed size.
 
     PLAIN        an empty info, as most are: one comparison finds that in a whole batch
-    INLINE_INFO  written into the env's room: its layout, its numbers, and the other values pickled
+    INLINE_INFO  written into the env's room, as a record or pickled
     OVERFLOW     pickled, too large for the room, and sent in a `Kind.OVERFLOW` frame
     FAILED       a `Failure` in place of a result, sent in such a frame
 
@@ -11,12 +11,13 @@ memory of rooms and encodings belongs to `envactors.mailbox.slab`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import operator
 import pickle
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -164,12 +165,13 @@ class InfoReader:
         return Failure(*loads(overflow))
 
 
-# Layouts -------------------------------------------------------------------------------------------------
+# Records -------------------------------------------------------------------------------------------------
 
-# Pickling a number of NumPy takes 5 us, and the infos of MuJoCo's envs have ten of them. So the numbers in a dict are
-# written as a struct, like small arrays, and only the other values are pickled. The layout comes first: the keys, and a
-# code per value. It is the same in every step, so both sides remember it.
-_LENGTH = struct.Struct("<I")
+# Pickling a number of NumPy takes 5 us, and the infos of MuJoCo's envs have ten of them. So a dict of numbers and small
+# arrays is written as a record: its layout, and a struct. The layout, which has the keys and a code per value, is the
+# same in every step, so both sides remember it. What is written otherwise begins with another byte.
+_RECORD = 1
+_HEAD = struct.Struct("<BI")
 # Types of numbers, and the format of each in a struct.
 _KINDS: dict[str, Any] = {
     **{name: np.dtype(name).type for name in ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")},
@@ -178,86 +180,53 @@ _KINDS: dict[str, Any] = {
     "float": float,
 }
 _FORMATS = dict(zip(_KINDS, "?bhiqBHIQfd?qd", strict=True))
-_DTYPES = {code: np.dtype(np.int64 if kind is int else kind).newbyteorder("<") for code, kind in _KINDS.items()}
-_BUILTINS = (bool, int, float)
 _CODES: dict[type, str] = {kind: code for code, kind in _KINDS.items()}
 # How many layouts each side remembers.
 _MOST_LAYOUTS = 256
-# In bytes. It suits the elements of any array.
-_ALIGNMENT = 16
 
 # The type of an array's elements, a value of `numpy.dtype.char`, and its shape.
 _ArrayKind: TypeAlias = "tuple[str, tuple[int, ...]]"
 
 
 class _Layout:
-    """The layout of an info.
+    """The layout of infos that are dicts of numbers and small arrays.
 
     Args:
-        pickled: Pickled keys of a dict, empty for an info that is pickled as a whole, and a code per value: a key of
-            `_KINDS`, the kind of an array, or an empty string for a value that is pickled.
+        pickled: The pickled keys, and a code per value: a key of `_KINDS`, or the kind of an array.
 
     Attributes:
         head: The layout as bytes.
-        is_fixed: Whether no value is pickled.
-        size: Size of an info without pickled values, in bytes.
+        size: The size of a record, in bytes.
     """
 
     def __init__(self, pickled: bytes) -> None:
-        keys: tuple[str, ...]
-        codes: tuple[str | _ArrayKind, ...]
         keys, codes = pickle.loads(pickled)
-        self._keys = keys
-        self.head: bytes = _LENGTH.pack(len(pickled)) + pickled
-        # Positions of the values in the struct, of the arrays among them, and of the values that are pickled.
-        self._places = [place for place, code in enumerate(codes) if code]
+        self.head: bytes = _HEAD.pack(_RECORD, len(pickled)) + pickled
         self._array_places = [place for place, code in enumerate(codes) if isinstance(code, tuple)]
-        self._other_places = [place for place, code in enumerate(codes) if not code]
-        self._codes = [codes[place] for place in self._places]
-        formats = "".join(map(_format_of, self._codes))
-        size = len(self.head) + struct.calcsize(f"<{formats}")
-        self._struct = struct.Struct(f"<{formats}{-size % _ALIGNMENT}x")
-        self._makers = [_maker_of(code) for code in self._codes]
+        self._struct = struct.Struct(f"<{''.join(map(_format_of, codes))}")
         self.size: int = len(self.head) + self._struct.size
-        self._make_dicts = _dict_maker(keys)
-        self.is_fixed: bool = bool(keys) and not self._other_places
+        # A display of known keys takes half of the time of ``dict(zip(keys, values))``, and a rollout may have a
+        # thousand infos.
+        names = ", ".join(f"value_{place}" for place in range(len(keys)))
+        pairs = ", ".join(f"{key!r}: make_{place}(value_{place})" for place, key in enumerate(keys))
+        makers = {f"make_{place}": _maker_of(code) for place, code in enumerate(codes)}
+        source = f"lambda values: [{{{pairs}}} for [{names}] in values]"
+        self._make: Callable[[Iterable[Any]], list[dict[str, Any]]] = eval(source, makers)  # noqa: S307 # no user's code
 
-    def encode(self, info: Any, object_leaves: list[Any]) -> bytes:
-        """Return an info of this layout, and object leaves, as bytes.
+    def encode(self, info: dict[str, Any]) -> bytes:
+        """Return an info of this layout as a record.
 
         Raises:
             struct.error: An integer has more than 64 bits.
-            Exception: A value does not pickle.
         """
-        values = list(info.values()) if self._keys else []
+        values = list(info.values())
         for place in self._array_places:
             values[place] = values[place].tobytes()
-        others = object_leaves
-        if not self.is_fixed:
-            others = [*([values[place] for place in self._other_places] if self._keys else [info]), *object_leaves]
-            values = [values[place] for place in self._places]
-        return b"".join((self.head, self._struct.pack(*values), dumps(others) if others else b""))
+        return self.head + self._struct.pack(*values)
 
-    def decode(self, content: bytes | memoryview) -> tuple[Any, list[Any]]:
-        """Return what `encode` was given."""
-        start = len(self.head)
-        end = start + self._struct.size
-        others = loads(content[end:]) if end < len(content) else []
-        if not self._keys:
-            return others[0], others[1:]
-        written = self._struct.unpack_from(content, start)
-        values = [make(value) for make, value in zip(self._makers, written, strict=True)]
-        for place, value in zip(self._other_places, others, strict=False):
-            values.insert(place, value)  # in order, so that each ends up in its place
-        return self._make_dicts([values])[0], others[len(self._other_places) :]
-
-    def decode_all(self, contents: bytes) -> list[dict[str, Any]]:
-        """Return the infos whose structs follow one another; the layout is fixed."""
-        formats = [code if isinstance(code, tuple) else _DTYPES[code] for code in self._codes]
-        names = [str(place) for place in self._places]
-        table = np.frombuffer(contents, {"names": names, "formats": formats, "itemsize": self._struct.size})
-        columns = [_column_of(code, table[name]) for name, code in zip(names, self._codes, strict=True)]
-        return self._make_dicts(zip(*columns, strict=True))
+    def decode(self, structs: bytes | memoryview) -> list[dict[str, Any]]:
+        """Return the infos whose structs follow one another."""
+        return self._make(self._struct.iter_unpack(structs))
 
 
 def _format_of(code: str | _ArrayKind) -> str:
@@ -277,66 +246,41 @@ def _maker_of(code: str | _ArrayKind) -> Callable[[Any], Any]:
     return lambda data: np.ndarray(shape, char, bytearray(data))  # a bytearray, so that the array is writable
 
 
-def _column_of(code: str | _ArrayKind, column: npt.NDArray[Any]) -> list[Any]:
-    """Return the values of a column in a table."""
-    if isinstance(code, tuple):
-        return [row.copy() for row in column]  # independent of each other: the user may keep only one
-    return column.tolist() if _KINDS[code] in _BUILTINS else list(column)
-
-
-@functools.lru_cache(_MOST_LAYOUTS)
-def _dict_maker(keys: tuple[str, ...]) -> Callable[[Iterable[Sequence[Any]]], list[dict[str, Any]]]:
-    """Return a function that makes a dict with these keys of each sequence of values.
-
-    A display of known keys takes half of the time of ``dict(zip(keys, values))``, and a rollout may have a thousand.
-    """
-    names = [f"value_{place}" for place in range(len(keys))]
-    pairs = ", ".join(f"{key!r}: {name}" for key, name in zip(keys, names, strict=True))
-    target = f"[{', '.join(names)}]"
-    source = f"lambda rows: [{{{pairs}}} for {target} in rows]"
-    return eval(source)  # type: ignore[no-any-return] # noqa: S307 # nothing but the representations of strings
-
-
-_PICKLED = _Layout(pickle.dumps(((), ())))
-
-
 @functools.lru_cache(_MOST_LAYOUTS, typed=True)
-def _layout_of(*keys_and_kinds: Any) -> _Layout:
-    """Return the layout of a dict with these keys and kinds of values: types, or the kinds of arrays."""
+def _layout_of(*keys_and_kinds: Any) -> _Layout | None:
+    """Return the layout of a dict with these keys and kinds of values; None if it is pickled."""
     count = len(keys_and_kinds) // 2
     keys = keys_and_kinds[:count]
-    if not all(type(key) is str for key in keys):
-        return _PICKLED
-    codes = [_CODES.get(kind, "") if isinstance(kind, type) else kind for kind in keys_and_kinds[count:]]
-    return _Layout(pickle.dumps((keys, tuple(codes))))
+    codes = tuple(kind if isinstance(kind, tuple) else _CODES.get(kind) for kind in keys_and_kinds[count:])
+    is_record = count and None not in codes and all(type(key) is str for key in keys)
+    return _Layout(pickle.dumps((keys, codes))) if is_record else None
 
 
 _read_layout = functools.lru_cache(_MOST_LAYOUTS)(_Layout)
 
 
 def _kind_of(array: npt.NDArray[Any]) -> type | _ArrayKind:
-    """Return the kind of an array that is written as bytes; its type if it is pickled."""
+    """Return the kind of an array that fits into a record; its type if it does not."""
     dtype = array.dtype
     is_simple = dtype.char in _SIMPLE and dtype.isnative and array.flags.c_contiguous
     return (dtype.char, array.shape) if is_simple and array.ndim and 0 < array.nbytes <= _SMALL_ARRAY else np.ndarray
 
 
-def encode(info: Any, object_leaves: list[Any]) -> bytes:
+def encode(info: Any, object_leaves: list[Any]) -> bytes | bytearray:
     """Return an info and object leaves as bytes.
 
     Raises:
         Exception: They do not pickle.
     """
-    layout = _PICKLED
-    if type(info) is dict:
+    if type(info) is dict and not object_leaves:
         kinds: list[Any] = list(map(type, info.values()))
         if np.ndarray in kinds:
             kinds = [_kind_of(value) if type(value) is np.ndarray else type(value) for value in info.values()]
         layout = _layout_of(*info, *kinds)
-    try:
-        return layout.encode(info, object_leaves)
-    except struct.error:  # an integer has more than 64 bits
-        return _PICKLED.encode(info, object_leaves)
+        if layout is not None:
+            with contextlib.suppress(struct.error):  # an integer has more than 64 bits
+                return layout.encode(info)
+    return dumps((info, object_leaves))
 
 
 def decode(content: bytes | memoryview) -> tuple[Any, list[Any]]:
@@ -345,22 +289,31 @@ def decode(content: bytes | memoryview) -> tuple[Any, list[Any]]:
     Raises:
         BaseException: Whatever unpickling raises.
     """
-    return _layout_in(content).decode(content)
+    layout = _layout_in(content)
+    if layout is None:
+        info, object_leaves = loads(content)
+        return info, object_leaves
+    return layout.decode(content[len(layout.head) :])[0], []
 
 
 def decode_alike(contents: npt.NDArray[np.uint8]) -> list[dict[str, Any]] | None:
-    """Return the infos that `encode` was given for each row of an array, in a fifth of the time that `decode` takes.
+    """Return the infos that `encode` was given for each row of an array, in a third of the time that `decode` takes.
 
     Returns:
-        None if their layouts differ, values were pickled, or there are object leaves.
+        None if they are not records of one layout.
     """
     layout = _layout_in(contents[0].data)
-    start = len(layout.head)
-    if not layout.is_fixed or contents.shape[1] != layout.size or (contents[:, :start] != contents[0, :start]).any():
+    if layout is None or contents.shape[1] != layout.size:
         return None
-    return layout.decode_all(contents[:, start:].tobytes())
+    start = len(layout.head)
+    if (contents[:, :start] != contents[0, :start]).any():
+        return None
+    return layout.decode(contents[:, start:].tobytes())
 
 
-def _layout_in(content: bytes | memoryview) -> _Layout:
-    (size,) = _LENGTH.unpack_from(content)
-    return _read_layout(bytes(content[_LENGTH.size : _LENGTH.size + size]))
+def _layout_in(content: bytes | memoryview) -> _Layout | None:
+    """Return the layout of a record; None for what is pickled."""
+    if content[0] != _RECORD:
+        return None
+    _, size = _HEAD.unpack_from(content)
+    return _read_layout(bytes(content[_HEAD.size : _HEAD.size + size]))
