@@ -285,9 +285,9 @@ class Calls:
     def _record(self, answer: Answer) -> None:
         """Record the reply to the running call in its env's journal."""
         core, call = self.core, answer.request
-        # The state of an env that was lost is not where it stood: a journal that begins there would hide the loss.
-        was_lost = self.rows is not None and call.kind == Kind.SAVE and self.rows.is_lost(call.index)
-        if not was_lost and not core.recovery.journal(call.index).record(answer):
+        # A journal that began with the state of such an env would hide what has happened to it.
+        is_elsewhere = self.rows is not None and call.kind == Kind.SAVE and self.rows.has_strayed(call.index)
+        if not is_elsewhere and not core.recovery.journal(call.index).record(answer):
             self.fail_lost()
         if call.kind == Kind.SAVE and answer.failed and call.future is None:
             failure = Failure(*loads(answer.content))

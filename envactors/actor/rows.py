@@ -167,6 +167,11 @@ class ActorRows:
         """Return whether the process that held an env's episode has ended, and nobody was told of it."""
         return self.slots.of[index].holds == LOST
 
+    def has_strayed(self, index: int) -> bool:
+        """Return whether an env is not where its journal ends: it was lost, or has raised, and nobody was told."""
+        has_raised = self.slots.states[index] == ARRIVED and self.slots.infos.failed(index)
+        return has_raised or self.is_lost(index)
+
     def withdraw(self, future: ActorFuture) -> Request | None:
         """Take out the request of a future, if it waits to be posted; its env is idle then."""
         index = self.index_of(future, ASKED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import gc
 import os
 import signal
@@ -512,6 +513,46 @@ def test_with_replay_a_failure_changes_no_result(tmp_path, fault, envs_per_actor
         assert (tmp_path / "orders").exists()
         assert_same(rollouts, expected, last)
         assert not rollouts[0].failures
+
+
+class Unlucky(Walk):
+    """An env that raises in the middle of a step, once, what takes the caller a while to read."""
+
+    def step(self, action):
+        if self.count + 1 == self.at and self.orders is not None and not self.orders.exists():
+            self.orders.touch()
+            self.count += 1
+            self.where += 100
+            raise RuntimeError(ReadLate())
+        return super().step(action)
+
+
+class ReadLate:
+    def __reduce__(self):
+        return time.sleep, (0.5,)
+
+
+def state_of(env):
+    return env.count, env.where.copy(), env.np_random.bit_generator.state
+
+
+def put_state(env, state):
+    env.count, env.where, env.np_random.bit_generator.state = state
+
+
+def test_a_state_that_is_saved_after_a_step_has_raised_is_not_replayed(tmp_path):
+    def run(orders):
+        snapshot = ea.SnapshotPolicy(state_of, put_state, every=1)
+        make = functools.partial(Unlucky, orders, at=4)
+        with ea.VectorEnv([make], on_failure="replay", restart=ALWAYS, snapshot=snapshot) as envs:
+            envs.reset(seed=1)
+            envs.set_policy(make_policy)
+            return envs.rollout(10, timeout=SOON)
+
+    expected, rollout = run(None), run(tmp_path / "orders")
+    assert (tmp_path / "orders").exists()
+    assert not rollout.failures
+    np.testing.assert_array_equal(rollout.obs, expected.obs)
 
 
 def test_with_replay_a_failure_after_the_end_of_another_episode_changes_no_result(tmp_path):
