@@ -240,7 +240,7 @@ class PlayedActor:
 
     def submit(self, *envs):
         """Asks for steps, and returns futures."""
-        futures = [EnvFuture(self.supervisor, None, env, self.pending) for env in envs]
+        futures = [EnvFuture(self.supervisor, None, env) for env in envs]
         actions = np.array(envs, np.float64)
         self.asker.start_steps(list(envs), actions, stream=True, wait=ASLEEP, futures=futures, checked=SCALAR)
         return futures

@@ -297,6 +297,10 @@ class ActorRows:
 
     def keep_complete(self) -> None:
         """Take the results into account that an ended process has completed."""
+        for slot in self.slots.of[self.first : self.stop]:
+            future = None if slot.op is None else slot.op.future
+            if future is not None and self.slots.states[slot.index] == ARRIVED and not future.is_being_read:
+                self.settle(slot.index)  # an interrupt has kept it from being read
         for index in self.posted():
             if self.is_complete(index):
                 self.take(index)

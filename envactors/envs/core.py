@@ -25,20 +25,9 @@ class EnvFuture(ActorFuture[EnvStep]):
         env_id: Id of the env.
     """
 
-    def __init__(self, supervisor: Supervisor, keep_alive: object, env_id: int, pending: Pending) -> None:
-        # Like the lifeline, `Pending` is held until the future is settled, and no longer.
-        self._keep_alive: tuple[object, Pending] | None
-        super().__init__(supervisor, (keep_alive, pending))
+    def __init__(self, supervisor: Supervisor, keep_alive: object, env_id: int) -> None:
+        super().__init__(supervisor, keep_alive)
         self.env_id = env_id
-
-    def _wait(self, deadline: float | None) -> None:
-        held = self._keep_alive
-        try:
-            super()._wait(deadline)
-        except BaseException as error:
-            if held is not None:
-                held[1].note_failure(error)
-            raise
 
 
 class VectorCore:
@@ -86,7 +75,7 @@ class VectorCore:
 
     def make_future(self, handle: ActorView, env_id: int) -> EnvFuture:
         """Return a future for the next request of an env."""
-        return EnvFuture(handle._supervisor, handle._lifeline, env_id, self.pending)
+        return EnvFuture(handle._supervisor, handle._lifeline, env_id)
 
     def check_steppable(self, env_ids: Iterable[int]) -> None:
         """Check that envs can step.

@@ -57,17 +57,16 @@ class Pending:
                 "their futures) before the next request"
             )
 
-    def note_failure(self, error: BaseException, before: bytes | None = None) -> None:
+    def note_failure(self, error: BaseException, before: bytes) -> None:
         """Record that an exception has interrupted a request, unless it is one of the library's errors.
 
         Args:
             error: The exception.
-            before: States of the envs before the request; None if the request only waited.
+            before: States of the envs before the request.
         """
         if not isinstance(error, EnvActorsError):
             self.is_disturbed = True
-            if before is not None and self.slots.states != before:
-                self.was_disturbed = True
+            self.was_disturbed |= self.slots.states != before
 
     def add(self, env_id: int, result: ReadyResult) -> None:
         """Add the result of an env."""

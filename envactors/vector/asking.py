@@ -14,7 +14,7 @@ import numpy.typing as npt
 from envactors.actor.future import ActorFuture
 from envactors.actor.requests import Group, Request
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slots import ARRIVED, ASKED, IDLE, Op
+from envactors.actor.slots import ASKED, IDLE, Op
 from envactors.actor.supervisor import Supervisor
 from envactors.envs.core import EnvFuture, VectorCore
 from envactors.mailbox.control_page import ASLEEP, encode_wait
@@ -130,7 +130,6 @@ class Asker:
     ) -> None:
         """Start resets, whose results go to the futures, or to `recv` if there are none."""
         self._vector.pending.check_idle(env_ids)
-        self._leave_drained_nodes(env_ids)
         slots, pickles = self._slots, self._slots.pickles
         ops = []
         for position, (seed, each) in enumerate(zip(seeds, options, strict=True)):
@@ -144,13 +143,6 @@ class Asker:
                 slot.op = op
                 slots.unusual.add(env_id)
             self.post(env_ids, ASLEEP, stream=True)
-
-    def _leave_drained_nodes(self, env_ids: list[int]) -> None:
-        """Replace each process on a node that is being drained, if all of its envs are reset."""
-        for supervisor, envs in self._by_actor(env_ids).items():
-            process = supervisor.core.process
-            if process is not None and process.worker.is_leaving:
-                self._slots.of[envs[0]].retiring |= len(envs) == len(supervisor.config.start.factories)
 
     # Both ------------------------------------------------------------------------------------------------
 
@@ -187,13 +179,16 @@ class Asker:
             supervisor.calls.queue(Group(list(envs), stream=stream))
 
     def _retire(self, supervisor: Supervisor, envs: list[int]) -> None:
-        """Replace the process before a reset if it is due. Called under the lock."""
-        slots = self._slots
+        """Replace the process if it is due before a reset, or its node is being drained. Called under the lock."""
+        core, of, resetting = supervisor.core, self._slots.of, []
         for env_id in envs:
-            slot = slots.of[env_id]
-            resets = slot.op.resets if slot.op is not None and slot.op.method == "reset" else slots.ended[env_id]
-            if slot.retiring and resets and supervisor.core.lives:
-                supervisor.calls.queue_renewal(ActorFuture(supervisor, None))
+            op = of[env_id].op
+            if self._slots.ended[env_id] or (op is not None and op.method == "reset"):
+                resetting.append(env_id)
+        is_leaving = core.process is not None and core.process.worker.is_leaving
+        leaves = is_leaving and len(resetting) == len(supervisor.config.start.factories)
+        if core.lives and (leaves or any(of[env_id].retiring for env_id in resetting)):
+            supervisor.calls.queue_renewal(ActorFuture(supervisor, None))
 
     def settle_interrupted(self) -> None:
         """Queue the envs that an interrupted request has marked as asked; make the others idle again."""
@@ -202,22 +197,13 @@ class Asker:
             core = supervisor.core
             if core.is_inconsistent:
                 core.kill_inconsistent()
-            core.deferred.run()
             with core.change, core.lock:
                 rows = supervisor.calls.rows
-                if rows is None:
-                    continue
                 waiting = {index for group in core.table.groups() for index in group.indices}
-                for index in range(rows.first, rows.stop):
-                    op = slots.of[index].op
-                    if op is None:
-                        continue
-                    if slots.states[index] == IDLE:
+                for index in () if rows is None else rows.indices:
+                    if slots.states[index] == IDLE and slots.of[index].op is not None:
                         slots.make_idle(index)
-                    elif slots.states[index] == ARRIVED and op.future is not None and not op.future.is_being_read:
-                        rows.settle(index)
-                forgotten = [i for i in range(rows.first, rows.stop) if rows.is_asked(i) and i not in waiting]
-                if forgotten:
-                    supervisor.calls.queue(Group(forgotten, stream=True))
+                    elif slots.states[index] == ASKED and index not in waiting:
+                        supervisor.calls.queue(Group([index], stream=True))
         pending.is_disturbed = False
         pending.was_disturbed = pending.was_disturbed and any(slots.states)

@@ -30,7 +30,7 @@ class Books:
         self.actor = actor
 
     def make_future(self, index):
-        return EnvFuture(self.actor.supervisor, None, index, self.actor.pending)
+        return EnvFuture(self.actor.supervisor, None, index)
 
     def last_obs(self, index):
         return 0.0
