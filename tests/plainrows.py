@@ -275,7 +275,7 @@ class PlayedActor:
         return [env for env in self.ENVS if self.slab.posted[env] != self.slab.completed[env]]
 
     def scan(self, raises=(), large=()):
-        """What the worker writes for what is posted, as (function, env, what happens); see `StepRunner._run`."""
+        """What the worker writes for what is posted, as (function, env, what happens); see `EnvRow.run`."""
         slab, page = self.slab, self.page
         counters, step = page.counters, page.counters[STEP]
         for env in self.due():

@@ -275,7 +275,7 @@ class InlineLoop:
     def __init__(self, workers: Sequence[InlineWorker], lock: threading.RLock) -> None:
         self._workers = workers
         self._lock = lock
-        self._rows = [row for worker in workers for row in worker.server.runner.rows]
+        self._rows = [row for worker in workers for row in worker.server.rows]
         # The thread that runs the loop.
         self._thread: int | None = None
         # The page of the worker that it is at.

@@ -1,6 +1,6 @@
 """The envs of one worker: make them, step and reset them, and run all other requests on them.
 
-Where requests come from and how results travel is in `envactors.worker.main` and `envactors.worker.step_runner`.
+Where requests come from and how results travel is in `envactors.worker.main` and `envactors.worker.env_rows`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The worker's loop: wait for a request, run it, reply; end when the parent closes the worker or the channel.
 
-What requests do is in `envactors.worker.host`; steps and resets run in `envactors.worker.step_runner`.
+Steps and resets are rows that the parent has posted, which `envactors.worker.env_rows` runs. Everything else comes as
+frames; what those do is in `envactors.worker.host`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from envactors.mailbox.control_page import (
     FRAMES,
     LEASE,
     METHOD_CALL,
+    OVERFLOWS,
     POSTED,
     SPINNING,
     STEP,
+    STREAM,
     WAIT,
     ControlPage,
     spin_until_all,
@@ -27,15 +30,14 @@ from envactors.mailbox.control_page import (
 from envactors.mailbox.info_codec import InfoWriter
 from envactors.mailbox.messages import REQUESTS, Adopt, Attach, Extend, Fault, Frame, Kind, Start
 from envactors.mailbox.pickling import dumps, loads, pack_failure
-from envactors.mailbox.slab import Layout, Slab
+from envactors.mailbox.slab import PAYLOAD, Layout, Slab
 from envactors.system.clocks import boot_clock
 from envactors.system.cpus import pinned_while_sleeping
 from envactors.system.polling import Poller
 from envactors.worker import context
-from envactors.worker.env_rows import WriteGuard
+from envactors.worker.env_rows import EnvRow, WriteGuard, run_all
 from envactors.worker.host import Host
 from envactors.worker.log_records import set_levels
-from envactors.worker.step_runner import StepRunner
 
 
 class OpenMemory(Protocol):
@@ -70,7 +72,7 @@ class Server:
         host: The host of the envs.
         page: The control page.
         memory: As above.
-        runner: Runs steps and resets.
+        rows: The rows of its envs.
         guard: As above.
         call_id: The call id of the current request.
         extension: What a `Kind.EXTEND` request keeps for the next one.
@@ -96,7 +98,7 @@ class Server:
         self.memory = memory
         self.guard = guard
         self.extension: Any = None
-        self.runner: StepRunner = StepRunner(host, page, self._reply, guard)
+        self.rows: list[EnvRow] = []
         self._forks = context.forks
         self._spins = 0
         # The count of frames that were read, to compare with `FRAMES`.
@@ -167,11 +169,11 @@ class Server:
             if counters[LEASE]:
                 self._check_lease()
             self._last_step = self.call_id = step
-            self.runner.run_rows(step)
+            self._run_rows(step)
 
     def _run_frame(self, frame: Frame) -> None:
         if frame.kind == _PAYLOADS:
-            self.runner.take_payloads(frame.call_id, frame.payload)
+            self._take_payloads(frame.call_id, frame.payload)
             return
         self._check_lease()
         self._incarnation, self.call_id = frame.incarnation, frame.call_id
@@ -179,6 +181,34 @@ class Server:
         self._reply(*self._execute(frame))
         self.page.finish_frame(frame.call_id)
         self.closed = frame.kind == Kind.CLOSE
+
+    def _take_payloads(self, call_id: int, payload: Any) -> None:
+        """Keep the payloads of a `Kind.PAYLOADS` frame for the rows that are posted with this call id."""
+        for position, content in payload if isinstance(payload, list) else bundle.unpack(payload):
+            self.rows[position].payload = call_id, content
+
+    def _run_rows(self, call_id: int) -> None:
+        """Run every row that is posted and not completed, for the step of this call id."""
+        page = self.page
+        page.is_streaming = self._counters[STREAM] != 0
+        due: list[tuple[EnvRow, int, int]] = []
+        posted, completed, ops = self._posted, self._completed, self._ops
+        for row in self.rows:
+            index = row.index
+            posted_id = posted[index]
+            if posted_id != completed[index]:
+                op = ops[index]
+                # A payload that has not come yet belongs to a later post, which brings the next scan.
+                if not op & PAYLOAD or row.payload[0] == posted_id:
+                    due.append((row, op, posted_id))
+        if due:
+            run_all(due)
+            page.is_timing = False
+        page.finish_step(call_id)
+
+    def _send_overflow(self, index: int, payload: bytes | bytearray) -> None:
+        self._reply(Kind.OVERFLOW, bundle.pack([(index, payload)]))
+        self._counters[OVERFLOWS] += 1
 
     def _check_lease(self) -> None:
         """End this process at once if the lease is over: another process may have replaced it."""
@@ -221,9 +251,13 @@ class Server:
         self._attach(message.attach)
 
     def _attach(self, message: Attach | None) -> None:
+        """Use the rows of a slab from now on."""
         if message is not None:
             assert self.memory is not None, "the parent attaches only workers that it has passed a slab"
-            self.runner.attach(*self.memory.open(message.layout), message.autoreset)
+            slab, infos = self.memory.open(message.layout)
+            self._posted, self._completed, self._ops = slab.posted.data, slab.completed.data, slab.ops.data
+            beside = infos, message.autoreset, self.page, self._send_overflow, self.guard
+            self.rows = [EnvRow(hosted, slab, *beside) for hosted in self.host.hosted_envs]
 
     def _extend(self, message: Extend) -> Any:
         return message.function(self, *message.arguments)

@@ -69,7 +69,7 @@ ENDED = "an env whose episode has ended repeats its last observation"
 RENEWS = "old processes go"
 
 PAGE = "mailbox.control_page:ControlPage."
-RUNNER = "worker.step_runner:StepRunner."
+SERVER = "worker.main:Server."
 ENV_ROWS = "worker.env_rows:"
 SLOTS = "actor.slots:Slots."
 ROWS = "actor.rows:ActorRows."
@@ -102,10 +102,10 @@ MUTANTS = [
     Mutant(PAGE + "ring_at_end", "self.counters[WATCHED] = call_id", "pass", HANGS),
     Mutant("actor.process:ActorProcess.send", "page.last_call = max(page.last_call, frame.call_id)", "pass", ONCE),
     # The worker.
-    Mutant(RUNNER + "run_rows", "if posted_id != completed[index]:", "if True:", ONCE),
-    Mutant(RUNNER + "run_rows", "not op & PAYLOAD or row.payload[0] == posted_id", "True", MIXES),
+    Mutant(SERVER + "_run_rows", "if posted_id != completed[index]:", "if True:", ONCE),
+    Mutant(SERVER + "_run_rows", "not op & PAYLOAD or row.payload[0] == posted_id", "True", MIXES),
     Mutant(ENV_ROWS + "run_all", "has_failed or op & RING", "has_failed", HANGS),
-    Mutant(RUNNER + "_send_overflow", "self._page.counters[OVERFLOWS] += 1", "pass", HANGS),
+    Mutant(SERVER + "_send_overflow", "self._counters[OVERFLOWS] += 1", "pass", HANGS),
     Mutant(ENV_ROWS + "EnvRow.write", "op & HALF", "0", LAST),
     Mutant(ENV_ROWS + "EnvRow.write_plain", "op & HALF", "0", LAST),
     Mutant(

@@ -240,7 +240,7 @@ def test_a_handle_that_is_kept_keeps_no_env_of_a_closed_vector():
         envs.reset(seed=0)
         envs.step([1, 2])
         actor = envs.actors[0]
-        made = [weakref.ref(row.hosted.env) for row in actor._supervisor.core.process.worker.server.runner.rows]
+        made = [weakref.ref(row.hosted.env) for row in actor._supervisor.core.process.worker.server.rows]
     del envs
     gc.collect()
     assert [env() for env in made] == [None]

@@ -153,15 +153,15 @@ def test_row_waits_until_its_payload_was_read(make_parent):
     """It was written after the worker has looked for frames, and before it looks at the rows."""
     parent = make_parent(action=None)
     parent.run({1: 4})
-    runner, later = parent.server.runner, []
-    run_rows = runner.run_rows
+    server, later = parent.server, []
+    run_rows = server._run_rows
 
     def run_late(number):
         later.append(parent.write_rows({1: 2}))
-        runner.run_rows = run_rows
+        server._run_rows = run_rows
         run_rows(number)
 
-    runner.run_rows = run_late
+    server._run_rows = run_late
     first = parent.post({0: 1})
     parent.server.run_posted()
     assert parent.page.counters[FINISHED] == first
@@ -277,7 +277,7 @@ def test_closing_a_guard_waits_for_the_result_that_is_being_written(make_parent,
     guard = WriteGuard()
     parent = make_parent(guard=guard, pickles=False)
     writing, go_on, order = threading.Event(), threading.Event(), []
-    row = parent.server.runner.rows[0]
+    row = parent.server.rows[0]
     mark, encode = row._mark_plain, row._encode
 
     def slowly(write, *args):
