@@ -231,7 +231,8 @@ def test_threads_of_env_code_learn_whose_they_are_now(tmp_path):
 
 
 def test_used_standbys_are_replaced_in_the_background():
-    with make(2, standbys=2) as envs:
+    # Without deadlines: on a busy machine, a step that missed one would use one more.
+    with make(2, standbys=2, deadlines=ea.Deadlines()) as envs:
         envs.reset(seed=0)
         used = set()
         for turn in range(6):
