@@ -39,8 +39,7 @@ class MappedMemory(SharedFile, RowMemory):
     """A file in memory that workers map; see `envactors.backends.base.RowMemory`."""
 
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
-        self.reserve(0, layout.size)
-        slab = Slab(layout, self.map(layout.size))
+        slab = Slab(layout, self.extend(layout.size)[1])
         return slab, InfoReader(slab)
 
 

@@ -106,7 +106,7 @@ class Slab:
             be batched.
     """
 
-    def __init__(self, layout: Layout, memory: mmap.mmap | bytearray | None) -> None:
+    def __init__(self, layout: Layout, memory: mmap.mmap | bytearray | memoryview | None) -> None:
         self.layout = layout
         n = layout.envs
         place = Places(memory)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
-import mmap
 import multiprocessing
 import os
 import socket
@@ -161,7 +160,7 @@ class MappedParts:
         self._fd = fd
 
     def open(self, layout: Layout) -> tuple[Slab, InfoWriter]:
-        slab = Slab(layout, mmap.mmap(self._fd, layout.size))
+        slab = Slab(layout, self.open_part((0, layout.size), writable=True))
         return slab, InfoWriter(slab)
 
     def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:

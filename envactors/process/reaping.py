@@ -105,10 +105,8 @@ class Reaper:
         # The first of the tags of this process, and those of its workers.
         self._tag = random.SystemRandom().randrange(1, 1 << reaper.CALLER_BITS) << reaper.WORKER_BITS
         self._worker_tags = itertools.count(self._tag + 1)
-        # The process ids of the running workers, which are also the ids of their groups, by tag.
+        # The process ids of the workers that are not reaped yet, which are also the ids of their groups, by tag.
         self._workers: dict[int, int] = {}
-        # The same for workers that are not reaped yet.
-        self._unreaped: dict[int, int] = {}
         # The tags of the workers that ended last.
         self._ended: deque[int] = deque(maxlen=_RECENT)
         self._helpers: list[Helper[Guard]] = []
@@ -173,22 +171,21 @@ class Reaper:
     def watch(self, tag: int, pid: int) -> None:
         """Report a worker that has started and leads a process group."""
         with self._lock:
-            self._workers[tag] = self._unreaped[tag] = pid
+            self._workers[tag] = pid
             self._report(f"{tag} {pid}")
 
     @contextlib.contextmanager
     def dismiss(self, tag: int) -> Iterator[None]:
         """Report a worker that has ended and is reaped in the context; the reaper ends what it has started."""
         with self._lock:
-            pid = self._workers.pop(tag)
             self._ended.append(tag)
             if not self._report(str(tag)) or not has_tags():
-                kill_group(pid)  # before the worker is reaped, no other group can have this id
+                kill_group(self._workers[tag])  # before the worker is reaped, no other group can have this id
         try:
             yield
         finally:
             with self._lock:
-                self._unreaped.pop(tag, None)
+                self._workers.pop(tag, None)
 
     def _report(self, line: str) -> bool:
         """Report to the reaper and the keeper; return whether any of them runs."""
@@ -209,7 +206,7 @@ class Reaper:
     def _reap_orphan(self, pid: int) -> None:
         """Reap a process that a worker has left behind, unless another process has its id by now."""
         with self._lock, contextlib.suppress(OSError):
-            if pid not in self._unreaped.values() and reaper.is_tag_of(self._tag, reaper.read_tag(pid)):
+            if pid not in self._workers.values() and reaper.is_tag_of(self._tag, reaper.read_tag(pid)):
                 os.waitpid(pid, os.WNOHANG)
 
 

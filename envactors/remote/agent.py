@@ -10,7 +10,6 @@ usage: python -m envactors.remote.agent
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import pickle
 import signal
@@ -63,7 +62,7 @@ class Agent:
         link: Link,
         orders: AgentOrders,
         stamp: float,
-        lease_file: mmap.mmap,
+        lease_file: memoryview,
         watches: Watches,
         door: Door,
     ) -> None:
@@ -166,7 +165,7 @@ def main() -> None:
     door = Door(listener, orders, tls, watches)
     link, stamp = _wait_for_caller(door, watches)
     lease_file = SharedFile("envactors-lease")
-    lease = lease_file.map(mmap.PAGESIZE)
+    _, lease = lease_file.extend(LEASE_FORMAT.size)
     LEASE_FORMAT.pack_into(lease, 0, stamp + orders.lease)
     REAPER.enforce_lease(lease_file.fileno())
     Agent(link, orders, stamp, lease, watches, door).run()

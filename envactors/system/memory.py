@@ -30,25 +30,6 @@ class SharedFile:
     def fileno(self) -> int:
         return self._file.fileno()
 
-    def map(self, size: int) -> mmap.mmap:
-        """Set the size, and map the file; reserve its memory before you use it."""
-        os.ftruncate(self.fileno(), size)
-        return mmap.mmap(self.fileno(), size)
-
-    def grow(self, size: int) -> int:
-        """Append a part, whose memory is not reserved yet, and return where it starts."""
-        start = next_page(os.fstat(self.fileno()).st_size)
-        os.ftruncate(self.fileno(), start + size)
-        return start
-
-    def reserve(self, start: int, size: int) -> None:
-        """Reserve the memory of a part that is not in use yet.
-
-        Raises:
-            OSError: There is not enough memory.
-        """
-        reserve(self.fileno(), start, size)
-
     def extend(self, size: int) -> tuple[tuple[int, int], memoryview]:
         """Append a part, reserve its memory, and map it; the memory is freed once nothing refers to it.
 
@@ -58,12 +39,12 @@ class SharedFile:
         Raises:
             OSError: There is not enough memory.
         """
-        start = self.grow(size)
+        start = next_page(os.fstat(self.fileno()).st_size)
         return (start, size), self.add(start, size)
 
     def add(self, start: int, size: int) -> memoryview:
         """Add a part that starts at a multiple of a page; otherwise like `extend`."""
-        self.reserve(start, size)
+        reserve(self.fileno(), start, size)
         return map_part(self.fileno(), size, start, frees=True)
 
     def close(self) -> None:
