@@ -39,6 +39,8 @@ class Asker:
         self._vector = vector
         self._slots = slots = vector.slots
         self.all_ids: list[int] = list(range(len(vector.supervisors)))
+        self._all_by_actor: dict[Supervisor, list[int]] = {}
+        self._all_by_actor = self._by_actor(self.all_ids)
         self._action_spec = action = slots.slab.layout.action
         self.only_action: npt.NDArray[Any] | None = slots.slab.actions[0] if isinstance(action, ArraySpec) else None
         config = vector.supervisors[0].config
@@ -52,6 +54,8 @@ class Asker:
 
     def _by_actor(self, env_ids: list[int]) -> dict[Supervisor, list[int]]:
         """Return the envs of each actor, in ascending order."""
+        if env_ids is self.all_ids and self._all_by_actor:
+            return self._all_by_actor
         groups: dict[Supervisor, list[int]] = {}
         for env_id in sorted(env_ids):
             groups.setdefault(self._vector.supervisors[env_id], []).append(env_id)

@@ -53,13 +53,16 @@ class Collector:
         Raises:
             ActorClosedError: The vector was closed meanwhile.
         """
+        if done():
+            return
         for supervisor in self._vector.actors:
             supervisor.calls.resume()
         is_there, wait = functools.partial(self._is_there, done, count), self._vector.reactor.wait
         in_time = True
-        while in_time and not done():
+        while in_time:
             in_time = wait(is_there, self._pending, deadline, self._stepper.wait_set)
             self.read()
+            in_time = in_time and not done()
         self._ring_at(0)
 
     def _is_there(self, done: Callable[[], bool], count: int) -> bool:
@@ -132,6 +135,8 @@ class Collector:
             VectorStepError: Some envs failed.
         """
         pending = self._pending
+        if self._stepper.spin(self._stepper.tuner):
+            self.read()
         self.wait_for(lambda: not pending.in_flight(env_ids), len(env_ids), deadline)
         late = pending.in_flight(env_ids)
         if late:

@@ -191,7 +191,11 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
                 result = stepper.finish_at_once()
             if result is None:
                 result = stepper.finish(deadline)
-            return collector.gather(ids, timeout, deadline, "step")[1:6] if result is None else result
+            if result is not None:
+                return result
+            batch = collector.gather(ids, timeout, deadline, "step")
+            stepper.record()
+            return batch[1:6]
         except BaseException as error:  # as `notes_interrupts` does, without its call
             pending.note_failure(error, before)
             raise

@@ -106,9 +106,10 @@ class Outcomes:
         payload = slots.overflow.get(index)
         failed = infos.failed(index)
         if not failed:
-            found = None
-            with contextlib.suppress(BaseException):  # the error factory decodes it again, and reports the error
+            try:
                 found = infos.decode(index, payload)
+            except BaseException:  # the error factory decodes it again, and reports the error
+                found = None
             if found is not None:
                 try:
                     self._reader.accept(index, found)

@@ -310,9 +310,13 @@ class Stepper:
         vector.reader.keep_all(contents)
         # Made idle last: after an interrupt before that, `recv` delivers the results.
         slots.states[:] = slots.zeros
+        self.record()
+        return results
+
+    def record(self) -> None:
+        """Record that the results of a step have been gathered."""
         now = time.monotonic()
         self.tuner.record(now - self._started, now)
-        return results
 
     def arrive(self) -> bool:
         """Take the results of all envs into account; return False if that is not as simple as it is most often.
