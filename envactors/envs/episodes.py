@@ -23,12 +23,14 @@ class Episodes:
 
     Attributes:
         autoreset: What happens at the end of an episode.
+        steps: Number of steps of each env; int64, shape (n,).
         episodes: Number of episodes that have ended; int64, shape (n,).
     """
 
     def __init__(self, slots: Slots, supervisors: Sequence[Supervisor], recycle: RecyclePolicy | None) -> None:
         count = len(supervisors)
         self.autoreset: Autoreset = slots.autoreset
+        self.steps: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.episodes: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         # Not the slots themselves: they refer to memory that is freed when the vector is closed.
         self._of = slots.of
@@ -36,19 +38,11 @@ class Episodes:
         self._unusual = slots.unusual
         self._zeros = slots.zeros
         self._supervisors = supervisors
-        # Steps of each env without those of full batches, which `_rounds` counts.
-        self._steps = np.zeros(count, np.int64)
-        self._rounds = 0
         self._recycle = recycle
-
-    @property
-    def steps(self) -> npt.NDArray[np.int64]:
-        """Number of steps of each env; int64, shape (n,)."""
-        return self._steps + self._rounds
 
     def seed_episodes(self) -> None:
         """Seed each episode. Until the first seeded reset, the seeds are derived from a random one."""
-        for slot, seed in zip(self._of, np.random.SeedSequence().generate_state(len(self._steps)), strict=True):
+        for slot, seed in zip(self._of, np.random.SeedSequence().generate_state(len(self._of)), strict=True):
             slot.root_seed = slot.next_seed = int(seed)
 
     def record_all(self, terminated: Any, truncated: Any, resets: Any) -> None:
@@ -59,9 +53,9 @@ class Episodes:
             truncated: Whether each episode was cut off; bool, shape (n,).
             resets: Whether each transition was a reset; bool, shape (n,); None if none was.
         """
-        self._rounds += 1
+        self.steps += 1
         if resets is not None:
-            self._steps -= resets  # a reset does not count as a step
+            self.steps -= resets  # a reset does not count as a step
             self._ended[...] = False
             for index in np.flatnonzero(resets).tolist():
                 self._of[index].count_episode()
@@ -74,7 +68,7 @@ class Episodes:
     def record(self, index: int, *, over: bool, reset: bool) -> None:
         """Record one transition of an env."""
         slot = self._of[index]
-        self._steps[index] += not reset
+        self.steps[index] += not reset
         self._ended[index] = over and self.autoreset == "next_step"
         slot.needs_reset = False
         if slot.counted_in != slot.incarnation:
@@ -84,20 +78,16 @@ class Episodes:
         if over:
             self.end(slot)
 
-    def add(self, index: int, steps: int) -> None:
-        """Count steps of an env."""
-        self._steps[index] += steps
-
     def resume(self, slot: Slot, *, steps: int, episodes: int) -> None:
         """Continue the counts of an env from a checkpoint."""
-        self._steps[slot.index] = steps - self._rounds
+        self.steps[slot.index] = steps
         self.episodes[slot.index] = episodes
         self.begin_process(slot)
 
     def begin_process(self, slot: Slot) -> None:
         """Record that an env has moved to another process."""
         slot.counted_in = slot.incarnation
-        slot.steps_before = int(self._steps[slot.index]) + self._rounds
+        slot.steps_before = int(self.steps[slot.index])
         slot.retiring = False  # the process to be replaced is gone
 
     def end(self, slot: Slot, count: int = 1) -> None:
@@ -122,7 +112,7 @@ class Episodes:
             return True
         if policy is None:
             return False
-        steps = int(self._steps[slot.index]) + self._rounds - slot.steps_before
+        steps = int(self.steps[slot.index]) - slot.steps_before
         if policy.max_steps is not None and steps >= policy.max_steps:
             return True
         return policy.max_rss is not None and process.worker.resident_memory() > policy.max_rss

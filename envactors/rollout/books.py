@@ -54,11 +54,11 @@ class Books:
         if slot.next_seed is not None:
             for _ in range(resets.count(1)):
                 slot.count_episode()
-        episodes.add(index, until_end - resets.count(1, 0, until_end))
+        episodes.steps[index] += until_end - resets.count(1, 0, until_end)
         slot.needs_reset = False
         if until_end:
             episodes.end(slot, over.count(1))
-        episodes.add(index, len(over) - until_end - resets.count(1, until_end))
+        episodes.steps[index] += len(over) - until_end - resets.count(1, until_end)
         is_over = until_end == len(over)
         self._slots.ended[index] = is_over and autoreset == "next_step"
         if not is_over:

@@ -127,7 +127,7 @@ class Checkpoints:
                 f"a checkpoint of envs {lost}, which cannot be restored: seed their resets, or make the vector "
                 "with seed_episodes=True or a snapshot"
             )
-        steps = self._vector.episodes.steps
+        steps = self._vector.episodes.steps.copy()
         envs = [self._describe(slot, int(steps[slot.index])) for slot in self._slots.of]
         write_file(path, dumps(tuple(SavedVector(self._options, self._vector.action_spec, envs))))
         self._path, self._steps = path, steps
@@ -158,7 +158,6 @@ class Checkpoints:
         counts = bool(self._slots.ended[index]), steps, int(self._vector.episodes.episodes[index])
         journal = self._journal(index).save()
         last = self._vector.reader.last(index)
-        last = self._vector.reader.last(index)
         return SavedEnv(slot.root_seed, slot.episode, slot.needs_reset, *counts, last, journal)
 
     def bring_back(self, path: str | os.PathLike[str], saved: SavedVector, actors: Sequence[ActorHandle]) -> None:
@@ -187,7 +186,7 @@ class Checkpoints:
             if one.last is not None:
                 self._vector.reader.keep(one.last)
         self._path = path
-        self._steps = self._vector.episodes.steps
+        self._steps = self._vector.episodes.steps.copy()
 
 
 def move(slots: Slots, slot: Slot, root_seed: int | None, episode: int, *, ended: bool) -> None:

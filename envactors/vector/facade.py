@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@notes_interrupts("reset", "send", "step_async", "step_wait", "submit", "recv")
+@notes_interrupts("reset", "step", "send", "step_async", "step_wait", "submit", "recv")
 class VectorEnv(SnapshotMethods, RolloutMethods):
     """Steps many envs as one, in actors.
 
@@ -177,8 +177,6 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         stepper, collector, core, clock = self._stepper, self._collector, self._core, None
         if self._is_closed or engine.forks != self._forks or core.pending.is_disturbed or core.pending.was_disturbed:
             self._check_open()
-        pending = core.pending
-        before = bytes(pending.slots.states)
         try:
             if self._checkpoints.every is not None:
                 self._checkpoints.write_if_due()
@@ -196,9 +194,6 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
             batch = collector.gather(ids, timeout, deadline, "step")
             stepper.record()
             return batch[1:6]
-        except BaseException as error:  # as `notes_interrupts` does, without its call
-            pending.note_failure(error, before)
-            raise
         finally:
             if clock is not None:
                 clock.leave("step", int(env_ids is None))

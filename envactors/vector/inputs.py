@@ -15,7 +15,7 @@ from envactors.backends.base import Backend
 from envactors.deprecations import warn_deprecated
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
-from envactors.options import RecyclePolicy, is_int
+from envactors.options import RecyclePolicy
 from envactors.vector.options import Choices
 
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
@@ -44,7 +44,7 @@ def check_counts(least: int, **counts: object) -> None:
         VectorInputError: An option is not.
     """
     for name, count in counts.items():
-        if not is_int(count, least):
+        if not is_count(count, least):
             raise VectorInputError(f"{name} is {count!r}: expected an int >= {least}")
 
 
@@ -63,12 +63,10 @@ def check_choices(
     for name, kind in (("autoreset", Autoreset), ("on_failure", OnFailure)):
         if (value := getattr(choices, name)) not in get_args(kind):
             raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
-    if not is_count(choices.max_journal):
-        raise VectorInputError(f"max_journal is {choices.max_journal!r}: expected an int >= 0")
+    check_counts(0, max_journal=choices.max_journal, standbys=choices.standbys)
     if choices.checkpoint_every is not None:
         check_counts(1, checkpoint_every=choices.checkpoint_every)
-    flags = {"copy": choices.copy, "seed_episodes": choices.seed_episodes}
-    check_flags(shared_memory=choices.shared_memory, **flags)
+    check_flags(shared_memory=choices.shared_memory, copy=choices.copy, seed_episodes=choices.seed_episodes)
     groups, variables = group_envs(factories, choices.envs_per_actor, choices.env_vars, backend)
     check_recycling(choices.recycle, groups, backend)
     check_standbys(choices.standbys, factories, variables, backend)
@@ -91,7 +89,7 @@ def group_envs(
     if envs_per_actor == "auto":
         actors = min(len(factories), backend.count_cores())
         bounds = [-(-len(factories) * actor // actors) for actor in range(actors + 1)]  # larger groups first
-    elif is_count(envs_per_actor) and envs_per_actor > 0:
+    elif is_count(envs_per_actor, 1):
         bounds = [*range(0, len(factories), envs_per_actor), len(factories)]
     else:
         raise VectorInputError(f"envs_per_actor is {envs_per_actor!r}: expected an int >= 1, or 'auto'")
@@ -125,9 +123,8 @@ def check_standbys(
     """Check that a standby can replace the process of any actor.
 
     Raises:
-        VectorInputError: ``standbys`` is invalid, or the actors differ.
+        VectorInputError: The actors differ, or have no processes.
     """
-    check_counts(0, standbys=standbys)
     if not standbys:
         return
     if not backend.kills:
@@ -219,9 +216,9 @@ def check_limits(min_envs: int | None, max_envs: int | None) -> None:
         raise VectorInputError(f"recv(min_envs={min_envs}, max_envs={max_envs}): expected min_envs <= max_envs")
 
 
-def is_count(value: Any) -> bool:
-    """Return whether a value is a Python or NumPy int >= 0."""
+def is_count(value: Any, least: int = 0) -> bool:
+    """Return whether a value is a Python or NumPy int of at least ``least``."""
     try:
-        return not isinstance(value, (bool, np.bool_)) and operator.index(value) >= 0
+        return not isinstance(value, (bool, np.bool_)) and operator.index(value) >= least
     except TypeError:
         return False

@@ -34,10 +34,10 @@ from chaos.plan import plan_faults
 from chaos.report import ReportBuilder
 from chaos.run import run_chaos
 from envactors import cli
-from envactors.envs.episodes import Episodes
 from envactors.remote import LocalNodes
 from envactors.system.cpus import cores
 from envactors.testing import EchoEnv
+from envactors.vector.statistics import VectorStatistics
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "tests.chaos")
@@ -435,8 +435,14 @@ def test_a_node_that_is_lost_on_a_busy_machine_is_replaced():
 
 
 def test_the_checker_detects_counts_that_do_not_add_up(monkeypatch):
-    steps = Episodes.steps.fget
-    monkeypatch.setattr(Episodes, "steps", property(lambda episodes: steps(episodes) + np.array([0, 1, 0])))
+    collect = VectorStatistics.collect
+
+    def collect_one_more(statistics):
+        stats = collect(statistics)
+        stats.steps[1] += 1
+        return stats
+
+    monkeypatch.setattr(VectorStatistics, "collect", collect_one_more)
     report = small_run()
     assert report.miscounted == 1
     assert "env 1 has delivered" in report.problems[-1]
