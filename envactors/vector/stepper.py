@@ -256,13 +256,11 @@ class Stepper:
 
     def _is_finished(self) -> bool:
         """Return whether all workers have finished, or an env needs more than waiting."""
-        if self._slots.states != self._all_posted:
-            return True
         is_finished = True
-        for core, rows, process, page in self._parts:
-            # The rows of a process that has been replaced are streamed, and those that a signal handler has posted
-            # may be: the end of such rows does not ring.
-            if core.process is not process or rows.last != self._number:
+        for _, rows, _, page in self._parts:
+            # What has been posted since, by a signal handler or to another process, may be streamed: its end does not
+            # ring.
+            if rows.last != self._number:
                 return True
             if page.counters[FINISHED] < self._number:
                 is_finished = False
@@ -342,10 +340,6 @@ class Stepper:
                     core.recovery.record_all(slots)
                 core.completed += rows.stop - rows.first
                 states[rows.first : rows.stop] = rows.all_arrived
-        for core in [part.core for part in self._parts] if slots.on_failure == "replay" else ():
-            if core.queue:  # states of envs are to be saved
-                with core.change, core.lock:
-                    core.on_idle()
         return True
 
 
