@@ -41,10 +41,8 @@ class InfoRooms(Protocol):
     """Memory with a row per info: a `Slab`, or a trajectory."""
 
     info_encoding: npt.NDArray[np.uint8]
+    inline_infos: npt.NDArray[np.uint8]
     inline_info_sizes: npt.NDArray[np.uint32]
-
-    @property
-    def inline_info_rooms(self) -> Any: ...
 
     def inline_info(self, env: int, /) -> memoryview: ...
 
@@ -63,7 +61,10 @@ class InfoWriter:
 
     def __init__(self, slab: InfoRooms, contents: list[Any] | None = None) -> None:
         self.passes_objects: bool = contents is not None
-        self._rooms = slab.inline_info_rooms
+        self._room = slab.inline_infos.shape[1]
+        self._memory = slab.inline_infos.reshape(-1).data
+        # The layout of the last info, if it was a record: most infos of one worker are alike.
+        self._layout: _Layout | None = None
         # Writing a number through a memoryview takes a third of the time that an array takes.
         self._encodings, self._sizes = slab.info_encoding.data, slab.inline_info_sizes.data
         self._contents = contents
@@ -90,12 +91,25 @@ class InfoWriter:
             self._contents[index] = info, object_leaves
             self._encodings[index] = INLINE_INFO
             return None
+        start, layout = index * self._room, self._layout
+        if layout is not None and type(info) is dict and not object_leaves:
+            values = list(info.values())
+            if layout.kinds == list(map(type, values)) and layout.keys == tuple(info):
+                try:
+                    layout.pack_into(self._memory, start, layout.head, *values)
+                except struct.error:  # an integer has more than 64 bits
+                    pass
+                else:
+                    self._sizes[index] = layout.size
+                    self._encodings[index] = INLINE_INFO
+                    return None
         content = encode(info, object_leaves)
-        room, size = self._rooms[index], len(content)
-        if size > len(room):
+        size = len(content)
+        if size > self._room:
             self._encodings[index] = OVERFLOW
             return content
-        room[:size] = content
+        self._layout = _layout_in(content)
+        self._memory[start : start + size] = content
         self._sizes[index] = size
         self._encodings[index] = INLINE_INFO
         return None
@@ -196,14 +210,21 @@ class _Layout:
 
     Attributes:
         head: The layout as bytes.
+        keys: The keys.
+        kinds: The types of the values, or the kinds of arrays.
         size: The size of a record, in bytes.
+        pack_into: Writes the head and numbers into memory as a record: `struct.Struct.pack_into`.
     """
 
     def __init__(self, pickled: bytes) -> None:
         keys, codes = pickle.loads(pickled)
+        self.keys: tuple[str, ...] = keys
+        self.kinds: list[Any] = [_KINDS[code] if isinstance(code, str) else code for code in codes]
         self.head: bytes = _HEAD.pack(_RECORD, len(pickled)) + pickled
         self._array_places = [place for place, code in enumerate(codes) if isinstance(code, tuple)]
-        self._struct = struct.Struct(f"<{''.join(map(_format_of, codes))}")
+        formats = "".join(map(_format_of, codes))
+        self._struct = struct.Struct(f"<{formats}")
+        self.pack_into: Callable[..., None] = struct.Struct(f"<{len(self.head)}s{formats}").pack_into
         self.size: int = len(self.head) + self._struct.size
         # A display of known keys takes half of the time of ``dict(zip(keys, values))``, and a rollout may have a
         # thousand infos.
@@ -311,7 +332,7 @@ def decode_alike(contents: npt.NDArray[np.uint8]) -> list[dict[str, Any]] | None
     return layout.decode(contents[:, start:].tobytes())
 
 
-def _layout_in(content: bytes | memoryview) -> _Layout | None:
+def _layout_in(content: bytes | bytearray | memoryview) -> _Layout | None:
     """Return the layout of a record; None for what is pickled."""
     if content[0] != _RECORD:
         return None

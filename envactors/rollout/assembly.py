@@ -136,7 +136,7 @@ def _decode(
     sizes = trajectory.inline_info_sizes[rows] * (trajectory.info_encoding[rows] == INLINE_INFO)
     for size in np.unique(sizes):
         places = np.flatnonzero(sizes == size).tolist()
-        alike = decode_alike(trajectory.info_rooms[rows[places], :size]) if size else None
+        alike = decode_alike(trajectory.inline_infos[rows[places], :size]) if size else None
         for place, info in zip(places, alike or (), strict=alike is not None):
             infos[place] = info
         for place in places if alike is None else ():

@@ -70,16 +70,6 @@ class ColumnsNote(NamedTuple):
     start: int
 
 
-class _Rooms:
-    """Slots of `_INFO_ROOM` bytes for infos; slices them on demand, as a list would take as much memory as the rest."""
-
-    def __init__(self, rooms: npt.NDArray[np.uint8]) -> None:
-        self._memory = rooms.data
-
-    def __getitem__(self, row: int) -> memoryview:
-        return self._memory[row * _INFO_ROOM : (row + 1) * _INFO_ROOM]
-
-
 class Trajectory:
     """Arrays of a layout in shared memory.
 
@@ -102,8 +92,7 @@ class Trajectory:
         actions, extras: Arrays of shape (t, n, ...), for each leaf of the action and each extra.
         observations: Arrays of shape (t + 1, n, ...), None for leaves that cannot be batched.
         is_whole: Whether all leaves of observations have a place.
-        info_rooms: Encoded infos; uint8, shape (t * n, room).
-        info_encoding, inline_info_sizes, inline_info_rooms: As in `envactors.mailbox.slab.Slab`, with row ``step * n +
+        info_encoding, inline_info_sizes, inline_infos: As in `envactors.mailbox.slab.Slab`, with row ``step * n +
             env``.
     """
 
@@ -131,14 +120,12 @@ class Trajectory:
         self.is_whole: bool = all(array is not None for array in self.observations)
         self.info_encoding: npt.NDArray[np.uint8] = place((t * n,), np.uint8)
         self.inline_info_sizes: npt.NDArray[np.uint32] = place((t * n,), np.uint32)
-        rooms = place((t * n * _INFO_ROOM,), np.uint8)
-        self.info_rooms: npt.NDArray[np.uint8] = rooms.reshape(-1, _INFO_ROOM)
-        self.inline_info_rooms: _Rooms = _Rooms(rooms)
+        self.inline_infos: npt.NDArray[np.uint8] = place((t * n, _INFO_ROOM), np.uint8)
         self.size: int = place.size
 
     def inline_info(self, row: int) -> memoryview:
         """Return the encoded info of a row."""
-        return self.inline_info_rooms[row][: self.inline_info_sizes[row]]
+        return self.inline_infos[row, : self.inline_info_sizes[row]].data
 
     def begin(self, first: int, observations: Sequence[Any], starts: Sequence[bool]) -> None:
         """Begin the columns of consecutive envs with their last observations, as far as these have a place.
