@@ -295,6 +295,14 @@ class Slots:
         self.of[index].op = None
         self.note_usual(index)
 
+    def make_all_idle(self) -> None:
+        """Forget the requests of all envs."""
+        self.states[:] = bytes([self.at_rest]) * len(self.states)
+        for slot in self.of:
+            slot.op = None
+        for index in tuple(self.unusual):
+            self.note_usual(index)
+
     def note_usual(self, index: int) -> None:
         """Note that an env needs no more than to be posted, if that is so."""
         slot = self.of[index]

@@ -194,13 +194,8 @@ class Columns:
             start: First step of the order.
             due: Envs that take the first step; all envs take the later ones.
         """
-        trajectory, mine = self.trajectory, self._mine
-        encodings = trajectory.info_encoding.reshape(-1, self._envs)
-        for array in (trajectory.terminated, trajectory.truncated, trajectory.ops, encodings):
-            array[start, due] = 0
-            array[start + 1 :, mine] = 0
-        trajectory.starts[start + 1, due] = False
-        trajectory.starts[start + 2 :, mine] = False
+        self.trajectory.flags[:, start + 1, due] = 0
+        self.trajectory.flags[:, start + 2 :, self._mine] = 0
 
     def run(self, steps: range, due: Sequence[Column], columns: Sequence[Column], autoreset: str) -> Iterator[int]:
         """Take steps, each once its action has been chosen: yield the step first.

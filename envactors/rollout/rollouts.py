@@ -307,10 +307,8 @@ class Rollouts:
             while self._runs and not self._runs[0].unsettled:
                 self._runs.pop(0)
             if not self._runs:
-                slots = self._slots
-                slots.at_rest = IDLE
-                for index in range(len(slots.states)):
-                    slots.make_idle(index)
+                self._slots.at_rest = IDLE
+                self._slots.make_all_idle()
         future.settle(rollout if error is None else None, error, 0)
         if not run.unsettled:
             # The run and its parts refer to each other: a result must not live until they are collected.
@@ -347,7 +345,9 @@ class Rollouts:
 
 def _begin(part: ActorPart, slots: Slots) -> None:
     """Begin a part; first replace a process that is due for it, if the next step resets its env anyway."""
-    if any(slots.of[index].retiring and slots.ended[index] for index in range(part.first, part.stop)):
+    # Envs that leave their process are unusual, and most often none is.
+    mine = range(part.first, part.stop) if slots.unusual else ()
+    if any(slots.of[index].retiring and slots.ended[index] for index in mine):
         core = part.supervisor.core
         with core.change, core.lock:
             if core.lives and not core.closing:

@@ -85,6 +85,8 @@ class Trajectory:
         chosen: Number of steps that the policy has chosen actions for, at the first env of each worker; int64,
             shape (n,).
         ops: What happened to an env in a step, one of the values above; uint8, shape (t, n).
+        flags: The flags below, which workers clear together; uint8, shape (5, t + 1, n): row ``step + 1`` is about a
+            step and the observation after it.
         starts: Whether an observation is the first of its episode; bool, shape (t + 1, n).
         terminated, truncated: Ends of episodes; bool, shape (t, n).
         checks: Checksums over the observations of envs with a journal; uint32, shape (t, n).
@@ -103,10 +105,12 @@ class Trajectory:
         place = Places(memory)
         self.done: npt.NDArray[np.int64] = place((n,), np.int64)
         self.chosen: npt.NDArray[np.int64] = place((n,), np.int64)
-        self.ops: npt.NDArray[np.uint8] = place((t, n), np.uint8)
-        self.starts: npt.NDArray[np.bool_] = place((t + 1, n), np.bool_)
-        self.terminated: npt.NDArray[np.bool_] = place((t, n), np.bool_)
-        self.truncated: npt.NDArray[np.bool_] = place((t, n), np.bool_)
+        self.flags: npt.NDArray[np.uint8] = place((5, t + 1, n), np.uint8)
+        self.starts: npt.NDArray[np.bool_] = self.flags[0].view(np.bool_)
+        self.terminated: npt.NDArray[np.bool_] = self.flags[1, 1:].view(np.bool_)
+        self.truncated: npt.NDArray[np.bool_] = self.flags[2, 1:].view(np.bool_)
+        self.ops: npt.NDArray[np.uint8] = self.flags[3, 1:]
+        self.info_encoding: npt.NDArray[np.uint8] = self.flags[4, 1:].reshape(-1)
         self.checks: npt.NDArray[np.uint32] = place((t, n), np.uint32)
         reward = layout.reward or PLAIN_REWARD
         self.rewards: npt.NDArray[np.float64] = place((t, n, *reward.shape), reward.dtype)
@@ -118,7 +122,6 @@ class Trajectory:
             for leaf in leaves(layout.observation)
         ]
         self.is_whole: bool = all(array is not None for array in self.observations)
-        self.info_encoding: npt.NDArray[np.uint8] = place((t * n,), np.uint8)
         self.inline_info_sizes: npt.NDArray[np.uint32] = place((t * n,), np.uint32)
         self.inline_infos: npt.NDArray[np.uint8] = place((t * n, _INFO_ROOM), np.uint8)
         self.size: int = place.size
@@ -139,7 +142,9 @@ class Trajectory:
         self.done[mine] = 0
         self.chosen[mine] = 0
         self.starts[0, mine] = starts
-        columns = zip(*(flatten(self.layout.observation, obs) for obs in observations), strict=True)
+        spec = self.layout.observation
+        is_array = isinstance(spec, ArraySpec)
+        columns = [observations] if is_array else zip(*(flatten(spec, obs) for obs in observations), strict=True)
         for array, column in zip(self.observations, columns, strict=True):
             if array is not None:
                 array[0, mine] = column

@@ -163,6 +163,14 @@ def test_a_value_keeps_its_type_and_layout(value):
     assert arrived.flags.f_contiguous == value.flags.f_contiguous
 
 
+def test_infos_that_differ_from_the_last_one_are_decoded_as_they_are():
+    encoder, decoder = make_codec("between processes")
+    infos = [{"a": 1, "b": 2.0}, {"a": 2**70, "b": 3.0}, {"a": 4, "b": 5.0}, {"b": 6.0, "a": 7}, {"a": 8.0, "b": 9}]
+    for info in [infos[0], *infos, infos[0]]:
+        assert encoder.encode(1, info, []) is None
+        assert show(decoder.decode(1, None)) == show((info, []))
+
+
 def as_rows(contents):
     return np.array([np.frombuffer(content, np.uint8) for content in contents])
 
