@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,74 +11,29 @@ import numpy.typing as npt
 from envactors.errors import ActorError, VectorStepError
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, InfoReader, decode_alike
 from envactors.mailbox.specs import unflatten
+from envactors.rollout.buffers import Views
 from envactors.rollout.part import ActorPart
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import STEP, Trajectory
 
 
-class Views(NamedTuple):
-    """What a `Rollout` shows of a trajectory. Views of memory can be made before the workers have written to it.
-
-    Attributes:
-        observations: Arrays of shape (t, n, ...); None for leaves that have no place in the trajectory.
-        actions: Arrays of shape (t, n, ...).
-        rewards, terminated, truncated, starts: As in `Rollout`.
-        extras: As in `Rollout`.
-    """
-
-    observations: list[npt.NDArray[Any] | None]
-    actions: list[npt.NDArray[Any]]
-    rewards: npt.NDArray[Any]
-    terminated: npt.NDArray[np.bool_]
-    truncated: npt.NDArray[np.bool_]
-    starts: npt.NDArray[np.bool_]
-    extras: dict[str, npt.NDArray[Any]]
-
-
-def make_views(
-    trajectory: Trajectory, first: int, stop: int, hand_out: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
-) -> Views:
-    """Return what a result shows of a trajectory.
-
-    Args:
-        trajectory: Trajectory that the workers write to.
-        first: First env.
-        stop: Env after the last one.
-        hand_out: Returns the array to give to the user for a view of the trajectory: the view itself, or a copy.
-    """
-    layout = trajectory.layout
-
-    def columns(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return hand_out(array[: layout.steps, first:stop])
-
-    return Views(
-        [None if array is None else columns(array) for array in trajectory.observations],
-        [columns(array) for array in trajectory.actions],
-        columns(trajectory.rewards),
-        columns(trajectory.terminated),
-        columns(trajectory.truncated),
-        columns(trajectory.starts),
-        {name: columns(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
-    )
-
-
-def assemble(trajectory: Trajectory, parts: Sequence[ActorPart], views: Views) -> Rollout:
+def assemble(trajectory: Trajectory, parts: Sequence[ActorPart], views: Views, contents: Sequence[Contents]) -> Rollout:
     """Return the result of one or more actors with consecutive envs.
 
     Args:
         trajectory: Trajectory that the actors have written to.
         parts: The part of each actor.
         views: What the result shows of the trajectory.
+        contents: What `read_contents` has returned for each part.
     """
     layout = trajectory.layout
     first, stop, steps = parts[0].first, parts[-1].stop, layout.steps
     done = trajectory.done[first:stop]
     valid = trajectory.ops[:, first:stop] == STEP
-    if done.min() < steps:
+    if min(done.tolist()) < steps:
         valid &= np.arange(steps)[:, None] < done
-    infos, objects = _read_infos(trajectory, parts, done)
     # Leaves without a place in the trajectory become object arrays of steps + 1 rows.
-    beside = _batch_objects(trajectory, objects, first, stop)
+    beside = _batch_objects(trajectory, contents, first, stop)
     unplaced, last_unplaced = (batch[:steps] for batch in beside), (batch[steps].copy() for batch in beside)
     obs = (next(unplaced) if array is None else array for array in views.observations)
     last_obs = (
@@ -95,32 +49,42 @@ def assemble(trajectory: Trajectory, parts: Sequence[ActorPart], views: Views) -
         views.starts,
         views.extras,
         unflatten(layout.observation, last_obs),
-        infos,
+        sorted(info for content in contents for info in content.infos),  # no two have one step and env
         sorted((failure for part in parts for failure in part.failures), key=lambda failure: failure[:2]),
         np.array([part.version for part in parts]),
         valid,
     )
 
 
-def _read_infos(
-    trajectory: Trajectory, parts: Sequence[ActorPart], done: npt.NDArray[np.int64]
-) -> tuple[list[tuple[int, int, dict[str, Any]]], dict[tuple[int, int], list[Any]]]:
-    """Return all non-empty infos, and the object leaves of observations by (step, env)."""
-    found: list[tuple[int, int, dict[str, Any]]] = []
-    objects = {where: leaves for part in parts for where, leaves in part.objects.items()}
-    encodings = trajectory.info_encoding.reshape(-1, trajectory.layout.envs)
-    steps, offsets = np.nonzero(encodings[:, parts[0].first : parts[-1].stop] != PLAIN)
+class Contents(NamedTuple):
+    """What the steps of an actor have besides arrays.
+
+    Attributes:
+        infos: ``(step, env, info)`` of all non-empty infos.
+        objects: Leaves of observations without a place in the trajectory, by (step, env).
+    """
+
+    infos: list[tuple[int, int, dict[str, Any]]]
+    objects: dict[tuple[int, int], list[Any]]
+
+
+def read_contents(part: ActorPart) -> Contents:
+    """Read what the steps of an actor that has ended its part have besides arrays.
+
+    Raises:
+        Exception: Whatever unpickling an info raises.
+    """
+    trajectory, infos, objects = part.trajectory, list(part.infos), dict(part.objects)
+    envs = trajectory.layout.envs
+    encodings = trajectory.info_encoding.reshape(-1, envs)[:, part.first : part.stop]
+    steps, offsets = (encodings != PLAIN).nonzero()
     if len(steps):
-        is_done = steps < done[offsets]
-        steps, indices = steps[is_done], offsets[is_done] + parts[0].first
-        large = {number: content for part in parts for number, content in part.progress.large_infos.items()}
-        infos, leaves = _decode(trajectory, steps * trajectory.layout.envs + indices, large)
-        found = [written for written in zip(steps.tolist(), indices.tolist(), infos, strict=True) if written[2]]
+        is_done = steps < trajectory.done[part.first : part.stop][offsets]
+        steps, indices = steps[is_done], offsets[is_done] + part.first
+        decoded, leaves = _decode(trajectory, steps * envs + indices, part.progress.large_infos)
+        infos += [written for written in zip(steps.tolist(), indices.tolist(), decoded, strict=True) if written[2]]
         objects.update({(int(steps[at]) + 1, int(indices[at])): content for at, content in leaves.items()})
-    in_rows = [info for part in parts for info in part.infos]
-    if in_rows:  # those of the trajectory are in order already
-        found = sorted(found + in_rows, key=operator.itemgetter(0, 1))
-    return found, objects
+    return Contents(infos, objects)
 
 
 def _decode(
@@ -148,12 +112,12 @@ def _decode(
 
 
 def _batch_objects(
-    trajectory: Trajectory, objects: dict[tuple[int, int], list[Any]], first: int, stop: int
+    trajectory: Trajectory, contents: Sequence[Contents], first: int, stop: int
 ) -> list[npt.NDArray[Any]]:
     """Return one object array of shape (t + 1, n) for each leaf without a place in the trajectory."""
     count = sum(array is None for array in trajectory.observations)
     batches = [np.full((trajectory.layout.steps + 1, stop - first), None, object) for _ in range(count)]
-    for (step, index), leaves in objects.items():
+    for (step, index), leaves in (item for content in contents for item in content.objects.items()):
         for batch, leaf in zip(batches, leaves, strict=True):
             batch[step, index - first] = leaf
     return batches

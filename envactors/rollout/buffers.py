@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,52 @@ from envactors.rollout.trajectory import Trajectory, TrajectoryLayout, size_of
 _MOST_LENT = 2
 # How often this process has forked: a child shares the memory of all results that existed then.
 _forks = 0
+
+
+class Views(NamedTuple):
+    """What a `Rollout` shows of a trajectory.
+
+    Attributes:
+        observations: Arrays of shape (t, n, ...); None for leaves that have no place in the trajectory.
+        actions: Arrays of shape (t, n, ...).
+        rewards, terminated, truncated, starts: As in `Rollout`.
+        extras: As in `Rollout`.
+    """
+
+    observations: list[npt.NDArray[Any] | None]
+    actions: list[npt.NDArray[Any]]
+    rewards: npt.NDArray[Any]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    starts: npt.NDArray[np.bool_]
+    extras: dict[str, npt.NDArray[Any]]
+
+    def map(self, function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Views:
+        """Return what a function returns for each array."""
+        return Views(
+            [None if array is None else function(array) for array in self.observations],
+            [function(array) for array in self.actions],
+            function(self.rewards),
+            function(self.terminated),
+            function(self.truncated),
+            function(self.starts),
+            {name: function(array) for name, array in self.extras.items()},
+        )
+
+
+def make_views(trajectory: Trajectory, first: int, stop: int) -> Views:
+    """Return views of the columns of some envs."""
+    layout = trajectory.layout
+    whole = Views(
+        trajectory.observations,
+        trajectory.actions,
+        trajectory.rewards,
+        trajectory.terminated,
+        trajectory.truncated,
+        trajectory.starts,
+        {name: array for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
+    )
+    return whole.map(lambda array: array[: layout.steps, first:stop])
 
 
 class TrajectoryBuffer:
@@ -40,15 +86,27 @@ class TrajectoryBuffer:
         place, self._part = memory.extend(size_of(layout))
         self.place: tuple[int, int] = place
         self.trajectory: Trajectory = Trajectory(layout, self._part)
+        # Views of all envs, and the place of each in the memory by its `id`, in bytes, as far as they were needed.
+        self._views = make_views(self.trajectory, 0, layout.envs)
+        self._places: dict[int, int] = {}
         self._loan: weakref.ref[npt.NDArray[np.uint8]] | None = None
         self._forks = 0
 
-    def lend(self) -> npt.NDArray[np.uint8]:
-        """Return the memory as bytes; it is lent until nobody refers to this array or to views of it."""
+    def lend(self) -> tuple[weakref.ref[Any], Views]:
+        """Return a reference that is dead once the user has dropped all of the views, and the views."""
         loan = np.frombuffer(self._part, np.uint8)
+        places = self._places
+
+        def view_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            place = places.get(id(array))
+            if place is None:
+                place = places[id(array)] = _address_of(array) - _address_of(loan)
+            view: npt.NDArray[Any] = np.ndarray(array.shape, array.dtype, loan, place, array.strides)
+            return view
+
         self._loan = weakref.ref(loan)
         self._forks = _forks
-        return loan
+        return self._loan, self._views.map(view_of)
 
     @property
     def is_lent(self) -> bool:
@@ -95,26 +153,23 @@ class TrajectoryBuffers:
         self._buffers = [other for other in kept if other is not buffer] + [buffer]
         return buffer
 
-    def lend(self, buffer: TrajectoryBuffer) -> npt.NDArray[np.uint8] | None:
-        """Return the memory of a buffer for a result; None if the user keeps as many results as may be lent."""
+    def lend(self, buffer: TrajectoryBuffer) -> Views | None:
+        """Return the arrays of a result, views of a buffer that is not reused while the user keeps any of them.
+
+        Returns:
+            None if the user keeps as many results as may be lent.
+        """
         self._loans = [loan for loan in self._loans if loan() is not None]
         if len(self._loans) >= _MOST_LENT:
             return None
-        loan = buffer.lend()
-        self._loans.append(weakref.ref(loan))
-        return loan
+        loan, views = buffer.lend()
+        self._loans.append(loan)
+        return views
 
 
-def viewer_of(memory: npt.NDArray[np.uint8]) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
-    """Return a function that returns an array in this memory as a view of it, which keeps the memory alive."""
-    start = memory.__array_interface__["data"][0]
-
-    def view_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        offset = array.__array_interface__["data"][0] - start
-        view: npt.NDArray[Any] = np.ndarray(array.shape, array.dtype, memory, offset, array.strides)
-        return view
-
-    return view_of
+def _address_of(array: npt.NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _count_fork() -> None:

@@ -194,8 +194,11 @@ class Columns:
             start: First step of the order.
             due: Envs that take the first step; all envs take the later ones.
         """
-        self.trajectory.flags[:, start + 1, due] = 0
-        self.trajectory.flags[:, start + 2 :, self._mine] = 0
+        flags = self.trajectory.flags[:, start + 1 :, self._mine]
+        if len(due) < flags.shape[2]:
+            self.trajectory.flags[:, start + 1, due] = 0
+            flags = flags[:, 1:]
+        flags[...] = 0
 
     def run(self, steps: range, due: Sequence[Column], columns: Sequence[Column], autoreset: str) -> Iterator[int]:
         """Take steps, each once its action has been chosen: yield the step first.

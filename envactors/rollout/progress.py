@@ -102,20 +102,16 @@ class PartProgress:
     def count(self) -> None:
         """Count what the worker has completed. Called under the lock."""
         core, slots, trajectory = self._supervisor.core, self._slots, self.trajectory
-        mine = slice(self._first, self._stop)
-        whole = trajectory.done[mine]
+        whole = trajectory.done[self._first : self._stop]
         if self.late is not None and self.late.done is not None:
             whole = self.late.done
-        # As bytes, which are searched in a tenth of the time that short arrays take; one env after the other.
-        all_ops = trajectory.ops[:, mine].T.tobytes()
-        all_over = (trajectory.terminated[:, mine] | trajectory.truncated[:, mine]).T.tobytes()
-        advanced: list[int] = []
+        ends = trajectory.terminated | trajectory.truncated
         for index, claimed in zip(self._envs, whole.tolist(), strict=True):
             before, done = self.counted[index], min(claimed, self._steps)
             if done <= before:
                 continue
-            start = (index - self._first) * self._steps
-            ops, over = all_ops[start + before : start + done], all_over[start + before : start + done]
+            # As bytes, which are searched in a tenth of the time that short arrays take.
+            ops, over = trajectory.ops[before:done, index].tobytes(), ends[before:done, index].tobytes()
             slot = slots.of[index]
             slot.holds = slot.incarnation
             if core.recovery.replays:
@@ -128,9 +124,7 @@ class PartProgress:
             if ops:
                 self._books.record(index, over, ops)
             self.counted[index] = done
-            advanced.append(index)
-        if advanced:
-            self._keep(advanced)
+            self._keep(index)
 
     def tries_again(self, index: int, *, counts: bool) -> bool:
         """Return whether a replay can restore an env, so that its step is tried again.
@@ -156,23 +150,19 @@ class PartProgress:
         chosen = self.trajectory.chosen
         chosen[self._first] = min(chosen[self._first], self.step + 1)
 
-    def _keep(self, indices: list[int]) -> None:
-        """Store the last results of some envs."""
-        trajectory, done = self.trajectory, np.array([self.counted[index] for index in indices])
-        batches = [None if array is None else array[done, indices] for array in trajectory.observations]
-        last = done - 1, indices
-        rewards = trajectory.rewards[last]
-        terminated, truncated = trajectory.terminated[last].tolist(), trajectory.truncated[last].tolist()
-        for place, index in enumerate(indices):
-            objects = iter(() if trajectory.is_whole else self._last_objects(index))
-            leaves = (next(objects) if batch is None else batch[place] for batch in batches)
-            obs = unflatten(trajectory.layout.observation, leaves)
-            self._books.keep(index, obs, rewards[place], terminated=terminated[place], truncated=truncated[place])
-
-    def _last_objects(self, index: int) -> list[Any]:
-        """Return the leaves of an env's last observation that have no place in the trajectory."""
-        row = (self.counted[index] - 1) * self.trajectory.layout.envs + index
-        return InfoReader(self.trajectory).decode(row, self.large_infos.get(row))[1]
+    def _keep(self, index: int) -> None:
+        """Store the last result of an env."""
+        trajectory, done = self.trajectory, self.counted[index]
+        row = (done - 1) * trajectory.layout.envs + index
+        observations, objects = trajectory.observations, iter(())
+        if not trajectory.is_whole:
+            objects = iter(InfoReader(trajectory).decode(row, self.large_infos.get(row))[1])
+        leaves = (next(objects) if array is None else array[done, index].copy()[()] for array in observations)
+        obs = unflatten(trajectory.layout.observation, leaves)
+        reward = trajectory.rewards[done - 1, index]
+        terminated = bool(trajectory.terminated[done - 1, index])
+        truncated = bool(trajectory.truncated[done - 1, index])
+        self._books.keep(index, obs, reward, terminated=terminated, truncated=truncated)
 
     def _record(self, index: int, before: int, done: int) -> None:
         """Record the steps of an env in its journal, which a seeded reset restarts."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.slots import IDLE, ROLLING, Slots
@@ -22,9 +21,9 @@ from envactors.mailbox.pickling import dumps_by_value
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, batches_alike
 from envactors.options import is_int
-from envactors.rollout.assembly import Views, assemble, error_of
+from envactors.rollout.assembly import assemble, error_of, read_contents
 from envactors.rollout.books import Books
-from envactors.rollout.buffers import TrajectoryBuffer, TrajectoryBuffers, viewer_of
+from envactors.rollout.buffers import TrajectoryBuffer, TrajectoryBuffers, Views, make_views
 from envactors.rollout.orders import Stop
 from envactors.rollout.parameters import ParameterStore
 from envactors.rollout.part import ActorPart
@@ -181,7 +180,7 @@ class Rollouts:
                 self._take_buffer(steps),
                 copy=self._copy if copy is None else copy,
                 count=len(self._supervisors) if each else 1,
-                prepare=self._prepare,
+                read=self._read,
             )
             futures = run.futures
             run.parts = [self._make_part(run, self._policy, supervisor, steps) for supervisor in self._supervisors]
@@ -285,6 +284,8 @@ class Rollouts:
             self._hand_out(run, [part], run.futures[run.parts.index(part)])
         elif is_last:
             self._hand_out(run, run.parts, run.futures[0])
+        else:
+            run.ended.append(part)
 
     def _hand_out(self, run: Run, parts: list[ActorPart], future: ActorFuture[Rollout]) -> None:
         """Have a result built by a thread that waits for it, or else in the thread for callbacks."""
@@ -296,7 +297,8 @@ class Rollouts:
         rollout: Any = None
         error: BaseException | None
         try:
-            rollout = assemble(run.buffer.trajectory, parts, self._views(run, parts))
+            contents = [run.contents.get(part) or read_contents(part) for part in parts]
+            rollout = assemble(run.buffer.trajectory, parts, self._views(run, parts), contents)
             error = error_of(parts, rollout)
         except BaseException as failure:
             error = failure
@@ -313,15 +315,25 @@ class Rollouts:
         if not run.unsettled:
             # The run and its parts refer to each other: a result must not live until they are collected.
             run.futures = []
+            run.contents = {}
             run.prepared = None
 
+    def _read(self, run: Run, part: ActorPart) -> None:
+        """Read what a part has left while others run: on its core, that takes no time from theirs."""
+        self._prepare(run)
+        with contextlib.suppress(Exception):  # it is raised when the result is built
+            contents = read_contents(part)
+            with self._lock:
+                if run.unsettled:
+                    run.contents[part] = contents
+
     def _prepare(self, run: Run) -> None:
-        """Make the views for a result, which takes a while, before it is there."""
+        """Make the views for a result that stays valid, unless single actors have results or too many are kept."""
         with self._lock:
-            if run.unsettled and len(run.futures) == 1 and not run.has_views:
-                hand_out = self._choose_hand_out(run)
-                if hand_out is not np.copy:
-                    run.prepared = run.buffer, run.view(run.parts, hand_out)
+            if run.copy and run.unsettled and len(run.futures) == 1 and not run.has_views:
+                views = self._buffers.lend(run.buffer)
+                if views is not None:
+                    run.prepared = run.buffer, views
 
     def _views(self, run: Run, parts: list[ActorPart]) -> Views:
         """Return what the result of some actors shows."""
@@ -330,17 +342,9 @@ class Rollouts:
             self._prepare(run)
             if run.prepared is not None and run.has_views:
                 return run.prepared[1]
-            return run.view(parts, self._choose_hand_out(run))
-
-    def _choose_hand_out(self, run: Run) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
-        """Return the function that turns views of the trajectory into arrays for the user."""
-        if not run.copy:
-            return np.asarray
-        if len(run.futures) > 1:
-            return np.copy  # results of single actors would keep the memory of all
-        with self._lock:
-            loan = self._buffers.lend(run.buffer)
-        return np.copy if loan is None else viewer_of(loan)
+            views = make_views(run.buffer.trajectory, parts[0].first, parts[-1].stop)
+            # Views of single actors would keep the memory of all; and few results may be lent at a time.
+            return views.map(np.copy) if run.copy else views
 
 
 def _begin(part: ActorPart, slots: Slots) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy.typing as npt
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.reactor import Reactor
 from envactors.actor.supervisor import Supervisor
-from envactors.rollout.assembly import Views, make_views
-from envactors.rollout.buffers import TrajectoryBuffer
+from envactors.rollout.assembly import Contents
+from envactors.rollout.buffers import TrajectoryBuffer, Views
 from envactors.rollout.part import ActorPart
 from envactors.rollout.results import Rollout
 
@@ -24,7 +24,7 @@ class Run:
         buffer: Memory of its trajectory.
         copy: Whether the result stays valid for as long as the user keeps it.
         count: Number of futures.
-        prepare: Called by a thread that is about to wait, while the workers run.
+        read: Reads what a part has left; called by a thread that waits for the others.
 
     Attributes:
         reactor: Reads the replies of the actors when no other thread does.
@@ -34,6 +34,8 @@ class Run:
         futures: One future for all actors, or one for each.
         left: Parts that have not ended.
         unsettled: Futures that have no result yet.
+        ended: Parts that have ended while others run, and are to be read.
+        contents: What the steps of parts that were read have besides arrays.
         prepared: Views of the memory of the buffer beside them, for the result; None without any.
     """
 
@@ -44,7 +46,7 @@ class Run:
         *,
         copy: bool,
         count: int,
-        prepare: Callable[[Run], None],
+        read: Callable[[Run, ActorPart], None],
     ) -> None:
         self.reactor: Reactor = supervisors[0].reactor
         self.buffer = buffer
@@ -55,9 +57,11 @@ class Run:
             future.mark_running()
         self.left: set[ActorPart] = set()
         self.unsettled: set[ActorFuture[Rollout]] = set(self.futures)
+        self.ended: deque[ActorPart] = deque()
+        self.contents: dict[ActorPart, Contents] = {}
         self.prepared: tuple[TrajectoryBuffer, Views] | None = None
         self._supervisors = supervisors
-        self._prepare = prepare
+        self._read = read
 
     @property
     def has_views(self) -> bool:
@@ -71,11 +75,9 @@ class Run:
     abort = cancel
 
     def wait(self, future: ActorFuture[Any], done: Callable[[], bool], deadline: float | None) -> None:
-        self._prepare(self)
         for supervisor in self._supervisors:
             supervisor.calls.resume()
-        self.reactor.wait(done, future, deadline)
-
-    def view(self, parts: Sequence[ActorPart], hand_out: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Views:
-        """Return views of the columns of some parts; see `envactors.rollout.assembly.make_views`."""
-        return make_views(self.buffer.trajectory, parts[0].first, parts[-1].stop, hand_out)
+        self.reactor.wait(lambda: bool(self.ended) or done(), future, deadline)
+        with contextlib.suppress(IndexError):  # another thread waits, too
+            while self.ended:
+                self._read(self, self.ended.popleft())

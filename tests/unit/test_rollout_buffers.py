@@ -9,7 +9,7 @@ from envactors.backends.local import LocalMemory
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec
 from envactors.rollout import buffers
-from envactors.rollout.buffers import TrajectoryBuffers, viewer_of
+from envactors.rollout.buffers import TrajectoryBuffers
 from envactors.rollout.context import PolicyContext, StepGenerators, generator_of
 from envactors.rollout.trajectory import TrajectoryLayout
 
@@ -40,7 +40,7 @@ def test_a_buffer_in_flight_is_not_taken(pool):
 
 def test_a_lent_buffer_is_taken_again_once_its_last_view_is_gone(pool):
     lent, other = pool.take(layout_of(4), []), pool.take(layout_of(4), [])
-    view = viewer_of(pool.lend(lent))(lent.trajectory.rewards[1:3])
+    view = pool.lend(lent).rewards[1:3]
     assert pool.take(layout_of(4), []) not in (lent, other)
     assert lent.is_lent
     del view
@@ -50,8 +50,8 @@ def test_a_lent_buffer_is_taken_again_once_its_last_view_is_gone(pool):
 
 def test_a_view_is_the_array_of_the_trajectory(pool):
     buffer = pool.take(layout_of(4), [])
-    array = buffer.trajectory.observations[0][:3, 1:]
-    view = viewer_of(pool.lend(buffer))(array)
+    array = buffer.trajectory.observations[0][:4]
+    (view,) = pool.lend(buffer).observations
     array[...] = np.arange(array.size).reshape(array.shape)
     np.testing.assert_array_equal(view, array)
     assert view.flags.writeable
