@@ -69,6 +69,8 @@ class Rollouts:
         self._waiting: dict[Supervisor, deque[ActorPart]] = {supervisor: deque() for supervisor in supervisors}
         # Last error of each env that failed.
         self._lost: dict[int, BaseException] = {}
+        # Whether the last rollout had infos: then the next one has, most likely.
+        self._had_infos = False
 
     # The policy ------------------------------------------------------------------------------------------
 
@@ -284,7 +286,7 @@ class Rollouts:
             self._hand_out(run, [part], run.futures[run.parts.index(part)])
         elif is_last:
             self._hand_out(run, run.parts, run.futures[0])
-        else:
+        elif self._had_infos:
             run.ended.append(part)
 
     def _hand_out(self, run: Run, parts: list[ActorPart], future: ActorFuture[Rollout]) -> None:
@@ -300,6 +302,7 @@ class Rollouts:
             contents = [run.contents.get(part) or read_contents(part) for part in parts]
             rollout = assemble(run.buffer.trajectory, parts, self._views(run, parts), contents)
             error = error_of(parts, rollout)
+            self._had_infos = bool(rollout.infos)
         except BaseException as failure:
             error = failure
         with self._lock:

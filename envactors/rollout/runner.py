@@ -136,11 +136,11 @@ class RolloutRunner:
         observed, starts, mine = written.observed, written.starts, written.my_action
         dtype, shape = written.action_dtype, written.action_shape
         is_kept = self._chosen is not None and self._chosen[0] == (rollout, start)
+        if chosen[first] > start:
+            next(steps)  # the actions of the first step were chosen in a process that has ended
         for step in steps:
             if self._forks != context.forks:
                 os._exit(1)  # env code forked, and its child returned to this loop
-            if chosen[first] > step:
-                continue
             if is_kept and self._chosen is not None:
                 returned, is_kept = self._chosen[1], False
             else:
