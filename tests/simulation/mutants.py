@@ -324,7 +324,7 @@ MUTANTS = [
         MIXES,
     ),
     Mutant(ROLLOUTS + "_on_part_end", "_begin(following, self._slots)", "pass", HANGS),
-    Mutant(ROLLOUTS + "_settle", "slots.make_idle(index)", "pass", STATES),
+    Mutant(ROLLOUTS + "_settle", "self._slots.make_all_idle()", "pass", STATES),
     Mutant(ORDER + "hand_over", "self._was_lost = True", "pass", HANGS),
     Mutant(ORDER + "_note_policy", 'self.method = "policy"', "pass", BLAMES),
     Mutant(
@@ -338,7 +338,7 @@ MUTANTS = [
     Mutant(COLUMNS + "_write", "self._only_obs[step + 1, index] = obs", "self._only_obs[step, index] = obs", LAST),
     Mutant(COLUMNS + "run", "cells[cell : cell + size] = obs", "pass", MIXES),
     Mutant(COLUMNS + "_write_turn", "column.end_episode(autoreset)", "pass", STATES),
-    Mutant(COLUMNS + "clear", "array[start, due] = 0", "pass", "a row says what became of its env"),
+    Mutant(COLUMNS + "clear", "flags[...] = 0", "pass", "a row says what became of its env"),
     Mutant("rollout.columns:Column.begin_episode", "self._episode += 1", "pass", "episodes have their seeds"),
     Mutant(
         ROLLOUT_RUNNER + "run", "parameters.version != self._version", "self._version == 0", "the last parameters count"
