@@ -847,6 +847,34 @@ def test_results_that_are_kept_never_change():
     np.testing.assert_array_equal(kept[0].obs, copies[0][0])  # the memory outlives the vector
 
 
+class Told(Walk):
+    """Has an info in each step; from the fourth one on it waits for a file, if it has the path of one."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        wait_until(lambda: self.count < 4 or self.orders is None or self.orders.exists())
+        return obs, reward, terminated, truncated, {"count": self.count, "text": "abc"}
+
+
+def test_infos_of_an_actor_are_read_while_others_run(monkeypatch, tmp_path):
+    path = tmp_path / "go on"
+    read_contents = rollouts.read_contents
+
+    def read_and_go_on(part):
+        contents = read_contents(part)
+        path.touch()
+        return contents
+
+    with ea.VectorEnv([Told, lambda: Told(path)]) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        envs.rollout(3)  # it has infos, so the next one is expected to have some
+        monkeypatch.setattr(rollouts, "read_contents", read_and_go_on)
+        rollout = envs.rollout(3)
+    expected = [(step, env, {"count": step + 4, "text": "abc"}) for step in range(3) for env in range(2)]
+    assert rollout.infos == expected
+
+
 @pytest.mark.parametrize("late", [1, 4])
 def test_a_rollout_writes_over_none_whose_result_is_being_made(monkeypatch, late):
     """Each of them is late, or one in four, so that those of the next rollout are made before."""
