@@ -217,8 +217,7 @@ class Columns:
         cells, size, copies = self._cells, 0 if page.is_timing else self._size, self._copies_action
         for step, actions in zip(steps, self._only_action[steps.start :], strict=False):
             yield step
-            row, following = step * envs, step + 1
-            later = (row + envs) * size
+            row = step * envs
             for column in due if step == steps.start else columns:
                 index, op = column.index, column.op
                 times[SINCE] = now()
@@ -238,7 +237,7 @@ class Columns:
                         obs, reward, terminated, truncated, info = result
                         is_turn = terminated or truncated or op == RESET
                         if isinstance(reward, float) and type(info) is dict and not (is_turn and within):
-                            cell = later + index * size
+                            cell = (row + envs + index) * size
                             try:
                                 cells[cell : cell + size] = obs
                                 rewards[row + index] = reward
@@ -246,7 +245,7 @@ class Columns:
                                     self._write_beside(row + index, info, [])
                                 if is_turn:
                                     self._write_turn(column, row + index, op, terminated, truncated, autoreset)
-                                done[index] = following
+                                done[index] = step + 1
                                 continue
                             except (TypeError, ValueError, BufferError):
                                 pass  # the observation has another type, dtype, or shape

@@ -347,9 +347,7 @@ class ActorPart:
     def _lost(self) -> list[int]:
         """Return the envs whose next step fails because their process has ended and nothing restores them."""
         rows, is_bound = self.supervisor.calls.rows, self._slots.is_bound
-        if rows is None or not self._slots.unusual:  # as those that have lost their episode are
-            return []
-        lost = [index for index in self._envs if rows.is_lost(index) and is_bound(index)]
+        lost = [] if rows is None else [index for index in self._envs if rows.is_lost(index) and is_bound(index)]
         return [index for index in lost if not self.progress.repeats(index)]
 
     def _repeat_ended(self, indices: list[int], step: int) -> list[int]:
