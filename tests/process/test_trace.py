@@ -281,7 +281,7 @@ def test_a_copy_of_a_ring_has_the_same_spans():
     assert mine["call_id"].tolist() == list(range(seen - 2000, seen))
 
 
-def test_a_reader_never_finds_a_torn_span_and_counts_that_decrease():
+def test_a_reader_never_finds_a_torn_span_or_counts_that_decrease():
     with mmap.mmap(-1, measured_size(3)) as memory:
         view = memoryview(memory)
         ring = SpanRing(view)
