@@ -185,11 +185,12 @@ class ActorFuture(AwaitableFuture[R]):
         if read is None:
             return  # another thread has read it
         try:
-            if vars(self).setdefault("_readers", {}).setdefault(read, me) is me and self._state not in _SETTLED:
+            # Who reads each outcome; None once that has started a retry, whose outcome may have arrived by then.
+            readers = vars(self).setdefault("_readers", {})
+            if readers.setdefault(read, me) is me and self._state not in _SETTLED:
                 read()
-                if self._state not in _SETTLED:  # a retry was sent
-                    if self._read is read:
-                        self._read = None
+                if self._state not in _SETTLED:
+                    readers[read] = None
                     self._owner.reactor.wake(self)
         except BaseException:  # an interrupt
             self._owner.reactor.callbacks.submit(read)
@@ -198,7 +199,7 @@ class ActorFuture(AwaitableFuture[R]):
     @property
     def is_being_read(self) -> bool:
         """Whether the outcome has arrived, and a thread reads it or is about to."""
-        return self._read is not None
+        return self._read is not None and vars(self).get("_readers", {}).get(self._read, self) is not None
 
     def _is_past(self, read: Callable[[], None] | None) -> bool:
         """Return whether the future is settled, or there is another way to read the outcome than this one."""

@@ -85,7 +85,7 @@ class Invariants:
         if future is not None and future.settled():
             return "its future is settled"
         # What another actor's thread has found is handed out when the ring is heard that is on its way.
-        if future is not None and state == ARRIVED and future._read is None and not core.deferred.waiting:
+        if future is not None and state == ARRIVED and not future.is_being_read and not core.deferred.waiting:
             return "nobody reads it for its future"
         if index not in slots.unusual:
             is_known = slot.holds >= 0 and slot.counted_in == slot.incarnation and slots.has_last[index]

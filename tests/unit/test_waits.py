@@ -13,6 +13,7 @@ from helpers import SOON
 from interleaving import Lines, StoppingThread, when_this_thread_sleeps
 
 import envactors as ea
+from envactors.actor.future import ActorFuture
 
 # Where threads fall asleep and wake each other.
 WAITING = ("actor/reactor.py", "actor/wait_set.py", "actor/future.py")
@@ -176,3 +177,20 @@ def test_a_signal_handler_may_cancel_the_future_that_its_thread_waits_for(handle
         assert time.monotonic() - began < SOON
         assert thread.ends_within(SOON)
         GATES[0].set()
+
+
+def test_an_outcome_may_arrive_while_a_thread_notes_that_the_one_before_was_a_retry():
+    lines = Lines()
+    for line in lines:
+        with ea.spawn(Gated, backend=BACKEND) as actor:
+            future = ActorFuture(actor._supervisor, None)
+            read = threading.Event()
+            reader = StoppingThread(result_of(future), line, ("actor/future.py",), armed=read).start()
+            reader.wait_asleep()
+            future.arrive(read.set)
+            lines.has_stopped = reader.stops(or_sleeps=True)
+            future.arrive(lambda future=future: future.settle(1, None, 0))
+            reader.go_on()
+            assert reader.ends_within(SOON), f"stopped after {line} lines"
+            assert reader.result == 1
+    assert lines.count > 2
