@@ -254,6 +254,8 @@ class Reactor:
                             handler(mask)
                 finally:
                     self._handling = False
+                if deadline is not None and time.monotonic() >= deadline:  # also if something comes all the time
+                    return done()
         except BaseException:
             self.post(self._hear_all)
             raise

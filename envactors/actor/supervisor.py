@@ -28,6 +28,7 @@ from envactors.actor.signal_deferral import is_on_stack
 from envactors.actor.slots import POSTED, Op, Slots
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, ActorState, ActorStats, EndReason
 from envactors.actor.watch import is_overdue, look_unread, what_runs
+from envactors.mailbox.control_page import FINISHED
 from envactors.mailbox.messages import Attach, Kind
 from envactors.system.polling import LONGEST_WAIT, READABLE
 
@@ -173,6 +174,7 @@ class Supervisor:
         if self._threads and is_on_stack(self._threads.get(me), sys._getframe()):
             return
         process = core.process
+        finished = 0 if process is None else process.page.counters[FINISHED]
         try:
             self._threads[me] = sys._getframe()
             if lifecycle.launch_due:
@@ -186,8 +188,9 @@ class Supervisor:
                 if process is None or process.on_ring is None:
                     break
                 process.on_ring()
-            if self.calls.rows is not None:
-                core.reactor.wake(self.calls.rows.waiter)  # another thread may wait for rows that this one has run
+            # Another thread may wait for rows that this one has run. If it has run none, it may itself be about to wait.
+            if self.calls.rows is not None and process is not None and process.page.counters[FINISHED] != finished:
+                core.reactor.wake(self.calls.rows.waiter)
         except BaseException:  # of the library's own lines: what env code raises is the outcome of its request
             with core.lock:
                 if core.process is process:  # else the change that was interrupted has replaced it

@@ -82,7 +82,7 @@ class Pending:
 
     def ready_ids(self) -> list[int]:
         """Return the envs that are `READY`, in the order of the completion of their results."""
-        return [env_id for env_id in self.ready if self.slots.states[env_id] == READY]
+        return [env_id for env_id in tuple(self.ready) if self.slots.states[env_id] == READY]
 
     def in_flight(self, env_ids: Iterable[int]) -> list[int]:
         """Return the envs that have a request whose result is not ready."""

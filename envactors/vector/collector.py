@@ -39,6 +39,8 @@ class Collector:
         self._outcomes = outcomes
         self._stepper = stepper
         self._asker = asker
+        # At how many complete rows workers ring for each thread that waits.
+        self._wanted: dict[object, int] = {}
 
     def wait_for(self, done: Callable[[], bool], count: int, deadline: float | None) -> None:
         """Wait until ``done()`` or the deadline.
@@ -57,15 +59,20 @@ class Collector:
             return
         for supervisor in self._vector.actors:
             supervisor.calls.resume()
-        is_there, wait = functools.partial(self._is_there, done, count), self._vector.reactor.wait
+        waiter, reactor = object(), self._vector.reactor
+        is_there = functools.partial(self._is_there, done, count, waiter)
         in_time = True
-        while in_time:
-            in_time = wait(is_there, self._pending, deadline, self._stepper.wait_set)
-            self.read()
-            in_time = in_time and not done()
-        self._ring_at(0)
+        try:
+            while in_time:
+                in_time = reactor.wait(is_there, self._pending, deadline, self._stepper.wait_set)
+                self.read()
+                in_time = in_time and not done()
+        finally:
+            self._wanted.pop(waiter, None)
+            self._ask_for_rings()
+            reactor.wake(self._pending)  # others look again: they may have asked for rings at the same time
 
-    def _is_there(self, done: Callable[[], bool], count: int) -> bool:
+    def _is_there(self, done: Callable[[], bool], count: int, waiter: object) -> bool:
         """Return whether ``done()``, or results are to be read: enough of them, a failure, or all that will come."""
         states = self._slots.states
         self._stepper.listen()
@@ -80,7 +87,8 @@ class Collector:
             return bool(arrived)
         expected = count - states.count(READY) - len(arrived)
         # Workers count complete rows, which include those of envs without a request.
-        self._ring_at(len(states) - missing + min(max(1, expected), missing))
+        self._wanted[waiter] = len(states) - missing + min(max(1, expected), missing)
+        self._ask_for_rings()
         return self._suffice(self._arrive(), count)  # they may have been complete before
 
     def _suffice(self, arrived: list[int], count: int) -> bool:
@@ -90,8 +98,9 @@ class Collector:
             return True
         return any(index in slots.outcomes or slots.infos.failed(index) for index in arrived)
 
-    def _ring_at(self, count: int) -> None:
-        """Tell workers to ring when ``count`` rows are complete; 0 if nobody waits any more."""
+    def _ask_for_rings(self) -> None:
+        """Tell workers at how many complete rows to ring for the first thread that waits; 0 if none does any more."""
+        count = min(tuple(self._wanted.values()), default=0)
         for supervisor in self._vector.actors:
             process = supervisor.core.process
             if process is not None:
@@ -163,7 +172,8 @@ class Collector:
             if min_envs is not None and len(ready) >= min_envs:
                 return True
             # Computed on every wake-up, since a signal handler or another thread may take results meanwhile.
-            return pending.receivable == len(ready) or any(pending.ready[env_id].error for env_id in ready)
+            errors = (result.error for env_id in ready if (result := pending.ready.get(env_id)) is not None)
+            return pending.receivable == len(ready) or any(errors)
 
         started = time.monotonic()
         with defer_signals:  # once for all of it: deferring takes a system call per signal, there and back

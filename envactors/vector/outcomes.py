@@ -42,7 +42,8 @@ class Outcomes:
         """Read outcomes that have arrived for `recv`."""
         slots = self._slots
         # The others have no time in their rows.
-        when = {index: float(slots.slab.when[index]) if slots.streams[index] else math.inf for index in arrived}
+        timed = {index for index in arrived if slots.streams[index] and index not in slots.outcomes}
+        when = {index: float(slots.slab.when[index]) if index in timed else math.inf for index in arrived}
         for index in sorted(arrived, key=when.__getitem__):
             result = self._read(index)
             if result is not None:

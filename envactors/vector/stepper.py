@@ -96,7 +96,7 @@ class Stepper:
         self._is_simple = slots.slab.layout.action is not None
         self._is_simple &= not vector.batcher.learns and not vector.reader.copies_objects
         self._seeds_episodes = slots.of[0].next_seed is not None
-        # The call id of the last step, if it was posted here; else 0.
+        # The call id of the last step that was posted here, until a thread finishes it; else 0.
         self._number = 0
         # The part of each actor in it.
         self._parts: list[Part] = []
@@ -232,44 +232,54 @@ class Stepper:
 
     def finish_at_once(self) -> StepResults | None:
         """Return `gather` if the workers finish while this spins. Called with signals deferred."""
-        if self._number and self.spin(self.tuner) and not defer_signals.interrupted:
-            return self.gather()
+        number = self._number
+        if number and self.spin(self.tuner) and not defer_signals.interrupted:
+            return self.gather(number)
         return None
 
     def finish(self, deadline: float | None) -> StepResults | None:
-        """Wait for a step that `start` has posted until the deadline (`time.monotonic`), and return `gather`."""
-        if not self._number:
+        """Wait for a step that `start` has posted until the deadline (`time.monotonic`), and return `gather`.
+
+        Only one thread does so: rows of in-process workers must not run twice. Others wait in `Collector`.
+        """
+        with self._lock:
+            number, self._number = self._number, 0
+        if not number:
             return None
+        pending, reactor = self._vector.pending, self._vector.reactor
         if self._is_inline:
-            self._run()
+            self._run(number)
         else:
             self.listen()
-            pending, reactor = self._vector.pending, self._vector.reactor
+            is_finished = functools.partial(self._is_finished, number)
             if self._is_far:
-                finished = reactor.wait(self._is_finished, pending, deadline, self.wait_set)
+                in_time = reactor.wait(is_finished, pending, deadline, self.wait_set)
             else:
-                finished = self.wait_set.wait_rings(self._is_finished, pending, deadline)
-            if not finished:
+                in_time = self.wait_set.wait_rings(is_finished, pending, deadline)
+            if not in_time:
                 return None
         with defer_signals:
-            return self.gather()
+            results = self.gather(number)
+        if self._is_inline:
+            reactor.wake(pending)  # no ring has told other threads of it
+        return results
 
-    def _is_finished(self) -> bool:
-        """Return whether all workers have finished, or an env needs more than waiting."""
+    def _is_finished(self, number: int) -> bool:
+        """Return whether all workers have finished a step, or an env needs more than waiting."""
         is_finished = True
         for _, rows, _, page in self._parts:
             # What has been posted since, by a signal handler or to another process, may be streamed: its end does not
             # ring.
-            if rows.last != self._number:
+            if rows.last != number:
                 return True
-            if page.counters[FINISHED] < self._number:
+            if page.counters[FINISHED] < number:
                 is_finished = False
         return is_finished
 
-    def _run(self) -> None:
+    def _run(self, number: int) -> None:
         """Run what was posted to in-process workers. Called without signals deferred, since env code runs in here."""
         try:
-            self._loop.run(self._slots.ops, self._number)
+            self._loop.run(self._slots.ops, number)
         except BaseException:  # of the library's own lines: what env code raises is the outcome of its step
             _replace_processes(
                 [core for core, rows, _, page in self._parts if rows.is_in_flight() and _has_begun(rows, page)]
@@ -288,14 +298,14 @@ class Stepper:
 
     # Results ---------------------------------------------------------------------------------------------
 
-    def gather(self) -> StepResults | None:
-        """Deliver the results of all envs, batched as `VectorEnv.step` returns them. Called with signals deferred.
+    def gather(self, number: int) -> StepResults | None:
+        """Deliver the results of the step with this call id, batched as `VectorEnv.step` returns them. Called with signals deferred.
 
         Returns:
             The results; None if an env needs special handling, so that `Collector` has to deliver them.
         """
         vector, slots, contents = self._vector, self._slots, None
-        if not self.arrive():
+        if not self.arrive(number):
             return None
         if not slots.infos.all_plain():
             contents = vector.reader.decode_all()
@@ -306,6 +316,7 @@ class Stepper:
         resets = None if is_plain else (np.frombuffer(slots.ops, np.uint8) & RESET).astype(np.bool_)
         vector.episodes.record_all(results[2], results[3], resets)
         vector.reader.keep_all(contents)
+        self._number = 0
         # Made idle last: after an interrupt before that, `recv` delivers the results.
         slots.states[:] = slots.zeros
         self.record()
@@ -316,12 +327,12 @@ class Stepper:
         now = time.monotonic()
         self.tuner.record(now - self._started, now)
 
-    def arrive(self) -> bool:
+    def arrive(self, number: int) -> bool:
         """Take the results of all envs into account; return False if that is not as simple as it is most often.
 
         Called with signals deferred.
         """
-        slots, number, states = self._slots, self._number, self._slots.states
+        slots, states = self._slots, self._slots.states
         if slots.unusual or slots.overflow or not self._parts or slots.numbers_of != slots.slab.completed.data:
             return False
         with self._lock:

@@ -414,3 +414,23 @@ def test_an_info_that_cannot_be_decoded_fails_its_env_alone():
             envs.step([1, 1], timeout=SOON)
         assert list(raised.value.failures) == [0]
         assert raised.value.batch.env_ids.tolist() == [1]
+
+
+def test_a_failure_is_received_after_what_was_complete_before_it(tmp_path):
+    class Env(EchoEnv):
+        def step(self, action):
+            if action == 9:
+                while not (tmp_path / "first").exists():
+                    time.sleep(0.001)
+                os._exit(3)
+            return super().step(action)
+
+    with ea.VectorEnv([Env] * 2, on_failure="renew") as envs:
+        envs.reset(seed=0)
+        envs.send([5, 9])
+        wait_until(lambda: envs._core.slots.slab.completed[0] == envs._core.slots.numbers[0])
+        (tmp_path / "first").touch()
+        wait_until(lambda: envs[1].incarnation == 1)
+        batch = envs.recv()
+        assert batch.env_ids.tolist() == [0, 1]
+        assert "failure" in batch.infos[1]

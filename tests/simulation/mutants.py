@@ -258,7 +258,7 @@ MUTANTS = [
         "an ended episode is reset",
     ),
     Mutant(STEPPER + "listen", "self._heard.get(actor) is not process.page", "actor not in self._heard", HANGS),
-    Mutant(STEPPER + "_is_finished", "rows.last != self._number", "False", HANGS),
+    Mutant(STEPPER + "_is_finished", "rows.last != number", "False", HANGS),
     Mutant(FAILURES + "lose", "rows.last = 0", "pass", HANGS),
     Mutant(STEPPER + "gather", "slots.states[:] = slots.zeros", "pass", STATES),
     Mutant(

@@ -267,3 +267,49 @@ def test_steps_equal_those_of_threads(per_actor):
         assert list(mine.steps) == list(other.steps)
         assert list(mine.episodes) == list(other.episodes)
         assert [actor.completed for actor in mine.actors] == [actor.completed for actor in other.actors]
+
+
+def test_a_wait_for_no_step_steps_no_env(envs):
+    envs.step([0] * 4)
+    with pytest.raises(ea.NothingPendingError):
+        envs.step_wait()
+    assert envs.call("count", env_ids=[1, 2]) == [1, 1]
+
+
+def test_a_thread_that_waits_while_another_steps_steps_no_env(envs):
+    errors = []
+
+    def wait():
+        try:
+            envs.step_wait()
+        except ea.NothingPendingError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+
+    def start_once():
+        if thread.ident is None:
+            thread.start()
+            thread.join(0.1)  # it sleeps by then, or is about to
+
+    Shared.during = staticmethod(start_once)
+    obs, *_ = envs.step([5] * 4)
+    thread.join(SOON)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+    assert obs[:, 1].tolist() == [1] * 4
+
+
+def test_a_wait_from_within_an_env_ends_in_time(envs):
+    """As from a signal handler that runs there."""
+    errors = []
+
+    def wait():
+        with pytest.raises(ea.VectorTimeoutError) as caught:
+            envs.step_wait(timeout=0.05)
+        errors.append(caught.value)
+
+    Shared.during = staticmethod(wait)
+    obs, *_ = envs.step([5] * 4)
+    assert len(errors) == 2
+    assert obs[:, 1].tolist() == [1] * 4

@@ -231,7 +231,7 @@ def test_all_envs_at_once_have_the_results_that_each_for_itself_has(actor):
     for _ in range(2):
         assert post_all(actor)
         actor.work()
-        assert actor.stepper.arrive()
+        assert actor.stepper.arrive(actor.stepper._number)
         assert [actor.slots.states[env] for env in actor.ENVS] == [ARRIVED] * 3
         results.append(actor.deliver())
         actor.step()
@@ -261,17 +261,17 @@ def test_all_envs_are_posted_at_once_only_if_nothing_waits_or_is_out_of_the_ordi
 def test_a_step_of_all_envs_has_not_ended_before_its_worker_says_so(actor, writes):
     assert post_all(actor)
     actor.work(writes)
-    assert not actor.stepper.arrive()
+    assert not actor.stepper.arrive(actor.stepper._number)
     assert [actor.slots.states[env] for env in actor.ENVS] == [POSTED] * 3
     actor.work()
-    assert actor.stepper.arrive()
+    assert actor.stepper.arrive(actor.stepper._number)
 
 
 @pytest.mark.parametrize("what", ["raises", "large"])
 def test_a_result_with_more_than_its_row_is_looked_at_alone(actor, what):
     assert post_all(actor)
     actor.work(**{what: [1]})
-    assert not actor.stepper.arrive()
+    assert not actor.stepper.arrive(actor.stepper._number)
     assert [actor.slots.states[env] for env in actor.ENVS] == [POSTED] * 3
     results = actor.deliver()
     if what == "large":

@@ -194,3 +194,51 @@ def test_an_outcome_may_arrive_while_a_thread_notes_that_the_one_before_was_a_re
             assert reader.ends_within(SOON), f"stopped after {line} lines"
             assert reader.result == 1
     assert lines.count > 2
+
+
+def test_of_threads_that_wait_for_one_step_one_gets_it_and_none_sleeps_on():
+    with ea.VectorEnv([Gated] * 2, backend=BACKEND) as envs:
+        envs.reset()
+        for gate in GATES:
+            gate.set()
+        envs.step([0, 0])
+        for gate in GATES:
+            gate.clear()
+        envs.step_async([0, 0])
+        threads = [StoppingThread(envs.step_wait).start() for _ in range(3)]
+        for thread in threads:
+            thread.wait_asleep()
+        GATES[0].set()
+        assert all(thread.ends_within(SOON) for thread in threads)
+        errors = [thread.error for thread in threads if thread.error is not None]
+        assert [type(error) for error in errors] == [ea.NothingPendingError] * 2
+
+
+def test_a_wait_that_ends_in_time_leaves_the_rings_that_another_thread_waits_for():
+    with ea.VectorEnv([Gated] * 2, backend=BACKEND) as envs:
+        envs.reset()
+        envs.send([0, 0])
+        receiver = StoppingThread(envs.recv).start()
+        receiver.wait_asleep()
+        with pytest.raises(ea.VectorTimeoutError):
+            envs.step_wait(timeout=0.01)
+        receiver.wait_asleep()
+        GATES[0].set()
+        assert receiver.ends_within(SOON)
+        assert sorted(receiver.result.env_ids.tolist()) == [0, 1]
+
+
+def test_a_thread_that_waits_for_all_results_does_not_keep_another_from_the_first():
+    with ea.VectorEnv([Gated] * 3, backend=BACKEND) as envs:
+        envs.reset()
+        envs.send([0, 1, 1])
+        first = StoppingThread(lambda: envs.recv(min_envs=1, max_envs=1)).start()
+        first.wait_asleep()
+        rest = StoppingThread(envs.recv).start()
+        rest.wait_asleep()
+        GATES[0].set()
+        assert first.ends_within(SOON)
+        assert first.result.env_ids.tolist() == [0]
+        GATES[1].set()
+        assert rest.ends_within(SOON)
+        assert sorted(rest.result.env_ids.tolist()) == [1, 2]
