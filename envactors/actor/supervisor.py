@@ -188,7 +188,7 @@ class Supervisor:
                 if process is None or process.on_ring is None:
                     break
                 process.on_ring()
-            # Another thread may wait for rows that this one has run. If it has run none, it may itself be about to wait.
+            # Another thread may wait for rows that this one has run. If it has run none, it may be waiting itself.
             if self.calls.rows is not None and process is not None and process.page.counters[FINISHED] != finished:
                 core.reactor.wake(self.calls.rows.waiter)
         except BaseException:  # of the library's own lines: what env code raises is the outcome of its request

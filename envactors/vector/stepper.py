@@ -299,10 +299,11 @@ class Stepper:
     # Results ---------------------------------------------------------------------------------------------
 
     def gather(self, number: int) -> StepResults | None:
-        """Deliver the results of the step with this call id, batched as `VectorEnv.step` returns them. Called with signals deferred.
+        """Deliver the results of the step with this call id. Called with signals deferred.
 
         Returns:
-            The results; None if an env needs special handling, so that `Collector` has to deliver them.
+            The results as `VectorEnv.step` returns them; None if an env needs special handling, so that `Collector`
+            has to deliver them.
         """
         vector, slots, contents = self._vector, self._slots, None
         if not self.arrive(number):
