@@ -5,7 +5,6 @@ Four buckets cover each doubling of the duration. What is measured, and when, is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +24,9 @@ METHOD_RESET: Final = 2
 _EDGES = np.ldexp(
     1 + np.arange(_BUCKETS + 1) % _PER_DOUBLING / _PER_DOUBLING, _SHORTEST + np.arange(_BUCKETS + 1) // _PER_DOUBLING
 )
+# How many of a float's 52 bits of fraction do not tell buckets apart, and the other bits of the shortest duration.
+_FRACTION_BITS = 50
+_FIRST = _PER_DOUBLING * (1023 + _SHORTEST)
 # A cell, of one env and method: the buckets, the total and the longest duration, 8 bytes each.
 _CELL = _BUCKETS + 2
 # What the histograms of one env take, in bytes.
@@ -72,6 +74,9 @@ class Histograms:
         # All cells one after the other; writing one number through a memoryview takes a third of an array's time.
         self._seconds: Any = self.cells.reshape(-1).data
         self._numbers: Any = self.cells.view(np.int64).reshape(-1).data
+        # The last duration, and its bits.
+        self._last: Any = memoryview(bytearray(8)).cast("d")
+        self._last_bits: Any = self._last.cast("B").cast("q")
 
     @classmethod
     def joined(cls, groups: Sequence[Histograms]) -> Histograms:
@@ -104,12 +109,14 @@ class Histograms:
         """
         if 0.0 <= seconds < LONGEST:
             cell = _CELL * (2 * env + (method == METHOD_RESET))
-            mantissa, exponent = math.frexp(seconds)
-            # The mantissa is at least 0.5 and less than 1, so that its first three bits are 4 to 7.
-            bucket = _PER_DOUBLING * (exponent - 2 - _SHORTEST) + int(2 * _PER_DOUBLING * mantissa)
-            self._numbers[cell + min(max(bucket, 0), _BUCKETS - 1)] += 1
-            self._seconds[cell + _BUCKETS] += seconds
-            self._seconds[cell + _BUCKETS + 1] = max(seconds, self._seconds[cell + _BUCKETS + 1])
+            self._last[0] = seconds
+            # The exponent of a float and the first bits of its fraction: four values for each doubling.
+            bucket = (self._last_bits[0] >> _FRACTION_BITS) - _FIRST
+            self._numbers[cell + (bucket if 0 <= bucket < _BUCKETS else 0 if bucket < 0 else _BUCKETS - 1)] += 1
+            total = cell + _BUCKETS
+            self._seconds[total] += seconds
+            if seconds > self._seconds[total + 1]:  # noqa: PLR1730 # `max` would be a call
+                self._seconds[total + 1] = seconds
 
     def durations(self) -> list[tuple[Durations, Durations]]:
         """Summarize the steps and the resets of each env."""

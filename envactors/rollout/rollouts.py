@@ -288,6 +288,7 @@ class Rollouts:
             self._hand_out(run, run.parts, run.futures[0])
         elif self._had_infos:
             run.ended.append(part)
+            run.reactor.wake(run.futures[0])
 
     def _hand_out(self, run: Run, parts: list[ActorPart], future: ActorFuture[Rollout]) -> None:
         """Have a result built by a thread that waits for it, or else in the thread for callbacks."""

@@ -456,6 +456,7 @@ def test_inline_calls_that_overlap_in_several_threads_do_not_block_each_other():
     with ea.spawn(Counter, backend="inline") as actor:
         supervisor = actor._supervisor
         real, supervisor.core.process = supervisor.core.process, Process()
+        supervisor.core.process.page = real.page
         other = threading.Thread(target=supervisor.core.run_inline)
         try:
             supervisor.core.run_inline()

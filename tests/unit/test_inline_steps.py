@@ -282,8 +282,8 @@ def test_a_thread_that_waits_while_another_steps_steps_no_env(envs):
     def wait():
         try:
             envs.step_wait()
-        except ea.NothingPendingError as error:
-            errors.append(error)
+        except ea.NothingPendingError:
+            errors.append(True)
 
     thread = threading.Thread(target=wait)
 
@@ -305,9 +305,10 @@ def test_a_wait_from_within_an_env_ends_in_time(envs):
     errors = []
 
     def wait():
-        with pytest.raises(ea.VectorTimeoutError) as caught:
+        try:
             envs.step_wait(timeout=0.05)
-        errors.append(caught.value)
+        except ea.VectorTimeoutError:
+            errors.append(True)
 
     Shared.during = staticmethod(wait)
     obs, *_ = envs.step([5] * 4)
