@@ -94,7 +94,7 @@ class InfoWriter:
         start, layout = index * self._room, self._layout
         if layout is not None and type(info) is dict and not object_leaves:
             values = list(info.values())
-            if layout.kinds == list(map(type, values)) and layout.keys == tuple(info):
+            if layout.types == list(map(type, (*info, *values))) and layout.keys == tuple(info):
                 try:
                     layout.pack_into(self._memory, start, layout.head, *values)
                 except struct.error:  # an integer has more than 64 bits
@@ -211,7 +211,7 @@ class _Layout:
     Attributes:
         head: The layout as bytes.
         keys: The keys.
-        kinds: The types of the values, or the kinds of arrays.
+        types: The types of the keys, and those of the values or the kinds of arrays.
         size: The size of a record, in bytes.
         pack_into: Writes the head and numbers into memory as a record: `struct.Struct.pack_into`.
     """
@@ -219,7 +219,8 @@ class _Layout:
     def __init__(self, pickled: bytes) -> None:
         keys, codes = pickle.loads(pickled)
         self.keys: tuple[str, ...] = keys
-        self.kinds: list[Any] = [_KINDS[code] if isinstance(code, str) else code for code in codes]
+        kinds = [_KINDS[code] if isinstance(code, str) else code for code in codes]
+        self.types: list[Any] = [*[str] * len(keys), *kinds]
         self.head: bytes = _HEAD.pack(_RECORD, len(pickled)) + pickled
         self._array_places = [place for place, code in enumerate(codes) if isinstance(code, tuple)]
         formats = "".join(map(_format_of, codes))

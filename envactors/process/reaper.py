@@ -47,7 +47,7 @@ _PATIENCE = 4.0
 # How long to wait for killed processes before the next search:
 _WAIT = 0.25
 # How long a process may take to clean up by itself:
-_GRACE = 0.5
+_GRACE = 2.0
 # How often to check whether the caller has ended, where the system does not wake the reaper:
 _BEAT = 0.5
 # How long to wait for the end of a caller whose lease is over before it is killed again:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from envactors.actor.future import ActorFuture
+from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import IDLE, ROLLING, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.backends.base import RowMemory
@@ -325,7 +326,7 @@ class Rollouts:
     def _read(self, run: Run, part: ActorPart) -> None:
         """Read what a part has left while others run: on its core, that takes no time from theirs."""
         self._prepare(run)
-        with contextlib.suppress(Exception):  # it is raised when the result is built
+        with defer_signals, contextlib.suppress(BaseException):  # it is raised when the result is built
             contents = read_contents(part)
             with self._lock:
                 if run.unsettled:

@@ -77,7 +77,10 @@ class Run:
     def wait(self, future: ActorFuture[Any], done: Callable[[], bool], deadline: float | None) -> None:
         for supervisor in self._supervisors:
             supervisor.calls.resume()
-        self.reactor.wait(lambda: bool(self.ended) or done(), future, deadline)
+        if deadline is not None:  # reading may take long, and runs code of users
+            self.reactor.wait(done, future, deadline)
+            return
+        self.reactor.wait(lambda: bool(self.ended) or done(), future, None)
         with contextlib.suppress(IndexError):  # another thread waits, too
-            while self.ended:
+            while self.ended and not done():
                 self._read(self, self.ended.popleft())

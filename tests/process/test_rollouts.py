@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -16,7 +17,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers import SOON, wait_until
+from helpers import SOON, wait_for_path, wait_until
 
 import envactors as ea
 from envactors.backends.process import ProcessWorker
@@ -873,6 +874,52 @@ def test_infos_of_an_actor_are_read_while_others_run(monkeypatch, tmp_path):
         rollout = envs.rollout(3)
     expected = [(step, env, {"count": step + 4, "text": "abc"}) for step in range(3) for env in range(2)]
     assert rollout.infos == expected
+
+
+class ToldBadly(Told):
+    """The infos from the fourth step on do something when they are unpickled."""
+
+    def __init__(self, path, info=None):
+        super().__init__(path)
+        self.info = info
+
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, info if self.count < 4 or self.info is None else {"bad": self.info}
+
+
+class Unpickled:
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+def test_infos_that_take_long_to_read_do_not_prolong_a_wait(tmp_path):
+    path = tmp_path / "go on"
+    with ea.VectorEnv([lambda: ToldBadly(None, Unpickled(wait_for_path, path)), lambda: ToldBadly(path)]) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        envs.rollout(3)
+        with pytest.raises(ea.VectorTimeoutError) as caught:
+            envs.rollout(1, timeout=0.2)
+        path.touch()
+        assert len(caught.value.future.result(SOON).infos) == 2
+
+
+def test_an_info_that_ends_the_program_when_it_is_read_does_so_once_the_rollout_has_ended(tmp_path):
+    path = tmp_path / "go on"
+    with ea.VectorEnv([lambda: ToldBadly(None, Unpickled(sys.exit, 3)), lambda: ToldBadly(path)]) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        envs.rollout(3)
+        future = envs.rollout_async(1)
+        threading.Timer(0.2, path.touch).start()
+        with pytest.raises(SystemExit):
+            future.result()
+        assert future.done()
+        envs.reset(seed=1)
 
 
 @pytest.mark.parametrize("late", [1, 4])

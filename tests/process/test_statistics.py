@@ -140,8 +140,9 @@ def test_timing_and_tracing_cost_at_most_three_percent_of_steps_that_take_100_us
             took["timed"].append(least_cpu_seconds(timed))
             with ea.trace(os.devnull):
                 took["traced"].append(least_cpu_seconds(traced))
-    assert min(took["timed"]) - min(took["plain"]) < 0.03 * 100e-6
-    assert min(took["traced"]) - min(took["plain"]) < 0.03 * 100e-6
+    for kind in ("timed", "traced"):
+        more = [seconds - plain for seconds, plain in zip(took[kind], took["plain"], strict=True)]
+        assert statistics.median(more) < 0.03 * 100e-6, (kind, took)
 
 
 def test_durations_of_lost_processes_are_kept():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import io
@@ -53,6 +54,13 @@ def lines_of_code(text, tree):
     return lines - docstrings
 
 
+def parse(text: str) -> ast.Module:
+    """Parses a module; before Python 3.11.8 that fails once in a while, as another thread prints a traceback."""
+    with contextlib.suppress(SystemError):  # github.com/python/cpython/issues/106905
+        return ast.parse(text)
+    return ast.parse(text)
+
+
 class Module:
     """One file of the package."""
 
@@ -62,7 +70,7 @@ class Module:
         self.name = ".".join(("envactors", *parts)).removesuffix(".__init__")
         self.package = self.name if path.stem == "__init__" else self.name.rpartition(".")[0]
         self.text = path.read_text()
-        self.tree = ast.parse(self.text)
+        self.tree = parse(self.text)
 
     @functools.cached_property
     def code(self):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import pickle
 import threading
 
@@ -212,6 +213,18 @@ def test_other_infos_are_not_decoded_together(infos):
     size = max(map(len, contents))
     assert decode_alike(as_rows([content.ljust(size, b"x") for content in contents])) is None
     assert show([decode(content) for content in contents]) == show([(info, []) for info in infos])
+
+
+class Key(str, enum.Enum):
+    LENGTH = "length"
+
+
+def test_keys_keep_their_types_whatever_the_info_before_had():
+    writer, reader = make_codec("between processes")
+    infos = [{"length": 1.0}, {Key.LENGTH: 1.0}]
+    for index, info in enumerate(infos):
+        assert writer.encode(index, info, []) is None
+    assert [type(key) for index in range(2) for key in reader.decode(index, None)[0]] == [str, Key]
 
 
 def test_arrays_of_an_info_are_writable_copies():
