@@ -352,6 +352,10 @@ class Stepper:
                     core.recovery.record_all(slots)
                 core.completed += rows.stop - rows.first
                 states[rows.first : rows.stop] = rows.all_arrived
+        for core in [part.core for part in self._parts] if slots.on_failure == "replay" else ():
+            if core.queue:  # states of envs are to be saved
+                with core.change, core.lock:
+                    core.on_idle()
         return True
 
 
