@@ -119,7 +119,7 @@ class StoppingThread(threading.Thread):
             pass
 
     def _sleeps(self) -> bool:
-        return _sleeps(self.ident)
+        return _sleeps(self.ident, self.native_id)
 
     def go_on(self) -> None:
         self._go.set()
@@ -132,20 +132,30 @@ class StoppingThread(threading.Thread):
 def when_this_thread_sleeps(act: Callable[[], Any]) -> StoppingThread:
     """Do something in another thread once the calling one waits."""
     me = threading.get_ident()
+    native = threading.get_native_id()
 
     def wait() -> None:
-        while not _sleeps(me):
+        while not _sleeps(me, native):
             pass
         act()
 
     return StoppingThread(wait).start()
 
 
-def _sleeps(ident: int | None) -> bool:
-    """Return whether a thread stays where it is for a moment."""
+def _sleeps(ident: int | None, native: int | None) -> bool:
+    """Return whether a thread stays where it is for a moment, and not because it has no core to run on."""
     before = _position(ident)
     time.sleep(_ASLEEP)
-    return before is not None and _position(ident) == before
+    return before is not None and not _is_ready_to_run(native) and _position(ident) == before
+
+
+def _is_ready_to_run(native: int | None) -> bool:
+    """Return whether a thread runs or would if it had a core; only Linux tells."""
+    try:
+        stat = Path(f"/proc/self/task/{native}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "R"
 
 
 def _position(ident: int | None) -> tuple[int, int] | None:
