@@ -194,6 +194,12 @@ class Calls:
         if call is None or not may_spin or not self._spin_for(call):
             core.reactor.wait(done, future, deadline)
 
+    def spin(self) -> None:
+        """Spin for the end of the running call, unless nobody may."""
+        call = self.core.table.running
+        if call is not None and self.core.config.spin:
+            self._spin_for(call)
+
     def _spin_for(self, call: CallRequest) -> bool:
         """Spin until the running call has ended, and read its reply; return whether it is there."""
         core, process = self.core, self.core.process

@@ -47,24 +47,26 @@ class Books:
             over: Whether each transition ended an episode, 0 or 1.
             resets: Whether each transition was a reset, 0 or 1.
         """
-        episodes, slot, autoreset = self._vector.episodes, self._slots.of[index], self._slots.autoreset
+        episodes, slots = self._vector.episodes, self._slots
+        slot, autoreset = slots.of[index], slots.autoreset
         if slot.counted_in != slot.incarnation:
             episodes.begin_process(slot)
-        until_end = over.rfind(1) + 1
         if slot.next_seed is not None:
             for _ in range(resets.count(1)):
                 slot.count_episode()
-        episodes.steps[index] += until_end - resets.count(1, 0, until_end)
+        until_end = over.rfind(1) + 1
         slot.needs_reset = False
         if until_end:
+            # Whether a process is to be replaced depends on the steps until the last end of an episode.
+            episodes.steps[index] += until_end - resets.count(1, 0, until_end)
             episodes.end(slot, over.count(1))
         episodes.steps[index] += len(over) - until_end - resets.count(1, until_end)
         is_over = until_end == len(over)
-        self._slots.ended[index] = is_over and autoreset == "next_step"
+        slots.ended[index] = is_over and autoreset == "next_step"
         if not is_over:
             slot.needs_reset = False
-        begins = bool(resets[-1]) or (bool(over[-1]) and autoreset == "same_step")
-        self._starts[index] = self._slots.numbers_of[index], begins
+        begins = resets[-1] == 1 or (over[-1] == 1 and autoreset == "same_step")
+        self._starts[index] = slots.numbers_of[index], begins
 
     @property
     def observation_spec(self) -> Spec | None:

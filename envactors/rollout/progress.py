@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,22 +101,36 @@ class PartProgress:
 
     def count(self) -> None:
         """Count what the worker has completed. Called under the lock."""
-        core, slots, trajectory = self._supervisor.core, self._slots, self.trajectory
-        whole = trajectory.done[self._first : self._stop]
+        whole = self.trajectory.done[self._first : self._stop]
         if self.late is not None and self.late.done is not None:
             whole = self.late.done
-        ends = trajectory.terminated | trajectory.truncated
+        # Envs that took the same steps are counted together: in most rollouts these are all.
+        together: dict[tuple[int, int], list[int]] = {}
         for index, claimed in zip(self._envs, whole.tolist(), strict=True):
-            before, done = self.counted[index], min(claimed, self._steps)
-            if done <= before:
-                continue
-            # As bytes, which are searched in a tenth of the time that short arrays take.
-            ops, over = trajectory.ops[before:done, index].tobytes(), ends[before:done, index].tobytes()
+            before = self.counted[index]
+            done = min(claimed, self._steps)
+            if done > before:
+                together.setdefault((before, done), []).append(index)
+        for (before, done), indices in together.items():
+            self._count_steps(indices, before, done)
+
+    def _count_steps(self, indices: list[int], before: int, done: int) -> None:
+        """Count steps of some envs, from ``before`` to ``done``."""
+        core, slots, trajectory = self._supervisor.core, self._slots, self.trajectory
+        mine = self._columns_of(indices)
+        ends = trajectory.terminated[before:done, mine] | trajectory.truncated[before:done, mine]
+        # As bytes, env by env, which are searched in a tenth of the time that short arrays take.
+        all_over = ends.T.tobytes()
+        all_ops = trajectory.ops[before:done, mine].T.tobytes()
+        count = done - before
+        for index, at in zip(indices, range(0, len(all_ops), count), strict=True):
+            ops = all_ops[at : at + count]
+            over = all_over[at : at + count]
             slot = slots.of[index]
             slot.holds = slot.incarnation
             if core.recovery.replays:
                 self._record(index, before, done)
-            core.completed += done - before
+            core.completed += count
             slot.fresh = slot.fresh and RESET not in ops
             if REPEAT in ops:
                 over = bytes([end for end, op in zip(over, ops, strict=True) if op != REPEAT])
@@ -124,7 +138,11 @@ class PartProgress:
             if ops:
                 self._books.record(index, over, ops)
             self.counted[index] = done
-            self._keep(index)
+        self._keep(indices, done)
+
+    def _columns_of(self, indices: list[int]) -> slice | list[int]:
+        """Return an index of the columns of some envs: a slice, which is faster, if these are all."""
+        return slice(self._first, self._stop) if len(indices) == len(self._envs) else indices
 
     def tries_again(self, index: int, *, counts: bool) -> bool:
         """Return whether a replay can restore an env, so that its step is tried again.
@@ -150,19 +168,22 @@ class PartProgress:
         chosen = self.trajectory.chosen
         chosen[self._first] = min(chosen[self._first], self.step + 1)
 
-    def _keep(self, index: int) -> None:
-        """Store the last result of an env."""
-        trajectory, done = self.trajectory, self.counted[index]
-        row = (done - 1) * trajectory.layout.envs + index
-        observations, objects = trajectory.observations, iter(())
-        if not trajectory.is_whole:
-            objects = iter(InfoReader(trajectory).decode(row, self.large_infos.get(row))[1])
-        leaves = (next(objects) if array is None else array[done, index].copy()[()] for array in observations)
-        obs = unflatten(trajectory.layout.observation, leaves)
-        reward = trajectory.rewards[done - 1, index]
-        terminated = bool(trajectory.terminated[done - 1, index])
-        truncated = bool(trajectory.truncated[done - 1, index])
-        self._books.keep(index, obs, reward, terminated=terminated, truncated=truncated)
+    def _keep(self, indices: list[int], done: int) -> None:
+        """Store the last results of some envs, which have all taken ``done`` steps."""
+        trajectory, spec = self.trajectory, self.trajectory.layout.observation
+        mine = self._columns_of(indices)
+        batches = [None if array is None else array[done, mine].copy() for array in trajectory.observations]
+        rewards = trajectory.rewards[done - 1, mine].copy()
+        terminated = trajectory.terminated[done - 1, mine].tolist()
+        truncated = trajectory.truncated[done - 1, mine].tolist()
+        reader = None if trajectory.is_whole else InfoReader(trajectory)
+        for number, index in enumerate(indices):
+            objects: Iterator[Any] = iter(())
+            if reader is not None:
+                row = (done - 1) * trajectory.layout.envs + index
+                objects = iter(reader.decode(row, self.large_infos.get(row))[1])
+            obs = unflatten(spec, (next(objects) if batch is None else batch[number] for batch in batches))
+            self._books.keep(index, obs, rewards[number], terminated=terminated[number], truncated=truncated[number])
 
     def _record(self, index: int, before: int, done: int) -> None:
         """Record the steps of an env in its journal, which a seeded reset restarts."""

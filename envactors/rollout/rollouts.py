@@ -70,8 +70,6 @@ class Rollouts:
         self._waiting: dict[Supervisor, deque[ActorPart]] = {supervisor: deque() for supervisor in supervisors}
         # Last error of each env that failed.
         self._lost: dict[int, BaseException] = {}
-        # Whether the last rollout had infos: then the next one has, most likely.
-        self._had_infos = False
 
     # The policy ------------------------------------------------------------------------------------------
 
@@ -183,6 +181,7 @@ class Rollouts:
                 self._take_buffer(steps),
                 copy=self._copy if copy is None else copy,
                 count=len(self._supervisors) if each else 1,
+                prepare=self._prepare,
                 read=self._read,
             )
             futures = run.futures
@@ -287,7 +286,7 @@ class Rollouts:
             self._hand_out(run, [part], run.futures[run.parts.index(part)])
         elif is_last:
             self._hand_out(run, run.parts, run.futures[0])
-        elif self._had_infos:
+        else:
             run.ended.append(part)
             run.reactor.wake(run.futures[0])
 
@@ -304,7 +303,6 @@ class Rollouts:
             contents = [run.contents.get(part) or read_contents(part) for part in parts]
             rollout = assemble(run.buffer.trajectory, parts, self._views(run, parts), contents)
             error = error_of(parts, rollout)
-            self._had_infos = bool(rollout.infos)
         except BaseException as failure:
             error = failure
         with self._lock:
@@ -325,7 +323,6 @@ class Rollouts:
 
     def _read(self, run: Run, part: ActorPart) -> None:
         """Read what a part has left while others run: on its core, that takes no time from theirs."""
-        self._prepare(run)
         with defer_signals, contextlib.suppress(BaseException):  # it is raised when the result is built
             contents = read_contents(part)
             with self._lock:

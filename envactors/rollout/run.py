@@ -24,6 +24,7 @@ class Run:
         buffer: Memory of its trajectory.
         copy: Whether the result stays valid for as long as the user keeps it.
         count: Number of futures.
+        prepare: Prepares the result as far as that is possible; called by a thread that waits.
         read: Reads what a part has left; called by a thread that waits for the others.
 
     Attributes:
@@ -46,6 +47,7 @@ class Run:
         *,
         copy: bool,
         count: int,
+        prepare: Callable[[Run], None],
         read: Callable[[Run, ActorPart], None],
     ) -> None:
         self.reactor: Reactor = supervisors[0].reactor
@@ -61,6 +63,7 @@ class Run:
         self.contents: dict[ActorPart, Contents] = {}
         self.prepared: tuple[TrajectoryBuffer, Views] | None = None
         self._supervisors = supervisors
+        self._prepare = prepare
         self._read = read
 
     @property
@@ -80,7 +83,11 @@ class Run:
         if deadline is not None:  # reading may take long, and runs code of users
             self.reactor.wait(done, future, deadline)
             return
+        self._prepare(self)
         self.reactor.wait(lambda: bool(self.ended) or done(), future, None)
         with contextlib.suppress(IndexError):  # another thread waits, too
             while self.ended and not done():
                 self._read(self, self.ended.popleft())
+        left = tuple(self.left)
+        if len(left) == 1 < len(self.parts):
+            left[0].supervisor.calls.spin()  # on the core of a worker that has ended its part
