@@ -287,9 +287,9 @@ MUTANTS = [
     Mutant("actor.future:ActorFuture._read_here", "setdefault(read, me)", "setdefault(None, me)", HANGS),
     Mutant("actor.future:ActorFuture.arrive", "if self._waiting:", "if True:", HANGS),
     # Rollouts.
-    Mutant(PROGRESS + "count", "slot.holds = slot.incarnation", "pass", LOSSES),
-    Mutant(PROGRESS + "count", "self._record(index, before, done)", "pass", REPLAYS),
-    Mutant(PROGRESS + "_keep", "array[done, index]", "array[done - 1, index]", LAST),
+    Mutant(PROGRESS + "_count_steps", "slot.holds = slot.incarnation", "pass", LOSSES),
+    Mutant(PROGRESS + "_count_steps", "self._record(index, before, done)", "pass", REPLAYS),
+    Mutant(PROGRESS + "_keep", "array[done, mine]", "array[done - 1, mine]", LAST),
     Mutant(PROGRESS + "count", "whole = self.late.done", "pass", LATE),
     Mutant(PROGRESS + "be_late", ".copy() if is_known", " if is_known", LATE),
     Mutant(PROGRESS + "forget_later", "self.late = None", "pass", MIXES),

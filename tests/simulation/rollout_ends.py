@@ -45,7 +45,14 @@ class _Books:
     def begin(self, futures: int) -> RolloutInFlight:
         """Begin a rollout with this many futures."""
         buffer: Any = SimpleNamespace(trajectory=None, place=(0, 0))
-        run = RolloutInFlight(self.actors, buffer, copy=True, count=futures, read=lambda _run, _part: None)
+        run = RolloutInFlight(
+            self.actors,
+            buffer,
+            copy=True,
+            count=futures,
+            prepare=lambda _run: None,
+            read=lambda _run, _part: None,
+        )
         future: Any = SimpleNamespace(arrive=self.handed_out.append)
         run.futures = [future] * futures
         parts: list[Any] = [_Part(actor) for actor in self.actors]
