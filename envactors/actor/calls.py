@@ -206,13 +206,14 @@ class Calls:
         if process is None:
             return False
         reactor, counters = core.reactor, process.page.counters
-        reactor.is_spinning = True
-        ended = counters[FINISHED]
-        if ended == call.call_id or spin_until_all([(counters, ended + 1)], FINISHED):
-            with core.change, core.lock:
-                self.receive(READABLE)
-        reactor.is_spinning = False
-        reactor.read_at = time.monotonic()
+        with core.change:  # entered before the reply is there, while there is time
+            reactor.is_spinning = True
+            ended = counters[FINISHED]
+            if ended == call.call_id or spin_until_all([(counters, ended + 1)], FINISHED):
+                with core.lock:
+                    self.receive(READABLE)
+            reactor.is_spinning = False
+            reactor.read_at = time.monotonic()
         return core.table.running is not call
 
     def resume(self) -> None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # Magic number, length of the payload, kind, incarnation, call id; padded so that large arrays behind it stay aligned.
 _HEADER = struct.Struct("<HQBIQ9x")
 _MAGIC = 0xEA70
+_HEADER_SIZE = _HEADER.size
+_read_header = _HEADER.unpack_from
+_EMPTY = memoryview(b"")
 # How much is read at once, in bytes. A longer frame is read into a buffer of its size.
 _CHUNK = 1 << 16
 # In bytes, far above any real message. If a frame claims to be longer, other code has written into the channel.
@@ -70,10 +73,8 @@ class Channel:
         prevent_sigpipe(sock)
         self.socket = sock
         self.backlog: deque[memoryview] = deque()
-        # What a read fills: a chunk that is used again and again or, while a larger frame comes, a buffer of its size.
-        self._chunk = memoryview(bytearray(_CHUNK))
-        self._buffer = self._chunk
-        # How many bytes of an incomplete frame the buffer begins with.
+        # What has come of an incomplete frame: a buffer, and how many bytes of it are filled; empty without one.
+        self._buffer = _EMPTY
         self._filled = 0
 
     def fileno(self) -> int:
@@ -127,30 +128,34 @@ class Channel:
             ConnectionResetError: The other end was closed before it had read everything that was sent to it.
             ChannelCorruptError: The received bytes do not form a frame.
         """
-        buffer = self._buffer
-        read = self.socket.recv_into(buffer[self._filled :])
-        if read == 0:
+        content: bytes | memoryview
+        if self._filled == 0:
+            content = self.socket.recv(_CHUNK)
+            end = len(content)
+        else:
+            content = self._buffer
+            end = self._filled + self.socket.recv_into(content[self._filled :])
+        if end == self._filled:
             return None
         frames = []
-        start = wanted = 0
-        end = self._filled + read
-        while end - start >= _HEADER.size:
-            magic, length, kind, incarnation, call_id = _HEADER.unpack_from(buffer, start)
+        start, wanted = 0, _CHUNK
+        while end - start >= _HEADER_SIZE:
+            magic, length, kind, incarnation, call_id = _read_header(content, start)
             if magic != _MAGIC or length > _LONGEST:
-                raise ChannelCorruptError(f"a frame cannot begin with {bytes(buffer[start : start + _HEADER.size])!r}")
-            wanted = _HEADER.size + length
-            if end - start < wanted:
+                raise ChannelCorruptError(f"a frame cannot begin with {bytes(content[start : start + _HEADER_SIZE])!r}")
+            stop = start + _HEADER_SIZE + length
+            if stop > end:
+                wanted = max(_CHUNK, stop - start)
                 break
-            payload = buffer[start + _HEADER.size : start + wanted]
-            frames.append(Frame(kind, incarnation, call_id, bytes(payload) if buffer is self._chunk else payload))
-            start += wanted
-        self._filled = end - start
-        if self._filled == 0:
-            self._buffer = self._chunk
-        elif wanted > len(buffer):
+            payload = content[start + _HEADER_SIZE : stop]
+            frames.append(Frame(kind, incarnation, call_id, payload if length >= _CHUNK else bytes(payload)))
+            start = stop
+        if start == end:
+            self._buffer = _EMPTY
+        elif start > 0 or wanted > len(self._buffer):
             self._buffer = memoryview(bytearray(wanted))
-        if start > 0 or self._buffer is not buffer:
-            self._buffer[: self._filled] = buffer[start:end]
+            self._buffer[: end - start] = content[start:end]
+        self._filled = end - start
         return frames
 
     def close(self) -> None:

@@ -42,6 +42,9 @@ _LARGE = 1 << 16
 # In bytes. Longer pickles take too long to read or to search.
 _SHORT = 1 << 10
 
+# The byte of a pickle that refers to a class or function. As an int it is found in a tenth of the time.
+_REFERENCE: Final = pickle.STACK_GLOBAL[0]
+
 # In place of a value that was not loaded.
 UNREAD: Final = object()
 
@@ -101,7 +104,7 @@ def load_plain(pickled: bytes | bytearray | memoryview) -> Any:
 
     That holds for a pickle that is short and does not refer to a class or function.
     """
-    if len(pickled) > _SHORT or pickle.STACK_GLOBAL in bytes(pickled):
+    if len(pickled) > _SHORT or _REFERENCE in pickled:
         return UNREAD
     try:
         return pickle.loads(pickled)
@@ -132,9 +135,10 @@ def dumps(value: Any) -> bytes | bytearray:
 
     try:
         data = pickle.dumps(value, PROTOCOL, buffer_callback=pickle_in_band)
+        by_value = _REFERENCE in data and b"__main__" in data
     except Exception:
-        data = b"__main__"
-    if b"__main__" in data:
+        by_value = True
+    if by_value:
         large.clear()
         data = _dump(_Pickler, value, pickle_in_band)
     return bundle.pack(enumerate([data, *large])) if large else data

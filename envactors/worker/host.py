@@ -32,6 +32,9 @@ from envactors.worker.context import ActorContext
 Fields: TypeAlias = tuple[Any, Any, Any, Any, Any]
 
 
+_REPEATED_METHODS = {messages.Reset: METHOD_RESET, messages.Step: METHOD_STEP}
+
+
 class HostedEnv:
     """An env inside a worker.
 
@@ -206,38 +209,40 @@ class Host:
             self._contexts[offset] = ActorContext(message.name, message.first + offset, incarnation)
             hosted.identify(self._contexts[offset])
 
-    def call(self, message: messages.Call) -> Any:
+    # The parameters of what follows are the fields of the message of the same name.
+
+    def call(self, env: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], or_get: bool = False) -> Any:
         """Call a method of an env."""
-        method = find(self._begin_call(message.env).env, message.method)
-        if message.or_get and not callable(method):
-            return method
-        return method(*message.args, **message.kwargs)
+        found = find(self._choose(env).env, method)
+        if or_get and not callable(found):
+            return found
+        return found(*args, **kwargs)
 
-    def get(self, message: messages.Get) -> Any:
+    def get(self, env: int, name: str) -> Any:
         """Read an attribute of an env."""
-        return find(self._begin_call(message.env).env, message.name)
+        return find(self._choose(env).env, name)
 
-    def set(self, message: messages.Set) -> None:
+    def set(self, env: int, name: str, value: Any) -> None:
         """Write an attribute of an env."""
-        env = self._begin_call(message.env).env
+        target = self._choose(env).env
         # The method of an env adapter goes first: the env may have a `set_wrapper_attr` that does something else.
-        setter = getattr(env, "envactors_set", None) or getattr(env, "set_wrapper_attr", None)
-        (setter or functools.partial(setattr, env))(message.name, message.value)
+        setter = getattr(target, "envactors_set", None) or getattr(target, "set_wrapper_attr", None)
+        (setter or functools.partial(setattr, target))(name, value)
 
-    def describe(self, message: messages.Describe) -> messages.Description:
+    def describe(self, env: int) -> messages.Description:
         """Return the specs that an env's spaces define, its metadata, and its render mode."""
-        hosted = self._begin_call(message.env)
-        env = hosted.env
-        metadata, render_mode = getattr(env, "metadata", None), getattr(env, "render_mode", None)
+        hosted = self._choose(env)
+        target = hosted.env
+        metadata, render_mode = getattr(target, "metadata", None), getattr(target, "render_mode", None)
         return messages.Description(
             hosted.spec,
-            _space_spec(env, "action_space"),
+            _space_spec(target, "action_space"),
             hosted.reward_spec,
             dict(metadata) if isinstance(metadata, dict) else {},
             render_mode if isinstance(render_mode, str) else None,
         )
 
-    def close(self, _message: messages.Close) -> None:
+    def close(self) -> None:
         """Close all envs, even if some raise.
 
         Raises:
@@ -255,48 +260,50 @@ class Host:
         if first_error is not None:
             raise first_error
 
-    def save(self, message: messages.Save) -> tuple[int, bytes]:
+    def save(self, env: int) -> tuple[int, bytes]:
         """Return the checksum over an env's observations, and its state."""
         assert self._snapshot is not None, "the parent checks"
-        hosted = self._begin_call(message.env)
+        hosted = self._choose(env)
         return hosted.check, bytes(dumps(self._snapshot[0](hosted.env)))
 
-    def restore(self, message: messages.Restore) -> None:
+    def restore(self, env: int, check: int, state: bytes) -> None:
         """Put an env into a state that `save` has returned."""
         assert self._snapshot is not None, "the parent checks"
-        hosted = self._begin_call(message.env)
-        self._snapshot[1](hosted.env, loads(message.state))
-        hosted.check = message.check
+        hosted = self._choose(env)
+        self._snapshot[1](hosted.env, loads(state))
+        hosted.check = check
 
-    def replay(self, message: messages.Replay) -> bool:
+    def replay(self, *fields: Any) -> bool:
         """Repeat the journal of an env whose process has ended; return whether it has returned the same observations.
 
         Each entry is recorded on the control page, since each has its own deadline.
         """
+        message = messages.Replay(*fields)
         hosted = self.hosted_envs[message.env]
         for payload in message.attributes:
-            self.set(messages.Set(*loads(payload))._replace(env=message.env))
+            self._repeat(hosted, messages.Set(*loads(payload))._replace(env=message.env))
         for request in requests_of(message):
             self._repeat(hosted, request)
         return not message.entries or hosted.check == message.check
 
     def _repeat(self, hosted: HostedEnv, request: Any) -> None:
-        if isinstance(request, messages.Reset):
-            self._page.record_env(METHOD_RESET, hosted.position)
+        method = _REPEATED_METHODS.get(type(request), METHOD_CALL)
+        self._page.record_env(method, hosted.position)
+        if method == METHOD_RESET:
             hosted.reset(request.seed, content_of(request.options))
-        elif isinstance(request, messages.Step):
-            self._page.record_env(METHOD_STEP, hosted.position)
+        elif method == METHOD_STEP:
             hosted.step(content_of(request.action), request.autoreset, request.next_seed)
         elif isinstance(request, messages.Set):
-            self.set(request)
+            self.set(*request)
         elif isinstance(request, messages.Restore):
-            self.restore(request)
+            self.restore(*request)
         else:
             with contextlib.suppress(Exception):  # the call may have raised the first time, too
-                self.call(request)
+                self.call(*request)
 
-    def _begin_call(self, position: int) -> HostedEnv:
-        self._page.record_env(METHOD_CALL, position)
+    def _choose(self, position: int) -> HostedEnv:
+        """Return the env that a request names, once the control page says that it runs."""
+        self._page.counters[ENV_INDEX] = position
         return self.hosted_envs[position]
 
 

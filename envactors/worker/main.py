@@ -28,7 +28,7 @@ from envactors.mailbox.control_page import (
     wait_cpu,
 )
 from envactors.mailbox.info_codec import InfoWriter
-from envactors.mailbox.messages import REQUESTS, Adopt, Attach, Extend, Fault, Frame, Kind, Start
+from envactors.mailbox.messages import Adopt, Fault, Frame, Kind, Start
 from envactors.mailbox.pickling import dumps, loads, pack_failure
 from envactors.mailbox.slab import PAYLOAD, Layout, Slab
 from envactors.system.clocks import boot_clock
@@ -53,7 +53,9 @@ class OpenMemory(Protocol):
 _ANYWHERE = contextlib.nullcontext()
 # After this many spins a worker that has its own CPU is moved there again.
 _SPINS_PER_PINNING = 50
-_PAYLOADS = Kind.PAYLOADS
+# Before Python 3.12 looking up a member of an enum takes as long as a function call.
+_PAYLOADS, _RESULT = Kind.PAYLOADS, Kind.RESULT
+_IN_ARGUMENTS, _RAISED, _IN_RESULT = Fault.ARGUMENTS, Fault.RAISED, Fault.RESULT
 
 
 class Server:
@@ -108,9 +110,9 @@ class Server:
         # The incarnation of the last request that was a frame.
         self._incarnation = 0
         self.call_id: int = 0
-        # By kind of request; each handler has the name of its kind.
+        # By kind of request; each handler has the name of its kind, and takes the fields of the message.
         handlers = host.call, host.get, host.set, host.describe, host.replay, host.save, host.restore, host.close
-        self._handlers: dict[int, Callable[[Any], Any]] = {
+        self._handlers: dict[int, Callable[..., Any]] = {
             Kind[handler.__name__.strip("_").upper()]: handler
             for handler in (self._start, self._adopt, self._attach, self._extend, *handlers)
         }
@@ -175,12 +177,13 @@ class Server:
         if frame.kind == _PAYLOADS:
             self._take_payloads(frame.call_id, frame.payload)
             return
-        self._check_lease()
-        self._incarnation, self.call_id = frame.incarnation, frame.call_id
-        self.page.start_request(frame.call_id, METHOD_CALL, 0)
-        self._reply(*self._execute(frame))
-        self.page.finish_frame(frame.call_id)
-        self.closed = frame.kind == Kind.CLOSE
+        if self._counters[LEASE]:
+            self._check_lease()
+        kind, self._incarnation, self.call_id, payload = frame
+        self.page.start_request(self.call_id, METHOD_CALL, 0)
+        self._reply(*self._execute(kind, payload))
+        self.page.finish_frame(self.call_id)
+        self.closed = kind == Kind.CLOSE
 
     def _take_payloads(self, call_id: int, payload: Any) -> None:
         """Keep the payloads of a `Kind.PAYLOADS` frame for the rows that are posted with this call id."""
@@ -216,15 +219,15 @@ class Server:
         if lease and boot_clock() > lease:
             os._exit(1)
 
-    def _execute(self, frame: Frame) -> tuple[Kind, bytes | bytearray]:
+    def _execute(self, kind: int, payload: Any) -> tuple[Kind, bytes | bytearray]:
         """Run one request and return its reply; an exception fails only this request."""
-        fault = Fault.ARGUMENTS
+        fault = _IN_ARGUMENTS
         try:
-            message = REQUESTS[frame.kind](*loads(frame.payload))
-            fault = Fault.RAISED
-            result = self._handlers[frame.kind](message)
-            fault = Fault.RESULT
-            reply = Kind.RESULT, dumps(result)
+            fields = loads(payload)
+            fault = _RAISED
+            result = self._handlers[kind](*fields)
+            fault = _IN_RESULT
+            reply = _RESULT, dumps(result)
         except BaseException as error:
             reply = Kind.FAILED, dumps(tuple(pack_failure(error, fault)))
         if context.forks != self._forks:
@@ -240,27 +243,30 @@ class Server:
 
     # Handlers, one per kind of request --------------------------------------------------------------------
 
-    def _start(self, message: Start) -> None:
+    def _start(self, *fields: Any) -> None:
+        message = Start(*fields)
         if self._is_forwarding:
             set_levels(message.levels)
         self.host.start(message, self._incarnation, lambda made: self._reply(Kind.ENV_MADE, dumps(made)))
-        self._attach(message.attach)
+        if message.attach is not None:
+            self._attach(*message.attach)
 
-    def _adopt(self, message: Adopt) -> None:
+    def _adopt(self, *fields: Any) -> None:
+        message = Adopt(*fields)
         self.host.adopt(message, self._incarnation)
-        self._attach(message.attach)
+        if message.attach is not None:
+            self._attach(*message.attach)
 
-    def _attach(self, message: Attach | None) -> None:
+    def _attach(self, layout: Layout, autoreset: bool) -> None:
         """Use the rows of a slab from now on."""
-        if message is not None:
-            assert self.memory is not None, "the parent attaches only workers that it has passed a slab"
-            slab, infos = self.memory.open(message.layout)
-            self._posted, self._completed, self._ops = slab.posted.data, slab.completed.data, slab.ops.data
-            beside = infos, message.autoreset, self.page, self._send_overflow, self.guard
-            self.rows = [EnvRow(hosted, slab, *beside) for hosted in self.host.hosted_envs]
+        assert self.memory is not None, "the parent attaches only workers that it has passed a slab"
+        slab, infos = self.memory.open(layout)
+        self._posted, self._completed, self._ops = slab.posted.data, slab.completed.data, slab.ops.data
+        beside = infos, autoreset, self.page, self._send_overflow, self.guard
+        self.rows = [EnvRow(hosted, slab, *beside) for hosted in self.host.hosted_envs]
 
-    def _extend(self, message: Extend) -> Any:
-        return message.function(self, *message.arguments)
+    def _extend(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        return function(self, *arguments)
 
     def send_part(self, index: int, payload: bytes | bytearray) -> None:
         """Send a part of the result of the request that runs."""
