@@ -18,6 +18,9 @@ from envactors.deprecations import warn_deprecated
 from envactors.mailbox.messages import Call, Get, Kind, Set
 from envactors.options import check_timeout, is_int
 
+# Before Python 3.12 looking up a member of an enum takes as long as a function call.
+_CALL = Kind.CALL
+
 
 class Lifeline:
     """Keeps an actor alive: every handle and every unfinished future holds it; its end closes the actor."""
@@ -56,7 +59,7 @@ class Caller(Generic[T_co]):
     _refused: ClassVar[frozenset[str]] = frozenset()
 
     def __getattr__(self, name: str) -> Callable[..., ActorFuture[Any]]:
-        return functools.partial(self.call, public_name(name))
+        return functools.partial(self.call, name if name[:1] != "_" else public_name(name))
 
     @overload
     def call(
@@ -84,7 +87,8 @@ class Caller(Generic[T_co]):
             ActorClosedError: The actor was closed.
         """
         name = method if type(method) is str and not method.startswith("_") else method_name(method)
-        return self._submit(Kind.CALL, Call(self._env, name, args, kwargs), name)
+        # The fields of `Call`: a named tuple takes as long as the rest of this method.
+        return self._submit(_CALL, (self._env, name, args, kwargs), name)
 
     def get(self, name: str) -> ActorFuture[Any]:
         """Read an attribute of the env, even if a Gymnasium wrapper hides it."""
@@ -109,9 +113,8 @@ class Caller(Generic[T_co]):
         supervisor = self._supervisor
         future = ActorFuture(supervisor, self._lifeline)
         index = supervisor.config.start.first + self._env
-        request = CallRequest(
-            method, index, self._deadline, future=future, retries=self._retries, bound=bound, kind=kind
-        )
+        # By position, which takes half the time.
+        request = CallRequest(method, index, self._deadline, future, self._retries, bound, kind)
         supervisor.calls.submit(request, message)
         return future
 

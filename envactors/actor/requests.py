@@ -35,8 +35,8 @@ class Request:
     method: str
     index: int
     timeout: float | None = None
-    call_id: int = 0
-    started: float = 0.0
+    call_id: int = dataclasses.field(default=0, kw_only=True)
+    started: float = dataclasses.field(default=0.0, kw_only=True)
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -327,7 +327,7 @@ class ActorRows:
         elif index == self.overdue:
             started = self.posted_at
         timeout = self.core.config.deadlines.of(method)
-        return Request(method, index, timeout, int(self._numbers[index]), started)
+        return Request(method, index, timeout, call_id=int(self._numbers[index]), started=started)
 
     # Deadlines -------------------------------------------------------------------------------------------
 
