@@ -20,6 +20,7 @@ from pathlib import Path
 
 import loky.backend.resource_tracker
 import pytest
+from agents import AgentServer
 from budget import LONG
 from helpers import FORK_SERVER, kept_fork_server
 from hypothesis import HealthCheck, settings
@@ -27,6 +28,7 @@ from portable import why_not_portable
 from slow import is_slow
 
 from envactors import backends
+from envactors.remote import local_nodes
 from envactors.system.choice import PORTABLE
 from envactors.testing.leaks import describe, inventory, settled_inventory
 
@@ -137,12 +139,8 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def helper_processes(request):
     """Starts the processes that live as long as the caller, so that they do not count as leaks."""
-    # A worker that gets an object of a test's module imports that module, and with it pytest and hypothesis: a quarter
-    # of a second of a core, which copies of a server that has imported them are spared.
-    items = [item for item in request.session.items if not item.nodeid.startswith("tests/unit/")]
-    modules = {item.module.__name__ for item in items} - OF_FRESH_PROCESSES - OF_FRAMEWORKS - OF_COMMANDS
     if not PORTABLE:
-        FORK_SERVER._preload = ("helpers", *sorted(modules))
+        FORK_SERVER._preload = modules_of_workers(request.session.items)
     loky.backend.resource_tracker.ensure_running()
     multiprocessing.resource_tracker.ensure_running()
     with contextlib.suppress(ImportError):
@@ -151,16 +149,38 @@ def helper_processes(request):
         yield
 
 
+def modules_of_workers(items):
+    """Return the modules that a server should import whose copies run the envs of these tests.
+
+    A worker that gets an object of a test's module imports that module, and with it pytest and hypothesis: a quarter of
+    a second of a core, which copies of a server that has imported them are spared.
+    """
+    modules = {item.module.__name__ for item in items if not item.nodeid.startswith("tests/unit/")}
+    return "helpers", *sorted(modules - OF_FRESH_PROCESSES - OF_FRAMEWORKS - OF_COMMANDS)
+
+
+@pytest.fixture(scope="session")
+def agent_server(request):
+    """Starts the process from which the agents of nodes are forked."""
+    server = AgentServer(modules_of_workers(request.session.items))
+    yield server
+    server.close()
+
+
 @pytest.fixture(autouse=True)
 def quick_starts(request, monkeypatch):
-    """Where it does not matter how processes start, "process" stands for the session's fork server."""
-    if request.module.__name__ not in OF_FRESH_PROCESSES and "fresh_processes" not in request.keywords:
-        resolve = backends.resolve
-        monkeypatch.setattr(backends, "resolve", lambda name: FORK_SERVER if name == "process" else resolve(name))
+    """Where it does not matter how processes start, forks of the session's servers are workers and agents of nodes."""
+    if request.module.__name__ in OF_FRESH_PROCESSES or "fresh_processes" in request.keywords:
+        return
+    resolve = backends.resolve
+    monkeypatch.setattr(backends, "resolve", lambda name: FORK_SERVER if name == "process" else resolve(name))
+    if "LocalNodes" in vars(request.module) and not PORTABLE:
+        server = request.getfixturevalue("agent_server")
+        monkeypatch.setattr(local_nodes, "start_agent", server.start_agent)
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(helper_processes):
+def nothing_left_behind(helper_processes, quick_starts):
     """Checks that each test leaves no descriptors, threads, processes, or shared memory entries behind."""
     before = inventory()
     yield
