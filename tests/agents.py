@@ -2,7 +2,7 @@
 
 Starting an interpreter for an agent takes a quarter of a second of CPU time, and another one as long as its workers
 import a module of the tests. The forks run the agent's own main function, with the descriptors, the environment, the
-directory, and the path that they would get from their caller. `quick_starts` puts them in the place of the agents of
+directory, and the path that they would get from their caller. `quick_agents` puts them in the place of the agents of
 `LocalNodes`; tests of how agents start have fresh ones.
 """
 

@@ -167,20 +167,29 @@ def agent_server(request):
     server.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_agents(request):
+    """Where it does not matter how agents start, those of local nodes are forks of the session's server."""
+    names = vars(request.module)
+    if PORTABLE or names["__name__"] in OF_FRESH_PROCESSES or not {"LocalNodes", "SessionStorm"} & {*names}:
+        yield
+        return
+    server = request.getfixturevalue("agent_server")
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(local_nodes, "start_agent", server.start_agent)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def quick_starts(request, monkeypatch):
-    """Where it does not matter how processes start, forks of the session's servers are workers and agents of nodes."""
-    if request.module.__name__ in OF_FRESH_PROCESSES or "fresh_processes" in request.keywords:
-        return
-    resolve = backends.resolve
-    monkeypatch.setattr(backends, "resolve", lambda name: FORK_SERVER if name == "process" else resolve(name))
-    if "LocalNodes" in vars(request.module) and not PORTABLE:
-        server = request.getfixturevalue("agent_server")
-        monkeypatch.setattr(local_nodes, "start_agent", server.start_agent)
+    """Where it does not matter how processes start, "process" stands for the session's fork server."""
+    if request.module.__name__ not in OF_FRESH_PROCESSES and "fresh_processes" not in request.keywords:
+        resolve = backends.resolve
+        monkeypatch.setattr(backends, "resolve", lambda name: FORK_SERVER if name == "process" else resolve(name))
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(helper_processes, quick_starts):
+def nothing_left_behind(helper_processes, quick_agents):
     """Checks that each test leaves no descriptors, threads, processes, or shared memory entries behind."""
     before = inventory()
     yield

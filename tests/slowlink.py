@@ -13,10 +13,10 @@ import time
 from proxy import Proxy
 
 from envactors.process.starting import python_command
-from envactors.remote import LocalNodes
+from envactors.remote import LocalNodes, local_nodes
 from envactors.remote.greeting import new_secret
 from envactors.remote.launching import NodeAddress
-from envactors.remote.starting import AgentOrders, read_port, start_agent
+from envactors.remote.starting import AgentOrders, read_port
 from envactors.remote.tls import Certificates
 from envactors.system.memory import file_of_text
 
@@ -108,7 +108,7 @@ class SlowNodes(LocalNodes):
         threading.Thread(target=join).start()
 
     def start_agent(self, orders):
-        return start_agent(orders)
+        return local_nodes.start_agent(orders)
 
     def throttle(self, way, rate):
         for proxy in self.proxies.values():
