@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import itertools
 import multiprocessing
 import os
 import signal
@@ -16,6 +14,7 @@ import psutil
 
 import envactors as ea
 from envactors.process import reaper
+from envactors.testing import FAULTS
 
 AT_MOST = 5.0  # the promised limit, in seconds
 
@@ -92,7 +91,7 @@ class Breeder:
         return self.memory.name
 
     def hang_in_c(self):
-        collections.deque(itertools.repeat(0), maxlen=0)
+        FAULTS["hang_in_c"]()
 
     def exit_now(self):
         os._exit(3)

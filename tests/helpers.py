@@ -5,7 +5,6 @@ Workers import this module. They should not have to import pytest, which takes a
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import ctypes
 import dataclasses
@@ -26,7 +25,7 @@ from budget import LONG
 
 import envactors as ea
 from envactors.system.choice import PORTABLE
-from envactors.testing import EchoEnv, FaultyEnv
+from envactors.testing import FAULTS, EchoEnv, FaultyEnv
 
 SOON = 50.0  # seconds that anything may take on a busy machine; only something that hangs takes longer
 
@@ -132,7 +131,7 @@ class Counter:
     def hang_in_c(self, touched: str | None = None) -> None:
         if touched is not None:
             Path(touched).touch()
-        collections.deque(itertools.repeat(0), maxlen=0)
+        FAULTS["hang_in_c"]()
 
     def fail(self, kind, *args):
         raise kind(*args)

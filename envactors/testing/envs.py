@@ -5,9 +5,7 @@ Envs with one defect each, for ``envactors check``, are in `envactors.testing.tr
 
 from __future__ import annotations
 
-import collections
 import ctypes
-import itertools
 import os
 import signal
 import struct
@@ -114,7 +112,13 @@ def _exit() -> None:
 
 
 def _hang_in_c() -> None:
-    collections.deque(itertools.repeat(0), maxlen=0)
+    # A deadlock in C code that holds the GIL. No signal handler of Python ends it, and unlike an endless loop it leaves
+    # the cores to the other processes.
+    libc = ctypes.PyDLL(None)
+    mutex = ctypes.create_string_buffer(256)
+    libc.pthread_mutex_init(mutex, None)
+    for _ in range(2):
+        libc.pthread_mutex_lock(mutex)
 
 
 def _sleep() -> None:

@@ -14,12 +14,12 @@ from envactors.cli.check.findings import judge_looks, judge_repeat, judge_resets
 
 TROUBLED = "envactors.testing.troubled"
 ENVS = """
-import collections, itertools, os, signal, threading
-from envactors.testing import EchoEnv
+import os, signal, threading
+from envactors.testing import FAULTS, EchoEnv
 
 class Hangs(EchoEnv):
     def step(self, action):
-        collections.deque(itertools.repeat(0), maxlen=0)
+        FAULTS["hang_in_c"]()
 
 class Crashes(EchoEnv):
     def step(self, action):

@@ -102,14 +102,15 @@ def test_a_script_that_ends_with_hung_actors_ends_soon():
     begun = time.monotonic()
     done = run_script(
         """
-        import collections, itertools, time
+        import time
         import envactors as ea
+        from envactors.testing import FAULTS
 
         class Env:
             def ready(self):
                 return True
             def hang(self):
-                collections.deque(itertools.repeat(0), maxlen=0)
+                FAULTS["hang_in_c"]()
             def sleep(self):
                 time.sleep(100)
 

@@ -17,6 +17,7 @@ import pytest
 from helpers import SOON, wait_until
 
 import envactors as ea
+from envactors.testing import FAULTS
 
 
 class Desk:
@@ -41,7 +42,7 @@ class Desk:
 
     def block(self):
         """Block in C code that holds the GIL."""
-        collections.deque(itertools.repeat(0), maxlen=0)
+        FAULTS["hang_in_c"]()
 
     def crash(self):
         os.write(2, b"the simulator says goodbye\n")
