@@ -65,8 +65,6 @@ class Calls:
         self.tuner: WaitTuner = WaitTuner(core.config.spin)
         core.send_waiting = self.dispatch
         self.reported: Turn | None = None
-        # When the last reply came (`time.monotonic`).
-        self._answered = 0.0
 
     @property
     def is_busy(self) -> bool:
@@ -179,7 +177,7 @@ class Calls:
         assert core.process is not None, "a live actor has a process"
         if core.phase is LIVE and (call.timeout is not None or "call" not in core.timers.when):
             core.watch(call.started, call.timeout)
-        spins = self.tuner.strategy.workers_spin and call.started - self._answered < SHORT_PAUSE
+        spins = self.tuner.strategy.workers_spin and call.started - self.tuner.recorded < SHORT_PAUSE
         core.process.send(Frame(kind, core.incarnation, call.call_id, call.payload), SPINNING if spins else ASLEEP)
 
     # Replies ---------------------------------------------------------------------------------------------
@@ -189,9 +187,8 @@ class Calls:
         core = self.core
         if engine.forks != core.forks or core.run_inline is not None or core.deferred.waiting:
             self.resume()
-        call = core.table.running
-        may_spin = self.tuner.strategy.both_spin and call is not None and call.future is future
-        if call is None or not may_spin or not self._spin_for(call):
+        call, may_spin = core.table.running, self.tuner.strategy.both_spin
+        if call is None or call.future is not future or not may_spin or not self._spin_for(call):
             core.reactor.wait(done, future, deadline)
 
     def spin(self) -> None:
@@ -208,8 +205,7 @@ class Calls:
         reactor, counters = core.reactor, process.page.counters
         with core.change:  # entered before the reply is there, while there is time
             reactor.is_spinning = True
-            ended = counters[FINISHED]
-            if ended == call.call_id or spin_until_all([(counters, ended + 1)], FINISHED):
+            if counters[FINISHED] >= call.call_id or spin_until_all([(counters, call.call_id)], FINISHED):
                 with core.lock:
                     self.receive(READABLE)
             reactor.is_spinning = False
@@ -250,10 +246,8 @@ class Calls:
         """Settle the running call, if a frame is the reply to it; most are."""
         core, call = self.core, self.core.table.running
         kind, incarnation, call_id, content = frame
-        if call is None or call_id != call.call_id or kind not in _REPLIES:
-            self._on_special(frame)
-            return
-        if incarnation != core.incarnation or core.phase is not LIVE:
+        is_present = incarnation == core.incarnation and core.phase is LIVE
+        if call is None or call_id != call.call_id or kind not in _REPLIES or not is_present:
             self._on_special(frame)
             return
         core.completed += 1
@@ -277,7 +271,7 @@ class Calls:
                 core.deferred.waiting.append(settle)
             else:
                 call.arrive(settle, core.reactor)
-        self._answered = now = time.monotonic()
+        now = time.monotonic()
         self.tuner.record(now - call.started, now)
         if recording.recorder is not None:
             core.record_span(call.method, call.started)

@@ -79,6 +79,8 @@ class ActorFuture(AwaitableFuture[R]):
     incarnation: int | None = None
     # Reads the outcome and settles the future; None until the outcome has arrived, or if it was read at once.
     _read: Callable[[], None] | None = None
+    # Who reads each outcome; None once that has started a retry, whose outcome may have arrived by then.
+    _readers: dict[Callable[[], None], object] | None = None
 
     def __init__(self, owner: CallOwner, keep_alive: object) -> None:
         # What the standard library's constructor sets, without its condition: making one takes longer than all else,
@@ -103,8 +105,9 @@ class ActorFuture(AwaitableFuture[R]):
         def _condition(self) -> threading.Condition:
             """The condition that the standard library takes before it reads or changes a future; made when needed."""
             outcome = self._claim.setdefault(None, None)
-            if outcome is not None:
-                self._finish(*outcome)  # the thread that settles it may be only about to
+            if outcome is not None:  # the thread that settles it may be only about to
+                self._result, self._exception = outcome
+                self._state = "FINISHED"
             return self._made.get(None) or self._made.setdefault(None, threading.Condition())
 
     def result(self, timeout: float | None = None) -> R:
@@ -185,7 +188,6 @@ class ActorFuture(AwaitableFuture[R]):
         if read is None:
             return  # another thread has read it
         try:
-            # Who reads each outcome; None once that has started a retry, whose outcome may have arrived by then.
             readers = vars(self).setdefault("_readers", {})
             if readers.setdefault(read, me) is me and self._state not in _SETTLED:
                 read()
@@ -245,13 +247,10 @@ class ActorFuture(AwaitableFuture[R]):
         # The second time, too: an exception may have ended the first one before this.
         # Let go of what it was made of, such as the memory of a vector: futures may be kept for long.
         self._keep_alive = self._read = None
-        self.__dict__.pop("_readers", None)
+        if self._readers is not None:  # looking into its dict would make one, which takes longer than all else here
+            vars(self).pop("_readers", None)
         if self._waiting:
             self._owner.reactor.wake(self)
-
-    def _finish(self, value: Any, error: BaseException | None) -> None:
-        self._result, self._exception = value, error
-        self._state = "FINISHED"
 
     @property
     def has_run(self) -> bool:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _HEADER = struct.Struct("<HQBIQ9x")
 _MAGIC = 0xEA70
 _HEADER_SIZE = _HEADER.size
-_read_header = _HEADER.unpack_from
 _EMPTY = memoryview(b"")
 # How much is read at once, in bytes. A longer frame is read into a buffer of its size.
 _CHUNK = 1 << 16
@@ -140,7 +139,7 @@ class Channel:
         frames = []
         start, wanted = 0, _CHUNK
         while end - start >= _HEADER_SIZE:
-            magic, length, kind, incarnation, call_id = _read_header(content, start)
+            magic, length, kind, incarnation, call_id = _HEADER.unpack_from(content, start)
             if magic != _MAGIC or length > _LONGEST:
                 raise ChannelCorruptError(f"a frame cannot begin with {bytes(content[start : start + _HEADER_SIZE])!r}")
             stop = start + _HEADER_SIZE + length
