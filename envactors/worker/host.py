@@ -202,11 +202,11 @@ class Host:
         self.hosted_envs = self._made
         self._snapshot = None if message.snapshot is None else loads(message.snapshot)
 
-    def adopt(self, message: messages.Adopt, incarnation: int) -> None:
+    def adopt(self, name: str, first: int, envs: int, incarnation: int) -> None:
         """Assign the envs to the actor that adopts this process; surplus envs are closed with the others."""
-        self.hosted_envs = self._made[: message.envs]
+        self.hosted_envs = self._made[:envs]
         for offset, hosted in enumerate(self.hosted_envs):
-            self._contexts[offset] = ActorContext(message.name, message.first + offset, incarnation)
+            self._contexts[offset] = ActorContext(name, first + offset, incarnation)
             hosted.identify(self._contexts[offset])
 
     # The parameters of what follows are the fields of the message of the same name.
@@ -293,13 +293,11 @@ class Host:
             hosted.reset(request.seed, content_of(request.options))
         elif method == METHOD_STEP:
             hosted.step(content_of(request.action), request.autoreset, request.next_seed)
-        elif isinstance(request, messages.Set):
-            self.set(*request)
-        elif isinstance(request, messages.Restore):
-            self.restore(*request)
-        else:
+        elif isinstance(request, messages.Call):
             with contextlib.suppress(Exception):  # the call may have raised the first time, too
                 self.call(*request)
+        else:
+            (self.set if isinstance(request, messages.Set) else self.restore)(*request)
 
     def _choose(self, position: int) -> HostedEnv:
         """Return the env that a request names, once the control page says that it runs."""

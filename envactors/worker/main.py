@@ -28,7 +28,7 @@ from envactors.mailbox.control_page import (
     wait_cpu,
 )
 from envactors.mailbox.info_codec import InfoWriter
-from envactors.mailbox.messages import Adopt, Fault, Frame, Kind, Start
+from envactors.mailbox.messages import Attach, Fault, Frame, Kind, Start
 from envactors.mailbox.pickling import dumps, loads, pack_failure
 from envactors.mailbox.slab import PAYLOAD, Layout, Slab
 from envactors.system.clocks import boot_clock
@@ -251,11 +251,10 @@ class Server:
         if message.attach is not None:
             self._attach(*message.attach)
 
-    def _adopt(self, *fields: Any) -> None:
-        message = Adopt(*fields)
-        self.host.adopt(message, self._incarnation)
-        if message.attach is not None:
-            self._attach(*message.attach)
+    def _adopt(self, name: str, first: int, envs: int, attach: Attach | None) -> None:
+        self.host.adopt(name, first, envs, self._incarnation)
+        if attach is not None:
+            self._attach(*attach)
 
     def _attach(self, layout: Layout, autoreset: bool) -> None:
         """Use the rows of a slab from now on."""
