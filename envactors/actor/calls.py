@@ -260,17 +260,12 @@ class Calls:
         if call.kind == _EXTEND:
             call.on_reply(Answer(call, failed, content))
         value = UNREAD if failed or core.run_inline is not None else load_plain(content)
-        if value is not UNREAD:
-            # Most calls have a future, whose method is all that `CallRequest.settle` calls.
-            settle_call = call.settle if call.future is None else call.future.settle
-            core.deferred.waiting.append(functools.partial(settle_call, value, None, incarnation))
+        if value is UNREAD:
+            self._have_read(Answer(call, failed, content), incarnation)
+        elif type(call.future) is ActorFuture and not core.deferred.waiting and call.future.claim(value):
+            call.future.settle(value, None, incarnation)  # under no lock of its own; other futures do more than it
         else:
-            read = functools.partial(core.errors.outcome, Answer(call, failed, content), incarnation, core.process)
-            settle = functools.partial(_read_and_settle, call, read, incarnation, core.reactor)
-            if core.run_inline is not None:
-                core.deferred.waiting.append(settle)
-            else:
-                call.arrive(settle, core.reactor)
+            core.deferred.waiting.append(functools.partial(call.settle, value, None, incarnation))
         now = time.monotonic()
         self.tuner.record(now - call.started, now)
         if recording.recorder is not None:
@@ -282,6 +277,16 @@ class Calls:
             if is_idle and core.permits is not None:
                 core.permits.release(core)
             self.dispatch()
+
+    def _have_read(self, answer: Answer, incarnation: int) -> None:
+        """Have an outcome that may run code of users read where that may take long, and handed out."""
+        core, call = self.core, answer.request
+        read = functools.partial(core.errors.outcome, answer, incarnation, core.process)
+        settle = functools.partial(_read_and_settle, call, read, incarnation, core.reactor)
+        if core.run_inline is not None:
+            core.deferred.waiting.append(settle)
+        else:
+            call.arrive(settle, core.reactor)
 
     def _record(self, answer: Answer) -> None:
         """Record the reply to the running call in its env's journal."""

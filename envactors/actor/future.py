@@ -226,6 +226,10 @@ class ActorFuture(AwaitableFuture[R]):
         """Return what ``done`` returns, without taking a lock."""
         return self._state in _SETTLED
 
+    def claim(self, value: Any) -> bool:
+        """Return whether `settle` will take no lock, with this value as the result."""
+        return self._claim.setdefault(None, (value, None)) is not None
+
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
         """Set the outcome, once; ignore a second one.
 
