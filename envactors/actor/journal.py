@@ -12,7 +12,7 @@ All of it happens under the actor's lock.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from envactors.actor.requests import Answer, CallRequest
@@ -297,11 +297,11 @@ class Journals:
         """Return the journal of an env, from its index."""
         return self.journals[index - self._first_index]
 
-    def record_all(self, slots: Slots) -> None:
-        """Record a step or an autoreset of each env, whose actions are in their rows."""
+    def record_all(self, slots: Slots, indices: Sequence[int]) -> None:
+        """Record a step or an autoreset of several envs, whose actions are in their rows."""
         slab, checks = slots.slab, slots.slab.checks.data
-        for index, journal in enumerate(self.journals, self._first_index):
-            bits = slots.ops[index]
+        for index in indices:
+            journal, bits = self.journals[index - self._first_index], slots.ops[index]
             if bits & SEED:
                 journal.record_row(slots, index)
                 continue

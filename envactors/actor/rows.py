@@ -39,7 +39,6 @@ class ActorRows:
     Attributes:
         first, stop: The range of its envs.
         indices: That range.
-        all_arrived: The states of its envs once all outcomes are there.
         last: The number of the last post.
         posted_at: When rows were posted while none was in flight (`time.monotonic`).
     """
@@ -73,7 +72,6 @@ class ActorRows:
         self._range_numbers = slots.numbers.data[first:stop]
         self._range_completed = slab.completed.data[first:stop]
         self.indices: range = range(first, stop)
-        self.all_arrived: bytes = bytes([ARRIVED]) * (stop - first)
 
     # Posting ---------------------------------------------------------------------------------------------
 

@@ -152,7 +152,6 @@ class Slots:
         ops: What each env was posted last, in the bits of `envactors.mailbox.slab`.
         halves: The half of each env's last complete observation.
         zeros: What ``states`` is if all envs are idle, and any column of flags if none is set.
-        in_half: For each half, the value of `halves` when all last observations are in it.
         ended: bool, shape (n,): whether the next step of an env resets it, by autoreset.
         streams: Whether the worker writes the time of completion into each env's row.
         has_last: Whether each env has a complete result.
@@ -189,7 +188,6 @@ class Slots:
         self.ops: bytearray = bytearray(count)
         self.halves: bytearray = bytearray(count)
         self.zeros: bytes = bytes(count)
-        self.in_half: tuple[bytes, bytes] = self.zeros, bytes([HALF]) * count
         self.ended: npt.NDArray[np.bool_] = np.zeros(count, np.bool_)
         self.streams: bytearray = bytearray(count)
         self.has_last: bytearray = bytearray(count)

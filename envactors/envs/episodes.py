@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from envactors.actor.slots import Autoreset, Slot, Slots
 from envactors.actor.supervisor import Supervisor
+from envactors.envs.selection import Selection
 from envactors.options import RecyclePolicy
 
 
@@ -36,7 +37,6 @@ class Episodes:
         self._of = slots.of
         self._ended = slots.ended
         self._unusual = slots.unusual
-        self._zeros = slots.zeros
         self._supervisors = supervisors
         self._recycle = recycle
 
@@ -45,25 +45,27 @@ class Episodes:
         for slot, seed in zip(self._of, np.random.SeedSequence().generate_state(len(self._of)), strict=True):
             slot.root_seed = slot.next_seed = int(seed)
 
-    def record_all(self, terminated: Any, truncated: Any, resets: Any) -> None:
-        """Record one transition of every env.
+    def record_all(self, envs: Selection, terminated: Any, truncated: Any, resets: Sequence[int]) -> None:
+        """Record one transition of several envs.
 
         Args:
-            terminated: Whether each episode ended; bool, shape (n,).
-            truncated: Whether each episode was cut off; bool, shape (n,).
-            resets: Whether each transition was a reset; bool, shape (n,); None if none was.
+            envs: The envs.
+            terminated: Whether each episode ended; bool, shape (n,), in the user's order.
+            truncated: Whether each episode was cut off; the same.
+            resets: The envs whose transition was a reset.
         """
-        self.steps += 1
-        if resets is not None:
-            self.steps -= resets  # a reset does not count as a step
-            self._ended[...] = False
-            for index in np.flatnonzero(resets).tolist():
-                self._of[index].count_episode()
-        if terminated.tobytes() != self._zeros or truncated.tobytes() != self._zeros:
-            for index in np.flatnonzero(terminated | truncated).tolist():
+        for each in envs.ranges:
+            steps = self.steps[each]
+            steps += 1
+        for index in resets:
+            self.steps[index] -= 1  # a reset does not count as a step
+            self._ended[index] = False
+            self._of[index].count_episode()
+        if True in terminated.tobytes() or True in truncated.tobytes():
+            for position in np.flatnonzero(terminated | truncated).tolist():
+                index = envs.env_ids[position]
+                self._ended[index] = self.autoreset == "next_step"
                 self.end(self._of[index])
-            if self.autoreset == "next_step":
-                self._ended[...] = terminated | truncated
 
     def record(self, index: int, *, over: bool, reset: bool) -> None:
         """Record one transition of an env."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.actor.slots import Slots
+from envactors.envs.selection import Selection
 from envactors.errors import SpaceMismatchError
 from envactors.mailbox.slab import Slab
 from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, stack, unflatten
@@ -91,7 +92,8 @@ class RowReader:
         self._reward_spec = reward_spec
         rows = slots.slab
         self.rows: Slab = rows
-        self.contents: list[Content] = [NO_CONTENT] * rows.layout.envs
+        self._no_contents = [NO_CONTENT] * rows.layout.envs
+        self.contents: list[Content] = self._no_contents.copy()
         self.copies = copy
         # The array of observations, if it is the only one.
         is_array = isinstance(rows.layout.observation, ArraySpec)
@@ -100,11 +102,11 @@ class RowReader:
         self._kept: dict[int, EnvStep] = {}
         self.copies_objects: bool = slots.on_failure != "raise" and any(array is None for array in rows.observations)
 
-    def decode_all(self) -> list[Content] | None:
+    def decode_all(self, env_ids: Sequence[int]) -> list[Content] | None:
         """Return the content of each env's result; None if one cannot be unpickled. None has failed or overflowed."""
         infos = self._slots.infos
         try:
-            return [infos.decode(env_id, None) for env_id in range(len(self.contents))]
+            return [infos.decode(env_id, None) for env_id in env_ids]
         except BaseException:  # unpickling runs user code; `Outcomes` reports the error
             return None
 
@@ -127,7 +129,7 @@ class RowReader:
         else:
             rewards = rows.rewards.copy() if index is None else rows.rewards[index]
         # Not a comprehension, which costs one more call.
-        nothing: Iterator[dict[str, Any]] = map(dict, itertools.repeat((), len(self.contents)))
+        nothing: Iterator[dict[str, Any]] = map(dict, itertools.repeat((), len(rewards)))
         infos = list(nothing) if contents is None else [content[0] for content in contents]
         if index is None:
             return obs, rewards, rows.terminated.copy(), rows.truncated.copy(), infos
@@ -206,11 +208,17 @@ class RowReader:
         """Return `last` of an env that has one, with the info that the user has got."""
         return self._kept.get(env_id) or self.step(env_id, before=before)
 
-    def keep_all(self, contents: list[Content] | None) -> None:
-        """Record that all envs have new results with this content."""
-        self.contents = contents or [NO_CONTENT] * len(self.contents)
+    def keep_all(self, envs: Selection, contents: list[Content] | None) -> None:
+        """Record that envs have new results with this content; None if all are empty."""
+        if contents is None:
+            for each in envs.ranges:
+                self.contents[each] = self._no_contents[each]
+        else:
+            for env_id, content in zip(envs.env_ids, contents, strict=True):
+                self.contents[env_id] = content
         if self._kept:
-            self._kept.clear()
+            for env_id in envs.env_ids:
+                self._kept.pop(env_id, None)
 
     def accept(self, env_id: int, content: Content) -> None:
         """Record that an env has a new result with this content.

@@ -147,9 +147,9 @@ class InfoReader:
         """Return whether an env has failed."""
         return self._encodings[index] == FAILED
 
-    def any_failed(self, first: int, stop: int) -> bool:
-        """Return whether any of these envs has failed."""
-        return FAILED in self._encodings[first:stop].tobytes()
+    def are_inline(self, envs: slice) -> bool:
+        """Return whether none of these envs has failed, or has a result of which a part was sent as overflow."""
+        return max(self._encodings[envs].tobytes()) <= INLINE_INFO
 
     def decode(self, index: int, overflow: bytes | memoryview | None) -> tuple[Any, list[Any]]:
         """Return an env's (info, object leaves).

@@ -40,7 +40,7 @@ class Asker:
         self._slots = slots = vector.slots
         self.all_ids: list[int] = list(range(len(vector.supervisors)))
         self._all_by_actor: dict[Supervisor, list[int]] = {}
-        self._all_by_actor = self._by_actor(self.all_ids)
+        self._all_by_actor = self.by_actor(self.all_ids)
         self._action_spec = action = slots.slab.layout.action
         self.only_action: npt.NDArray[Any] | None = slots.slab.actions[0] if isinstance(action, ArraySpec) else None
         config = vector.supervisors[0].config
@@ -52,7 +52,7 @@ class Asker:
         self._deferral: Any = contextlib.nullcontext() if config.backend.inline else defer_signals
         self.posting: float = 0.0
 
-    def _by_actor(self, env_ids: list[int]) -> dict[Supervisor, list[int]]:
+    def by_actor(self, env_ids: list[int]) -> dict[Supervisor, list[int]]:
         """Return the envs of each actor, in ascending order."""
         if env_ids is self.all_ids and self._all_by_actor:
             return self._all_by_actor
@@ -161,7 +161,7 @@ class Asker:
         """
         now = time.monotonic()
         with self.corked():
-            for supervisor, envs in self._by_actor(env_ids).items():
+            for supervisor, envs in self.by_actor(env_ids).items():
                 rows = supervisor.calls.rows
                 way = encode_wait(self._vector.actors[supervisor], wait) if pinned else wait
                 if rows is None or not rows.post_at_once(envs, now, way, stream=stream):

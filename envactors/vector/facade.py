@@ -188,7 +188,7 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
                 stepper.start(ids, actions, stream=False)
                 result = stepper.finish_at_once()
             if result is None:
-                result = stepper.finish(deadline)
+                result = stepper.finish(ids, deadline)
             if result is not None:
                 return result
             batch = collector.gather(ids, timeout, deadline, "step")
@@ -217,7 +217,7 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         deadline = deadline_after(timeout, "step_wait(timeout=...)")
 
         def wait() -> StepResults:
-            result = stepper.finish(deadline)
+            result = stepper.finish(self._all_ids, deadline)
             return collector.gather(self._all_ids, timeout, deadline, "step_wait")[1:6] if result is None else result
 
         return self._statistics.time("step", wait, batches=1)
@@ -234,13 +234,13 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         Returns:
             Futures that resolve to `EnvStep`, in the order of ``env_ids``, for use with ``as_completed``.
         """
-        asker, core = self._asker, self._core
+        asker, core, stepper = self._asker, self._core, self._stepper
         ids = self._select(env_ids)
         futures = [core.make_future(self._handles[env_id], env_id) for env_id in ids]
         with defer_signals:
             asker.start_steps(ids, actions, stream=True, wait=ASLEEP, futures=futures, checked=self.action_spec)
-        if self._inline:
-            self._stepper.run_inline()
+        if stepper.inline is not None:
+            stepper.inline.run_posted()
         return futures
 
     def recv(self, min_envs: int | None = None, max_envs: int | None = None, timeout: float | None = None) -> Batch:
@@ -351,8 +351,8 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
             self._checkpoints.write_if_due()
         with defer_signals:
             stepper.start(env_ids, actions, stream=stream)
-        if self._inline:
-            stepper.run_inline()
+        if stepper.inline is not None:
+            stepper.inline.run_posted()
 
     def _select(self, env_ids: Iterable[int] | None) -> list[int]:
         """Check that the vector is open, and return the ids of some envs, or of all for None."""

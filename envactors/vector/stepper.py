@@ -1,42 +1,31 @@
-"""Steps of all envs of a vector, posted at once and taken into account at once, with as few operations as possible.
+"""Steps of several envs of a vector, posted at once and taken into account at once, with as few operations as possible.
 
-With an in-process backend, the thread that steps runs them in one loop: a turn of each worker would take several times
-as long as a light env. Whatever the loop does not finish, because of an exception, or of a call from within an env, is
-left to the workers.
-
-Steps of some envs, and steps in which an env needs more than to be posted, are started by `envactors.vector.asking`.
-Their results are delivered by `envactors.vector.collector`, as are those that need more than to be copied.
+Streamed steps, and steps in which an env needs more than to be posted, are started by `envactors.vector.asking`. Their
+results are delivered by `envactors.vector.collector`, as are those that need more than to be copied.
 """
 
 from __future__ import annotations
 
-import functools
 import time
-import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from envactors.actor.core import ActorCore
-from envactors.actor.process import ActorProcess
-from envactors.actor.rows import ActorRows
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slots import POSTED
+from envactors.actor.slots import ARRIVED, POSTED
 from envactors.actor.states import LIVE
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.wait_set import WaitSet
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
-from envactors.backends.local import InlineLoop, InlineWorker
 from envactors.envs.core import VectorCore
 from envactors.envs.results import StepResults
+from envactors.envs.selection import Selection
 from envactors.mailbox.control_page import (
     ASLEEP,
-    BEGUN,
     FINISHED,
     OVERFLOWS,
     SPINNING,
-    STEP,
     ControlPage,
     encode_wait,
     spin_until_all,
@@ -44,26 +33,16 @@ from envactors.mailbox.control_page import (
 from envactors.mailbox.slab import HALF, RESET, SEED
 from envactors.system.cpus import cores
 from envactors.vector.asking import Asker
+from envactors.vector.inline import InlineSteps
+from envactors.vector.steps import Part, Step, replace_processes
 
-
-class Part(NamedTuple):
-    """The part of one actor in a step.
-
-    Attributes:
-        core: The actor's state.
-        rows: The rows of its envs.
-        process: Its process.
-        page: Its control page.
-    """
-
-    core: ActorCore
-    rows: ActorRows
-    process: ActorProcess
-    page: ControlPage
+# For each operation in the bits of `envactors.mailbox.slab`: its half alone, and the other one.
+_HALF_OF = bytes([op & HALF for op in range(256)])
+_OTHER_HALF = bytes([op & HALF ^ HALF for op in range(256)])
 
 
 class Stepper:
-    """Starts steps, and returns the results of those of all envs.
+    """Starts steps, and returns the results of those that it has posted at once.
 
     Args:
         vector: The vector.
@@ -73,6 +52,7 @@ class Stepper:
         wait_set: Doorbells that the vector's thread sleeps on.
         tuner: Chooses how `step` and the workers wait for each other.
         stream_tuner: The same for `recv`.
+        inline: Runs steps with an in-process backend; None for others.
     """
 
     def __init__(self, vector: VectorCore, asker: Asker) -> None:
@@ -91,22 +71,18 @@ class Stepper:
         self._heard: dict[Supervisor, ControlPage] = {}
         # Time at which the last step was started (`time.monotonic`).
         self._started = 0.0
+        self._all = Selection(asker.all_ids, is_all=True)
         self._all_posted = bytes([POSTED]) * len(slots.of)
+        self._all_arrived = bytes([ARRIVED]) * len(slots.of)
         # Whether a step consists of nothing but an action in the row, and its result of nothing but arrays and an info.
         self._is_simple = slots.slab.layout.action is not None
         self._is_simple &= not vector.batcher.learns and not vector.reader.copies_objects
         self._seeds_episodes = slots.of[0].next_seed is not None
-        # The call id of the last step that was posted here, until a thread finishes it; else 0.
-        self._number = 0
-        # The part of each actor in it.
+        # The last step that was posted here, until a thread finishes it.
+        self._step: Step | None = None
+        # The part of each actor in steps of all envs; empty until the next one if an actor was not free for the last.
         self._parts: list[Part] = []
-        self._is_inline = backend.inline
-        self._loop = InlineLoop([], self._lock)
-        for actor in vector.actors if self._is_inline else ():
-            # Handles of actors outlive the vector, and must not keep its memory.
-            run = actor.core.run_inline
-            assert run is not None, "the backend is in-process"
-            actor.core.run_inline = functools.partial(_run_worker, weakref.ref(self), actor, run)
+        self.inline: InlineSteps | None = InlineSteps(vector) if backend.inline else None
 
     # Starting --------------------------------------------------------------------------------------------
 
@@ -117,97 +93,109 @@ class Stepper:
         tuner = self.stream_tuner if stream else self.tuner
         strategy = tuner.strategy
         wait = SPINNING if strategy.workers_spin and now - tuner.recorded < SHORT_PAUSE else ASLEEP
-        self._number = 0
-        is_whole = env_ids is asker.all_ids and self._is_simple and not stream
-        if is_whole and not slots.unusual and slots.states == slots.zeros:
-            self._write_rows(actions)
-            with asker.corked():
-                self._post_if_free(now, wait, pinned=strategy.pinned)
-        if not self._number:
+        self._step = None
+        if self._is_simple and not stream and (not slots.unusual or slots.unusual.isdisjoint(env_ids)):
+            envs = self._all if env_ids is asker.all_ids else Selection(env_ids)
+            are_idle = True
+            for each in envs.ranges:
+                are_idle = are_idle and slots.states[each] == slots.zeros[each]
+            if are_idle:
+                resets = self._write_rows(envs, actions)
+                with asker.corked():
+                    self._post_if_free(envs, resets, now, wait, pinned=strategy.pinned)
+        if self._step is None:
             spec = self._vector.action_spec
             asker.start_steps(env_ids, actions, stream=stream, wait=wait, pinned=strategy.pinned, checked=spec)
 
-    def _write_rows(self, actions: Any) -> None:
-        """Write the actions of all envs, which are idle and need nothing but to be posted."""
+    def _write_rows(self, envs: Selection, actions: Any) -> Sequence[int]:
+        """Write the actions of envs that are idle and need nothing but to be posted; return those that are reset."""
         asker, slots, only = self._asker, self._slots, self._asker.only_action
         is_array = only is not None and type(actions) is np.ndarray and actions.dtype == only.dtype
-        if only is not None and is_array and actions.shape == only.shape:
+        if only is not None and is_array and envs is self._all and actions.shape == only.shape:
             only[...] = actions  # as `write_actions` does, which would be a call
         else:
-            asker.write_actions(asker.all_ids, actions, self._vector.action_spec)
-        half = slots.halves[0]
-        if slots.halves != slots.in_half[half]:
-            slots.align_halves(half)
-        bits = slots.in_half[half ^ HALF]  # the only bit of a plain step
+            asker.write_actions(envs.env_ids, actions, self._vector.action_spec)
+        if envs is self._all and slots.halves.count(slots.halves[0]) != len(slots.halves):
+            slots.align_halves(slots.halves[0])
+        ops = slots.halves.translate(_OTHER_HALF)  # the only bit of a plain step
+        resets: Sequence[int] = ()
         if slots.ended.tobytes() != slots.zeros:
-            bits = (slots.ended * np.uint8(RESET) | np.uint8(half ^ HALF)).tobytes()
+            resets = [env_id for env_id in envs.env_ids if slots.ended[env_id]]
+            for env_id in resets:
+                ops[env_id] |= RESET
         if self._seeds_episodes:
-            for slot in slots.of:
+            for env_id in envs.env_ids:
+                slot = slots.of[env_id]
                 assert slot.next_seed is not None, "all episodes are seeded"
-                slots.slab.seeds[slot.index] = slot.seed = slot.next_seed
-            bits = bytes([op | SEED for op in bits])
-        slots.ops[:] = bits
-        slots.posted_ops[:] = bits
-        slots.streams[:] = slots.zeros
-        slots.overflow.clear()
+                slots.slab.seeds[env_id] = slot.seed = slot.next_seed
+                ops[env_id] |= SEED
+        for each in envs.ranges:
+            slots.ops[each] = slots.posted_ops[each] = ops[each]
+            slots.streams[each] = slots.zeros[each]
+        if slots.overflow:
+            for env_id in envs.env_ids:
+                slots.overflow.pop(env_id, None)
+        return resets
 
-    def _post_if_free(self, now: float, wait: int, *, pinned: bool) -> None:
-        """Post all envs if all workers are free for them."""
+    def _post_if_free(self, envs: Selection, resets: Sequence[int], now: float, wait: int, *, pinned: bool) -> None:
+        """Post envs if all of their workers are free for them, and run nothing for others."""
         slots, number = self._slots, 0
         with self._lock:
-            parts = self._parts or self._find_parts()
-            for core, _, process, _ in parts:
+            parts = (self._parts if envs is self._all else None) or self._find_parts(envs)
+            for core, _, process, _, _, _ in parts:
                 table = core.table
                 is_free = core.phase is LIVE and not core.closing and core.permits is None and not table.queue
                 if core.process is not process or not is_free or table.running is not None:
-                    self._parts = []
-                    self._loop = InlineLoop([], self._lock)
+                    if envs is self._all:
+                        self._use([])
                     return
                 number = max(number, table.last_id)
-            if not parts or slots.unusual:
+            if not parts or (slots.unusual and not slots.unusual.isdisjoint(envs.env_ids)):
                 return
             try:
-                self._post(number + 1, now, wait, pinned=pinned)
+                self._post(Step(envs, number + 1, parts, resets), now, wait, pinned=pinned)
             except BaseException:
-                _replace_processes([part.core for part in parts])
+                replace_processes(parts)
                 raise
 
-    def _post(self, number: int, now: float, wait: int, *, pinned: bool) -> None:
-        slots, self._number = self._slots, number
+    def _post(self, step: Step, now: float, wait: int, *, pinned: bool) -> None:
+        slots, self._step = self._slots, step
+        envs, number, parts, _ = step
+        loops = self.inline is not None and envs is self._all
         # The private numbers first: from now on no row is complete.
-        slots.numbers.fill(number)
-        for core, rows, _, page in self._parts:
+        for each in envs.ranges:
+            slots.numbers[each] = number
+        for core, rows, _, page, _, _ in parts:
             core.table.last_id = rows.last = page.last_call = number
             rows.posted_at = now
             if "call" not in core.timers.when:
                 core.watch(now)
-        slots.states[:] = self._all_posted
-        slots.slab.posted.fill(number)
-        for place, (_, rows, _, page) in enumerate(self._parts):
-            if self._is_inline:
+        for each in envs.ranges:
+            slots.states[each] = self._all_posted[each]
+            slots.slab.posted[each] = number
+        for _, _, _, page, indices, place in parts:
+            if loops:
                 page.is_streaming = False
             else:
-                page.post_step(number, encode_wait(place, wait) if pinned else wait, False, rows.indices)
+                page.post_step(number, encode_wait(place, wait) if pinned else wait, False, indices)
 
-    def _find_parts(self) -> list[Part]:
-        """Find the present processes of the actors; return nothing if one has none."""
+    def _find_parts(self, envs: Selection) -> list[Part]:
+        """Find the present processes of the actors of some envs; return nothing if one has none, or others run."""
         parts = []
-        for actor in self._vector.actors:
+        for actor, indices in self._asker.by_actor(envs.env_ids).items():
             core, rows, process = actor.core, actor.calls.rows, actor.core.process
-            if rows is None or process is None:
+            if rows is None or process is None or rows.has_posted():
                 return []
-            parts.append(Part(core, rows, process, process.page))
-        if self._is_inline:
-            workers = [part.process.worker for part in parts]
-            self._loop = InlineLoop([worker for worker in workers if isinstance(worker, InlineWorker)], self._lock)
-        self._parts = parts
+            parts.append(Part(core, rows, process, process.page, indices, self._vector.actors[actor]))
+        if envs is self._all:
+            self._use(parts)
         return parts
 
-    def run_inline(self) -> None:
-        """Run what was started, with an in-process backend."""
-        for actor in self._vector.actors:
-            if actor.core.run_inline is not None:
-                actor.core.run_inline()
+    def _use(self, parts: list[Part]) -> None:
+        """Remember the part of each actor in steps of all envs."""
+        self._parts = parts
+        if self.inline is not None:
+            self.inline.use(parts)
 
     # Waiting ---------------------------------------------------------------------------------------------
 
@@ -232,94 +220,72 @@ class Stepper:
 
     def finish_at_once(self) -> StepResults | None:
         """Return `gather` if the workers finish while this spins. Called with signals deferred."""
-        number = self._number
-        if number and self.spin(self.tuner) and not defer_signals.interrupted:
-            return self.gather(number)
+        step = self._step
+        if step is None or not self.tuner.strategy.both_spin:
+            return None
+        pairs = []
+        for part in step.parts:
+            pairs.append((part.page.counters, step.number))  # noqa: PERF401 # a comprehension costs one more call
+        if spin_until_all(pairs, FINISHED) and not defer_signals.interrupted:
+            return self.gather(step)
         return None
 
-    def finish(self, deadline: float | None) -> StepResults | None:
-        """Wait for a step that `start` has posted until the deadline (`time.monotonic`), and return `gather`.
+    def finish(self, env_ids: list[int], deadline: float | None) -> StepResults | None:
+        """Wait for a step of these envs that `start` has posted, and return `gather`.
 
         Only one thread does so: rows of in-process workers must not run twice. Others wait in `Collector`.
+
+        Args:
+            env_ids: Ids of the envs, in the order of the results.
+            deadline: End of the wait (`time.monotonic`); None for no limit.
         """
         with self._lock:
-            number, self._number = self._number, 0
-        if not number:
-            return None
+            step = self._step
+            if step is None or step.envs.env_ids != env_ids:
+                return None
+            self._step = None
         pending, reactor = self._vector.pending, self._vector.reactor
-        if self._is_inline:
-            self._run(number)
+        if self.inline is not None and step.envs is self._all:
+            self.inline.run_all(step)
+        elif self.inline is not None:
+            self.inline.run_posted()
         else:
             self.listen()
-            is_finished = functools.partial(self._is_finished, number)
             if self._is_far:
-                in_time = reactor.wait(is_finished, pending, deadline, self.wait_set)
+                in_time = reactor.wait(step.is_finished, pending, deadline, self.wait_set)
             else:
-                in_time = self.wait_set.wait_rings(is_finished, pending, deadline)
+                in_time = self.wait_set.wait_rings(step.is_finished, pending, deadline)
             if not in_time:
                 return None
         with defer_signals:
-            results = self.gather(number)
-        if self._is_inline:
+            results = self.gather(step)
+        if self.inline is not None:
             reactor.wake(pending)  # no ring has told other threads of it
         return results
 
-    def _is_finished(self, number: int) -> bool:
-        """Return whether all workers have finished a step, or an env needs more than waiting."""
-        is_finished = True
-        for _, rows, _, page in self._parts:
-            # What has been posted since, by a signal handler or to another process, may be streamed: its end does not
-            # ring.
-            if rows.last != number:
-                return True
-            if page.counters[FINISHED] < number:
-                is_finished = False
-        return is_finished
-
-    def _run(self, number: int) -> None:
-        """Run what was posted to in-process workers. Called without signals deferred, since env code runs in here."""
-        try:
-            self._loop.run(self._slots.ops, number)
-        except BaseException:  # of the library's own lines: what env code raises is the outcome of its step
-            _replace_processes(
-                [core for core, rows, _, page in self._parts if rows.is_in_flight() and _has_begun(rows, page)]
-            )
-            raise
-
-    def leave(self, actor: Supervisor) -> None:
-        """Leave to an in-process worker what the loop does not run."""
-        with self._lock:
-            rows, process = actor.calls.rows, actor.core.process
-            if process is not None and rows is not None and rows.has_posted() and self._loop.may_send():
-                page, number = process.page, self._slots.numbers_of[rows.first]
-                is_left = not _has_begun(rows, page) or not rows.is_in_flight()
-                if page.counters[STEP] < number and is_left:
-                    page.post_step(number, ASLEEP, False)
-
     # Results ---------------------------------------------------------------------------------------------
 
-    def gather(self, number: int) -> StepResults | None:
-        """Deliver the results of the step with this call id. Called with signals deferred.
+    def gather(self, step: Step) -> StepResults | None:
+        """Deliver the results of a step. Called with signals deferred.
 
         Returns:
             The results as `VectorEnv.step` returns them; None if an env needs special handling, so that `Collector`
             has to deliver them.
         """
-        vector, slots, contents = self._vector, self._slots, None
-        if not self.arrive(number):
+        vector, slots, envs, contents = self._vector, self._slots, step.envs, None
+        if not self.arrive(step):
             return None
         if not slots.infos.all_plain():
-            contents = vector.reader.decode_all()
+            contents = vector.reader.decode_all(envs.env_ids)
             if contents is None:
                 return None
-        results = vector.reader.batch(None, contents)
-        is_plain = slots.ops == slots.in_half[slots.halves[0]]
-        resets = None if is_plain else (np.frombuffer(slots.ops, np.uint8) & RESET).astype(np.bool_)
-        vector.episodes.record_all(results[2], results[3], resets)
-        vector.reader.keep_all(contents)
-        self._number = 0
+        results = vector.reader.batch(envs.index, contents)
+        vector.episodes.record_all(envs, results[2], results[3], step.resets)
+        vector.reader.keep_all(envs, contents)
+        self._step = None
         # Made idle last: after an interrupt before that, `recv` delivers the results.
-        slots.states[:] = slots.zeros
+        for each in envs.ranges:
+            slots.states[each] = slots.zeros[each]
         self.record()
         return results
 
@@ -328,53 +294,38 @@ class Stepper:
         now = time.monotonic()
         self.tuner.record(now - self._started, now)
 
-    def arrive(self, number: int) -> bool:
-        """Take the results of all envs into account; return False if that is not as simple as it is most often.
+    def arrive(self, step: Step) -> bool:
+        """Take the results of a step into account; return False if that is not as simple as it is most often.
 
         Called with signals deferred.
         """
-        slots, states = self._slots, self._slots.states
-        if slots.unusual or slots.overflow or not self._parts or slots.numbers_of != slots.slab.completed.data:
+        slots, (envs, number, parts, _) = self._slots, step
+        if slots.unusual and not slots.unusual.isdisjoint(envs.env_ids):
             return False
+        completed = slots.slab.completed.data
         with self._lock:
-            if states != self._all_posted or (not slots.infos.all_plain() and slots.infos.any_failed(0, len(states))):
-                return False
-            for core, rows, process, page in self._parts:
+            for each in envs.ranges:
+                if slots.states[each] != self._all_posted[each] or slots.numbers_of[each] != completed[each]:
+                    return False
+                if not slots.infos.all_plain() and not slots.infos.are_inline(each):
+                    return False
+            for core, rows, process, page, _, _ in parts:
                 counters = page.counters
                 is_as_usual = core.process is process and core.phase is LIVE and not core.table.queue
                 if not is_as_usual or counters[OVERFLOWS] != process.overflows:
                     return False
                 if counters[FINISHED] != number or rows.last != number:
                     return False
-            slots.halves[:] = slots.in_half[slots.ops[0] & HALF]
-            for core, rows, _, _ in self._parts:
+            for each in envs.ranges:
+                slots.halves[each] = slots.ops[each].translate(_HALF_OF)
+            for core, _, _, _, indices, _ in parts:
                 if core.recovery.replays:
-                    core.recovery.record_all(slots)
-                core.completed += rows.stop - rows.first
-                states[rows.first : rows.stop] = rows.all_arrived
-        for core in [part.core for part in self._parts] if slots.on_failure == "replay" else ():
+                    core.recovery.record_all(slots, indices)
+                core.completed += len(indices)
+            for each in envs.ranges:
+                slots.states[each] = self._all_arrived[each]
+        for core in [part.core for part in parts] if slots.on_failure == "replay" else ():
             if core.queue:  # states of envs are to be saved
                 with core.change, core.lock:
                     core.on_idle()
         return True
-
-
-def _run_worker(stepper: weakref.ref[Stepper], actor: Supervisor, run: Callable[[], None]) -> None:
-    """Run what an in-process worker was sent, and what the loop leaves to it."""
-    steps = stepper()
-    if steps is not None:
-        steps.leave(actor)
-    run()
-
-
-def _replace_processes(cores: Sequence[ActorCore]) -> None:
-    """Replace the processes of some actors after an exception in the middle of a step."""
-    for core in cores:
-        core.is_inconsistent = True  # all first: with little stack left, the next request has to replace the processes
-    for core in cores:
-        core.kill_inconsistent()
-
-
-def _has_begun(rows: ActorRows, page: ControlPage) -> bool:
-    """Return whether the worker, or the loop, has begun the last rows that were posted."""
-    return page.counters[BEGUN] == rows.slots.numbers_of[rows.first]

@@ -232,10 +232,10 @@ def test_a_step_ends_if_a_new_process_runs_it_before_the_caller_waits(tmp_path, 
     fuse, finish = tmp_path / "fuse", Stepper.finish
     wanted = 0
 
-    def finish_late(stepper, deadline):
+    def finish_late(stepper, env_ids, deadline):
         slots = stepper._slots
         wait_until(lambda: envs.actors[0].incarnation == wanted and slots.states[0] == POSTED)
-        return finish(stepper, deadline)
+        return finish(stepper, env_ids, deadline)
 
     monkeypatch.setattr(Stepper, "finish", finish_late)
     factories = [functools.partial(Fused, path) for path in (fuse, tmp_path / "none")]

@@ -90,12 +90,12 @@ class Column:
     def __getitem__(self, rows: slice) -> np.ndarray:
         return self._column[rows]
 
-    def __setitem__(self, row: int, value: Any) -> None:
-        self.data[row] = value
-
-    def fill(self, value: Any) -> None:
-        """Store a number in all rows at once, which the worker cannot see half of: it is told of it afterwards."""
-        self._column.fill(value)
+    def __setitem__(self, row: int | slice, value: Any) -> None:
+        """Store a number; in several rows at once, since the worker, which is told of it afterwards, cannot see half."""
+        if isinstance(row, slice):
+            self._column[row] = value
+        else:
+            self.data[row] = value
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return self._column

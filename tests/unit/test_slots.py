@@ -8,6 +8,7 @@ from plainrows import WRITES_PER_ENV, PlayedActor, make_slots
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.slots import ARRIVED, IDLE, LOST, NO_EPISODE, POSTED, Op
+from envactors.envs.selection import Selection
 from envactors.mailbox.control_page import ASLEEP
 from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.mailbox.pickling import dumps, loads
@@ -220,10 +221,20 @@ def actor(reactor, request):
 
 def post_all(actor):
     """Starts a step of all envs; returns whether they were posted at once."""
-    actor.stepper._number = 0
-    actor.stepper._write_rows(np.array(actor.ENVS, np.float64))
-    actor.stepper._post_if_free(100.0, ASLEEP, pinned=False)
-    return actor.stepper._number > 0
+    return post_some(actor, actor.stepper._all)
+
+
+def post_some(actor, envs):
+    """Starts a step of some envs; returns whether they were posted at once."""
+    actor.stepper._step = None
+    resets = actor.stepper._write_rows(envs, np.array(envs.env_ids, np.float64))
+    actor.stepper._post_if_free(envs, resets, 100.0, ASLEEP, pinned=False)
+    return actor.stepper._step is not None
+
+
+def arrive(actor):
+    """Takes the results of the step into account; returns whether that could be done at once."""
+    return actor.stepper.arrive(actor.stepper._step)
 
 
 def test_all_envs_at_once_have_the_results_that_each_for_itself_has(actor):
@@ -231,7 +242,7 @@ def test_all_envs_at_once_have_the_results_that_each_for_itself_has(actor):
     for _ in range(2):
         assert post_all(actor)
         actor.work()
-        assert actor.stepper.arrive(actor.stepper._number)
+        assert arrive(actor)
         assert [actor.slots.states[env] for env in actor.ENVS] == [ARRIVED] * 3
         results.append(actor.deliver())
         actor.step()
@@ -257,21 +268,76 @@ def test_all_envs_are_posted_at_once_only_if_nothing_waits_or_is_out_of_the_ordi
     assert [actor.slots.states[env] for env in actor.ENVS] == [IDLE] * 3
 
 
+@pytest.mark.parametrize("env_ids", [[1], [2, 0], [0, 2, 1]])
+def test_some_envs_at_once_have_the_results_that_each_for_itself_has(actor, env_ids):
+    number = actor.core.table.last_id + 1
+    assert post_some(actor, Selection(env_ids))
+    assert [actor.slots.states[env] for env in actor.ENVS] == [POSTED if env in env_ids else IDLE for env in actor.ENVS]
+    actor.work()
+    obs, _, _, _, infos = actor.stepper.gather(actor.stepper._step)
+    assert obs.tolist() == [1000 * env + number for env in env_ids]
+    assert infos == [{}] * len(env_ids)
+    assert actor.slots.states == actor.slots.zeros
+    assert actor.episodes.steps.tolist() == [1 + (env in env_ids) for env in actor.ENVS]
+    if actor.core.recovery.replays:
+        lengths = [actor.core.recovery.journal(env).length for env in actor.ENVS]
+        assert lengths == [1 + (env in env_ids) for env in actor.ENVS]
+
+
+def test_some_envs_are_posted_at_once_only_if_no_other_env_of_their_actor_runs(actor):
+    actor.step(0, stream=True)
+    assert not post_some(actor, Selection([1, 2]))
+    assert [actor.slots.states[env] for env in actor.ENVS] == [POSTED, IDLE, IDLE]
+    actor.work()
+    actor.deliver()
+    assert post_some(actor, Selection([1, 2]))
+
+
+def test_some_envs_are_taken_at_once_whatever_is_out_of_the_ordinary_with_others(actor):
+    actor.step(0)
+    actor.work(large=[0])
+    assert actor.deliver()[0].info == {"large": "x" * 10_000}
+    actor.slots.unusual.add(0)
+    assert post_some(actor, Selection([2, 1]))
+    actor.work()
+    assert arrive(actor)
+
+
+def test_an_autoreset_of_some_envs_is_no_step(actor):
+    actor.slots.ended[:] = [True, False, True]
+    assert post_some(actor, Selection([1, 2]))
+    assert [actor.slots.ops[env] & RESET for env in (1, 2)] == [0, RESET]
+    actor.work()
+    assert actor.stepper.gather(actor.stepper._step) is not None
+    assert actor.slots.ended.tolist() == [True, False, False]
+    assert actor.episodes.steps.tolist() == [1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("env_ids", "ranges"),
+    [([], []), ([3], [(3, 4)]), ([5, 0, 1, 4, 2], [(0, 3), (4, 6)]), ([2, 0], [(0, 1), (2, 3)])],
+)
+def test_consecutive_ids_are_taken_together(env_ids, ranges):
+    envs = Selection(env_ids)
+    assert [(each.start, each.stop) for each in envs.ranges] == ranges
+    assert envs.index.tolist() == env_ids
+
+
 @pytest.mark.parametrize("writes", range(3 * WRITES_PER_ENV + 1))
 def test_a_step_of_all_envs_has_not_ended_before_its_worker_says_so(actor, writes):
     assert post_all(actor)
     actor.work(writes)
-    assert not actor.stepper.arrive(actor.stepper._number)
+    assert not arrive(actor)
     assert [actor.slots.states[env] for env in actor.ENVS] == [POSTED] * 3
     actor.work()
-    assert actor.stepper.arrive(actor.stepper._number)
+    assert arrive(actor)
 
 
 @pytest.mark.parametrize("what", ["raises", "large"])
 def test_a_result_with_more_than_its_row_is_looked_at_alone(actor, what):
     assert post_all(actor)
     actor.work(**{what: [1]})
-    assert not actor.stepper.arrive(actor.stepper._number)
+    assert not arrive(actor)
     assert [actor.slots.states[env] for env in actor.ENVS] == [POSTED] * 3
     results = actor.deliver()
     if what == "large":
