@@ -76,8 +76,21 @@ class DiesOnce(gymnasium.Env):
         return np.ones(1), 1.0, False, False, {}
 
 
-@pytest.mark.parametrize(("waiter", "name", "env_ids"), [(WaitSet, "wait_rings", None), (Reactor, "wait", [1, 0])])
-def test_a_thread_that_slept_through_a_restart_hears_the_new_process(monkeypatch, tmp_path, waiter, name, env_ids):
+def send_and_receive(envs):
+    envs.send([0, 0])
+    return envs.recv(timeout=SOON).rewards
+
+
+@pytest.mark.parametrize(
+    ("waiter", "name", "ask"),
+    [
+        (WaitSet, "wait_rings", lambda envs: envs.step([0, 0], timeout=SOON)[1]),
+        (WaitSet, "wait_rings", lambda envs: envs.step([0, 0], env_ids=[1, 0], timeout=SOON)[1]),
+        (Reactor, "wait", send_and_receive),
+    ],
+    ids=["step", "step of some", "recv"],
+)
+def test_a_thread_that_slept_through_a_restart_hears_the_new_process(monkeypatch, tmp_path, waiter, name, ask):
     wait = getattr(waiter, name)
 
     def wait_late(self, done, *args):
@@ -92,8 +105,7 @@ def test_a_thread_that_slept_through_a_restart_hears_the_new_process(monkeypatch
         envs.reset(seed=0)
         monkeypatch.setattr(waiter, name, wait_late)
         began = time.monotonic()
-        _, rewards, *_ = envs.step([0, 0], env_ids=env_ids, timeout=SOON)
-        assert rewards.tolist() == [1, 1]
+        assert ask(envs).tolist() == [1, 1]
         assert time.monotonic() - began < SOON
 
 

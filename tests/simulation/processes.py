@@ -91,7 +91,7 @@ class Column:
         return self._column[rows]
 
     def __setitem__(self, row: int | slice, value: Any) -> None:
-        """Store a number; in several rows at once, since the worker, which is told of it afterwards, cannot see half."""
+        """Store a number; in several rows at once, which the worker, told of it afterwards, cannot see half of."""
         if isinstance(row, slice):
             self._column[row] = value
         else:
