@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -46,7 +47,7 @@ class Asker:
         config = vector.supervisors[0].config
         is_far = config.backend.is_far
         self.corked: Callable[[], AbstractContextManager[object]] = (
-            config.backend.corked if is_far else contextlib.nullcontext
+            config.backend.corked if is_far else itertools.repeat(contextlib.nullcontext()).__next__
         )
         # With an in-process backend, envs run in the thread that starts them, where Ctrl-C has to reach them.
         self._deferral: Any = contextlib.nullcontext() if config.backend.inline else defer_signals

@@ -72,6 +72,7 @@ class Stepper:
         # Time at which the last step was started (`time.monotonic`).
         self._started = 0.0
         self._all = Selection(asker.all_ids, is_all=True)
+        self._completed = slots.slab.completed.data
         self._all_posted = bytes([POSTED]) * len(slots.of)
         self._all_arrived = bytes([ARRIVED]) * len(slots.of)
         # Whether a step consists of nothing but an action in the row, and its result of nothing but arrays and an info.
@@ -149,7 +150,8 @@ class Stepper:
                     if envs is self._all:
                         self._use([])
                     return
-                number = max(number, table.last_id)
+                if table.last_id > number:  # noqa: PLR1730 # in a third of the time that `max` takes
+                    number = table.last_id
             if not parts or (slots.unusual and not slots.unusual.isdisjoint(envs.env_ids)):
                 return
             try:
@@ -302,7 +304,7 @@ class Stepper:
         slots, (envs, number, parts, _) = self._slots, step
         if slots.unusual and not slots.unusual.isdisjoint(envs.env_ids):
             return False
-        completed = slots.slab.completed.data
+        completed = self._completed
         with self._lock:
             for each in envs.ranges:
                 if slots.states[each] != self._all_posted[each] or slots.numbers_of[each] != completed[each]:
