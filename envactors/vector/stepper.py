@@ -74,7 +74,6 @@ class Stepper:
         self._all = Selection(asker.all_ids, is_all=True)
         self._completed = slots.slab.completed.data
         self._all_posted = bytes([POSTED]) * len(slots.of)
-        self._all_arrived = bytes([ARRIVED]) * len(slots.of)
         # Whether a step consists of nothing but an action in the row, and its result of nothing but arrays and an info.
         self._is_simple = slots.slab.layout.action is not None
         self._is_simple &= not vector.batcher.learns and not vector.reader.copies_objects
@@ -261,8 +260,9 @@ class Stepper:
                 return None
         with defer_signals:
             results = self.gather(step)
-        if self.inline is not None:
-            reactor.wake(pending)  # no ring has told other threads of it
+        if self.inline is not None or step.envs is not self._all:
+            # No ring has told other threads of it, or they wait for other envs, whose rings have woken this one alone.
+            reactor.wake(pending)
         return results
 
     # Results ---------------------------------------------------------------------------------------------
@@ -324,8 +324,8 @@ class Stepper:
                 if core.recovery.replays:
                     core.recovery.record_all(slots, indices)
                 core.completed += len(indices)
-            for each in envs.ranges:
-                slots.states[each] = self._all_arrived[each]
+                for index in indices:
+                    slots.states[index] = ARRIVED
         for core in [part.core for part in parts] if slots.on_failure == "replay" else ():
             if core.queue:  # states of envs are to be saved
                 with core.change, core.lock:

@@ -250,7 +250,7 @@ MUTANTS = [
         ASKER + "_retire", "supervisor.calls.queue_renewal(ActorFuture(supervisor, None))", "pass", "old processes go"
     ),
     Mutant(ASKER + "start_resets", "slot.seed_with(op.seed)", "pass", "episodes have their seeds"),
-    Mutant(STEPPER + "_write_rows", "slots.align_halves(half)", "pass", LAST),
+    Mutant(STEPPER + "_write_rows", "slots.align_halves(slots.halves[0])", "pass", LAST),
     Mutant(
         STEPPER + "_write_rows",
         "ops[env_id] |= RESET",
