@@ -40,6 +40,7 @@ def requests_of(envs, number, futures):
 
     return {
         "step": lambda: envs.step(actions),
+        "step of some": lambda: envs.step(actions[:3], env_ids=[2, 0, 3]),
         "reset": lambda: envs.reset(seed=number),
         "send": lambda: envs.send(actions),
         "recv": recv,
@@ -113,7 +114,7 @@ def interrupt_everywhere(backend, name, first, stride):
         return turn
 
 
-@pytest.mark.parametrize("name", ["step", "reset", "send", "recv", "submit", "call"])
+@pytest.mark.parametrize("name", ["step", "step of some", "reset", "send", "recv", "submit", "call"])
 @pytest.mark.parametrize("backend", ["process"])
 def test_a_vector_is_usable_after_an_exception_at_some_lines(backend, name):
     stride = 67
@@ -122,7 +123,7 @@ def test_a_vector_is_usable_after_an_exception_at_some_lines(backend, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["step", "reset", "send", "recv", "submit", "call"])
+@pytest.mark.parametrize("name", ["step", "step of some", "reset", "send", "recv", "submit", "call"])
 @pytest.mark.parametrize("backend", ["process", "inline"])
 def test_a_vector_is_usable_after_an_exception_at_any_line(backend, name):
     assert interrupt_everywhere(backend, name, 0, 1) > 50
@@ -190,14 +191,17 @@ def test_a_vector_is_usable_after_a_long_storm_of_signals(seed):
     assert storm(25.0, seed) > 100
 
 
+@pytest.mark.parametrize("env_ids", [None, [3, 0, 2]], ids=["all", "some"])
 @pytest.mark.parametrize(("backend", "per_actor"), [("process", 2), ("thread", 1), ("inline", 1)])
-def test_a_vector_is_usable_after_a_lack_of_stack(backend, per_actor):
+def test_a_vector_is_usable_after_a_lack_of_stack(backend, per_actor, env_ids):
     options = {"backend": backend, "envs_per_actor": per_actor, "restart": OFTEN}
     with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(4)], **options) as envs:
         check(envs, 1)
 
         def dive(depth):
-            return dive(depth - 1) if depth else envs.step([7] * 4, timeout=SOON)
+            if depth:
+                return dive(depth - 1)
+            return envs.step([7] * len(env_ids or envs), env_ids=env_ids, timeout=SOON)
 
         limit = sys.getrecursionlimit() - len(inspect.stack())
         for spare in range(2, 40):
