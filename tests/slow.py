@@ -109,6 +109,12 @@ SLOW = {
     r"test_remote_network\.py::test_corrupted_bytes\w+\[repeated\]": "garbled back",
     r"test_sigpipe\.py::\w+\[closed\]": "killed, monitor",
     r"test_rollouts\.py::test_the_first_two_rollouts_in_flight\w+\[True\]": "False",
+    r"test_evaluation\.py::test_a_failed_episode_is_repeated\w+\[3-(raise|renew)-": "one env an actor; replay",
+    r"test_rollouts\.py::test_with_replay_a_failure\w+\[(3-next|1-same)_step-": "each with the other mode",
+    r"test_rollouts\.py::test_a_rollout_is_the_loop_of_steps\[.*(replay|seed_ep|thread).*same_step\]": "next_step",
+    r"test_gymnasium_parity\.py::test_equal_seeds\w+\[(?!Cart).*-process-(3-next|1-same)_step": "the other mode",
+    r"test_odd_callers\.py::test_an_actor_starts_while\w+\[spawn\]": "forkserver, whose server starts alike",
+    r"test_actors\.py::test_a_factory_may_have_proxies_of_a_manager\[spawn\]": "loky",
 }
 
 

@@ -591,20 +591,20 @@ def run(*arguments, **environment):
 
 def test_the_command(tmp_path):
     file = tmp_path / "report.json"
-    done = run("--faults", "20", "--seed", "1", "--json", str(file))
+    done = run("--faults", str(ALL_KINDS), "--seed", "1", "--json", str(file))
     assert (done.returncode, done.stderr) == (0, ""), done
     report = json.loads(file.read_text())
     assert report["ok"]
-    assert (report["planned"], report["seed"], set(report["faults"])) == (20, 1, KINDS)
-    assert sum(report["faults"].values()) == 20
+    assert (report["planned"], report["seed"], set(report["faults"])) == (ALL_KINDS, 1, KINDS)
+    assert sum(report["faults"].values()) == ALL_KINDS
     title, *_, verdict = done.stdout.splitlines()
-    assert title == "echo: 20 faults over 8 envs, 1 per actor, on_failure='renew', seed 1"
-    assert re.fullmatch(r"All zeros: 20 faults in [\d.]+ s, every result accounted for\.", verdict)
+    assert title == f"echo: {ALL_KINDS} faults over 8 envs, 1 per actor, on_failure='renew', seed 1"
+    assert re.fullmatch(rf"All zeros: {ALL_KINDS} faults in [\d.]+ s, every result accounted for\.", verdict)
     counts = dict(re.findall(r"^([a-z ]+): ([\d,]+)$", done.stdout, re.MULTILINE))
     for name in ("lost", "duplicated", "mixed up", "torn", "stalls", "leaks"):
         assert counts[name] == "0"
     assert int(counts["results delivered"].replace(",", "")) == report["delivered"]
-    assert int(counts["renewals"]) == report["renewals"] >= 20 - MAY_PASS * report["faults"]["sleep"]
+    assert int(counts["renewals"]) == report["renewals"] >= ALL_KINDS - MAY_PASS * report["faults"]["sleep"]
 
 
 def test_the_command_fails_where_something_is_wrong(monkeypatch, capsys):

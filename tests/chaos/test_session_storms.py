@@ -10,10 +10,10 @@ from chaos.sessions import SessionStorm
 
 @pytest.mark.parametrize("nodes", [0, 2])
 def test_sessions_under_faults_each_end_once_with_the_right_kind(nodes, helper_processes):
-    report = SessionStorm(60, seed=3, size=6, nodes=nodes).run()
+    report = SessionStorm(40, seed=3, size=6, nodes=nodes).run()
     assert report.wrong == []
-    assert report.outcomes.total() == 60
-    assert 0 < report.outcomes["completed"] < 60
+    assert report.outcomes.total() == 40
+    assert 0 < report.outcomes["completed"] < 40
 
 
 def test_state_that_leaks_into_the_next_session_is_found(helper_processes, monkeypatch):

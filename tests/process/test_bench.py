@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -18,10 +19,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from helpers import is_gone
+from helpers import FORK_SERVER, is_gone
 from hypothesis import given
 from hypothesis import strategies as st
 
+import envactors as ea
 from envactors.cli import main
 from envactors.cli.bench import registry
 from envactors.cli.bench.figures import Comparison, Spread, in_words, rates, ratio_text, ratios, spread
@@ -65,22 +67,20 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def measured(helper_processes, tmp_path_factory):
+    """A run in this process, whose sides a fork server starts; other tests run the command, and start fresh sides."""
     path = tmp_path_factory.mktemp("bench") / "figures.json"
-    against = ("--against", "loop,pipe, gymnasium")
-    done = run(
-        "CartPole-v1",
-        *SMALL,
-        "--num-envs",
-        "2",
-        "--envs-per-actor",
-        "2",
-        *against,
-        "--json",
-        str(path),
-        "--plot",
-        str(path.with_suffix(".svg")),
-    )
+    sizes = ("--num-envs", "2", "--envs-per-actor", "2", "--against", "loop,pipe, gymnasium")
+    files = ("--json", str(path), "--plot", str(path.with_suffix(".svg")))
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+        pytest.MonkeyPatch.context() as patches,
+    ):
+        patches.setenv("FORCE_COLOR", "1")
+        patches.setattr(ea, "ProcessBackend", lambda _: FORK_SERVER)
+        status = main(["bench", "CartPole-v1", *SMALL, *sizes, *files])
+    done = subprocess.CompletedProcess((), status, out.getvalue(), errors.getvalue())
     return done, json.loads(path.read_text()), path.with_suffix(".svg").read_text()
 
 

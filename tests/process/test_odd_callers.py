@@ -162,7 +162,7 @@ def test_an_actor_starts_while_its_caller_forks(method):
     read, write = os.pipe()
     with ea.spawn(Env, backend=ea.ProcessBackend(sys.argv[1])) as actor:
         future, children = actor.answer(), []
-        while not future.done() and len(children) < 300:
+        while not future.done() and len(children) < 100:
             pid = os.fork()
             if pid == 0:
                 os.close(write)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sysconfig
 import time
 from pathlib import Path
 
@@ -19,10 +16,6 @@ from envactors.cli import main
 from envactors.testing import EchoEnv
 from envactors.tuning.candidates import Candidate, placements, variants
 from envactors.tuning.tuner import Measured, Tuner, Tuning
-
-COMMAND = Path(sysconfig.get_path("scripts"), "envactors")
-# Commands that run in this file's directory also import the helpers, which are one level above it.
-SEES_TESTS = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 class Discrete:
@@ -200,13 +193,12 @@ def test_an_env_without_an_action_space_is_rejected_by_name():
         ea.tune(Mute, 2, seconds=1.0)
 
 
-def test_the_command(tmp_path):
-    done = subprocess.run(
-        [COMMAND, "tune", "test_tuning:EchoWithSpace", "--num-envs", "2", "--seconds", "2"],
-        capture_output=True, text=True, cwd=Path(__file__).parent, env=SEES_TESTS, timeout=100,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+def test_the_command(capfd, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)  # restores the path, to which the command adds
+    assert main(["tune", "test_tuning:EchoWithSpace", "--num-envs", "2", "--seconds", "1"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    lines = out.splitlines()
     assert lines[0].split() == ["steps/s", "of", "best", "start", "(s)"]
     assert lines[-1].startswith("envs = ea.VectorEnv([make_env] * 2")
 
