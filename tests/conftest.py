@@ -21,7 +21,7 @@ from pathlib import Path
 import loky.backend.resource_tracker
 import pytest
 from agents import AgentServer
-from budget import LONG
+from budget import LONG, examples
 from helpers import FORK_SERVER, kept_fork_server
 from hypothesis import HealthCheck, settings
 from portable import why_not_portable
@@ -74,6 +74,7 @@ FIRST = ("remote", "docs", "chaos", "process", "integrations", "simulation", "ty
 # Nothing here depends on the load of the machine or, except in long runs, on chance.
 settings.register_profile(
     "tests",
+    max_examples=examples(100),
     deadline=None,
     derandomize=not LONG,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

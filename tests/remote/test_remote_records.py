@@ -10,6 +10,7 @@ import threading
 import tracemalloc
 
 import pytest
+from budget import examples
 from helpers import SOON
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ numbers = st.integers(0, (1 << 32) - 1)
 BYTES = st.integers(0, 255)
 payloads = st.binary(max_size=300) | st.integers(0, 300_000).map(lambda size: bytes(range(256)) * (size // 256))
 records = st.builds(Record, BYTES, numbers, payloads, BYTES, numbers, st.integers(0, (1 << 64) - 1), st.just(0))
-EXAMPLES = pytest.mark.parametrize("examples", [300, pytest.param(100_000, marks=pytest.mark.soak)])
+EXAMPLES = pytest.mark.parametrize("examples", [examples(300), pytest.param(100_000, marks=pytest.mark.soak)])
 
 
 def encode(sent):
