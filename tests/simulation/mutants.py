@@ -261,7 +261,6 @@ MUTANTS = [
     Mutant("vector.steps:Step.is_finished", "part.rows.last != self.number", "False", HANGS),
     Mutant(FAILURES + "lose", "rows.last = 0", "pass", HANGS),
     Mutant(STEPPER + "gather", "slots.states[each] = slots.zeros[each]", "pass", STATES),
-    Mutant(STEPPER + "_find_parts", " or rows.has_posted()", "", STATES),
     Mutant(
         "vector.collector:Collector._is_there",
         "self._suffice(self._arrive(), count)  #",
