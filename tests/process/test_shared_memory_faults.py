@@ -124,9 +124,10 @@ def test_an_env_that_is_lost_between_the_halves_of_a_step_is_reported_by_the_sec
         assert isinstance(caught.value.failures[1], ea.ActorDiedError)
 
 
+@pytest.mark.parametrize("env_ids", [None, [0, 1]], ids=["step", "step of some"])
 @pytest.mark.parametrize("moment", ["as actions are written", "as it is posted"])
 @pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
-def test_a_crash_just_before_a_step_begins_leaves_the_step_before_it_alone(on_failure, moment):
+def test_a_crash_just_before_a_step_begins_leaves_the_step_before_it_alone(on_failure, moment, env_ids):
     """The result of the step before is still in the slab, already delivered, when the crash is noticed."""
     with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(2)], on_failure=on_failure, restart=ALWAYS) as envs:
         envs.reset(seed=0)
@@ -144,14 +145,14 @@ def test_a_crash_just_before_a_step_begins_leaves_the_step_before_it_alone(on_fa
         setattr(owner, name, dies_first)
         if on_failure == "raise":
             with pytest.raises(ea.VectorStepError) as caught:
-                envs.step([2, 2])
+                envs.step([2, 2], env_ids=env_ids)
             assert list(caught.value.failures) == [1]
             obs = envs.reset(env_ids=[1])[0]
         elif on_failure == "replay":
-            assert envs.step([2, 2])[0][1, :3].tolist() == [1, 2, 2]
+            assert envs.step([2, 2], env_ids=env_ids)[0][1, :3].tolist() == [1, 2, 2]
             obs = envs.reset()[0]
         else:
-            obs, *_, infos = envs.step([2, 2])
+            obs, *_, infos = envs.step([2, 2], env_ids=env_ids)
             assert "failure" in infos[1]
             assert obs[1, :3].tolist() == [1, 1, 1], "the last complete observation"
             obs = envs.step([3, 3])[0]
