@@ -7,11 +7,13 @@ import contextlib
 from helpers import SOON, Counter
 
 import envactors as ea
+from envactors.system.choice import PORTABLE
 
 
-def forking_backend(launcher, **options):
-    """Return a backend whose nodes start no fork servers: an agent has imported what its workers need, see `agents`."""
-    return ea.RemoteBackend(launcher, start_method="fork", **options)
+def preloading_backend(launcher, *modules, **options):
+    """Return a backend whose nodes have already imported these modules of the tests."""
+    preload = () if PORTABLE else ("helpers", *modules)
+    return ea.RemoteBackend(launcher, preload=preload, **options)
 
 
 @contextlib.contextmanager

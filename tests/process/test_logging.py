@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from helpers import SOON, Counter, wait_until
-from nodes import forking_backend, standing
+from nodes import preloading_backend, standing
 
 import envactors as ea
 from envactors.remote import LocalNodes
@@ -73,7 +73,7 @@ class Logger(Counter):
 @pytest.fixture(scope="class")
 def far(helper_processes):
     """A backend of one node that stays for the tests of a class."""
-    backend = forking_backend(LocalNodes(1))
+    backend = preloading_backend(LocalNodes(1), __name__)
     with standing(backend):
         yield backend
 

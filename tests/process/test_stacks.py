@@ -9,7 +9,7 @@ import time
 
 import pytest
 from helpers import SOON, Counter, promised, wait_for_path, wait_until
-from nodes import forking_backend, standing
+from nodes import preloading_backend, standing
 
 import envactors as ea
 from envactors.remote import LocalNodes
@@ -19,7 +19,7 @@ from envactors.testing import EchoEnv, FaultyEnv
 @pytest.fixture(scope="module")
 def far(helper_processes):
     """A backend of one node that stays."""
-    backend = forking_backend(LocalNodes(1))
+    backend = preloading_backend(LocalNodes(1))
     with standing(backend):
         yield backend
 

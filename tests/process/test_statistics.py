@@ -13,7 +13,7 @@ import pytest
 from helpers import SOON, Counter, wait_for_path, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import forking_backend
+from nodes import preloading_backend
 
 import envactors as ea
 from envactors.actor.signal_deferral import StateChange
@@ -177,7 +177,7 @@ def test_a_standby_that_is_taken_is_timed():
 
 
 def test_steps_on_nodes_are_timed_there():
-    backend = forking_backend(LocalNodes(2), heartbeat=0.1)
+    backend = preloading_backend(LocalNodes(2), __name__, heartbeat=0.1)
     with ea.VectorEnv([lambda i=i: Paced(i) for i in range(4)], envs_per_actor=2, backend=backend) as envs:
         envs.stats()
         envs.reset(seed=0)

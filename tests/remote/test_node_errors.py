@@ -10,7 +10,7 @@ import psutil
 import pytest
 from bulky import Huge, Talkative, Wide
 from helpers import SOON, Counter
-from nodes import forking_backend, standing
+from nodes import preloading_backend, standing
 from slowlink import ChangedNodes
 
 import envactors as ea
@@ -34,7 +34,7 @@ def nodes_with_limits(helper_processes):
     """A backend of two nodes that stay, where files are small, and which accept short records alone."""
     files = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({LARGEST_FILE}, {LARGEST_FILE}))"
     nodes = ChangedNodes(f"{files}; import envactors.remote.records as r; r.LONGEST = {LIMIT}")
-    backend = forking_backend(nodes, lease=10.0, heartbeat=0.5)
+    backend = preloading_backend(nodes, "bulky", lease=10.0, heartbeat=0.5)
     with standing(backend):
         yield backend
 

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from helpers import SOON, Counter, promised, wait_until
-from nodes import forking_backend, standing
+from nodes import preloading_backend, standing
 
 import envactors as ea
 from envactors.remote import LocalNodes
@@ -30,7 +30,7 @@ ROOM = 4
 @pytest.fixture(scope="module")
 def shared(helper_processes):
     """A backend of two nodes that stay, for tests that leave them as they were."""
-    backend = forking_backend(LocalNodes(2), envs_per_node=1 + ROOM)
+    backend = preloading_backend(LocalNodes(2), envs_per_node=1 + ROOM)
     with standing(backend):
         yield backend
 
@@ -42,13 +42,13 @@ def launcher():
 
 @pytest.fixture
 def backend(launcher):
-    return forking_backend(launcher)
+    return preloading_backend(launcher)
 
 
 @pytest.fixture
 def hasty(launcher):
     """A backend that gives nodes up soon, also those that are only busy."""
-    return forking_backend(launcher, lease=1.0, heartbeat=0.2)
+    return ea.RemoteBackend(launcher, lease=1.0, heartbeat=0.2)
 
 
 def agents_of(launcher):
@@ -128,7 +128,7 @@ def test_a_stopped_agent_is_lost_after_the_lease_and_its_keeper_ends_the_workers
 
 
 def test_deadlines_keep_their_times_on_a_silent_link(launcher):
-    backend = forking_backend(launcher, lease=10.0)
+    backend = ea.RemoteBackend(launcher, lease=10.0)
     with ea.spawn(Counter, backend=backend, restart=ea.RestartPolicy(max_restarts=1)) as actor:
         actor.add(1).result(SOON)
         agent = agents_of(launcher)[actor.node]
@@ -146,7 +146,7 @@ def test_deadlines_keep_their_times_on_a_silent_link(launcher):
 
 def test_closing_keeps_its_time_on_a_silent_link():
     launcher = LocalNodes(1)
-    backend = forking_backend(launcher, lease=10.0)
+    backend = ea.RemoteBackend(launcher, lease=10.0)
     actor = ea.spawn(Counter, backend=backend)
     actor.add(1).result(SOON)
     agents_of(launcher)[actor.node].suspend()
@@ -282,7 +282,7 @@ def test_calls_to_a_process_that_crashed_do_not_run_in_the_next_one(shared):
 
 
 def test_a_lost_node_is_replayed(launcher):
-    backend = forking_backend(launcher, lease=1.0, heartbeat=0.2)
+    backend = ea.RemoteBackend(launcher, lease=1.0, heartbeat=0.2)
     with (
         ea.VectorEnv([EchoEnv] * 4, envs_per_actor=2, backend=backend, on_failure="replay") as envs,
         ea.VectorEnv([EchoEnv] * 4, backend="inline") as undisturbed,
@@ -297,7 +297,7 @@ def test_a_lost_node_is_replayed(launcher):
 
 def test_without_any_node_the_error_describes_the_nodes():
     launcher = LocalNodes(1)
-    backend = forking_backend(launcher, lease=1.0, heartbeat=0.2)
+    backend = ea.RemoteBackend(launcher, lease=1.0, heartbeat=0.2)
     policy = ea.RestartPolicy(max_restarts=2)
     with contextlib.ExitStack() as stack:
         # The first actor waits for the agents and their servers, so that the other one starts at once.

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from helpers import SOON, Counter, promised, wait_until
-from nodes import forking_backend, standing
+from nodes import preloading_backend, standing
 from proxy import Proxy
 from witness import Witness, assert_one_at_a_time
 
@@ -128,7 +128,7 @@ def launcher():
 
 @pytest.fixture
 def backend(launcher):
-    return forking_backend(launcher, lease=LEASE, heartbeat=0.3)
+    return ea.RemoteBackend(launcher, lease=LEASE, heartbeat=0.3)
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_a_fault_is_a_lost_node_and_two_processes_of_an_actor_never_run_at_once(
 @pytest.fixture(scope="class")
 def shared(helper_processes):
     """A backend whose nodes stay for the tests of a class."""
-    backend = forking_backend(ProxiedNodes(), lease=PATIENT_LEASE, heartbeat=0.2)
+    backend = preloading_backend(ProxiedNodes(), lease=PATIENT_LEASE, heartbeat=0.2)
     with standing(backend):
         yield backend
 
@@ -331,7 +331,7 @@ def test_queued_messages_to_a_silent_node_fail_with_it(launcher, actor):
 @pytest.mark.parametrize("ways", [["there"], pytest.param(["back"], marks=SOAK), BOTH], ids=" and ".join)
 def test_deadlines_and_closing_keep_their_times_while_a_link_is_silent(ways):
     launcher = ProxiedNodes(1)
-    backend = forking_backend(launcher, lease=20.0, heartbeat=1.0)
+    backend = ea.RemoteBackend(launcher, lease=20.0, heartbeat=1.0)
     limits = ea.Deadlines(step=0.5)
     actor = ea.spawn(Counter, backend=backend)
     envs = ea.VectorEnv([EchoEnv] * 2, envs_per_actor=2, backend=backend, deadlines=limits)
@@ -358,7 +358,7 @@ def test_deadlines_and_closing_keep_their_times_while_a_link_is_silent(ways):
 
 def test_replay_gives_the_trajectory_of_an_undisturbed_run():
     launcher = ProxiedNodes(4)
-    backend = forking_backend(launcher, lease=LEASE, heartbeat=0.3)
+    backend = ea.RemoteBackend(launcher, lease=LEASE, heartbeat=0.3)
     options = {"envs_per_actor": 2, "on_failure": "replay"}
     policy = ea.RestartPolicy(max_restarts=9, backoff=0.0)
     faults = {3: cut("back"), 6: spoil("back", garble), 9: spoil("there", garble_first)}

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 from helpers import SOON, wait_until
-from nodes import forking_backend, standing
+from nodes import preloading_backend, standing
 from test_rollouts import Walk, choose
 
 import envactors as ea
@@ -47,7 +47,7 @@ def launcher():
 @pytest.fixture
 def hasty(launcher):
     """Nodes that are given up soon."""
-    return forking_backend(launcher, lease=1.0, heartbeat=0.2)
+    return ea.RemoteBackend(launcher, lease=1.0, heartbeat=0.2)
 
 
 def roll(envs, orders, launcher):
@@ -117,7 +117,7 @@ def test_parameters_go_to_each_node_once(monkeypatch, helper_processes):
             sent.append((record.kind, len(record.payload)))
         send(link, record)
 
-    backend = forking_backend(LocalNodes(2))
+    backend = preloading_backend(LocalNodes(2), "test_rollouts")
     with standing(backend), ea.VectorEnv([Walk] * 6, backend=backend) as envs:
         envs.reset(seed=0)
         envs.set_policy(Bias)

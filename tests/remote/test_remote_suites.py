@@ -11,7 +11,7 @@ import test_renewal
 import test_replay
 import test_rollouts
 import test_standbys
-from nodes import forking_backend, standing
+from nodes import preloading_backend, standing
 
 import envactors as ea
 from envactors import backends
@@ -67,7 +67,7 @@ for suite in SUITES:
 @pytest.fixture(scope="module")
 def nodes(helper_processes):
     """Nodes that stay."""
-    backend = forking_backend(LocalNodes(2))
+    backend = preloading_backend(LocalNodes(2), *[module.__name__ for module in SUITES])
     with standing(backend):
         yield backend
 

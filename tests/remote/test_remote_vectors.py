@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from helpers import SOON, wait_until
-from nodes import forking_backend, standing
+from nodes import preloading_backend, standing
 
 import envactors as ea
 from envactors.remote import LocalNodes
@@ -51,7 +51,7 @@ def make(launcher, tmp_path):
     made = []
 
     def make_one(**options):
-        backend = forking_backend(launcher, lease=1.0, heartbeat=0.2)
+        backend = ea.RemoteBackend(launcher, lease=1.0, heartbeat=0.2)
         factories = [lambda env_id=env_id: Slow(env_id, tmp_path / "log") for env_id in range(2)]
         made.append(ea.VectorEnv(factories, envs_per_actor=2, backend=backend, **options))
         return made[-1]
@@ -139,7 +139,7 @@ def test_options_and_infos_with_arrays_pass(make):
             obs, *rest, _ = super().step(action)
             return obs, *rest, {"small": np.arange(3), "large": np.full(20_000, action)}
 
-    backend = forking_backend(LocalNodes(1))
+    backend = preloading_backend(LocalNodes(1))
     with standing(backend), ea.VectorEnv([Arrays] * 3, envs_per_actor=2, backend=backend) as envs:
         options = [{"level": np.full(5_000, i)} for i in range(3)]
         for seed in (3, 1 << 70):

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from helpers import SOON, Counter, is_gone, wait_until
-from nodes import forking_backend, standing
+from nodes import preloading_backend, standing
 from slowlink import CERTIFICATES, SlowNodes, client_context
 
 import envactors as ea
@@ -30,7 +30,7 @@ WAYS = pytest.mark.parametrize("way", ["there", "back"])
 @pytest.fixture(scope="module")
 def patient(helper_processes):
     """A backend of one node that stays, with a long lease, for tests that let its link be quick again."""
-    backend = forking_backend(SlowNodes(), lease=30.0, heartbeat=0.5)
+    backend = preloading_backend(SlowNodes(), lease=30.0, heartbeat=0.5)
     with standing(backend):
         yield backend
 
