@@ -26,7 +26,7 @@ from envactors.testing import BackendConformance, EchoEnv
 
 class TestLoky(BackendConformance):
     def make_backend(self):
-        return "process"
+        return ea.ProcessBackend(start_method="loky")
 
 
 class TestSpawn(BackendConformance):
