@@ -262,10 +262,8 @@ class Calls:
         value = UNREAD if failed or core.run_inline is not None else load_plain(content)
         if value is UNREAD:
             self._have_read(Answer(call, failed, content), incarnation)
-        elif type(call.future) is ActorFuture and not core.deferred.waiting and call.future.claim(value):
-            call.future.settle(value, None, incarnation)  # under no lock of its own; other futures do more than it
         else:
-            core.deferred.waiting.append(functools.partial(call.settle, value, None, incarnation))
+            self._settle(call, value, incarnation)
         now = time.monotonic()
         self.tuner.record(now - call.started, now)
         if recording.recorder is not None:
@@ -277,6 +275,18 @@ class Calls:
             if is_idle and core.permits is not None:
                 core.permits.release(core)
             self.dispatch()
+
+    def _settle(self, call: CallRequest, value: Any, incarnation: int) -> None:
+        """Hand out the value of a call: at once if that takes no lock, since little else is left to do then."""
+        core, future = self.core, call.future
+        is_done = False
+        try:
+            if type(future) is ActorFuture and not core.deferred.waiting and future.claim(value, incarnation):
+                future.settle(value, None, incarnation)
+                is_done = True
+        finally:
+            if not is_done:  # also after an interrupt, which may have come before threads that wait were woken
+                core.deferred.waiting.append(functools.partial(call.settle, value, None, incarnation))
 
     def _have_read(self, answer: Answer, incarnation: int) -> None:
         """Have an outcome that may run code of users read where that may take long, and handed out."""

@@ -226,8 +226,9 @@ class ActorFuture(AwaitableFuture[R]):
         """Return what ``done`` returns, without taking a lock."""
         return self._state in _SETTLED
 
-    def claim(self, value: Any) -> bool:
+    def claim(self, value: Any, incarnation: int) -> bool:
         """Return whether `settle` will take no lock, with this value as the result."""
+        self.incarnation = incarnation  # first: any thread may finish what was claimed
         return self._claim.setdefault(None, (value, None)) is not None
 
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:

@@ -43,9 +43,9 @@ class SignalDeferral:
 
     def __init__(self) -> None:
         self._main = threading.main_thread().ident
-        # How many times the main thread has entered the context, and the frame that has entered it first.
-        self._depth = 0
+        # The frame of the main thread that has entered the context first, and how often it was entered again since.
         self._frame: FrameType | None = None
+        self._nested = 0
         # The signals to defer, and how many entries are left until that is looked up.
         self._signals = _COMMON
         self._until_look = 0
@@ -58,15 +58,14 @@ class SignalDeferral:
         if get_ident() != self._main:
             return
         frame, handlers = _getframe(1), self._handlers
-        if self._depth:
-            first = self._frame
+        first = self._frame
+        if first is not None:
             caller: FrameType | None = frame
             while caller is not None:  # as in `is_on_stack`, which would be a call
                 if caller is first:
-                    self._depth += 1
+                    self._nested += 1
                     return
                 caller = caller.f_back
-            self._depth = 0
         if handlers:
             self._restore()
         self._until_look -= 1
@@ -74,12 +73,13 @@ class SignalDeferral:
             self._until_look = _LOOK_EVERY
             self._signals = tuple({*_COMMON, *(one for one in _ALL if callable(_get_handler(one)))})
         try:
+            self._nested = 0
+            # First: a handler that runs in the middle of the rest, and enters the context as well, is within this one.
             self._frame = frame
             for signum in self._signals:
                 if callable(handler := _get_handler(signum)):
                     handlers[signum] = handler
                     _set_handler(signum, self._defer)
-            self._depth = 1
         except BaseException:  # the handler of a signal that is not deferred yet has raised
             self._restore()
             raise
@@ -87,22 +87,25 @@ class SignalDeferral:
     def __exit__(self, *exc: object) -> None:
         if get_ident() != self._main:
             return
-        self._depth = depth = self._depth - 1
-        if depth > 0:
+        if self._nested:
+            self._nested -= 1
             return
-        # Restore the handlers and run the deferred ones, all of them even if some raise.
-        self._depth = 0
+        # Restore the handlers and run the deferred ones, all of them even if some raise. From here on, handlers may run
+        # that enter and leave the context themselves, and do the same.
         self._frame = None
         first_error: BaseException | None = None
         handlers, pending = self._handlers, self.pending
         while handlers or pending:
             try:
-                while handlers:
-                    signum, handler = next(iter(handlers.items()))
-                    _set_handler(signum, handler)
-                    handlers.pop(signum, None)
+                for signum in tuple(handlers):
+                    if (handler := handlers.get(signum)) is not None:
+                        _set_handler(signum, handler)
+                        handlers.pop(signum, None)
                 while pending:
-                    signum = pending.pop(0)
+                    try:
+                        signum = pending.pop(0)
+                    except IndexError:  # what a handler has left has run it meanwhile
+                        break
                     if callable(handler := _get_handler(signum)):
                         handler(signum, None)
             except BaseException as error:
@@ -111,7 +114,7 @@ class SignalDeferral:
             raise first_error
 
     def _restore(self) -> None:
-        self._depth = 1
+        self._nested = 0
         self.__exit__()  # one function: the end of each context is on the way of every step
 
     @property

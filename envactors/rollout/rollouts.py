@@ -231,11 +231,12 @@ class Rollouts:
         Raises:
             AlreadyPendingError: There are, or a result is pending.
         """
-        states = self._slots.states
-        busy = [index for index, state in enumerate(states) if state != self._slots.at_rest]
-        if len(self._runs) >= most:
-            raise AlreadyPendingError(f"{len(self._runs)} rollouts are in flight: wait for the oldest one first")
-        if not self._runs and busy:
+        with self._lock:  # another thread may be about to end a rollout
+            count = len(self._runs)
+            busy = [index for index, state in enumerate(self._slots.states) if state != self._slots.at_rest]
+        if count >= most:
+            raise AlreadyPendingError(f"{count} rollouts are in flight: wait for the oldest one first")
+        if not count and busy:
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them before a rollout")
 
     def _take_buffer(self, steps: int) -> TrajectoryBuffer:
@@ -276,19 +277,20 @@ class Rollouts:
             part.move(run.buffer.trajectory, run.buffer.place)
             run.left.discard(part)
             self._lost.update(part.errors)
+            futures = run.futures  # another thread may settle the rollout as soon as this one is at its last lines
             queue = self._waiting[part.supervisor]
             queue.popleft()
             following = queue[0] if queue else None
             is_last = not run.left  # true for only one of several parts that end at once
         if following is not None:
             _begin(following, self._slots)
-        if len(run.futures) > 1:
-            self._hand_out(run, [part], run.futures[run.parts.index(part)])
+        if len(futures) > 1:
+            self._hand_out(run, [part], futures[run.parts.index(part)])
         elif is_last:
-            self._hand_out(run, run.parts, run.futures[0])
+            self._hand_out(run, run.parts, futures[0])
         else:
             run.ended.append(part)
-            run.reactor.wake(run.futures[0])
+            run.reactor.wake(futures[0])
 
     def _hand_out(self, run: Run, parts: list[ActorPart], future: ActorFuture[Rollout]) -> None:
         """Have a result built by a thread that waits for it, or else in the thread for callbacks."""

@@ -185,10 +185,10 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
             if (clock := self._statistics.clock) is not None:
                 clock.enter()
             with defer_signals:  # once for both, since it takes two system calls per signal
-                stepper.start(ids, actions, stream=False)
-                result = stepper.finish_at_once()
-            if result is None:
-                result = stepper.finish(ids, deadline)
+                step = stepper.start(ids, actions, stream=False)
+                result = None if step is None else stepper.finish_at_once(step)
+            if result is None and step is not None:
+                result = stepper.finish(step, deadline)
             if result is not None:
                 return result
             batch = collector.gather(ids, timeout, deadline, "step")
@@ -217,7 +217,7 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         deadline = deadline_after(timeout, "step_wait(timeout=...)")
 
         def wait() -> StepResults:
-            result = stepper.finish(self._all_ids, deadline)
+            result = stepper.finish_last(deadline)
             return collector.gather(self._all_ids, timeout, deadline, "step_wait")[1:6] if result is None else result
 
         return self._statistics.time("step", wait, batches=1)

@@ -78,7 +78,7 @@ class Stepper:
         self._is_simple = slots.slab.layout.action is not None
         self._is_simple &= not vector.batcher.learns and not vector.reader.copies_objects
         self._seeds_episodes = slots.of[0].next_seed is not None
-        # The last step that was posted here, until a thread finishes it.
+        # The last step of all envs that was posted here, until a thread finishes it.
         self._step: Step | None = None
         # The part of each actor in steps of all envs; empty until the next one if an actor was not free for the last.
         self._parts: list[Part] = []
@@ -86,14 +86,18 @@ class Stepper:
 
     # Starting --------------------------------------------------------------------------------------------
 
-    def start(self, env_ids: list[int], actions: Any, *, stream: bool) -> None:
-        """Start a step of some envs. Called with signals deferred. For errors see `Asker.start_steps`."""
+    def start(self, env_ids: list[int], actions: Any, *, stream: bool) -> Step | None:
+        """Start a step of some envs. Called with signals deferred. For errors see `Asker.start_steps`.
+
+        Returns:
+            The step, if it was posted at once.
+        """
         asker, slots = self._asker, self._slots
         self._started = now = time.monotonic()
         tuner = self.stream_tuner if stream else self.tuner
         strategy = tuner.strategy
         wait = SPINNING if strategy.workers_spin and now - tuner.recorded < SHORT_PAUSE else ASLEEP
-        self._step = None
+        self._step = step = None
         if self._is_simple and not stream and (not slots.unusual or slots.unusual.isdisjoint(env_ids)):
             envs = self._all if env_ids is asker.all_ids else Selection(env_ids)
             are_idle = True
@@ -102,10 +106,11 @@ class Stepper:
             if are_idle:
                 resets = self._write_rows(envs, actions)
                 with asker.corked():
-                    self._post_if_free(envs, resets, now, wait, pinned=strategy.pinned)
-        if self._step is None:
+                    step = self._post_if_free(envs, resets, now, wait, pinned=strategy.pinned)
+        if step is None:
             spec = self._vector.action_spec
             asker.start_steps(env_ids, actions, stream=stream, wait=wait, pinned=strategy.pinned, checked=spec)
+        return step
 
     def _write_rows(self, envs: Selection, actions: Any) -> Sequence[int]:
         """Write the actions of envs that are idle and need nothing but to be posted; return those that are reset."""
@@ -137,8 +142,10 @@ class Stepper:
                 slots.overflow.pop(env_id, None)
         return resets
 
-    def _post_if_free(self, envs: Selection, resets: Sequence[int], now: float, wait: int, *, pinned: bool) -> None:
-        """Post envs if all of their workers are free for them, and run nothing for others."""
+    def _post_if_free(
+        self, envs: Selection, resets: Sequence[int], now: float, wait: int, *, pinned: bool
+    ) -> Step | None:
+        """Post envs if all of their workers are free for them, and run nothing for others; return the step then."""
         slots, number = self._slots, 0
         with self._lock:
             parts = (self._parts if envs is self._all else None) or self._find_parts(envs)
@@ -148,21 +155,25 @@ class Stepper:
                 if core.process is not process or not is_free or table.running is not None:
                     if envs is self._all:
                         self._use([])
-                    return
+                    return None
                 if table.last_id > number:  # noqa: PLR1730 # in a third of the time that `max` takes
                     number = table.last_id
             if not parts or (slots.unusual and not slots.unusual.isdisjoint(envs.env_ids)):
-                return
+                return None
+            step = Step(envs, number + 1, parts, resets)
             try:
-                self._post(Step(envs, number + 1, parts, resets), now, wait, pinned=pinned)
+                self._post(step, now, wait, pinned=pinned)
             except BaseException:
                 replace_processes(parts)
                 raise
+        return step
 
     def _post(self, step: Step, now: float, wait: int, *, pinned: bool) -> None:
-        slots, self._step = self._slots, step
-        envs, number, parts, _ = step
-        loops = self.inline is not None and envs is self._all
+        slots, (envs, number, parts, _) = self._slots, step
+        is_whole = envs is self._all
+        if is_whole:
+            self._step = step
+        loops = is_whole and self.inline is not None
         # The private numbers first: from now on no row is complete.
         for each in envs.ranges:
             slots.numbers[each] = number
@@ -219,10 +230,9 @@ class Stepper:
                 pairs.append((process.page.counters, rows.last))  # not a comprehension, which costs one more call
         return spin_until_all(pairs, FINISHED)
 
-    def finish_at_once(self) -> StepResults | None:
+    def finish_at_once(self, step: Step) -> StepResults | None:
         """Return `gather` if the workers finish while this spins. Called with signals deferred."""
-        step = self._step
-        if step is None or not self.tuner.strategy.both_spin:
+        if not self.tuner.strategy.both_spin:
             return None
         pairs = []
         for part in step.parts:
@@ -231,25 +241,29 @@ class Stepper:
             return self.gather(step)
         return None
 
-    def finish(self, env_ids: list[int], deadline: float | None) -> StepResults | None:
-        """Wait for a step of these envs that `start` has posted, and return `gather`.
+    def finish_last(self, deadline: float | None) -> StepResults | None:
+        """Do what `finish` does for the last step of all envs that `start` has posted."""
+        step = self._step
+        return None if step is None else self.finish(step, deadline)
 
-        Only one thread does so: rows of in-process workers must not run twice. Others wait in `Collector`.
+    def finish(self, step: Step, deadline: float | None) -> StepResults | None:
+        """Wait for a step of all envs until the deadline (`time.monotonic`), and return `gather`.
 
-        Args:
-            env_ids: Ids of the envs, in the order of the results.
-            deadline: End of the wait (`time.monotonic`); None for no limit.
+        Only one thread does so: rows of in-process workers must not run twice. Others wait in `Collector`, and so does
+        who has stepped some of the envs: several threads may wait for different ones.
         """
-        with self._lock:
-            step = self._step
-            if step is None or step.envs.env_ids != env_ids:
-                return None
-            self._step = None
+        if step.envs is self._all:
+            with self._lock:
+                if step is not self._step:
+                    return None
+                self._step = None
         pending, reactor = self._vector.pending, self._vector.reactor
         if self.inline is not None and step.envs is self._all:
             self.inline.run_all(step)
         elif self.inline is not None:
             self.inline.run_posted()
+        elif step.envs is not self._all:
+            return None
         else:
             self.listen()
             if self._is_far:
@@ -260,9 +274,8 @@ class Stepper:
                 return None
         with defer_signals:
             results = self.gather(step)
-        if self.inline is not None or step.envs is not self._all:
-            # No ring has told other threads of it, or they wait for other envs, whose rings have woken this one alone.
-            reactor.wake(pending)
+        if self.inline is not None:
+            reactor.wake(pending)  # no ring has told other threads of it
         return results
 
     # Results ---------------------------------------------------------------------------------------------
@@ -284,7 +297,8 @@ class Stepper:
         results = vector.reader.batch(envs.index, contents)
         vector.episodes.record_all(envs, results[2], results[3], step.resets)
         vector.reader.keep_all(envs, contents)
-        self._step = None
+        if step is self._step:
+            self._step = None
         # Made idle last: after an interrupt before that, `recv` delivers the results.
         for each in envs.ranges:
             slots.states[each] = slots.zeros[each]

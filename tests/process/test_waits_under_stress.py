@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import os
 import random
@@ -13,7 +14,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import FORK_SERVER, SOON, Counter, wait_until
+from helpers import FORK_SERVER, SOON, Counter, wait_for_path, wait_until
 from interleaving import Lines, StoppingThread
 
 import envactors as ea
@@ -167,3 +168,72 @@ def test_a_step_may_stop_at_any_line_on_its_way_to_sleep(reader):
             assert stepping.ends_within(SECONDS_TO_END), f"stopped after {line} lines"
             assert isinstance(stepping.error, ea.VectorStepError)
     assert lines.count > (0 if reader is None else 5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=["thread", "process"])
+def test_two_threads_step_different_envs_whatever_line_they_are_at(backend):
+    with ea.VectorEnv([functools.partial(EchoEnv, 0), functools.partial(EchoEnv, 1)], backend=backend) as envs:
+        envs.reset(seed=0)
+        lines = Lines()
+        for line in lines:
+            threads = []
+            for number in range(2):
+                step = functools.partial(envs.step, [number + 3], env_ids=[number])
+                threads.append(StoppingThread(step, line, ("vector/facade.py",)).start())
+                lines.has_stopped = threads[number].stops()
+            for number, thread in enumerate(threads):
+                thread.go_on()
+                assert thread.ends_within(SECONDS_TO_END), f"stopped after {line} lines"
+                assert thread.error is None, f"stopped after {line} lines"
+                assert thread.result[0][0, [0, 2]].tolist() == [number, number + 3], f"stopped after {line} lines"
+        assert lines.count > 10
+
+
+class Gated(EchoEnv):
+    """An env whose steps wait for a file."""
+
+    def __init__(self, env_id, path):
+        super().__init__(env_id)
+        self.path = path
+
+    def step(self, action):
+        wait_for_path(self.path)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=["thread", "process"])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+def test_no_thread_waits_for_an_env_that_another_one_has_stepped(backend, order, tmp_path):
+    paths = [tmp_path / str(number) for number in order]
+    factories = [functools.partial(Gated, number, tmp_path / str(number)) for number in range(2)]
+    with ea.VectorEnv(factories, backend=backend) as envs:
+        envs.reset(seed=0)
+        threads = []
+        for number in order:
+            step = functools.partial(envs.step, [number], env_ids=[number])
+            threads.append(StoppingThread(step).start())
+            threads[-1].wait_asleep()
+        for number, path, thread in zip(order, paths, threads, strict=True):
+            path.touch()
+            assert thread.ends_within(SECONDS_TO_END), f"the step of env {number} sleeps on"
+            assert thread.result[0][0, 0] == number
+
+
+def test_a_thread_wakes_although_what_settles_its_future_is_interrupted(monkeypatch):
+    settle = ea.ActorFuture.settle
+    interrupts = []
+
+    def settle_at_second(future, *arguments):
+        if not interrupts:
+            interrupts.append(future)
+            raise RecursionError
+        settle(future, *arguments)
+
+    with ea.spawn(Counter, backend=FORK_SERVER) as actor:
+        actor.add().result()
+        monkeypatch.setattr(ea.ActorFuture, "settle", settle_at_second)
+        future = actor.add()
+        with contextlib.suppress(RecursionError):
+            future.result()
+        assert future.result(SECONDS_TO_END) == 2
+        assert interrupts == [future]
