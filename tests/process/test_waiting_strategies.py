@@ -85,7 +85,7 @@ def send_and_receive(envs):
     ("waiter", "name", "ask"),
     [
         (WaitSet, "wait_rings", lambda envs: envs.step([0, 0], timeout=SOON)[1]),
-        (WaitSet, "wait_rings", lambda envs: envs.step([0, 0], env_ids=[1, 0], timeout=SOON)[1]),
+        (Reactor, "wait", lambda envs: envs.step([0, 0], env_ids=[1, 0], timeout=SOON)[1]),
         (Reactor, "wait", send_and_receive),
     ],
     ids=["step", "step of some", "recv"],

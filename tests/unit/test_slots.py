@@ -226,15 +226,14 @@ def post_all(actor):
 
 def post_some(actor, envs):
     """Starts a step of some envs; returns whether they were posted at once."""
-    actor.stepper._step = None
     resets = actor.stepper._write_rows(envs, np.array(envs.env_ids, np.float64))
-    actor.stepper._post_if_free(envs, resets, 100.0, ASLEEP, pinned=False)
-    return actor.stepper._step is not None
+    actor.posted = actor.stepper._post_if_free(envs, resets, 100.0, ASLEEP, pinned=False)
+    return actor.posted is not None
 
 
 def arrive(actor):
     """Takes the results of the step into account; returns whether that could be done at once."""
-    return actor.stepper.arrive(actor.stepper._step)
+    return actor.stepper.arrive(actor.posted)
 
 
 def test_all_envs_at_once_have_the_results_that_each_for_itself_has(actor):
@@ -274,7 +273,7 @@ def test_some_envs_at_once_have_the_results_that_each_for_itself_has(actor, env_
     assert post_some(actor, Selection(env_ids))
     assert [actor.slots.states[env] for env in actor.ENVS] == [POSTED if env in env_ids else IDLE for env in actor.ENVS]
     actor.work()
-    obs, _, _, _, infos = actor.stepper.gather(actor.stepper._step)
+    obs, _, _, _, infos = actor.stepper.gather(actor.posted)
     assert obs.tolist() == [1000 * env + number for env in env_ids]
     assert infos == [{}] * len(env_ids)
     assert actor.slots.states == actor.slots.zeros
@@ -308,7 +307,7 @@ def test_an_autoreset_of_some_envs_is_no_step(actor):
     assert post_some(actor, Selection([1, 2]))
     assert [actor.slots.ops[env] & RESET for env in (1, 2)] == [0, RESET]
     actor.work()
-    assert actor.stepper.gather(actor.stepper._step) is not None
+    assert actor.stepper.gather(actor.posted) is not None
     assert actor.slots.ended.tolist() == [True, False, False]
     assert actor.episodes.steps.tolist() == [1, 2, 1]
 
