@@ -46,6 +46,7 @@ class Asker:
         self.only_action: npt.NDArray[Any] | None = slots.slab.actions[0] if isinstance(action, ArraySpec) else None
         config = vector.supervisors[0].config
         is_far = config.backend.is_far
+        # C code where there is nothing to do, since every step calls it.
         self.corked: Callable[[], AbstractContextManager[object]] = (
             config.backend.corked if is_far else itertools.repeat(contextlib.nullcontext()).__next__
         )

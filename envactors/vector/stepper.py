@@ -252,31 +252,32 @@ class Stepper:
         Only one thread does so: rows of in-process workers must not run twice. Others wait in `Collector`, and so does
         who has stepped some of the envs: several threads may wait for different ones.
         """
-        if step.envs is self._all:
+        is_whole = step.envs is self._all
+        if is_whole:
             with self._lock:
                 if step is not self._step:
                     return None
                 self._step = None
-        pending, reactor = self._vector.pending, self._vector.reactor
-        if self.inline is not None and step.envs is self._all:
-            self.inline.run_all(step)
-        elif self.inline is not None:
-            self.inline.run_posted()
-        elif step.envs is not self._all:
-            return None
-        else:
-            self.listen()
-            if self._is_far:
-                in_time = reactor.wait(step.is_finished, pending, deadline, self.wait_set)
+        if self.inline is not None:
+            if is_whole:
+                self.inline.run_all(step)
             else:
-                in_time = self.wait_set.wait_rings(step.is_finished, pending, deadline)
-            if not in_time:
-                return None
+                self.inline.run_posted()
+        elif not is_whole or not self._wait(step, deadline):
+            return None
         with defer_signals:
             results = self.gather(step)
         if self.inline is not None:
-            reactor.wake(pending)  # no ring has told other threads of it
+            self._vector.reactor.wake(self._vector.pending)  # no ring has told other threads of it
         return results
+
+    def _wait(self, step: Step, deadline: float | None) -> bool:
+        """Wait until a step is finished, or an env needs more than waiting; return False if the deadline passes."""
+        pending = self._vector.pending
+        self.listen()
+        if self._is_far:
+            return self._vector.reactor.wait(step.is_finished, pending, deadline, self.wait_set)
+        return self.wait_set.wait_rings(step.is_finished, pending, deadline)
 
     # Results ---------------------------------------------------------------------------------------------
 
