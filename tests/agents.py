@@ -1,9 +1,8 @@
 """Node agents that are forked from an interpreter which has imported what they need.
 
-Starting an interpreter for an agent takes a quarter of a second of CPU time, and another one as long as its workers
-import a module of the tests. The forks run the agent's own main function, with the descriptors, the environment, the
-directory, and the path that they would get from their caller. `quick_agents` puts them in the place of the agents of
-`LocalNodes`; tests of how agents start have fresh ones.
+Starting an interpreter for an agent takes a quarter of a second of CPU time. The forks run the agent's own main
+function, with the descriptors, the environment, the directory, and the path that they would get from their caller.
+`quick_agents` puts them in the place of the agents of `LocalNodes`; tests of how agents start have fresh ones.
 """
 
 from __future__ import annotations
@@ -20,13 +19,10 @@ import threading
 
 _SERVER = """
 def serve():
-    import contextlib, gc, importlib, json, os, select, signal, socket, sys
+    import gc, json, os, select, signal, socket, sys
 
-    fd, path, *modules = json.loads(sys.argv[1])
-    sys.path[:] = path
-    for module in ("envactors.remote.agent", *modules):
-        with contextlib.suppress(Exception):
-            importlib.import_module(module)
+    fd, sys.path[:] = json.loads(sys.argv[1])
+    import envactors.remote.agent
     # A collection in a fork would write to all of these objects, and so copy them.
     gc.collect()
     gc.freeze()
@@ -117,16 +113,12 @@ class ForkedAgent:
 
 
 class AgentServer:
-    """Forks agents.
+    """Forks agents."""
 
-    Args:
-        modules: Modules to import first.
-    """
-
-    def __init__(self, modules):
+    def __init__(self):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            orders = json.dumps([theirs.fileno(), sys.path, *modules])
+            orders = json.dumps([theirs.fileno(), sys.path])
             command = [sys.executable, "-c", _SERVER, orders]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._requests = ours

@@ -140,8 +140,12 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def helper_processes(request):
     """Starts the processes that live as long as the caller, so that they do not count as leaks."""
+    # A worker that gets an object of a test's module imports that module, and with it pytest and hypothesis: a quarter
+    # of a second of a core, which copies of a server that has imported them are spared.
+    items = [item for item in request.session.items if not item.nodeid.startswith("tests/unit/")]
+    modules = {item.module.__name__ for item in items} - OF_FRESH_PROCESSES - OF_FRAMEWORKS - OF_COMMANDS
     if not PORTABLE:
-        FORK_SERVER._preload = modules_of_workers(request.session.items)
+        FORK_SERVER._preload = ("helpers", *sorted(modules))
     loky.backend.resource_tracker.ensure_running()
     multiprocessing.resource_tracker.ensure_running()
     with contextlib.suppress(ImportError):
@@ -150,20 +154,10 @@ def helper_processes(request):
         yield
 
 
-def modules_of_workers(items):
-    """Return the modules that a server should import whose copies run the envs of these tests.
-
-    A worker that gets an object of a test's module imports that module, and with it pytest and hypothesis: a quarter of
-    a second of a core, which copies of a server that has imported them are spared.
-    """
-    modules = {item.module.__name__ for item in items if not item.nodeid.startswith("tests/unit/")}
-    return "helpers", *sorted(modules - OF_FRESH_PROCESSES - OF_FRAMEWORKS - OF_COMMANDS)
-
-
 @pytest.fixture(scope="session")
-def agent_server(request):
+def agent_server():
     """Starts the process from which the agents of nodes are forked."""
-    server = AgentServer(modules_of_workers(request.session.items))
+    server = AgentServer()
     yield server
     server.close()
 
