@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import envactors as ea
+from envactors.system.threads import current_frames
 
 PACKAGE = Path(ea.__file__).parent
 # How long a thread must stay at one instruction to count as asleep, in seconds.
@@ -161,5 +162,5 @@ def _is_ready_to_run(native: int | None) -> bool:
 def _position(ident: int | None) -> tuple[int, int] | None:
     # Not the frame itself: a frame that is held while its thread leaves it is moved to the heap, where some releases of
     # Python 3.11 have read memory that was free.
-    frame = sys._current_frames().get(ident or 0)
+    frame = current_frames().get(ident or 0)
     return None if frame is None else (id(frame), frame.f_lasti)

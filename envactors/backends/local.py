@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import mmap
 import os
-import sys
 import threading
 import traceback
 import weakref
@@ -20,6 +19,7 @@ from envactors.mailbox.info_codec import InfoReader, InfoWriter
 from envactors.mailbox.messages import Frame
 from envactors.mailbox.slab import Layout, Slab
 from envactors.system.polling import Doorbell, Poller
+from envactors.system.threads import current_frames
 from envactors.worker import context
 from envactors.worker.context import ActorContext
 from envactors.worker.env_rows import EnvRow, WorkerRetiredError, WriteGuard, run_all
@@ -132,7 +132,7 @@ class LocalStacks(Stacks):
         self._worker = worker
 
     def read(self) -> str:
-        frame = sys._current_frames().get(self._worker.find_thread() or 0)  # noqa: SLF001 # documented for debugging tools
+        frame = current_frames().get(self._worker.find_thread() or 0)
         return "it runs nothing\n" if frame is None else "".join(traceback.format_stack(frame))
 
     def wait(self, seconds: float) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Protocol
 
+from envactors.system.threads import current_frames
 from simulation.tasks import Aborted, Carriers, Interruption, Task
 from simulation.world import Violation
 
@@ -402,7 +403,7 @@ class Run:
         """Describe where a thread stands."""
         if task.ran_at < 0:
             return "begins"
-        frame = sys._current_frames().get(task.ident)
+        frame = current_frames().get(task.ident)
         while frame is not None and frame.f_code.co_filename in (__file__, _PRIMITIVES):
             frame = frame.f_back
         state = "can run" if task.blocked_on is None else f"waits for {task.place}"
