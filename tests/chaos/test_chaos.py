@@ -472,6 +472,22 @@ def test_the_checker_detects_a_process_that_crashed_without_a_fault(monkeypatch)
     assert "exit code 5" in report.problems[-1]
 
 
+def test_the_checker_detects_failures_of_rollouts_without_faults(monkeypatch):
+    (spared, *_) = {0, 1, 2} - {fault.env_id for fault in plan_faults(2, 5, 3)}
+
+    class Frail(LargeEcho):
+        def step(self, action):
+            me = ea.current_actor()
+            if me is not None and me.index == spared and me.incarnation < 3:
+                raise ValueError("too frail")
+            return super().step(action)
+
+    monkeypatch.setattr(run_module, "LargeEcho", Frail)
+    report = small_run(rollouts=True, deadline=2 * DEADLINE)  # long enough for a busy machine
+    assert report.unexplained == 1
+    assert f"env {spared}: 3 failures after 0 faults" in report.problems[0]
+
+
 def test_the_checker_detects_an_env_that_differs_in_another_process():
     class Env(EchoEnv):
         def step(self, action):
