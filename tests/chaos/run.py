@@ -127,6 +127,8 @@ def run_chaos(
             restart=ea.RestartPolicy(
                 max_restarts=math.inf, backoff=0.0, max_lifetime_restarts=2 * faults + _SPARE_RESTARTS
             ),
+            # Else a replay repeats all steps since the first reset, and each takes longer than the one before.
+            seed_episodes=rollouts and on_failure == "replay",
             backend=backend or near,
         ) as envs:
             # All processes started at once: a single one takes less, unless the machine is busier than now.
