@@ -143,7 +143,6 @@ MUTANTS = [
     Mutant(ROWS + "post_at_once", "or table.running is not None", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", " and not table.queue", "", "no call runs beside rows"),
     Mutant(STEPPER + "_post_if_free", "or table.running is not None", "", "no call runs beside rows"),
-    Mutant(STEPPER + "_post_if_free", " and not table.queue", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", "slots.unusual and not slots.unusual.isdisjoint(indices)", "False", LOSSES),
     Mutant(
         STEPPER + "arrive",
