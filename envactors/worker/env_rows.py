@@ -235,7 +235,9 @@ class EnvRow:
             return False
         obs, reward, terminated, truncated, info = result
         hosted, index, guard = self.hosted, self.index, self.guard
-        if info or type(info) is not dict or type(obs) is not np.ndarray or obs.dtype is not hosted.dtype:
+        if info or type(info) is not dict or type(obs) is not np.ndarray:
+            return False
+        if obs.dtype is not hosted.dtype and obs.dtype != hosted.dtype:  # an unpickled one is not NumPy's own object
             return False
         if type(reward) is not float or type(terminated) is not bool or type(truncated) is not bool:
             return False

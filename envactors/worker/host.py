@@ -91,7 +91,7 @@ class HostedEnv:
             raise self._refuse("step", result, "(obs, reward, terminated, truncated, info)")
         obs, reward, terminated, truncated, info = result
         # `conform` checks the same, but calling it takes as long as a light step.
-        if type(obs) is not np.ndarray or obs.dtype is not self.dtype or obs.shape != self.shape:
+        if type(obs) is not np.ndarray or obs.dtype != self.dtype or obs.shape != self.shape:
             obs = self._conform(obs)
         if self.journal:
             self.check = checksum(obs, self.check)
@@ -124,7 +124,7 @@ class HostedEnv:
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._refuse("reset", result, "(obs, info)")
         obs = result[0]
-        if type(obs) is not np.ndarray or obs.dtype is not self.dtype or obs.shape != self.shape:
+        if type(obs) is not np.ndarray or obs.dtype != self.dtype or obs.shape != self.shape:
             obs = self._conform(obs)
         if self.journal:
             self.check = checksum(obs, 0 if seed is not None else self.check)

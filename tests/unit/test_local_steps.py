@@ -15,6 +15,7 @@ import envactors as ea
 from envactors.actor import slots
 from envactors.backends.local import InlineWorker, ThreadWorker
 from envactors.mailbox import info_codec, pickling
+from envactors.worker import host
 
 
 class Box:
@@ -143,6 +144,23 @@ def test_a_thread_that_was_given_up_in_a_step_writes_no_result_over_its_successo
         told, *_, infos = envs.step(np.array([[0, 0], [1, 1]], np.float32))
         assert isinstance(infos[1]["failure"], ValueError)
         assert told[1].tolist() == obs[1].tolist()
+
+
+def test_an_observation_that_was_unpickled_is_written_as_fast_as_others(monkeypatch):
+    kept = pickle.loads(pickle.dumps(np.ones(3, np.float32)))
+
+    class Constant(Sharing):
+        def step(self, action):
+            return kept, 1.0, False, False, {}
+
+    def refuse(*args):
+        raise AssertionError("only results that are out of the ordinary are converted")
+
+    assert kept.dtype is not np.dtype(np.float32)
+    monkeypatch.setattr(host.HostedEnv, "take", refuse)
+    with ea.VectorEnv([Constant] * 2, backend="inline") as envs:
+        envs.reset(seed=0)
+        assert envs.step(np.zeros((2, 2), np.float32))[0].tolist() == [[1.0] * 3] * 2
 
 
 def test_copy_false_returns_views_inline():
