@@ -128,6 +128,10 @@ class ForkServer(HelperProcess):
             raise OSError(f"too many open files: the new worker (pid {pid}) cannot be watched, and ends by itself")
         return Process(pid, pidfds[0], lambda: self._take_exit_code(worker_id, pid))
 
+    def wait(self) -> None:
+        super().wait()
+        REAPER.adopt()
+
     def _receive(self, patience: float) -> tuple[int, list[int]]:
         """Return the process id of an answer, and the descriptors that have come with it."""
         self.sock.settimeout(patience)

@@ -10,7 +10,8 @@ replacing reapers is up to `envactors.process.reaping`.
 A process belongs to a worker if its limit of file locks is the worker's tag. Linux does not enforce this limit and
 programs do not set it, but everything that a worker starts inherits it, whatever its environment, session, or parent.
 A process keeps its tag after it has ended. Where the caller is the parent of all orphans (as process 1 of a container
-is), the reaper sends it the ids of those that have ended ("4712"), and the caller reaps them.
+is), the reaper sends it the ids of those that have ended ("4712"), and the caller reaps them. When a fork server has
+ended, the caller reports "0", the tag of no process: what the server had not reaped is the caller's now.
 
 Where tags are unknown, only process groups tell. There the caller itself ends the group of a worker that has ended,
 while no other process can have its id, and the reaper ends the groups of all workers with the caller.

@@ -21,6 +21,8 @@ from envactors.system.sockets import SEND_FLAGS, open_pair, prevent_sigpipe
 
 # How many ended workers a new reaper is told about: the old one may have been lost before it searched.
 _RECENT = 100
+# What no process has as its tag: reported as a worker that has ended, it starts a search that ends nothing.
+_NO_TAG = "0"
 
 
 class Guard(HelperProcess):
@@ -186,6 +188,14 @@ class Reaper:
         finally:
             with self._lock:
                 self._workers.pop(tag, None)
+
+    def adopt(self) -> None:
+        """Reap the processes that this process may have become the parent of, since a fork server has ended.
+
+        Those that had ended before were reported while the server was still their parent.
+        """
+        with self._lock:
+            self._report(_NO_TAG)
 
     def _report(self, line: str) -> bool:
         """Report to the reaper and the keeper; return whether any of them runs."""

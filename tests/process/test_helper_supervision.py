@@ -113,7 +113,7 @@ ORPHANS = """
 import ctypes, os, signal, sys
 import psutil
 import envactors as ea
-from breeder import Breeder, helpers_of, is_zombie
+from breeder import Breeder, helpers_of, is_there, is_zombie
 from helpers import SOON, wait_until
 
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER; process 1 need not ask for it
@@ -121,8 +121,8 @@ me, method = psutil.Process(), sys.argv[1]
 own = os.spawnlp(os.P_NOWAIT, "true", "true")  # a child of the program's own, which it has not reaped yet
 backend = ea.ProcessBackend(start_method=method)
 
-def zombies():
-    found = me.children(recursive=True)
+def zombies(of_descendants=True):
+    found = me.children(recursive=of_descendants)
     return [child.pid for child in found if child.pid != own and is_zombie(child)]
 
 def is_all_gone():
@@ -132,11 +132,18 @@ def is_all_gone():
 actors = [ea.spawn(Breeder, backend=backend) for _ in range(3)]
 for actor in actors:
     actor.of_all_kinds().result(30), actor.escape().result(30), actor.short_lived().result(30)
-for actor in actors[:2]:
-    os.kill(actor.pid, signal.SIGKILL)
-if method == "forkserver":  # what it has started becomes the caller's
+os.kill(actors[0].pid, signal.SIGKILL)
+if method == "forkserver":  # what it has started becomes the caller's, and what it has not reaped
     (server,) = helpers_of(os.getpid(), "fork_server")
+    server.suspend()
+    os.kill(actors[1].pid, signal.SIGKILL)
+    wait_until(lambda: actors[1].state is ea.ActorState.DEAD)
+    assert zombies()
     server.kill()
+    wait_until(lambda: not is_there(server))
+    wait_until(lambda: not zombies(of_descendants=False))
+else:
+    os.kill(actors[1].pid, signal.SIGKILL)
 os.kill(actors[2].pid, signal.SIGKILL)
 wait_until(lambda: all(actor.state is ea.ActorState.DEAD for actor in actors))
 wait_until(lambda: not zombies())
