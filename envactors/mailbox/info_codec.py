@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import operator
 import pickle
 import struct
-from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +30,6 @@ PLAIN: Final = 0
 INLINE_INFO: Final = 1
 OVERFLOW: Final = 2
 FAILED: Final = 3
-
-# Arrays of these types and of at most this many bytes are written as bytes. The types are values of `numpy.dtype.char`.
-_SIMPLE = "?bhilqBHILQfd"
-_SMALL_ARRAY = 1 << 10
 
 
 class InfoRooms(Protocol):
@@ -63,8 +58,6 @@ class InfoWriter:
         self.passes_objects: bool = contents is not None
         self._room = slab.inline_infos.shape[1]
         self._memory = slab.inline_infos.reshape(-1).data
-        # The layout of the last info, if it was a record: most infos of one worker are alike.
-        self._layout: _Layout | None = None
         # Writing a number through a memoryview takes a third of the time that an array takes.
         self._encodings, self._sizes = slab.info_encoding.data, slab.inline_info_sizes.data
         self._contents = contents
@@ -91,24 +84,12 @@ class InfoWriter:
             self._contents[index] = info, object_leaves
             self._encodings[index] = INLINE_INFO
             return None
-        start, layout = index * self._room, self._layout
-        if layout is not None and type(info) is dict and not object_leaves:
-            values = list(info.values())
-            if layout.types == list(map(type, (*info, *values))) and layout.keys == tuple(info):
-                try:
-                    layout.pack_into(self._memory, start, layout.head, *values)
-                except struct.error:  # an integer has more than 64 bits
-                    pass
-                else:
-                    self._sizes[index] = layout.size
-                    self._encodings[index] = INLINE_INFO
-                    return None
         content = encode(info, object_leaves)
         size = len(content)
         if size > self._room:
             self._encodings[index] = OVERFLOW
             return content
-        self._layout = _layout_in(content)
+        start = index * self._room
         self._memory[start : start + size] = content
         self._sizes[index] = size
         self._encodings[index] = INLINE_INFO
@@ -181,59 +162,37 @@ class InfoReader:
 
 # Records -------------------------------------------------------------------------------------------------
 
-# Pickling a number of NumPy takes 5 us, and the infos of MuJoCo's envs have ten of them. So a dict of numbers and small
-# arrays is written as a record: its layout, and a struct. The layout, which has the keys and a code per value, is the
-# same in every step, so both sides remember it. What is written otherwise begins with another byte.
+# Pickling a number of NumPy takes 5 us, and the infos of MuJoCo's envs have ten of them. So a dict of numbers is
+# written as a record: its layout, and a struct. The layout, which has the keys and the types of the values, is the same
+# in every step, so both sides remember it. What is written otherwise begins with another byte.
 _RECORD = 1
 _HEAD = struct.Struct("<BI")
 # Types of numbers, and the format of each in a struct.
-_KINDS: dict[str, Any] = {
-    **{name: np.dtype(name).type for name in ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")},
-    "bool": bool,
-    "int": int,
-    "float": float,
-}
-_FORMATS = dict(zip(_KINDS, "?bhiqBHIQfd?qd", strict=True))
-_CODES: dict[type, str] = {kind: code for code, kind in _KINDS.items()}
+_NUMPY_NAMES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")
+_NUMPY_FORMATS = {np.dtype(name).type: char for name, char in zip(_NUMPY_NAMES, "?bhiqBHIQfd", strict=True)}
+_FORMATS: dict[type, str] = {**_NUMPY_FORMATS, bool: "?", int: "q", float: "d"}
 # How many layouts each side remembers.
 _MOST_LAYOUTS = 256
 
-# The type of an array's elements, a value of `numpy.dtype.char`, and its shape.
-_ArrayKind: TypeAlias = "tuple[str, tuple[int, ...]]"
-
 
 class _Layout:
-    """The layout of infos that are dicts of numbers and small arrays.
+    """The layout of infos that are dicts of numbers.
 
     Args:
-        pickled: The pickled keys, and a code per value: a key of `_KINDS`, or the kind of an array.
+        pickled: The pickled keys, and the types of the values.
 
     Attributes:
         head: The layout as bytes.
-        keys: The keys.
-        types: The types of the keys, and those of the values or the kinds of arrays.
         size: The size of a record, in bytes.
-        pack_into: Writes the head and numbers into memory as a record: `struct.Struct.pack_into`.
     """
 
     def __init__(self, pickled: bytes) -> None:
-        keys, codes = pickle.loads(pickled)
-        self.keys: tuple[str, ...] = keys
-        kinds = [_KINDS[code] if isinstance(code, str) else code for code in codes]
-        self.types: list[Any] = [*[str] * len(keys), *kinds]
+        self._keys, types = pickle.loads(pickled)
+        # The types that unpacking does not return.
+        self._numpy = [pair for pair in zip(self._keys, types, strict=True) if issubclass(pair[1], np.generic)]
+        self._struct = struct.Struct("<" + "".join([_FORMATS[kind] for kind in types]))
         self.head: bytes = _HEAD.pack(_RECORD, len(pickled)) + pickled
-        self._array_places = [place for place, code in enumerate(codes) if isinstance(code, tuple)]
-        formats = "".join(map(_format_of, codes))
-        self._struct = struct.Struct(f"<{formats}")
-        self.pack_into: Callable[..., None] = struct.Struct(f"<{len(self.head)}s{formats}").pack_into
         self.size: int = len(self.head) + self._struct.size
-        # A display of known keys takes half of the time of ``dict(zip(keys, values))``, and a rollout may have a
-        # thousand infos.
-        names = ", ".join(f"value_{place}" for place in range(len(keys)))
-        pairs = ", ".join(f"{key!r}: make_{place}(value_{place})" for place, key in enumerate(keys))
-        makers = {f"make_{place}": _maker_of(code) for place, code in enumerate(codes)}
-        source = f"lambda values: [{{{pairs}}} for [{names}] in values]"
-        self._make: Callable[[Iterable[Any]], list[dict[str, Any]]] = eval(source, makers)  # noqa: S307 # no user's code
 
     def encode(self, info: dict[str, Any]) -> bytes:
         """Return an info of this layout as a record.
@@ -241,51 +200,29 @@ class _Layout:
         Raises:
             struct.error: An integer has more than 64 bits.
         """
-        values = list(info.values())
-        for place in self._array_places:
-            values[place] = values[place].tobytes()
-        return self.head + self._struct.pack(*values)
+        return self.head + self._struct.pack(*info.values())
 
     def decode(self, structs: bytes | memoryview) -> list[dict[str, Any]]:
         """Return the infos whose structs follow one another."""
-        return self._make(self._struct.iter_unpack(structs))
-
-
-def _format_of(code: str | _ArrayKind) -> str:
-    """Return the format of a value in a struct."""
-    if isinstance(code, str):
-        return _FORMATS[code]
-    char, shape = code
-    return f"{np.dtype(char).itemsize * math.prod(shape)}s"
-
-
-def _maker_of(code: str | _ArrayKind) -> Callable[[Any], Any]:
-    """Return a function that makes a value from what was unpacked."""
-    if isinstance(code, str):
-        maker: Callable[[Any], Any] = _KINDS[code]
-        return maker
-    char, shape = code
-    return lambda data: np.ndarray(shape, char, bytearray(data))  # a bytearray, so that the array is writable
+        infos = []
+        for values in self._struct.iter_unpack(structs):
+            info: dict[str, Any] = dict(zip(self._keys, values, strict=True))
+            for key, kind in self._numpy:
+                info[key] = kind(info[key])
+            infos.append(info)
+        return infos
 
 
 @functools.lru_cache(_MOST_LAYOUTS, typed=True)
-def _layout_of(*keys_and_kinds: Any) -> _Layout | None:
-    """Return the layout of a dict with these keys and kinds of values; None if it is pickled."""
-    count = len(keys_and_kinds) // 2
-    keys = keys_and_kinds[:count]
-    codes = tuple(kind if isinstance(kind, tuple) else _CODES.get(kind) for kind in keys_and_kinds[count:])
-    is_record = count and None not in codes and all(type(key) is str for key in keys)
-    return _Layout(pickle.dumps((keys, codes))) if is_record else None
+def _layout_of(*keys_and_types: Any) -> _Layout | None:
+    """Return the layout of a dict with these keys and types of values; None if it is pickled."""
+    count = len(keys_and_types) // 2
+    keys, types = keys_and_types[:count], keys_and_types[count:]
+    is_record = count and _FORMATS.keys() >= set(types) and all(type(key) is str for key in keys)
+    return _Layout(pickle.dumps((keys, types))) if is_record else None
 
 
 _read_layout = functools.lru_cache(_MOST_LAYOUTS)(_Layout)
-
-
-def _kind_of(array: npt.NDArray[Any]) -> type | _ArrayKind:
-    """Return the kind of an array that fits into a record; its type if it does not."""
-    dtype = array.dtype
-    is_simple = dtype.char in _SIMPLE and dtype.isnative and array.flags.c_contiguous
-    return (dtype.char, array.shape) if is_simple and array.ndim and 0 < array.nbytes <= _SMALL_ARRAY else np.ndarray
 
 
 def encode(info: Any, object_leaves: list[Any]) -> bytes | bytearray:
@@ -295,10 +232,7 @@ def encode(info: Any, object_leaves: list[Any]) -> bytes | bytearray:
         Exception: They do not pickle.
     """
     if type(info) is dict and not object_leaves:
-        kinds: list[Any] = list(map(type, info.values()))
-        if np.ndarray in kinds:
-            kinds = [_kind_of(value) if type(value) is np.ndarray else type(value) for value in info.values()]
-        layout = _layout_of(*info, *kinds)
+        layout = _layout_of(*info, *map(type, info.values()))
         if layout is not None:
             with contextlib.suppress(struct.error):  # an integer has more than 64 bits
                 return layout.encode(info)
