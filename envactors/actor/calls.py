@@ -102,6 +102,7 @@ class Calls:
                     raise core.errors.closed(call, core.incarnation)
                 # As `ActorCore.is_free` does, which would be a call.
                 is_live = core.phase is LIVE and core.process is not None and core.permits is None
+                is_live &= not core.is_inconsistent
                 is_busy = table.running is not None or table.queue or (rows is not None and rows.has_posted())
                 if not is_live or is_busy or call.bound not in (None, core.incarnation):
                     self.queue(call)
@@ -135,7 +136,7 @@ class Calls:
     def dispatch(self) -> None:
         """Send what heads the queue, as far as the worker is free for it."""
         core, table, rows, permits = self.core, self.core.table, self.rows, self.core.permits
-        if core.closing and core.timers.is_due("close", time.monotonic()):
+        if core.is_inconsistent or (core.closing and core.timers.is_due("close", time.monotonic())):
             return  # the process is about to be killed: nothing of what is queued may begin before
         while table.queue and core.phase is LIVE and core.process is not None and table.running is None:
             head = table.queue[0]
@@ -256,7 +257,6 @@ class Calls:
             self._record(Answer(call, failed, content))
         if self.rows is not None and call.kind in _BRINGS_BACK:
             self.rows.on_brought_back(call.index)
-        core.table.running = None
         if call.kind == _EXTEND:
             call.on_reply(Answer(call, failed, content))
         value = UNREAD if failed or core.run_inline is not None else load_plain(content)
@@ -264,6 +264,7 @@ class Calls:
             self._have_read(Answer(call, failed, content), incarnation)
         else:
             self._settle(call, value, incarnation)
+        core.table.running = None  # not before: an interrupt in between must not lose it
         now = time.monotonic()
         self.tuner.record(now - call.started, now)
         if recording.recorder is not None:

@@ -258,6 +258,7 @@ class ActorCore:
         blame: it is not counted as a restart.
         """
         self.is_inconsistent = True  # until all of this is done
+        self.reactor.note_timer(0.0)  # its thread does all of this if an interrupt, or a lack of stack, ends this
         with self.lock:
             process = self.process
             was_interrupted = self.phase is LIVE and not self.reactor.owns_current_thread()

@@ -220,6 +220,7 @@ class StateChange:
         core = self._core
         try:
             if core.is_inconsistent or (kind is not None and not issubclass(kind, ActorError)):
+                core.is_inconsistent = True  # with little stack, the next line may raise
                 core.kill_inconsistent()
         finally:
             try:

@@ -323,14 +323,14 @@ class Supervisor:
 
     def next_timer(self) -> float:
         """Return the next deadline (`time.monotonic`), infinity for none."""
-        return self.core.timers.next()
+        return 0.0 if self.core.is_inconsistent else self.core.timers.next()
 
     def on_timer(self, now: float) -> None:
         """Act on the deadlines that have passed."""
         core, lifecycle = self.core, self.lifecycle
         if not self.config.backend.kills:
             look_unread(self.calls, now)
-            if core.timers.next() > now:
+            if self.next_timer() > now:
                 return
         with core.change, core.lock:
             # A caller that was stopped itself finds both at once: replies that came in time, and deadlines.

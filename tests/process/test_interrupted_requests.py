@@ -208,3 +208,27 @@ def test_a_vector_is_usable_after_a_lack_of_stack(backend, per_actor, env_ids):
             with contextlib.suppress(RecursionError, ea.EnvActorsError):
                 dive(limit - spare)
             check(envs, spare)
+
+
+class Napper:
+    def nap(self):
+        time.sleep(0.01)  # longer than anybody spins, so that the reply is read at the depth of the wait
+        return True
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_a_call_ends_although_the_thread_that_reads_its_reply_lacks_stack(backend):
+    def dive(depth, function):
+        return dive(depth - 1, function) if depth else function()
+
+    limit = sys.getrecursionlimit() - len(inspect.stack())
+    # Nothing else makes the library look at a call that does not end.
+    with ea.spawn(Napper, backend=backend, restart=OFTEN, deadlines=ea.Deadlines(slow=None)) as actor:
+        for spare in range(2, 40):
+            future = actor.nap()
+            with contextlib.suppress(RecursionError, ea.EnvActorsError):
+                dive(limit - spare, future.result)
+            # Waits without a part of this library.
+            assert concurrent.futures.wait([future], SOON).done, spare
+            assert future.exception() is None or isinstance(future.exception(), ea.EnvActorsError)
+            assert actor.nap().result(SOON)
