@@ -11,6 +11,8 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
+
 from envactors.actor import engine, recording
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
@@ -23,7 +25,7 @@ from envactors.actor.signal_deferral import DeferredCalls, StateChange
 from envactors.actor.states import CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason, Phase
 from envactors.actor.timers import Timers
 from envactors.errors import ActorClosedError, ActorError, copy_error
-from envactors.mailbox.durations import Histograms
+from envactors.mailbox.durations import HISTOGRAM, Histograms, merge
 from envactors.mailbox.messages import Kind, Save
 from envactors.mailbox.pickling import dumps
 
@@ -199,12 +201,12 @@ class ActorCore:
         if self.process is not None:
             self.process.worker.begin_timing(recording.recorder is not None)
         if self._times is None:
-            self._times = Histograms(len(self.config.start.factories))
+            self._times = np.zeros((len(self.config.start.factories), 2), HISTOGRAM)
 
     def let_go(self, process: ActorProcess) -> None:
         """Keep what its envs took: the process is about to be reaped."""
         if self._times is not None:
-            self._times.add(process.page.histograms(len(self.config.start.factories)))
+            merge(self._times, process.page.histograms(len(self._times)))
         if recording.recorder is not None:
             recording.recorder.on_process_end(self, process)
 
@@ -214,9 +216,9 @@ class ActorCore:
             if self._times is None:
                 self.begin_timing()
             assert self._times is not None, "just set"
-            times = self._times.copy()
+            times: Histograms = self._times.copy()
             if self.process is not None:
-                times.add(self.process.page.histograms(len(self.config.start.factories)))
+                merge(times, self.process.page.histograms(len(times)))
             return times
 
     def tell(self, level: int, text: str, *args: object) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from envactors.mailbox.durations import LONGEST, METHOD_RESET, METHOD_STEP, SIZE_PER_ENV, Histograms
+from envactors.mailbox.durations import HISTOGRAM, LONGEST, METHOD_RESET, METHOD_STEP, Histograms, count
 
 # One step or reset: when it began and ended (`time.monotonic`), its call id, the position of its env in the actor, and
 # `envactors.mailbox.durations.METHOD_STEP` or ``METHOD_RESET``.
@@ -29,7 +29,7 @@ Spans = npt.NDArray[np.void]
 
 def measured_size(envs: int) -> int:
     """Return the size of the ring and of the histograms of ``envs`` envs, in bytes."""
-    return RING_SIZE + SIZE_PER_ENV * envs
+    return RING_SIZE + 2 * HISTOGRAM.itemsize * envs
 
 
 class SpanRing:
@@ -45,8 +45,10 @@ class SpanRing:
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
         self._header = memory[:_HEADER].cast("q")
-        cells = memory[RING_SIZE:]
-        self.histograms: Histograms = Histograms(len(cells) // SIZE_PER_ENV, cells)
+        rest = memory[RING_SIZE:]
+        self.histograms: Histograms = np.frombuffer(rest, HISTOGRAM).reshape(-1, 2)
+        self._counts: memoryview[int] = rest.cast("q")
+        self._times: memoryview[float] = rest.cast("d")
         # The worker's own copy of the counter.
         self._written = 0
 
@@ -57,7 +59,7 @@ class SpanRing:
         written = self._written
         _pack(self._memory, _HEADER + _HEADER * (written % SPANS_KEPT), begin, end, call_id, position, method)
         self._written = self._header[0] = written + 1
-        self.histograms.count(position, method, end - begin)
+        count(self._counts, self._times, position, method, end - begin)
 
     # The parent ------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from envactors.actor import engine
 from envactors.actor.states import ActorStats
 from envactors.actor.supervisor import Supervisor
-from envactors.mailbox.durations import Durations
+from envactors.mailbox.durations import Durations, summarize
 from envactors.vector.statistics import VectorStatistics, all_statistics
 
 # Of the text of a failure, in characters.
@@ -113,7 +113,7 @@ def take_snapshot() -> Snapshot:
         counts: dict[str, Any] = {"steps": sum(stats.steps), "episodes": sum(stats.episodes), "where": where}
         vectors.append({"number": number, "envs": len(stats.steps), **counts})  # type: ignore[typeddict-item]
     actors += [
-        _snapshot_of(one, None, one.stats(), [steps for steps, _ in one.core.histograms().durations()])
+        _snapshot_of(one, None, one.stats(), [steps for steps, _ in summarize(one.core.histograms())])
         for one in left.values()
     ]
     actors.sort(key=lambda actor: (actor["vector"] is None, actor["vector"] or 0, actor["name"]))

@@ -30,6 +30,7 @@ from envactors.mailbox.control_page import (
     Progress,
     page_size,
 )
+from envactors.mailbox.durations import HISTOGRAM
 from envactors.mailbox.messages import Frame
 from envactors.mailbox.spans import SPAN
 from envactors.remote.oversize import fit_request
@@ -94,7 +95,7 @@ class MirroredPage(ControlPage):
         """
         size = spans * SPAN.itemsize
         self.spans.extend(np.frombuffer(measured, SPAN, spans))
-        self.spans.histograms.cells.reshape(-1)[:] = np.frombuffer(measured, np.float64, offset=size)
+        self.spans.histograms[:] = np.frombuffer(measured, HISTOGRAM, offset=size).reshape(-1, 2)
         # The fastest record gives the best estimate.
         self.clock_lead = min(self.clock_lead, time.monotonic() - sent)
 

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 from weakref import WeakSet
 
+import numpy as np
+
 from envactors.actor import recording
 from envactors.actor.handle import ActorHandle
 from envactors.actor.states import ActorStats
 from envactors.envs.episodes import Episodes
-from envactors.mailbox.durations import Durations, Histograms
+from envactors.mailbox.durations import Durations, summarize
 
 T = TypeVar("T")
 
@@ -140,8 +142,8 @@ class VectorStatistics:
     def collect(self) -> VectorStats:
         """Return the statistics. The first call also begins to measure times in the workers."""
         clock = self.begin_timing()
-        times = Histograms.joined([actor._supervisor.core.histograms() for actor in self.actors])
-        steps, resets = zip(*times.durations(), strict=True)
+        times = np.concatenate([actor._supervisor.core.histograms() for actor in self.actors])
+        steps, resets = zip(*summarize(times), strict=True)
         return VectorStats(
             self._episodes.steps.tolist(),
             self._episodes.episodes.tolist(),

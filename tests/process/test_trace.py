@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import envactors as ea
 from envactors.actor import recording
-from envactors.mailbox.durations import METHOD_RESET, METHOD_STEP
+from envactors.mailbox.durations import METHOD_RESET, METHOD_STEP, summarize
 from envactors.mailbox.spans import SPANS_KEPT, SpanRing, measured_size
 from envactors.observe import trace as trace_module
 from envactors.observe.trace_file import CallerSpan, Notice, Span, write_trace
@@ -261,7 +261,7 @@ def test_a_ring_yields_the_last_spans_in_order_and_counts_all(script):
             assert spans["call_id"].tolist() == list(range(max(last + 1, written - SPANS_KEPT + 1), written))
             assert (spans["begin"] == spans["call_id"]).all()
             last = written - 1
-            counted = [one for pair in ring.histograms.durations() for one in pair]
+            counted = [one for pair in summarize(ring.histograms) for one in pair]
             assert sum(one.count for one in counted) == written
             assert math.isclose(sum(one.total for one in counted), 0.5 * written)
         else:
@@ -296,7 +296,7 @@ def test_a_reader_never_finds_a_torn_span_or_counts_that_decrease():
             while time.monotonic() < end:
                 new, seen = ring.read(seen)
                 spans.append(new)
-                counted = [steps for steps, _ in ring.histograms.copy().durations()]
+                counted = [steps for steps, _ in summarize(ring.histograms.copy())]
                 counts = [one.count for one in counted]
                 assert sum(counts) >= before
                 before = sum(counts)
@@ -306,7 +306,7 @@ def test_a_reader_never_finds_a_torn_span_or_counts_that_decrease():
         finally:
             os.kill(writer, signal.SIGKILL)
             os.waitpid(writer, 0)
-        counted = sum(steps.count for steps, _ in ring.histograms.durations())
+        counted = sum(steps.count for steps, _ in summarize(ring.histograms))
         assert counted in (ring.written, ring.written - 1), "it may have ended between the two"
         assert counted > 3 * SPANS_KEPT
         for new in spans:
