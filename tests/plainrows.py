@@ -37,7 +37,7 @@ from envactors.mailbox.control_page import (
     ControlPage,
     page_size,
 )
-from envactors.mailbox.info_codec import InfoReader, InfoWriter
+from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.messages import Attach, Description, Fault, Frame, Kind, Start
 from envactors.mailbox.pickling import dumps, pack_failure
 from envactors.mailbox.slab import HALF, RESET, Layout, Slab
@@ -56,7 +56,7 @@ def make_slots(count, *, autoreset="next_step", on_failure="raise", positions=No
     layout = Layout(SCALAR, SCALAR, SCALAR, count)
     slab = Slab(layout, bytearray(layout.size))
     of = [Slot(index, index if positions is None else positions[index]) for index in range(count)]
-    return Slots(of, slab, InfoReader(slab), autoreset, on_failure, pickles=True)
+    return Slots(of, slab, Infos(slab), autoreset, on_failure, pickles=True)
 
 
 @contextlib.contextmanager
@@ -155,7 +155,7 @@ class PlayedActor:
             count, autoreset=autoreset, on_failure=on_failure, positions=[env - self.FIRST for env in range(count)]
         )
         self.slab = self.slots.slab
-        self.writer = InfoWriter(self.slab)
+        self.writer = Infos(self.slab)
         self.supervisor = self._make_supervisor(reactor, on_failure, deadlines or ea.Deadlines(), permits)
         self.core = self.supervisor.core
         described = Description(SCALAR, SCALAR, SCALAR, {}, None)
@@ -297,7 +297,7 @@ class PlayedActor:
         if raises:
             overflow = self.writer.fail(env, pack_failure(ValueError(f"of env {env}"), Fault.RAISED))
         elif large:
-            overflow = self.writer.encode(env, {"large": "x" * 10_000}, [])
+            overflow = self.writer.put(env, self.writer.pack({"large": "x" * 10_000}, []))
         else:
             self.writer.plain_marker(env)()
         if overflow is not None:

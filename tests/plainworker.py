@@ -9,7 +9,7 @@ import numpy as np
 from envactors.backends.local import LocalMemory
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, PAGE, ControlPage
-from envactors.mailbox.info_codec import InfoReader, InfoWriter
+from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.messages import Attach, Failure, Frame, Kind, Start
 from envactors.mailbox.pickling import dumps, dumps_by_value, make_payload, pack_payloads
 from envactors.mailbox.slab import HALF, PAYLOAD, RESET, SEED, Layout
@@ -100,7 +100,7 @@ class Parent:
         self.memory = LocalMemory()
         self.slab, self.infos = self.memory.create(layout)
         if pickles:
-            self.infos = InfoReader(self.slab)
+            self.infos = Infos(self.slab)
         self.server = Server(self, self.page, self, guard)
         factories = [dumps_by_value(factory)] * count
         start = Start("actor", 0, factories, ([], []), Attach(layout, autoreset), journal=True)
@@ -114,7 +114,7 @@ class Parent:
 
     def open(self, layout):
         slab, infos = self.memory.open(layout)
-        return slab, InfoWriter(slab) if self.pickles else infos
+        return slab, Infos(slab) if self.pickles else infos
 
     # The worker's end of the channel ---------------------------------------------------------------------
 

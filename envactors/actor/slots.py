@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.mailbox.info_codec import InfoReader
+from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.messages import Pickled, episode_seed, renewed_seed
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab
@@ -166,7 +166,7 @@ class Slots:
         self,
         slots: list[Slot],
         slab: Slab,
-        infos: InfoReader,
+        infos: Infos,
         autoreset: Autoreset,
         on_failure: OnFailure,
         *,

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from envactors.mailbox.channel import FrameChannel
 from envactors.mailbox.control_page import TIMED, ControlPage
-from envactors.mailbox.info_codec import InfoReader
+from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.slab import Layout, Slab
 from envactors.process.refusal import LaunchRefusedError as LaunchRefusedError  # noqa: PLC0414 # for other backends
 from envactors.system.cpus import usable_cores
@@ -45,7 +45,7 @@ class Stacks(Protocol):
 class RowMemory(Protocol):
     """The memory of a vector's slab. The parent creates it, and each worker opens it."""
 
-    def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
+    def create(self, layout: Layout) -> tuple[Slab, Infos]:
         """Allocate the memory and return a slab of zeros in it.
 
         Raises:

@@ -11,11 +11,10 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from envactors.backends.base import Backend, ExitStatus, RowMemory, Stacks, Stream, Worker
 from envactors.mailbox.control_page import FINISHED, POSTED, STEP, ControlPage, page_size
-from envactors.mailbox.info_codec import InfoReader, InfoWriter
+from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.messages import Frame
 from envactors.mailbox.slab import Layout, Slab
 from envactors.system.polling import Doorbell, Poller
@@ -37,16 +36,15 @@ class LocalMemory(RowMemory):
         self._numbers = itertools.count()
         self._parts: weakref.WeakValueDictionary[tuple[int, int], _LocalPart] = weakref.WeakValueDictionary()
 
-    def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
+    def create(self, layout: Layout) -> tuple[Slab, Infos]:
         # Not a bytearray: the system allocates pages at their first use, and forked children get private copies.
-        self._slab = Slab(layout, mmap.mmap(-1, layout.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-        # The info and object leaves of each env, or its failure; see `InfoWriter`.
-        self._contents: list[Any] = [None] * layout.envs
-        return self._slab, InfoReader(self._slab, self._contents)
+        slab = Slab(layout, mmap.mmap(-1, layout.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        self._created = slab, Infos(slab, passes_objects=True)
+        return self._created
 
-    def open(self, _layout: Layout) -> tuple[Slab, InfoWriter]:
-        """Return the parent's slab for a worker."""
-        return self._slab, InfoWriter(self._slab, self._contents)
+    def open(self, _layout: Layout) -> tuple[Slab, Infos]:
+        """Return what the parent has created for a worker."""
+        return self._created
 
     def extend(self, size: int) -> tuple[tuple[int, int], mmap.mmap]:
         part = _LocalPart(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

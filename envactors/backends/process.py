@@ -12,7 +12,7 @@ from typing import get_args
 from envactors.backends.base import Backend, EventLoop, ExitStatus, LaunchRefusedError, RowMemory, Stream, Worker
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import ControlPage, page_size
-from envactors.mailbox.info_codec import InfoReader
+from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.pickling import read_other_numpy
 from envactors.mailbox.slab import Layout, Slab
 from envactors.options import is_int
@@ -38,9 +38,9 @@ _STARTING_AT_LEAST = 8
 class MappedMemory(SharedFile, RowMemory):
     """A file in memory that workers map; see `envactors.backends.base.RowMemory`."""
 
-    def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
+    def create(self, layout: Layout) -> tuple[Slab, Infos]:
         slab = Slab(layout, self.extend(layout.size)[1])
-        return slab, InfoReader(slab)
+        return slab, Infos(slab)
 
 
 class ProcessBackend(Backend):

@@ -5,7 +5,7 @@
     OVERFLOW     pickled, too large for the room, and sent in a `Kind.OVERFLOW` frame
     FAILED       a `Failure` in place of a result, sent in such a frame
 
-If caller and worker are in one process, copies of the objects pass through a list instead, and nothing overflows. The
+If caller and worker are in one process, copies of the objects pass in a list instead, and nothing overflows. The
 memory of rooms and encodings belongs to `envactors.mailbox.slab`.
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.mailbox.messages import Failure
-from envactors.mailbox.pickling import dumps, loads
+from envactors.mailbox.pickling import copy_value, dumps, loads
 
 # The values of `Slab.info_encoding`.
 PLAIN: Final = 0
@@ -42,87 +42,82 @@ class InfoRooms(Protocol):
     def inline_info(self, env: int, /) -> memoryview: ...
 
 
-class InfoWriter:
-    """Writes the infos and failures of all envs that share a slab.
+class Infos:
+    """The infos, object leaves, and failures of all envs that share a slab, as both sides write and read them.
 
     Args:
         slab: The rows.
-        contents: If caller and worker are in one process, a list with one entry per env: the (info, object leaves) of
-            its result, or its failure.
+        passes_objects: Whether caller and worker are in one process, and use the same one of these.
 
     Attributes:
-        passes_objects: Whether they are objects, which have to be copies.
+        passes_objects: As above.
+        all_plain: Returns whether all envs have empty infos, no object leaves and no failures. C code, as every step
+            calls it.
     """
 
-    def __init__(self, slab: InfoRooms, contents: list[Any] | None = None) -> None:
-        self.passes_objects: bool = contents is not None
+    def __init__(self, slab: InfoRooms, *, passes_objects: bool = False) -> None:
+        self._slab = slab
         self._room = slab.inline_infos.shape[1]
         self._memory = slab.inline_infos.reshape(-1).data
         # Writing a number through a memoryview takes a third of the time that an array takes.
         self._encodings, self._sizes = slab.info_encoding.data, slab.inline_info_sizes.data
-        self._contents = contents
+        all_plain = bytes([PLAIN]) * len(self._encodings)
+        self.all_plain: Callable[[], bool] = functools.partial(operator.eq, self._encodings, all_plain)
+        self.passes_objects = passes_objects
+        # The (info, object leaves) of each env's result, or its failure, if they are objects.
+        self._objects: list[Any] | None = [None] * len(self._encodings) if passes_objects else None
+
+    # The worker ------------------------------------------------------------------------------------------
 
     def plain_marker(self, index: int) -> Callable[[], object]:
         """Return a function that marks an env's info as empty and its result as without object leaves, in C code."""
         return functools.partial(operator.setitem, self._encodings, index, PLAIN)
 
-    def encode(self, index: int, info: Any, object_leaves: list[Any]) -> bytes | bytearray | None:
+    def pack(self, info: Any, object_leaves: list[Any]) -> Any:
+        """Return an info and object leaves as `put` takes them: as bytes, or copies.
+
+        Raises:
+            Exception: They do not pickle, or cannot be copied.
+        """
+        if self._objects is None:
+            return encode(info, object_leaves)
+        return copy_value(info), [copy_value(leaf) for leaf in object_leaves]
+
+    def put(self, index: int, content: Any) -> bytes | bytearray | None:
         """Write the info and the object leaves of an env's result; if there are none, the marker is faster.
 
         Args:
             index: The env's index in the vector.
-            info: Its info.
-            object_leaves: The leaves of its observation that are not in the slab.
+            content: What `pack` has returned for them.
 
         Returns:
             The part to send as overflow; None if everything fits into the env's room.
-
-        Raises:
-            Exception: They do not pickle.
         """
-        if self._contents is not None:
-            self._contents[index] = info, object_leaves
-            self._encodings[index] = INLINE_INFO
+        self._encodings[index] = INLINE_INFO
+        if self._objects is not None:
+            self._objects[index] = content
             return None
-        content = encode(info, object_leaves)
-        size = len(content)
+        start, size = index * self._room, len(content)
         if size > self._room:
             self._encodings[index] = OVERFLOW
-            return content
-        start = index * self._room
+            return content  # type: ignore[no-any-return] # not a pair
         self._memory[start : start + size] = content
         self._sizes[index] = size
-        self._encodings[index] = INLINE_INFO
         return None
 
     def fail(self, index: int, failure: Failure) -> bytes | bytearray | None:
-        """Mark an env's result as failed; return what `encode` returns."""
+        """Mark an env's result as failed; return what `put` returns."""
         self._encodings[index] = FAILED
-        if self._contents is None:
+        if self._objects is None:
             return dumps(tuple(failure))
-        self._contents[index] = failure
+        self._objects[index] = failure
         return None
 
-
-class InfoReader:
-    """Reads what an `InfoWriter` has written; the arguments are the same.
-
-    Attributes:
-        contents: As above.
-        all_plain: Returns whether all envs have empty infos, no object leaves and no failures. C code, as every step
-            calls it.
-    """
-
-    def __init__(self, slab: InfoRooms, contents: list[Any] | None = None) -> None:
-        self._slab = slab
-        self.contents = contents
-        self._encodings = slab.info_encoding.data
-        all_plain = bytes([PLAIN]) * len(self._encodings)
-        self.all_plain: Callable[[], bool] = functools.partial(operator.eq, self._encodings, all_plain)
+    # The parent ------------------------------------------------------------------------------------------
 
     def needs_overflow(self, index: int) -> bool:
         """Return whether a part of an env's result was sent as overflow."""
-        return self._encodings[index] >= OVERFLOW and self.contents is None
+        return self._encodings[index] >= OVERFLOW and self._objects is None
 
     def failed(self, index: int) -> bool:
         """Return whether an env has failed."""
@@ -145,8 +140,8 @@ class InfoReader:
         encoding = self._encodings[index]
         if encoding == PLAIN:
             return {}, []
-        if self.contents is not None:
-            info, object_leaves = self.contents[index]  # a copy already
+        if self._objects is not None:
+            info, object_leaves = self._objects[index]  # a copy already
             return info, object_leaves
         content = self._slab.inline_info(index) if encoding == INLINE_INFO else overflow
         assert content is not None, "a result is complete only once its overflow has come"
@@ -154,8 +149,8 @@ class InfoReader:
 
     def failure(self, index: int, overflow: bytes | memoryview | None) -> Failure:
         """Return the failure of an env; the arguments are those of `decode`."""
-        if self.contents is not None:
-            return Failure(*self.contents[index])
+        if self._objects is not None:
+            return Failure(*self._objects[index])
         assert overflow is not None, "a failure always overflows"
         return Failure(*loads(overflow))
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import ControlPage
-from envactors.mailbox.info_codec import InfoWriter
+from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.slab import Layout, Slab
 from envactors.process import reaper
 from envactors.system.memory import map_part, open_unnamed
@@ -159,9 +159,9 @@ class MappedParts:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def open(self, layout: Layout) -> tuple[Slab, InfoWriter]:
+    def open(self, layout: Layout) -> tuple[Slab, Infos]:
         slab = Slab(layout, self.open_part((0, layout.size), writable=True))
-        return slab, InfoWriter(slab)
+        return slab, Infos(slab)
 
     def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
         start, size = place

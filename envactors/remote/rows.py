@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from envactors.mailbox.info_codec import INLINE_INFO, InfoReader
+from envactors.mailbox.info_codec import INLINE_INFO, Infos
 from envactors.mailbox.slab import HALF, INLINE_INFO_ROOM, Layout, Slab
 from envactors.remote import records
 from envactors.system.memory import check_room, next_page
@@ -216,7 +216,7 @@ class MirroredMemory:
         self._parts: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()
         self.published: dict[tuple[int, int], tuple[int, mmap.mmap]] = {}
 
-    def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
+    def create(self, layout: Layout) -> tuple[Slab, Infos]:
         check_room(layout.size)
         slab = Slab(layout, mmap.mmap(-1, layout.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         rows = MirroredRows(slab)
@@ -228,7 +228,7 @@ class MirroredMemory:
         self.layout = layout
         self.rows = rows
         self._announce(self)
-        return slab, InfoReader(slab)
+        return slab, Infos(slab)
 
     def extend(self, size: int) -> tuple[tuple[int, int], Any]:
         assert self.layout is not None, "parts come behind the slab"

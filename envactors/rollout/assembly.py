@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.errors import ActorError, VectorStepError
-from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, InfoReader, decode_alike
+from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode_alike
 from envactors.mailbox.specs import unflatten
 from envactors.rollout.buffers import Views
 from envactors.rollout.part import ActorPart
@@ -94,7 +94,7 @@ def _decode(
 
     Infos of one size are most often of one layout, too.
     """
-    reader = InfoReader(trajectory)
+    reader = Infos(trajectory)
     infos: list[Any] = [None] * len(rows)
     objects: dict[int, list[Any]] = {}
     sizes = trajectory.inline_info_sizes[rows] * (trajectory.info_encoding[rows] == INLINE_INFO)

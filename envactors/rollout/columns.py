@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.mailbox.control_page import ENV_INDEX, METHOD, METHOD_RESET, METHOD_STEP, SINCE
-from envactors.mailbox.info_codec import PLAIN, InfoWriter
+from envactors.mailbox.info_codec import PLAIN, Infos
 from envactors.mailbox.messages import Failure, Fault, episode_seed
 from envactors.mailbox.pickling import copy_value, pack_failure
 from envactors.mailbox.slab import PLAIN_REWARD
@@ -128,7 +128,7 @@ class Columns:
         self._conforms = trajectory.layout.is_learnt
         self._server = server
         self._guard = server.guard
-        self._infos = InfoWriter(trajectory)
+        self._infos = Infos(trajectory)
         layout = trajectory.layout
         self._envs = layout.envs
         self._spec = layout.observation
@@ -354,7 +354,7 @@ class Columns:
             PayloadError: They cannot be pickled.
         """
         try:
-            part = self._infos.encode(row, info, objects)
+            part = self._infos.put(row, self._infos.pack(info, objects))
         except BaseException as error:
             raise PayloadError(pack_failure(error, Fault.RESULT)) from error
         if part is not None:

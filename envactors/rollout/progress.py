@@ -12,7 +12,7 @@ from envactors.actor.journal import Journal
 from envactors.actor.slots import Slot, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.errors import ActorError
-from envactors.mailbox.info_codec import PLAIN, InfoReader, InfoWriter
+from envactors.mailbox.info_codec import PLAIN, Infos
 from envactors.mailbox.messages import Failure, Kind, Pickled, episode_seed
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.specs import unflatten
@@ -176,7 +176,7 @@ class PartProgress:
         rewards = trajectory.rewards[done - 1, mine].copy()
         terminated = trajectory.terminated[done - 1, mine].tolist()
         truncated = trajectory.truncated[done - 1, mine].tolist()
-        reader = None if trajectory.is_whole else InfoReader(trajectory)
+        reader = None if trajectory.is_whole else Infos(trajectory)
         for number, index in enumerate(indices):
             objects: Iterator[Any] = iter(())
             if reader is not None:
@@ -244,7 +244,7 @@ def next_seed(slots: Slots, index: int, incarnation: int) -> int | None:
 
 def write_failure(slots: Slots, index: int, failure: Failure) -> None:
     """Write into the row of an env that what it was posted has failed, as its worker does elsewhere."""
-    content = InfoWriter(slots.slab, slots.infos.contents).fail(index, failure)
+    content = slots.infos.fail(index, failure)
     if content is not None:
         slots.overflow[index] = memoryview(content)
     slots.slab.completed[index] = slots.numbers[index]

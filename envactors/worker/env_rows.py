@@ -23,9 +23,9 @@ from envactors.mailbox.control_page import (
     TIMED,
     ControlPage,
 )
-from envactors.mailbox.info_codec import InfoWriter
+from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.messages import Failure, Fault
-from envactors.mailbox.pickling import content_of, copy_value, loads, pack_failure
+from envactors.mailbox.pickling import content_of, loads, pack_failure
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, RING, SEED, Slab
 from envactors.mailbox.specs import ArraySpec, flatten, reader
 from envactors.worker import context
@@ -152,7 +152,7 @@ class EnvRow:
         self,
         hosted: HostedEnv,
         slab: Slab,
-        infos: InfoWriter,
+        infos: Infos,
         autoreset: bool,
         page: ControlPage,
         send_overflow: Callable[[int, bytes | bytearray], None],
@@ -165,10 +165,8 @@ class EnvRow:
         self.page = page
         self.counters: memoryview[int] = page.counters
         self.times: memoryview[float] = page.times
-        self._encode = infos.encode
-        self._fail = infos.fail
+        self._infos = infos
         self._mark_plain = infos.plain_marker(index)
-        self._copies = infos.passes_objects
         self._send_overflow = send_overflow
         self.guard: WriteGuard | None = guard
         layout = slab.layout
@@ -211,7 +209,7 @@ class EnvRow:
     def _read_payload(self, op: int) -> Any:
         """Return the action of a step, or the (large seed, options) of a reset."""
         (_, content), self.payload = self.payload, (0, None)
-        if self._copies:
+        if self._infos.passes_objects:
             return content
         try:
             value = loads(content)
@@ -273,26 +271,28 @@ class EnvRow:
             Whether it is a failure.
         """
         index, half, guard = self.index, op & HALF, self.guard
-        beside = overflow = None
+        leaves: list[Any] = []
+        content = overflow = None
         if fields is not None:
             try:
-                beside = self._set_apart(fields)
+                leaves, content = self._set_apart(fields)
             except BaseException as unfit:
                 error = unfit
         failure = None if error is None else as_failure(error, self.page)
         if guard is not None:
             guard.begin_write()
         try:
-            if fields is not None and beside is not None and failure is None:
+            if fields is not None and failure is None:
                 try:
-                    _, reward, self._terminated[index], self._truncated[index], _ = fields
-                    if self.hosted.journal:
-                        self._checks[half, index] = self.hosted.check
-                    overflow = self._write_content(half, reward, *beside)
+                    self._write_arrays(half, leaves, fields)
                 except BaseException as unfit:
                     failure = as_failure(unfit, self.page)
             if failure is not None:
-                overflow = self._fail(index, failure)
+                overflow = self._infos.fail(index, failure)
+            elif content is None:
+                self._mark_plain()
+            else:
+                overflow = self._infos.put(index, content)
             if overflow is not None:
                 self._send_overflow(index, overflow)
             if self.page.is_streaming:
@@ -311,40 +311,34 @@ class EnvRow:
         """Return how many rows of the vector are complete."""
         return int(np.count_nonzero(self._slab.posted == self._slab.completed))
 
-    def _set_apart(self, fields: Fields) -> tuple[list[Any], Any, list[Any]]:
-        """Return the leaves of an observation, the info, and what else has no place in the row.
+    def _set_apart(self, fields: Fields) -> tuple[list[Any], Any]:
+        """Return the leaves of an observation, and the info with what has no place in the row; None without any.
 
-        The last two are copies if they pass as objects.
+        Raises:
+            PayloadError: They cannot travel.
         """
         leaves = flatten(self._spec, fields[0])
         info = fields[4]
         objects = [leaf for row, leaf in zip(self._halves[0], leaves, strict=True) if row is None]
         if self._has_object_reward:
             objects.append(fields[1])
-        if self._copies:
-            try:
-                info = copy_value(info)
-                objects = [copy_value(content) for content in objects]
-            except BaseException as error:
-                raise PayloadError(pack_failure(error, Fault.RESULT)) from error
-        return leaves, info, objects
+        if not info and not objects and type(info) is dict:
+            return leaves, None
+        try:
+            return leaves, self._infos.pack(info, objects)
+        except BaseException as error:
+            raise PayloadError(pack_failure(error, Fault.RESULT)) from error
 
-    def _write_content(
-        self, half: int, reward: Any, leaves: list[Any], info: Any, objects: list[Any]
-    ) -> bytes | bytearray | None:
-        """Write a result without its flags; return what does not fit."""
+    def _write_arrays(self, half: int, leaves: list[Any], fields: Fields) -> None:
+        """Write what has a place in the row."""
+        _, reward, self._terminated[self.index], self._truncated[self.index], _ = fields
+        if self.hosted.journal:
+            self._checks[half, self.index] = self.hosted.check
         for row, leaf in zip(self._halves[half], leaves, strict=True):
             if row is not None:
                 row[...] = leaf
         if not self._has_object_reward:
             self._rewards[self.index] = reward
-        if not info and not objects and type(info) is dict:
-            self._mark_plain()
-            return None
-        try:
-            return self._encode(self.index, info, objects)
-        except BaseException as error:
-            raise PayloadError(pack_failure(error, Fault.RESULT)) from error
 
 
 def as_failure(error: BaseException, page: ControlPage) -> Failure:

@@ -27,7 +27,7 @@ from envactors.mailbox.control_page import (
     spin_until_all,
     wait_cpu,
 )
-from envactors.mailbox.info_codec import InfoWriter
+from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.messages import Attach, Fault, Frame, Kind, Start
 from envactors.mailbox.pickling import dumps, loads, pack_failure
 from envactors.mailbox.slab import PAYLOAD, Layout, Slab
@@ -43,7 +43,7 @@ from envactors.worker.log_records import set_levels
 class OpenMemory(Protocol):
     """The memory of a vector, as its workers map it."""
 
-    def open(self, layout: Layout) -> tuple[Slab, InfoWriter]:
+    def open(self, layout: Layout) -> tuple[Slab, Infos]:
         """Open the slab."""
 
     def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:

@@ -9,7 +9,7 @@ from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envactors.mailbox.info_codec import InfoReader, InfoWriter
+from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.slab import HALF, INLINE_INFO_ROOM, RESET, SEED, Layout, Slab
 from envactors.mailbox.specs import ArraySpec
 from envactors.remote.rows import MirroredRows
@@ -29,7 +29,7 @@ def contents(slab, rows):
     halves = slab.ops[rows] & HALF
     arrays = [slab.completed, slab.terminated, slab.truncated, slab.rewards]
     observations = [array[halves, rows] for array in (slab.checks, *slab.observations)]
-    infos = InfoReader(slab)
+    infos = Infos(slab)
     return [array[rows] for array in arrays] + observations, [infos.decode(row, None) for row in rows]
 
 
@@ -40,7 +40,7 @@ def contents(slab, rows):
 def test_requests_and_results_are_those_of_the_other_side(turns, random):
     caller, node = make_slab(), make_slab()
     near, far = MirroredRows(caller), MirroredRows(node)
-    writer = InfoWriter(node)
+    writer = Infos(node)
     rng = np.random.default_rng(random.randrange(1 << 32))
     for number, (rows, infos) in enumerate(turns, 1):
         caller.posted[rows] = number
@@ -62,7 +62,7 @@ def test_requests_and_results_are_those_of_the_other_side(turns, random):
                 array[half, row] = rng.integers(0, 200, array.shape[2:])
             node.rewards[row], node.terminated[row], node.truncated[row] = rng.random(3) > 0.5
             if infos[row]:
-                assert writer.encode(row, infos[row], []) is None
+                assert writer.put(row, writer.pack(infos[row], [])) is None
             else:
                 writer.plain_marker(row)()
             node.completed[row] = node.posted[row]

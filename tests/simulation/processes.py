@@ -11,7 +11,7 @@ import numpy as np
 
 from envactors.backends.base import Backend, ExitStatus, Stacks, Worker
 from envactors.mailbox.control_page import STREAM, ControlPage, page_size
-from envactors.mailbox.info_codec import FAILED, InfoReader, InfoWriter
+from envactors.mailbox.info_codec import FAILED, Infos
 from envactors.mailbox.messages import Frame
 from envactors.mailbox.slab import Layout, Slab
 from envactors.system.polling import READABLE
@@ -237,20 +237,20 @@ class Memory:
         self._world = world
         self._parts: list[memoryview] = []
 
-    def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
+    def create(self, layout: Layout) -> tuple[Slab, Infos]:
         self._bytes = bytearray(layout.size)
         slab = Slab(layout, self._bytes)
         slab.posted = Column(self._world, slab.posted)  # type: ignore[assignment]
-        return slab, InfoReader(slab)
+        return slab, Infos(slab)
 
-    def open(self, layout: Layout) -> tuple[Slab, InfoWriter]:
+    def open(self, layout: Layout) -> tuple[Slab, Infos]:
         slab = Slab(layout, self._bytes)
         # Two of the columns that are written before the row counts as complete, and the one that says so.
         slab.terminated = Column(self._world, slab.terminated)  # type: ignore[assignment]
         slab.truncated = Column(self._world, slab.truncated)  # type: ignore[assignment]
         slab.completed = Column(self._world, slab.completed, Completed)  # type: ignore[assignment]
         slab.completed.data.encodings = slab.info_encoding.data  # type: ignore[attr-defined]
-        return slab, InfoWriter(slab)
+        return slab, Infos(slab)
 
     def extend(self, size: int) -> tuple[tuple[int, int], memoryview]:
         self._parts.append(memoryview(bytearray(size)))

@@ -12,7 +12,7 @@ from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envactors.mailbox.info_codec import InfoReader, InfoWriter, decode, decode_alike, encode
+from envactors.mailbox.info_codec import Infos, decode, decode_alike, encode
 from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.pickling import copy_value, pack_failure, unpack_failure
 from envactors.mailbox.slab import INLINE_INFO_ROOM, Layout, Slab
@@ -29,9 +29,14 @@ def make_codec(variant):
     memory = bytearray(layout.size)
     slab, other = Slab(layout, memory), Slab(layout, memory)
     if variant == "between processes":
-        return InfoWriter(slab), InfoReader(other)
-    contents = [None] * ENVS
-    return InfoWriter(slab, contents), InfoReader(other, contents)
+        return Infos(slab), Infos(other)
+    infos = Infos(slab, passes_objects=True)
+    return infos, infos
+
+
+def write(infos, index, info, object_leaves=()):
+    """Returns the overflow."""
+    return infos.put(index, infos.pack(info, list(object_leaves)))
 
 
 def show(value):
@@ -77,7 +82,7 @@ def test_decode_returns_what_was_encoded(variant, written):
     for index, info, object_leaves in written:
         overflow = None
         if info or object_leaves:
-            overflow = encoder.encode(index, info, object_leaves)
+            overflow = write(encoder, index, info, object_leaves)
         else:
             encoder.plain_marker(index)()
         assert decoder.needs_overflow(index) == (overflow is not None)
@@ -90,7 +95,7 @@ def test_decode_returns_what_was_encoded(variant, written):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_marker_makes_an_info_empty(variant):
     encoder, decoder = make_codec(variant)
-    encoder.encode(1, {"a": 1}, [])
+    write(encoder, 1, {"a": 1})
     assert not decoder.all_plain()
     encoder.plain_marker(1)()
     assert decoder.all_plain()
@@ -120,14 +125,14 @@ def test_failure_is_decoded_until_the_next_result(variant):
 @pytest.mark.parametrize(("size", "fits"), [(INLINE_INFO_ROOM // 2, True), (INLINE_INFO_ROOM, False)])
 def test_infos_larger_than_the_room_overflow(size, fits):
     encoder, decoder = make_codec("between processes")
-    overflow = encoder.encode(1, {"text": "x" * size}, [])
+    overflow = write(encoder, 1, {"text": "x" * size})
     assert (overflow is None) == fits
     assert decoder.decode(1, overflow) == ({"text": "x" * size}, [])
 
 
 def test_within_one_process_nothing_is_pickled_and_nothing_overflows():
     encoder, decoder = make_codec("within one process")
-    assert encoder.encode(0, {"f": lambda: 3, "large": b"x" * 100_000}, []) is None
+    assert write(encoder, 0, {"f": lambda: 3, "large": b"x" * 100_000}) is None
     info, _ = decoder.decode(0, None)
     assert info["f"]() == 3
 
@@ -135,7 +140,7 @@ def test_within_one_process_nothing_is_pickled_and_nothing_overflows():
 def test_encode_raises_for_values_that_do_not_pickle():
     encoder, _ = make_codec("between processes")
     with pytest.raises(TypeError, match="pickle"):
-        encoder.encode(0, {"lock": threading.Lock()}, [])
+        write(encoder, 0, {"lock": threading.Lock()})
 
 
 @pytest.mark.parametrize(
@@ -157,7 +162,7 @@ def test_encode_raises_for_values_that_do_not_pickle():
 )
 def test_a_value_keeps_its_type_and_layout(value):
     encoder, decoder = make_codec("between processes")
-    info, _ = decoder.decode(1, encoder.encode(1, {"x": value, "y": np.float64(1)}, []))
+    info, _ = decoder.decode(1, write(encoder, 1, {"x": value, "y": np.float64(1)}))
     arrived = info["x"]
     assert repr(arrived) == repr(value)
     assert (type(arrived), arrived.dtype, arrived.shape) == (type(value), value.dtype, value.shape)
@@ -168,7 +173,7 @@ def test_infos_that_differ_from_the_last_one_are_decoded_as_they_are():
     encoder, decoder = make_codec("between processes")
     infos = [{"a": 1, "b": 2.0}, {"a": 2**70, "b": 3.0}, {"a": 4, "b": 5.0}, {"b": 6.0, "a": 7}, {"a": 8.0, "b": 9}]
     for info in [infos[0], *infos, infos[0]]:
-        assert encoder.encode(1, info, []) is None
+        assert write(encoder, 1, info) is None
         assert show(decoder.decode(1, None)) == show((info, []))
 
 
@@ -220,13 +225,13 @@ def test_keys_keep_their_types_whatever_the_info_before_had():
     writer, reader = make_codec("between processes")
     infos = [{"length": 1.0}, {Key.LENGTH: 1.0}]
     for index, info in enumerate(infos):
-        assert writer.encode(index, info, []) is None
+        assert write(writer, index, info) is None
     assert [type(key) for index in range(2) for key in reader.decode(index, None)[0]] == [str, Key]
 
 
 def test_arrays_of_an_info_are_writable_copies():
     encoder, decoder = make_codec("between processes")
-    encoder.encode(1, {"x": np.arange(3)}, [])
+    write(encoder, 1, {"x": np.arange(3)})
     decoder.decode(1, None)[0]["x"][:] = 7
     assert decoder.decode(1, None)[0]["x"].tolist() == [0, 1, 2]
 

@@ -278,7 +278,7 @@ def test_closing_a_guard_waits_for_the_result_that_is_being_written(make_parent,
     parent = make_parent(guard=guard, pickles=False)
     writing, go_on, order = threading.Event(), threading.Event(), []
     row = parent.server.rows[0]
-    mark, encode = row._mark_plain, row._encode
+    mark, put = row._mark_plain, row._infos.put
 
     def slowly(write, *args):
         writing.set()
@@ -287,7 +287,7 @@ def test_closing_a_guard_waits_for_the_result_that_is_being_written(make_parent,
         return write(*args)
 
     row._mark_plain = lambda: slowly(mark)
-    row._encode = lambda *args: slowly(encode, *args)
+    row._infos.put = lambda *args: slowly(put, *args)
     parent.post({0: action})
     thread = threading.Thread(target=parent.server.run_posted)
     thread.start()
