@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from envactors.process import reaper
 from envactors.process.bootstrap import Descriptors
-from envactors.process.fork_server_program import EXIT_REPORT, Answer, WorkerSetup
+from envactors.process.fork_server_program import EXIT_REPORT
 from envactors.process.helper import Helper, HelperProcess
 from envactors.process.reaping import REAPER
 from envactors.process.refusal import LaunchRefusedError
@@ -117,10 +117,10 @@ class ForkServer(HelperProcess):
         changes = {name: environment.get(name) for name in names}
         path = None if self._has_own_path else sys.path
         argv = None if sys.argv == self._argv else sys.argv
-        setup = WorkerSetup(changes, path, argv, working_directory())
         worker_id = next(self._worker_ids)
+        request = worker_id, changes, path, argv, working_directory()
         try:
-            socket.send_fds(self.sock, [pickle.dumps((worker_id, *setup))], descriptors.present())
+            socket.send_fds(self.sock, [pickle.dumps(request)], descriptors.present())
         except OSError as error:
             raise ForkServerLostError(f"the fork server has ended: {error}") from error
         pid, pidfds = self._receive(_FORK_PATIENCE)
@@ -141,12 +141,10 @@ class ForkServer(HelperProcess):
             raise ForkServerLostError(f"the fork server has not answered within {patience} s: {error}") from error
         if not content:
             raise ForkServerLostError("the fork server has ended")
-        answer = Answer(*pickle.loads(content))
-        if answer.refusal:
-            raise LaunchRefusedError(answer.refusal)
-        if answer.error:
-            raise OSError(*answer.error)
-        return answer.pid, received
+        answer: int | OSError = pickle.loads(content)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer, received
 
     def _take_exit_code(self, worker_id: int, pid: int) -> int | None:
         """Return the exit code of a worker that has ended, minus the signal's number; None if nobody knows it."""

@@ -1,7 +1,9 @@
 """The fork server: a program that imports what workers need and forks a worker for each request.
 
 Each request and each answer is one packet: with a request come the worker's descriptors, with the answer its pidfd. The
-exit codes of workers are reported through another socket. The caller's half is `envactors.process.fork_server`.
+answer is the worker's process id, or the `OSError` for which there is no worker; the first answer only says whether the
+server is ready. The exit codes of workers are reported through another socket. The caller's half is
+`envactors.process.fork_server`.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ import struct
 import sys
 import threading
 import time
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NoReturn
 
 from envactors.process import reaper
 from envactors.process.bootstrap import Descriptors, exit_after, run
+from envactors.process.refusal import LaunchRefusedError
 from envactors.system.processes import (
     adopt_orphans,
     count_threads,
@@ -36,36 +39,6 @@ from envactors.system.processes import (
 EXIT_REPORT: Final = struct.Struct("<qq")
 # How long a thread that an import has started may take to end, in seconds.
 _THREAD_GRACE: Final = 1.0
-
-
-class WorkerSetup(NamedTuple):
-    """The setup that a worker gets from its caller besides descriptors, as of its start.
-
-    Attributes:
-        changes: Environment variables to set, and with None to unset.
-        path: ``sys.path``; None for that of the server.
-        argv: ``sys.argv``; None for that of the server.
-        directory: The working directory; empty if it was removed, and then it is that of the server.
-    """
-
-    changes: dict[str, str | None]
-    path: list[str] | None
-    argv: list[str] | None
-    directory: str
-
-
-class Answer(NamedTuple):
-    """The answer to a request, or to the start of the server.
-
-    Attributes:
-        pid: The worker's process id; 0 at the start.
-        refusal: Why the server refuses to fork; empty if it does not.
-        error: The arguments of the `OSError` that forking has raised; empty if it has not.
-    """
-
-    pid: int = 0
-    refusal: str = ""
-    error: tuple[int, str] | tuple[()] = ()
 
 
 def serve_forks(requests: int, exits: int, parent_pid: int, preload: list[str]) -> NoReturn:
@@ -95,7 +68,7 @@ def _serve(requests: int, exits: int, preload: list[str]) -> None:
         refusal = _import_all(preload)
         gc.freeze()  # a garbage collection would write to these objects, which workers share copy-on-write
         gc.enable()
-        sock.send(pickle.dumps(tuple(Answer(refusal=refusal))))
+        sock.send(pickle.dumps(LaunchRefusedError(refusal) if refusal else 0))
         # Becomes readable when a worker has ended.
         ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the descriptor needs a handler of Python's
@@ -126,36 +99,50 @@ def _answer(sock: socket.socket, worker_ids: dict[int, int], own: tuple[int, ...
     if not request:
         return False
     worker_id, *setup = pickle.loads(request)
-    answer = Answer()
-    pid = -1
+    answer: int | OSError
     try:
-        pid = os.fork()
+        answer = os.fork()
     except OSError as error:
-        answer = Answer(error=(error.errno or 0, f"the fork server cannot fork: {error.strerror}"))
-    if pid == 0:
+        answer = OSError(error.errno, f"the fork server cannot fork: {error.strerror}")
+    if answer == 0:
         sock.close()
         for fd in own:
             os.close(fd)
-        _run_worker(Descriptors(*fds), WorkerSetup(*setup))
-    if pid > 0:
-        worker_ids[pid] = worker_id
+        _run_worker(Descriptors(*fds), *setup)
+    sentinels: list[int] = []
+    if isinstance(answer, int):
+        worker_ids[answer] = worker_id
         # The pidfd is opened here, where the worker cannot have been reaped yet.
-        answer = Answer(pid)
-        fds.append(open_sentinel(pid))
-    socket.send_fds(sock, [pickle.dumps(tuple(answer))], fds[-1:] if pid > 0 else ())
-    for fd in fds:
+        sentinels.append(open_sentinel(answer))
+    socket.send_fds(sock, [pickle.dumps(answer)], sentinels)
+    for fd in (*fds, *sentinels):
         os.close(fd)
     return True
 
 
-def _run_worker(descriptors: Descriptors, setup: WorkerSetup) -> NoReturn:
+def _run_worker(
+    descriptors: Descriptors,
+    changes: dict[str, str | None],
+    path: list[str] | None,
+    argv: list[str] | None,
+    directory: str,
+) -> NoReturn:
+    """Run a worker with what its caller has as of its start.
+
+    Args:
+        descriptors: Its descriptors.
+        changes: Environment variables to set, and with None to unset.
+        path: ``sys.path``; None for that of the server.
+        argv: ``sys.argv``; None for that of the server.
+        directory: The working directory; empty if it was removed, and then it is that of the server.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    sys.path[:] = setup.path or sys.path
-    sys.argv[:] = setup.argv or sys.argv
+    sys.path[:] = path or sys.path
+    sys.argv[:] = argv or sys.argv
     with contextlib.suppress(OSError):  # it was removed; a fresh interpreter would start without it, too
-        os.chdir(setup.directory)
-    run(descriptors, None, changes=setup.changes, is_forked=True)
+        os.chdir(directory)
+    run(descriptors, None, changes=changes, is_forked=True)
 
 
 def _report_exits(worker_ids: dict[int, int], exits: int) -> None:

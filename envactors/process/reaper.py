@@ -76,32 +76,6 @@ def is_tag_of(caller_tag: int, tag: int) -> bool:
     return tag >> WORKER_BITS == caller_tag >> WORKER_BITS
 
 
-class Lease:
-    """The lease of a caller that is the agent of a node.
-
-    Args:
-        caller_pid: The caller's process id.
-        fd: The file that holds it; negative if the caller has none.
-    """
-
-    def __init__(self, caller_pid: int, fd: int) -> None:
-        self._caller = caller_pid
-        self._fd = fd
-
-    def enforce(self, seconds: float | None) -> float | None:
-        """Kill the caller if its lease is over; return how long to wait for the next check, at most ``seconds``."""
-        if self._fd < 0:
-            return seconds
-        # Read twice, since the caller may be writing it.
-        until = max(LEASE_FORMAT.unpack(os.pread(self._fd, LEASE_FORMAT.size, 0))[0] for _ in range(2))
-        left = float(until - time.clock_gettime(LEASE_CLOCK))
-        if left <= 0:
-            if os.getppid() == self._caller:  # so its process id is still its own
-                os.kill(self._caller, signal.SIGKILL)
-            left = _KILL_BEAT
-        return left if seconds is None else min(left, seconds)
-
-
 class Reaper:
     """Waits until a worker or the caller ends, and then ends the processes that it has started.
 
@@ -109,10 +83,10 @@ class Reaper:
         caller_pid: The caller's process id.
         caller_tag: The first of the caller's tags.
         has_tags: Whether workers have tags.
-        lease: The caller's lease.
+        lease: The file that holds the lease of a caller that is the agent of a node; negative for others.
     """
 
-    def __init__(self, caller_pid: int, caller_tag: int, has_tags: bool, lease: Lease) -> None:
+    def __init__(self, caller_pid: int, caller_tag: int, has_tags: bool, lease: int) -> None:
         self._caller_pid = caller_pid
         self._caller_tag = caller_tag
         self._has_tags = has_tags
@@ -143,13 +117,24 @@ class Reaper:
 
     def _wait(self, seconds: float | None) -> bool:
         """Wait until the caller reports or ends, at most ``seconds``; return whether it has."""
-        ready = select.select(self._sources, [], [], self._lease.enforce(seconds))[0]
+        ready = select.select(self._sources, [], [], seconds if self._lease < 0 else self._enforce_lease(seconds))[0]
         if 0 in ready:
             self._read_reports()
         self._caller_ended |= os.getppid() != self._caller_pid
         if self._caller_ended:
             self._sources = []  # nothing more will come
         return bool(ready)
+
+    def _enforce_lease(self, seconds: float | None) -> float:
+        """Kill the caller if its lease is over; return how long to wait for the next check, at most ``seconds``."""
+        # Read twice, since the caller may be writing it.
+        until = max(LEASE_FORMAT.unpack(os.pread(self._lease, LEASE_FORMAT.size, 0))[0] for _ in range(2))
+        left = float(until - time.clock_gettime(LEASE_CLOCK))
+        if left <= 0:
+            if os.getppid() == self._caller_pid:  # so its process id is still its own
+                os.kill(self._caller_pid, signal.SIGKILL)
+            left = _KILL_BEAT
+        return left if seconds is None else min(left, seconds)
 
     def _read_reports(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -224,8 +209,8 @@ def _await_end(fd: int, until: float) -> bool:
 def main() -> None:
     """Run a reaper or a keeper with the arguments of the command line."""
     os.chdir("/")
-    caller_pid, caller_tag, has_tags, fd = map(int, sys.argv[1:])
-    Reaper(caller_pid, caller_tag, bool(has_tags), Lease(caller_pid, fd)).run()
+    caller_pid, caller_tag, has_tags, lease = map(int, sys.argv[1:])
+    Reaper(caller_pid, caller_tag, bool(has_tags), lease).run()
     os._exit(0)
 
 
