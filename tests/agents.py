@@ -1,8 +1,10 @@
 """Node agents that are forked from an interpreter which has imported what they need.
 
-Starting an interpreter for an agent takes a quarter of a second of CPU time. The forks run the agent's own main
-function, with the descriptors, the environment, the directory, and the path that they would get from their caller.
-`quick_agents` puts them in the place of the agents of `LocalNodes`; tests of how agents start have fresh ones.
+Starting an interpreter for an agent takes a quarter of a second of CPU time, and one for its fork server as long again,
+or twice as long where workers need modules of the tests. The forks run the agent's own main function, with the
+descriptors, the environment, the directory, and the path that they would get from their caller; for fork servers see
+`nursery`. `quick_agents` puts them in the place of the agents of `LocalNodes`; tests of how agents start have fresh
+ones.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ import threading
 
 _SERVER = """
 def serve():
-    import gc, json, os, select, signal, socket, sys
+    import contextlib, gc, importlib, json, os, select, signal, socket, sys
 
-    fd, sys.path[:] = json.loads(sys.argv[1])
-    import envactors.remote.agent
+    fd, sys.path[:], modules = json.loads(sys.argv[1])
+    for module in ("envactors.remote.agent", "nursery", *modules):
+        with contextlib.suppress(Exception):  # a test that needs the module reports the error
+            importlib.import_module(module)
     # A collection in a fork would write to all of these objects, and so copy them.
     gc.collect()
     gc.freeze()
@@ -63,6 +67,7 @@ def serve():
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)
+    sys.modules["nursery"].fork_nursery()
 
 serve()
 from envactors.remote.agent import main
@@ -113,12 +118,16 @@ class ForkedAgent:
 
 
 class AgentServer:
-    """Forks agents."""
+    """Forks agents.
 
-    def __init__(self):
+    Args:
+        modules: The modules that workers may need.
+    """
+
+    def __init__(self, modules):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            orders = json.dumps([theirs.fileno(), sys.path])
+            orders = json.dumps([theirs.fileno(), sys.path, modules])
             command = [sys.executable, "-c", _SERVER, orders]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._requests = ours

@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import loky.backend.resource_tracker
@@ -26,6 +27,7 @@ from helpers import FORK_SERVER, kept_fork_server
 from hypothesis import HealthCheck, settings
 from portable import why_not_portable
 from slow import is_slow
+from warm import warm_interpreter
 
 from envactors import backends
 from envactors.remote import local_nodes
@@ -154,19 +156,45 @@ def helper_processes(request):
         yield
 
 
+def starts_nodes(module):
+    """Return whether tests of a module start nodes, and it does not matter how these start."""
+    names = vars(module)
+    return names["__name__"] not in OF_FRESH_PROCESSES and bool({"LocalNodes", "SessionStorm"} & {*names})
+
+
 @pytest.fixture(scope="session")
-def agent_server():
+def agent_server(request):
     """Starts the process from which the agents of nodes are forked."""
-    server = AgentServer()
+    modules = {item.module for item in request.session.items}
+    names = {module.__name__ for module in modules if starts_nodes(module)} - OF_FRAMEWORKS
+    server = AgentServer(["helpers", *sorted(names)])
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def script_interpreter(helper_processes):
+    """Starts the interpreter that runs the scripts of `run_warm`."""
+    with warm_interpreter("-W", "error") as interpreter:
+        yield interpreter
+
+
+@pytest.fixture
+def run_warm(script_interpreter, tmp_path):
+    """Does what `helpers.run_script` does, for scripts to which it does not matter how their interpreter starts."""
+
+    def run(code, *arguments):
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(code))
+        return script_interpreter.run(script, arguments, tmp_path, keeps_server=False)
+
+    return run
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_agents(request):
     """Where it does not matter how agents start, those of local nodes are forks of the session's server."""
-    names = vars(request.module)
-    if PORTABLE or names["__name__"] in OF_FRESH_PROCESSES or not {"LocalNodes", "SessionStorm"} & {*names}:
+    if PORTABLE or not starts_nodes(request.module):
         yield
         return
     server = request.getfixturevalue("agent_server")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import ctypes
-import itertools
 import os
 import signal
 import time
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import envactors as ea
+from envactors.testing import FAULTS
 
 
 class Timestep(NamedTuple):
@@ -192,7 +191,7 @@ def misbehave(how, mark):
     if what == "sleep":
         time.sleep(1000)
     if what == "hang":
-        collections.deque(itertools.repeat(0), maxlen=0)
+        FAULTS["hang_in_c"]()
     if what == "sleep in C":
         ctypes.PyDLL(None).sleep(1000)  # PyDLL keeps the interpreter's lock
     if what == "wait":

@@ -1,8 +1,8 @@
 """An interpreter that has imported what scripts import first, and runs each in a fork of its own.
 
 The half of a second that an interpreter takes to import this is what most short scripts take. Most of the rest is what
-their fork servers take to start, so that a script keeps its own until it ends.
-The command `envactors` is such a script, too.
+their fork servers take to start, so that a script has one that is a fork, too (see `nursery`), and keeps it until it
+ends. The command `envactors` is such a script, too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 # What scripts import. There is another fork server for callers that have gymnasium.
@@ -21,7 +22,10 @@ _SERVER = """
 def serve():
     import gc, importlib.util, json, os, sys
     import envactors as ea
-    for module in sys.argv[1:]:
+    sys.path.insert(0, sys.argv[1])
+    import nursery
+    del sys.path[0], sys.modules["nursery"]
+    for module in sys.argv[2:]:
         if importlib.util.find_spec(module):
             importlib.import_module(module)
     # At its end a fork would look through all of this for garbage, and so copy it.
@@ -40,6 +44,7 @@ def serve():
                 os.close(opened)
             sys.argv[:] = [path, *arguments]
             sys.path[0] = os.path.dirname(path)
+            nursery.fork_nursery()
             if keeps_server:
                 ea.ProcessBackend().retain({})
             with open(path) as file:
@@ -85,7 +90,7 @@ class WarmInterpreter:
 @contextlib.contextmanager
 def warm_interpreter(*flags, modules=OF_SCRIPTS):
     """Start an interpreter with these flags, which imports those of the modules that are installed."""
-    command = [sys.executable, *flags, "-c", _SERVER, *modules]
+    command = [sys.executable, *flags, "-c", _SERVER, str(Path(__file__).parent), *modules]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield WarmInterpreter(process)

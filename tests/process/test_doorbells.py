@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 from budget import examples
-from helpers import SOON, run_script, wait_until
+from helpers import SOON, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,8 +38,8 @@ def test_workers_share_doorbells_evenly_and_the_last_one_closes_them(choices):
     assert count_descriptors() == before
 
 
-def test_an_actor_takes_few_descriptors():
-    done = run_script(
+def test_an_actor_takes_few_descriptors(run_warm):
+    done = run_warm(
         """
         import envactors as ea
         from envactors.system.descriptors import count_descriptors

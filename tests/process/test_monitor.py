@@ -402,8 +402,8 @@ def test_a_path_too_long_for_a_socket_is_rejected(directory):
         ea.monitor(directory / ("x" * 200))
 
 
-def test_a_fork_neither_answers_nor_removes_the_socket(path):
-    ended = run_script(
+def test_a_fork_neither_answers_nor_removes_the_socket(path, run_warm):
+    ended = run_warm(
         """
         import os, sys, time, warnings
         from pathlib import Path

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import SOON, Counter, promised, run_script
+from helpers import SOON, Counter, promised
 from monitoring import ask, connect, monitor_threads, program, read_all
 from warm import warm_interpreter
 
@@ -106,8 +106,8 @@ def test_sockets_of_killed_programs_are_removed_by_the_next_program_and_by_a_com
         assert not left.exists()
 
 
-def test_a_forked_child_has_a_socket_of_its_own(runtime):
-    ended = run_script(
+def test_a_forked_child_has_a_socket_of_its_own(runtime, run_warm):
+    ended = run_warm(
         """
         import os, warnings
         import envactors as ea

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import itertools
 import json
 import os
 import pickle
@@ -36,7 +34,7 @@ from helpers import (
 
 import envactors as ea
 from envactors.process.starting import THREAD_CAPS
-from envactors.testing import EchoEnv, FaultyEnv
+from envactors.testing import FAULTS, EchoEnv, FaultyEnv
 
 METHODS = START_METHODS
 MANY = ea.RestartPolicy(max_restarts=50, backoff=0.0)
@@ -128,7 +126,7 @@ def test_a_deadline_is_enforced_however_processes_start(backend):
     class Env(Counter):
         def hang(self):
             threading.Thread(target=park, daemon=True).start()
-            collections.deque(itertools.repeat(0), maxlen=0)
+            FAULTS["hang_in_c"]()
 
     with ea.spawn(Env, restart=MANY, backend=backend, deadlines=ea.Deadlines(call=0.4)) as actor:
         took = []
@@ -151,7 +149,7 @@ def test_a_deadline_is_enforced_however_processes_start(backend):
 
 def test_the_start_deadline_ends_c_code_too():
     def hang():
-        collections.deque(itertools.repeat(0), maxlen=0)
+        FAULTS["hang_in_c"]()
 
     with ea.spawn(hang, deadlines=ea.Deadlines(start=UP)) as actor:
         error = actor.add().exception(SOON)

@@ -45,8 +45,8 @@ def test_a_script_without_a_guard(tmp_path):
     assert (done.stdout, done.stderr, done.returncode) == ("top level\ndone\n", "", 0)
 
 
-def test_envs_that_main_has_registered():
-    done = run_script(
+def test_envs_that_main_has_registered(run_warm):
+    done = run_warm(
         """
         import gymnasium, numpy as np
         import envactors as ea
@@ -76,8 +76,8 @@ def test_the_same_piped_to_python():
     assert (done.stdout, done.stderr, done.returncode) == ("top level\ndone\n", "", 0)
 
 
-def test_a_script_that_just_ends_closes_its_envs(tmp_path):
-    done = run_script(
+def test_a_script_that_just_ends_closes_its_envs(tmp_path, run_warm):
+    done = run_warm(
         """
         import sys, time, pathlib
         import envactors as ea
@@ -98,9 +98,9 @@ def test_a_script_that_just_ends_closes_its_envs(tmp_path):
     assert (tmp_path / "closed").exists()
 
 
-def test_a_script_that_ends_with_hung_actors_ends_soon():
+def test_a_script_that_ends_with_hung_actors_ends_soon(run_warm):
     begun = time.monotonic()
-    done = run_script(
+    done = run_warm(
         """
         import time
         import envactors as ea
@@ -135,8 +135,9 @@ def start(code: str, *args: str, **options) -> subprocess.Popen[str]:
 
 
 HANGING = """
-    import collections, itertools, json, sys, time
+    import json, sys, time
     import envactors as ea
+    from envactors.testing import FAULTS
 
     class Env:
         def ready(self):
@@ -144,7 +145,7 @@ HANGING = """
         def sleep(self):
             time.sleep(100)
         def hang_in_c(self):
-            collections.deque(itertools.repeat(0), maxlen=0)
+            FAULTS["hang_in_c"]()
 
     backend = ea.ProcessBackend(start_method=sys.argv[1] if sys.argv[1:] else "loky")
     actors = [ea.spawn(lambda: Env(), backend=backend) for _ in range(3)]
@@ -222,8 +223,8 @@ def test_ctrl_c_gives_one_traceback_and_a_quick_end(method):
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
-def test_a_caller_that_was_stopped_itself_blames_no_worker():
-    done = run_script(
+def test_a_caller_that_was_stopped_itself_blames_no_worker(run_warm):
+    done = run_warm(
         """
         import os, signal, subprocess, sys, time
         import envactors as ea
@@ -244,8 +245,8 @@ def test_a_caller_that_was_stopped_itself_blames_no_worker():
     assert (done.stdout, done.stderr) == ("awake\n", "")
 
 
-def test_output_that_workers_print_before_they_exit_is_forwarded():
-    done = run_script(
+def test_output_that_workers_print_before_they_exit_is_forwarded(run_warm):
+    done = run_warm(
         """
         import envactors as ea
 
@@ -304,9 +305,9 @@ def test_ctrl_c_is_blocked_in_workers_that_are_starting():
     assert (done.stdout, done.stderr) == ("[True, True, True, True]\n", "")
 
 
-def test_an_interrupt_while_waiting_leaves_the_actors_usable():
+def test_an_interrupt_while_waiting_leaves_the_actors_usable(run_warm):
     """A notebook's user stops a cell and continues: no result is mixed up, nothing hangs."""
-    done = run_script(
+    done = run_warm(
         """
         import os, signal, threading, time
         import envactors as ea
@@ -418,8 +419,8 @@ def test_torch_in_use_in_the_caller():
         ("dask", "DaskBackend", "distributed"),
     ],
 )
-def test_without_its_package_a_drop_in_says_which_extra_to_install(module, name, package):
-    done = run_script(
+def test_without_its_package_a_drop_in_says_which_extra_to_install(module, name, package, run_warm):
+    done = run_warm(
         """
         import importlib, sys
         module, name, sys.modules[sys.argv[3]] = sys.argv[1], sys.argv[2], None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from budget import examples
 from gymnasium import spaces
-from helpers import frozen, run_script
+from helpers import frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,8 +65,8 @@ def test_flattening_keeps_a_value(space):
     assert frozen(again) == frozen({key: value[key] for key in spec} if isinstance(spec, dict) else value)
 
 
-def test_too_little_memory_is_an_error_at_construction():
-    done = run_script(
+def test_too_little_memory_is_an_error_at_construction(run_warm):
+    done = run_warm(
         """
         import resource
         import numpy as np
