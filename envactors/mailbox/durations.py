@@ -5,7 +5,6 @@ Four buckets cover each doubling of the duration. What is measured, and when, is
 
 from __future__ import annotations
 
-import math
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,8 +23,11 @@ METHOD_RESET: Final = 2
 _EDGES = np.ldexp(
     1 + np.arange(_BUCKETS + 1) % _PER_DOUBLING / _PER_DOUBLING, _SHORTEST + np.arange(_BUCKETS + 1) // _PER_DOUBLING
 )
+# How many of a float's 52 bits of fraction do not tell buckets apart, and the other bits of the shortest duration.
+_FRACTION_BITS = 50
+_FIRST = _PER_DOUBLING * (1023 + _SHORTEST)
 # The histogram of one env's steps or resets. Histograms of some envs are an array of shape (envs, 2) of these.
-HISTOGRAM: Final = np.dtype([("counts", "i8", _BUCKETS), ("total", "f8"), ("longest", "f8")])
+HISTOGRAM: Final = np.dtype([("counts", "i8", _BUCKETS), ("last", "f8"), ("total", "f8"), ("longest", "f8")])
 _CELLS = HISTOGRAM.itemsize // 8
 
 Histograms = npt.NDArray[np.void]
@@ -63,11 +65,14 @@ def count(counts: memoryview[int], times: memoryview[float], env: int, method: i
     """
     if 0.0 <= seconds < LONGEST:
         begin = _CELLS * (2 * env + (method == METHOD_RESET))
-        fraction, exponent = math.frexp(max(seconds, 2.0**_SHORTEST))  # the fraction is at least a half
-        bucket = _PER_DOUBLING * (exponent - 2 - _SHORTEST) + int(2 * _PER_DOUBLING * fraction)
-        counts[begin + min(bucket, _BUCKETS - 1)] += 1
-        times[begin + _BUCKETS] += seconds
-        times[begin + _BUCKETS + 1] = max(times[begin + _BUCKETS + 1], seconds)
+        last = begin + _BUCKETS
+        times[last] = seconds
+        # The exponent of a float and the first bits of its fraction: four values for each doubling.
+        bucket = (counts[last] >> _FRACTION_BITS) - _FIRST
+        counts[begin + (bucket if 0 <= bucket < _BUCKETS else 0 if bucket < 0 else _BUCKETS - 1)] += 1
+        times[last + 1] += seconds
+        if seconds > times[last + 2]:  # noqa: PLR1730 # `max` would be a call
+            times[last + 2] = seconds
 
 
 def merge(histograms: Histograms, others: Histograms) -> None:
