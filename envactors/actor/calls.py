@@ -292,7 +292,7 @@ class Calls:
     def _have_read(self, answer: Answer, incarnation: int) -> None:
         """Have an outcome that may run code of users read where that may take long, and handed out."""
         core, call = self.core, answer.request
-        read = functools.partial(core.errors.outcome, answer, incarnation, core.process)
+        read = functools.partial(core.errors.outcome, answer, incarnation, core.pid)
         settle = functools.partial(_read_and_settle, call, read, incarnation, core.reactor)
         if core.run_inline is not None:
             core.deferred.waiting.append(settle)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from envactors.actor.config import ActorConfig
-from envactors.actor.process import ActorProcess, ExitReport
+from envactors.actor.process import ExitReport
 from envactors.actor.requests import Answer, Request
 from envactors.backends.base import LaunchRefusedError
 from envactors.errors import (
@@ -53,34 +53,37 @@ class ErrorFactory:
         text = f"{who} lives in {self._config.backend!r}, which cannot {what}"
         return ActorError(f"{text}: wait for the call, or use backend='process'", **where)
 
-    def outcome(
-        self, answer: Answer, incarnation: int, process: ActorProcess | None
-    ) -> tuple[Any, BaseException | None]:
+    def outcome(self, answer: Answer, incarnation: int, pid: int | None) -> tuple[Any, BaseException | None]:
         """Read a reply: return the call's (value, None), or (None, the exception that it ended with)."""
-        request, call = answer.request, answer.request.method
-        cause: BaseException | None
         try:
             content = loads(answer.content)
-            if not answer.failed:
-                return content, None
-            failure = Failure(*content)
-            cause = unpack_failure(failure)
+            failure = Failure(*content) if answer.failed else None
         except BaseException as error:  # unpickling runs any code; what it raises fails this call alone
-            what, cause, evidence = f"the result of {call} cannot be unpickled", error, repr(error)
-        else:
-            if failure.fault in (Fault.RAISED, Fault.RESET) and cause is not None:
-                return None, cause
-            raised = f"{call} raised an exception that cannot be pickled or unpickled"
-            what = {
-                Fault.RAISED: raised,
-                Fault.RESET: raised,
-                Fault.ARGUMENTS: f"the arguments of {call} cannot be unpickled in the worker",
-                Fault.RESULT: f"the result of {call} cannot be pickled",
-                Fault.TOO_LARGE: f"{call} is too large for the link to its node",
-            }[failure.fault]
-            evidence = f"{failure.text}\n{failure.traceback}".rstrip()
-        who, where = self._locate(incarnation, None if process is None else process.pid, request)
-        return None, _caused(SerializationError(f"{what}, {who}{_after(where)}: {evidence}", **where), cause)
+            return None, self.unreadable(answer.request, incarnation, pid, error)
+        return (content, None) if failure is None else (None, self.raised(answer.request, incarnation, pid, failure))
+
+    def unreadable(self, request: Request, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:
+        """Return the error of a result that cannot be unpickled."""
+        who, where = self._locate(incarnation, pid, request)
+        text = f"the result of {request.method} cannot be unpickled, {who}{_after(where)}: {cause!r}"
+        return _caused(SerializationError(text, **where), cause)
+
+    def raised(self, request: Request, incarnation: int, pid: int | None, failure: Failure) -> BaseException:
+        """Return the exception that a call ended with in the worker."""
+        call, cause = request.method, unpack_failure(failure)
+        if failure.fault in (Fault.RAISED, Fault.RESET) and cause is not None:
+            return cause
+        raised = f"{call} raised an exception that cannot be pickled or unpickled"
+        what = {
+            Fault.RAISED: raised,
+            Fault.RESET: raised,
+            Fault.ARGUMENTS: f"the arguments of {call} cannot be unpickled in the worker",
+            Fault.RESULT: f"the result of {call} cannot be pickled",
+            Fault.TOO_LARGE: f"{call} is too large for the link to its node",
+        }[failure.fault]
+        who, where = self._locate(incarnation, pid, request)
+        text = f"{what}, {who}{_after(where)}: {failure.text}\n{failure.traceback}".rstrip()
+        return _caused(SerializationError(text, **where), cause)
 
     def start(
         self, report: ExitReport, incarnation: int, at: Request, reply: Frame | None, *, timed_out: bool

@@ -6,23 +6,21 @@ ARRIVED ──▶ a result in its row, a result that reports a failure, or an er
 
 from __future__ import annotations
 
-import contextlib
 import math
-from typing import Any
 
 import numpy as np
 
 from envactors.actor import row_failures
 from envactors.actor.decide import Cause, Fate
 from envactors.actor.future import ActorFuture
-from envactors.actor.requests import Answer, CallRequest, Group, Request
+from envactors.actor.requests import Group, Request
 from envactors.actor.slots import ARRIVED, ASKED, Op, Outcome
 from envactors.envs.core import VectorCore
 from envactors.envs.pending import ReadyResult
 from envactors.envs.results import EnvStep
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Fault
-from envactors.mailbox.pickling import dumps, pack_failure, unpack_failure
+from envactors.mailbox.pickling import pack_failure, unpack_failure
 from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
 
 
@@ -103,36 +101,22 @@ class Outcomes:
             Its exception if the env failed, and whether it raised in a reset, such as that of a step that ended its
             episode.
         """
-        slots, infos = self._slots, self._slots.infos
-        payload = slots.overflow.get(index)
-        failed = infos.failed(index)
-        if not failed:
-            try:
-                found = infos.decode(index, payload)
-            except BaseException:  # the error factory decodes it again, and reports the error
-                found = None
-            if found is not None:
-                try:
-                    self._reader.accept(index, found)
-                except BaseException as error:  # an object leaf cannot be copied
-                    # Without frames, which refer to the vector: its memory would live as long as the error.
-                    copied = unpack_failure(pack_failure(error, Fault.RESULT))
-                    return copied or error.with_traceback(None), False
-                return None, False
-        content: Any = payload
-        in_reset = False
-        if failed:
-            with contextlib.suppress(Exception):  # the row reports a failure that has not come
-                failure = infos.failure(index, payload)
-                in_reset = failure.fault == Fault.RESET
-                content = dumps(tuple(failure))
-        if content is None:
-            content = slots.slab.inline_info(index)
-        supervisor = self._vector.supervisors[index]
+        slots, infos, payload = self._slots, self._slots.infos, self._slots.overflow.get(index)
+        core, incarnation = self._vector.supervisors[index].core, slots.of[index].incarnation
         method = "reset" if slots.ops[index] & RESET else "step"
-        answer = Answer(CallRequest(method, index, call_id=int(slots.numbers[index])), True, content)
-        process = supervisor.core.process
-        return supervisor.core.errors.outcome(answer, slots.of[index].incarnation, process)[1], in_reset
+        request = Request(method, index, call_id=int(slots.numbers[index]))
+        try:
+            if infos.failed(index):
+                failure = infos.failure(index, payload)
+                return core.errors.raised(request, incarnation, core.pid, failure), failure.fault == Fault.RESET
+            content = infos.decode(index, payload)
+        except BaseException as error:  # unpickling runs any code
+            return core.errors.unreadable(request, incarnation, core.pid, _without_frames(error)), False
+        try:
+            self._reader.accept(index, content)
+        except BaseException as error:  # an object leaf cannot be copied
+            return _without_frames(error), False
+        return None, False
 
     def _fail(self, index: int, error: BaseException, *, in_reset: bool) -> bool:
         """Apply the failure policy to an env that raised; return whether its request runs again."""
@@ -195,6 +179,11 @@ class Outcomes:
             supervisor.calls.queue_renewal(ActorFuture(supervisor, None))
             supervisor.calls.queue(Group([index], stream=True))
         return None
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Return an error without its frames, which refer to the vector: its memory would live as long as the error."""
+    return unpack_failure(pack_failure(error, Fault.RESULT)) or error.with_traceback(None)
 
 
 def _truncated_result(last: EnvStep, error: BaseException, incarnation: int) -> EnvStep:
