@@ -170,12 +170,9 @@ def turn(rows: ActorRows) -> Turn:
     """Return what the worker runs, or begins next."""
     core, slots, process = rows.core, rows.slots, rows.core.process
     assert process is not None, "rows are in flight"
-    waiting = rows.posted()
-    progress = process.page.progress()
-    began = progress.call_id >= min(slots.numbers_of[index] for index in waiting)
-    blamed = rows.first + progress.position if began else waiting[0]
-    if blamed not in waiting:
-        blamed = waiting[0]
-    resets = progress.method == METHOD_RESET if began else bool(slots.ops[blamed] & RESET)
+    progress, running = process.page.progress(), rows.running()
+    index = rows.posted()[0] if running is None else running
+    resets = bool(slots.ops[index] & RESET) if running is None else progress.method == METHOD_RESET
     method = "reset" if resets else "step"
-    return Turn(blamed, method, progress.since if began else rows.posted_at, core.config.deadlines.of(method))
+    # Between two envs, the next one has had its time since the last one began.
+    return Turn(index, method, max(progress.since, rows.posted_at), core.config.deadlines.of(method))

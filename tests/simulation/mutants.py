@@ -178,7 +178,7 @@ MUTANTS = [
         "an env that failed is reset",
     ),
     Mutant(FAILURES + "_act", "slot.count_episode()", "pass", "episodes have their seeds"),
-    Mutant(FAILURES + "turn", "if began else waiting[0]", "if False else waiting[0]", BLAMES),
+    Mutant(FAILURES + "turn", "rows.posted()[0] if running is None else running", "rows.posted()[0]", BLAMES),
     Mutant(FAILURES + "fail_lost", "group.indices.remove(index)", "pass", STATES),
     Mutant(ROWS + "withdraw", "group.indices.remove(index)", "pass", "what was cancelled does not run"),
     Mutant(ROWS + "post_waiting", "self.core.reactor.wake(self.waiter)", "pass", HANGS),
