@@ -18,10 +18,8 @@ from envactors.backends.base import Timed
 # How long the workers may take to close when the interpreter exits, in seconds: it must exit within five seconds even
 # if workers hang.
 _EXIT_PATIENCE = 3.0
-# What is imported and begun with the first actor if a variable of the environment asks for it.
-_OBSERVERS = {"ENVACTORS_TRACE": "envactors.observe.trace"}
-# What lets other programs of the user look at this one. Imported by name, as it stands above this package.
-_MONITOR = "envactors.observe.on_demand"
+# What lets users look at this program. Imported by name, as it stands above this package.
+_OBSERVING = "envactors.observe.on_demand"
 # How long to wait for the engine's threads, in seconds: a callback that never returns blocks its thread.
 _JOIN_PATIENCE = 1.0
 
@@ -110,7 +108,7 @@ class Engine:
         self.launcher: Launcher = Launcher()
         self.ended: bool = False
         # The socket of `envactors top` and `envactors stacks`; None where there is none.
-        self._listener = importlib.import_module(_MONITOR).listen(self.reactor)
+        self._listener = importlib.import_module(_OBSERVING).begin(self.reactor)
 
     def release(self, member: Member) -> None:
         """Remove an actor that has ended; after the last one, stop the engine."""
@@ -151,7 +149,6 @@ def join(member: Member, assemble: Callable[[Engine], None]) -> None:
         assemble: Called with the engine first: from then on the reactor's thread may ask the actor for its timers.
     """
     global _engine
-    _begin_observing()
     with _lock:
         if _engine is None:
             _engine = Engine()
@@ -160,13 +157,6 @@ def join(member: Member, assemble: Callable[[Engine], None]) -> None:
         assemble(_engine)
         _engine.members.add(member)
         _engine.reactor.watch_timers(member)
-
-
-def _begin_observing() -> None:
-    for variable in _OBSERVERS.keys() & os.environ.keys():
-        module = _OBSERVERS.pop(variable, None)
-        if module is not None:  # else another thread has begun it
-            importlib.import_module(module).begin_by_environment()
 
 
 def members() -> list[Member]:

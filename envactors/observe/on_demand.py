@@ -1,4 +1,4 @@
-"""The monitor that every program with actors has.
+"""What begins with the first actor of a program: the monitor, and a trace if the environment asks for one.
 
 The reactor watches its socket, and the thread that serves clients starts when the first one connects.
 """
@@ -26,6 +26,15 @@ class Watcher(Protocol):
 
     def unwatch(self, fd: int) -> None:
         """Stop watching a descriptor."""
+
+
+def begin(watcher: Watcher) -> Listener | None:
+    """Begin what the environment asks for; called with the first actor. For arguments and result see `listen`."""
+    if "ENVACTORS_TRACE" in os.environ:
+        from envactors.observe.trace import begin_by_environment
+
+        begin_by_environment()
+    return listen(watcher)
 
 
 def listen(watcher: Watcher) -> Listener | None:

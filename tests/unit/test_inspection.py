@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import threading
 
-import pytest
 from helpers import SOON, Counter
 from interleaving import Lines, StoppingThread
 
 import envactors as ea
-from envactors.actor import engine
 from envactors.backends.local import ThreadWorker
 
 MEASURED = threading.Event()
@@ -27,18 +25,6 @@ class SlowBackend(ea.ThreadBackend):
     _worker = SlowlyMeasured
 
 
-@pytest.fixture
-def observers(monkeypatch):
-    """What begins with the first actor begins once more with the next one."""
-
-    def begin_again():
-        monkeypatch.setattr(engine, "_OBSERVERS", dict(before))
-
-    before = dict(engine._OBSERVERS)
-    begin_again()
-    return begin_again
-
-
 def test_an_actor_works_while_its_memory_is_measured():
     MEASURED.clear()
     with ea.spawn(Counter, backend=SlowBackend()) as actor:
@@ -53,7 +39,7 @@ def test_an_actor_works_while_its_memory_is_measured():
         assert looking.result.rss == 4711
 
 
-def test_a_trace_by_environment_gives_way_to_the_programs_own(tmp_path, monkeypatch, caplog, observers):
+def test_a_trace_by_environment_gives_way_to_the_programs_own(tmp_path, monkeypatch, caplog):
     path = tmp_path / "environment.json"
     with ea.trace(tmp_path / "own.json"):
         monkeypatch.setenv("ENVACTORS_TRACE", str(path))
@@ -64,16 +50,14 @@ def test_a_trace_by_environment_gives_way_to_the_programs_own(tmp_path, monkeypa
     assert "add" in (tmp_path / "own.json").read_text()
 
 
-def test_two_threads_may_make_the_first_actor(monkeypatch, observers):
-    monkeypatch.setenv("ENVACTORS_TRACE", "")
-
+def test_two_threads_may_make_the_first_actor(monkeypatch):
     def use_one():
         with ea.spawn(Counter, backend="inline") as actor:
             return actor.add(3).result(SOON)
 
     lines = Lines()
     for line in lines:
-        observers()
+        monkeypatch.setenv("ENVACTORS_TRACE", "")
         first = StoppingThread(use_one, line, ("actor/engine.py",)).start()
         lines.has_stopped = first.stops()
         second = StoppingThread(use_one).start()
