@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import operator
 import os
 import reprlib
 import time
@@ -181,8 +182,11 @@ def check_env_vars(env_vars: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def is_int(value: object, least: int = 1) -> TypeGuard[int]:
-    """Return whether a value is an int of at least ``least``; a bool does not count as an int."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    """Return whether a value is an int, of Python or NumPy, of at least ``least``; a bool does not count as an int."""
+    try:
+        return not isinstance(value, bool) and operator.index(value) >= least  # type: ignore[arg-type] # raises
+    except TypeError:
+        return False
 
 
 def check_timeout(value: float | None, what: str) -> None:

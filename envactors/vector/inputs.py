@@ -15,7 +15,7 @@ from envactors.backends.base import Backend
 from envactors.deprecations import warn_deprecated
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
-from envactors.options import RecyclePolicy
+from envactors.options import RecyclePolicy, is_int
 from envactors.vector.options import Choices
 
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
@@ -44,7 +44,7 @@ def check_counts(least: int, **counts: object) -> None:
         VectorInputError: An option is not.
     """
     for name, count in counts.items():
-        if not is_count(count, least):
+        if not is_int(count, least):
             raise VectorInputError(f"{name} is {count!r}: expected an int >= {least}")
 
 
@@ -89,7 +89,7 @@ def group_envs(
     if envs_per_actor == "auto":
         actors = min(len(factories), backend.count_cores())
         bounds = [-(-len(factories) * actor // actors) for actor in range(actors + 1)]  # larger groups first
-    elif is_count(envs_per_actor, 1):
+    elif is_int(envs_per_actor):
         bounds = [*range(0, len(factories), envs_per_actor), len(factories)]
     else:
         raise VectorInputError(f"envs_per_actor is {envs_per_actor!r}: expected an int >= 1, or 'auto'")
@@ -180,13 +180,13 @@ def seeds_for(seed: int | Sequence[int | None] | None, env_ids: Sequence[int]) -
     Raises:
         VectorInputError: A seed is invalid, or there is not one seed per env.
     """
-    if seed is None or is_count(seed):
-        return [None if seed is None else operator.index(seed) + env_id for env_id in env_ids]  # type: ignore[arg-type]
+    if seed is None or is_int(seed, 0):
+        return [None if seed is None else operator.index(seed) + env_id for env_id in env_ids]
     if isinstance(seed, (str, bytes)) or not isinstance(seed, (Sequence, np.ndarray)):
         raise VectorInputError(f"seed is {seed!r}: expected an int >= 0, a sequence of them, or None")
     seeds = one_each(list(seed), len(env_ids), "seeds")
     for one in seeds:
-        if one is not None and not is_count(one):
+        if one is not None and not is_int(one, 0):
             raise VectorInputError(f"seed has {one!r}: expected ints >= 0, or None")
     return [None if one is None else operator.index(one) for one in seeds]
 
@@ -210,15 +210,7 @@ def check_limits(min_envs: int | None, max_envs: int | None) -> None:
         VectorInputError: A limit is invalid, or ``max_envs`` is less than ``min_envs``.
     """
     for name, value in (("min_envs", min_envs), ("max_envs", max_envs)):
-        if value is not None and not is_count(value):
+        if value is not None and not is_int(value, 0):
             raise VectorInputError(f"recv({name}={value!r}): expected an int >= 0, or None")
     if max_envs is not None and min_envs is not None and max_envs < min_envs:
         raise VectorInputError(f"recv(min_envs={min_envs}, max_envs={max_envs}): expected min_envs <= max_envs")
-
-
-def is_count(value: Any, least: int = 0) -> bool:
-    """Return whether a value is a Python or NumPy int of at least ``least``."""
-    try:
-        return not isinstance(value, (bool, np.bool_)) and operator.index(value) >= least
-    except TypeError:
-        return False
