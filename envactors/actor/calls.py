@@ -114,8 +114,8 @@ class Calls:
                 call.started = time.monotonic()
                 self._send(call)
 
-    def queue_renewal(self, future: ActorFuture) -> None:
-        """Queue the replacement of the process, whose incarnation the future gets; under the lock."""
+    def queue_renewal(self, future: ActorFuture | None = None) -> None:
+        """Queue the replacement of the process, whose incarnation a future gets; under the lock."""
         core = self.core
         call = CallRequest("renew", core.config.first_index, future=future)
         if core.closing:

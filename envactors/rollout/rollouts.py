@@ -359,7 +359,7 @@ def _begin(part: ActorPart, slots: Slots) -> None:
         core = part.supervisor.core
         with core.change, core.lock:
             if core.lives and not core.closing:
-                part.supervisor.calls.queue_renewal(ActorFuture(part.supervisor, None))
+                part.supervisor.calls.queue_renewal()
     part.begin()
 
 

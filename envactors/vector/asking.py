@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.future import ActorFuture
 from envactors.actor.requests import Group, Request
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import ASKED, IDLE, Op
@@ -194,7 +193,7 @@ class Asker:
         is_leaving = core.process is not None and core.process.worker.is_leaving
         leaves = is_leaving and len(resetting) == len(supervisor.config.start.factories)
         if core.lives and (leaves or any(of[env_id].retiring for env_id in resetting)):
-            supervisor.calls.queue_renewal(ActorFuture(supervisor, None))
+            supervisor.calls.queue_renewal()
 
     def settle_interrupted(self) -> None:
         """Queue the envs that an interrupted request has marked as asked; make the others idle again."""

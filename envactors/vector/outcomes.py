@@ -12,7 +12,6 @@ import numpy as np
 
 from envactors.actor import row_failures
 from envactors.actor.decide import Cause, Fate
-from envactors.actor.future import ActorFuture
 from envactors.actor.requests import Group, Request
 from envactors.actor.slots import ARRIVED, ASKED, Op, Outcome
 from envactors.envs.core import VectorCore
@@ -176,7 +175,7 @@ class Outcomes:
             slot.op = Op("step", resets=True, future=op.future, failure=op.failure, ending=ending)
             slot.retiring = False
             slots.states[index] = ASKED
-            supervisor.calls.queue_renewal(ActorFuture(supervisor, None))
+            supervisor.calls.queue_renewal()
             supervisor.calls.queue(Group([index], stream=True))
         return None
 

@@ -244,9 +244,7 @@ MUTANTS = [
     Mutant("actor.journal:Journals.record_all", "resets=bool(bits & RESET)", "resets=False", REPLAYS),
     # The vector.
     Mutant(ASKER + "queue_envs", "slots.states[env_id] = ASKED", "pass", STATES),
-    Mutant(
-        ASKER + "_retire", "supervisor.calls.queue_renewal(ActorFuture(supervisor, None))", "pass", "old processes go"
-    ),
+    Mutant(ASKER + "_retire", "supervisor.calls.queue_renewal()", "pass", "old processes go"),
     Mutant(ASKER + "start_resets", "slot.seed_with(op.seed)", "pass", "episodes have their seeds"),
     Mutant(STEPPER + "_write_rows", "slots.align_halves(slots.halves[0])", "pass", LAST),
     Mutant(
@@ -275,7 +273,7 @@ MUTANTS = [
     Mutant(OUTCOMES + "_as_result", "over and bits & NO_AUTORESET", "False", "an episode that ended is reset"),
     Mutant(
         OUTCOMES + "_reset_in_next_process",
-        "supervisor.calls.queue_renewal(ActorFuture(supervisor, None))",
+        "supervisor.calls.queue_renewal()",
         "pass",
         RENEWS,
     ),
