@@ -7,7 +7,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar, Concatenate, Generic, NoReturn, overload
+from typing import Any, Concatenate, Generic, overload
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.requests import CallRequest, Request
@@ -15,6 +15,7 @@ from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.type_variables import P, R, T_co
 from envactors.deprecations import warn_deprecated
+from envactors.errors import VectorInputError
 from envactors.mailbox.messages import Call, Get, Kind, Set
 from envactors.options import check_timeout, is_int
 
@@ -55,8 +56,8 @@ class Caller(Generic[T_co]):
     _deadline: float | None = None
     # How many crashes and deadlines each call survives.
     _retries: int = 0
-    # The methods that must not be called through it.
-    _refused: ClassVar[frozenset[str]] = frozenset()
+    # Whether only the vector may step and reset the env, since it shares the process with others.
+    _is_shared: bool = False
 
     def __getattr__(self, name: str) -> Callable[..., ActorFuture[Any]]:
         return functools.partial(self.call, name if name[:1] != "_" else public_name(name))
@@ -103,13 +104,12 @@ class Caller(Generic[T_co]):
             f"{self!r} cannot be pickled or copied: it belongs to the process that made it; send its results instead"
         )
 
-    def _refuse_method(self, method: str) -> NoReturn:
-        """Raise: the method is one of ``_refused``."""
-        raise AttributeError(f"{method} through {self!r}: it is not called through this handle")
-
     def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, bound: int | None = None) -> ActorFuture[Any]:
-        if method in self._refused and kind == Kind.CALL:
-            self._refuse_method(method)
+        if self._is_shared and method in ("step", "reset") and kind == Kind.CALL:
+            raise VectorInputError(
+                f"cannot call {method} through the handle of an env that shares its process: the vector keeps track of "
+                f"its episodes; use envs.{method}(..., env_ids=[i])"
+            )
         supervisor = self._supervisor
         future = ActorFuture(supervisor, self._lifeline)
         index = supervisor.config.start.first + self._env
@@ -123,7 +123,6 @@ class ActorView(Caller[T_co]):
     """A caller that also reports the state of its actor."""
 
     __slots__ = ()
-    _caller_type: ClassVar[type[Caller[Any]]] = Caller
 
     @property
     def name(self) -> str:
@@ -188,7 +187,7 @@ class ActorView(Caller[T_co]):
         check_timeout(deadline, "options(deadline=...)")
         if not is_int(retries, 0):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")
-        return self._caller_type(self._supervisor, self._lifeline, self._env, deadline, retries)
+        return Caller(self._supervisor, self._lifeline, self._env, deadline, retries, self._is_shared)
 
     def __repr__(self) -> str:
         return f"<actor {self.name!r}: {self.state.value}, pid {self.pid}, incarnation {self.incarnation}>"

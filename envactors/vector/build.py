@@ -69,9 +69,9 @@ class VectorActors:
             name = f"envs-{first}-{first + len(group) - 1}" if shares else f"env-{first}"
             actor = launch_alike(group, name=name, first=first, env_vars=variables, standbys=givers, permits=permits)
             self.actors.append(actor)
-            for position in range(len(group)):
-                handle: ActorView = EnvHandle(actor._supervisor, actor._lifeline, position) if shares else actor
-                self.handles.append(handle)
+            parts = actor._supervisor, actor._lifeline
+            envs = [EnvHandle(*parts, position, _is_shared=True) for position in range(len(group))]
+            self.handles += envs if shares else [actor]
         for number in range(choices.standbys):
             name, first = f"standby-{number}", -len(largest)
             standby = launch_alike(largest, name=name, first=first, env_vars=env_vars[0], is_standby=True)

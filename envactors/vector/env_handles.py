@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from envactors.actor.handle import ActorView, Caller
+from envactors.actor.handle import ActorView
 from envactors.errors import VectorInputError
 
 
-class EnvCaller(Caller):
-    """Calls one of several envs that share a process. Only the vector may step and reset it."""
-
-    __slots__ = ()
-
-    _refused = frozenset(("step", "reset"))
-
-    def _refuse_method(self, method: str) -> NoReturn:
-        raise VectorInputError(
-            f"cannot call {method} through the handle of an env that shares its process: the vector keeps track of its "
-            f"episodes; use envs.{method}(..., env_ids=[i])"
-        )
-
-
-class EnvHandle(EnvCaller, ActorView):
+class EnvHandle(ActorView):
     """Handle of one of several envs that share a process: its methods and attributes, but not the process."""
 
     __slots__ = ()
-    _caller_type = EnvCaller
 
     def renew(self) -> NoReturn:
         """Raise, since this would end the other envs of the process."""
