@@ -19,7 +19,7 @@ from envactors.actor.exit_decision import Fate
 from envactors.actor.future import ActorFuture
 from envactors.actor.process import START_CALL_ID, ActorProcess
 from envactors.actor.reactor import Reactor
-from envactors.actor.requests import Answer, CallRequest, Entry, shortest_deadline
+from envactors.actor.requests import CallRequest, Entry, shortest_deadline
 from envactors.actor.rows import ActorRows
 from envactors.actor.states import BACKOFF, DEAD, LAUNCHING, LIVE, STOPPING, EndReason
 from envactors.actor.timers import Turn
@@ -254,14 +254,14 @@ class Calls:
         core.completed += 1
         failed = kind == _FAILED
         if core.recovery.replays:
-            self._record(Answer(call, failed, content))
+            self._record(call, frame)
         if self.rows is not None and call.kind in _BRINGS_BACK:
             self.rows.on_brought_back(call.index)
         if call.kind == _EXTEND:
-            call.on_reply(Answer(call, failed, content))
+            call.on_reply(frame)
         value = UNREAD if failed or core.run_inline is not None else load_plain(content)
         if value is UNREAD:
-            self._have_read(Answer(call, failed, content), incarnation)
+            self._have_read(call, frame)
         else:
             self._settle(call, value, incarnation)
         core.table.running = None  # not before: an interrupt in between must not lose it
@@ -289,25 +289,25 @@ class Calls:
             if not is_done:  # also after an interrupt, which may have come before threads that wait were woken
                 core.deferred.waiting.append(functools.partial(call.settle, value, None, incarnation))
 
-    def _have_read(self, answer: Answer, incarnation: int) -> None:
+    def _have_read(self, call: CallRequest, frame: Frame) -> None:
         """Have an outcome that may run code of users read where that may take long, and handed out."""
-        core, call = self.core, answer.request
-        read = functools.partial(core.errors.outcome, answer, incarnation, core.pid)
-        settle = functools.partial(_read_and_settle, call, read, incarnation, core.reactor)
+        core = self.core
+        read = functools.partial(core.errors.outcome, call, frame, core.pid)
+        settle = functools.partial(_read_and_settle, call, read, frame.incarnation, core.reactor)
         if core.run_inline is not None:
             core.deferred.waiting.append(settle)
         else:
             call.arrive(settle, core.reactor)
 
-    def _record(self, answer: Answer) -> None:
+    def _record(self, call: CallRequest, frame: Frame) -> None:
         """Record the reply to the running call in its env's journal."""
-        core, call = self.core, answer.request
+        core = self.core
         # A journal that began with the state of such an env would hide what has happened to it.
         is_elsewhere = self.rows is not None and call.kind == Kind.SAVE and self.rows.has_strayed(call.index)
-        if not is_elsewhere and not core.recovery.journal(call.index).record(answer):
+        if not is_elsewhere and not core.recovery.journal(call.index).record(call, frame):
             self.fail_lost()
-        if call.kind == Kind.SAVE and answer.failed and call.future is None:
-            failure = Failure(*loads(answer.content))
+        if call.kind == Kind.SAVE and frame.kind == Kind.FAILED and call.future is None:
+            failure = Failure(*loads(frame.payload))
             core.tell(logging.WARNING, "the state of env %s cannot be saved: %s", call.index, failure.text)
 
     def _on_special(self, frame: Frame) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from envactors.actor.config import ActorConfig
 from envactors.actor.process import ExitReport
-from envactors.actor.requests import Answer, Request
+from envactors.actor.requests import Request
 from envactors.backends.base import LaunchRefusedError
 from envactors.errors import (
     ActorClosedError,
@@ -22,7 +22,7 @@ from envactors.errors import (
     copy_error,
     describe_end,
 )
-from envactors.mailbox.messages import Failure, Fault, Frame
+from envactors.mailbox.messages import Failure, Fault, Frame, Kind
 from envactors.mailbox.pickling import loads, unpack_failure
 
 
@@ -53,14 +53,14 @@ class ErrorFactory:
         text = f"{who} lives in {self._config.backend!r}, which cannot {what}"
         return ActorError(f"{text}: wait for the call, or use backend='process'", **where)
 
-    def outcome(self, answer: Answer, incarnation: int, pid: int | None) -> tuple[Any, BaseException | None]:
+    def outcome(self, call: Request, frame: Frame, pid: int | None) -> tuple[Any, BaseException | None]:
         """Read a reply: return the call's (value, None), or (None, the exception that it ended with)."""
         try:
-            content = loads(answer.content)
-            failure = Failure(*content) if answer.failed else None
+            content = loads(frame.payload)
+            failure = Failure(*content) if frame.kind == Kind.FAILED else None
         except BaseException as error:  # unpickling runs any code; what it raises fails this call alone
-            return None, self.unreadable(answer.request, incarnation, pid, error)
-        return (content, None) if failure is None else (None, self.raised(answer.request, incarnation, pid, failure))
+            return None, self.unreadable(call, frame.incarnation, pid, error)
+        return (content, None) if failure is None else (None, self.raised(call, frame.incarnation, pid, failure))
 
     def unreadable(self, request: Request, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:
         """Return the error of a result that cannot be unpickled."""

@@ -15,11 +15,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from envactors.actor.requests import Answer, CallRequest
+from envactors.actor.requests import CallRequest
 from envactors.actor.slots import Slots
 from envactors.errors import SerializationError
 from envactors.mailbox.messages import (
     Attach,
+    Frame,
     Kind,
     Pickled,
     RecordedSteps,
@@ -84,17 +85,17 @@ class Journal:
         # The call id of the last request in it.
         self._last_call = 0
 
-    def record(self, answer: Answer) -> bool:
-        """Record the end of a call; return False if it is a replay after which the env is not where it was."""
-        call = answer.request
+    def record(self, call: CallRequest, reply: Frame) -> bool:
+        """Record a call with this reply; return False if it is a replay after which the env is not where it was."""
+        failed = reply.kind == Kind.FAILED
         if call.kind == Kind.REPLAY:
-            same = not answer.failed and bool(loads(answer.content))
+            same = not failed and bool(loads(reply.payload))
             if not same or not self.whole:
                 self.forget()
             return same
         if call.kind in (Kind.SAVE, Kind.RESTORE):
-            self._record_state(call, answer)
-        if call.kind == Kind.CALL or (call.kind == Kind.SET and not answer.failed):
+            self._record_state(call, reply)
+        if call.kind == Kind.CALL or (call.kind == Kind.SET and not failed):
             self.record_message(call.kind, bytes(call.payload), call.call_id, self._check)
         return True
 
@@ -150,13 +151,14 @@ class Journal:
         """Begin with a seeded reset."""
         self._start_anew(bytes(dumps((position, seed, options))), call_id, check)
 
-    def _record_state(self, request: CallRequest, answer: Answer) -> None:
+    def _record_state(self, request: CallRequest, reply: Frame) -> None:
         """Begin with the state that an env was in when it was saved, or was put into."""
-        if request.kind == Kind.SAVE and not answer.failed:
-            check, state = loads(answer.content)
+        failed = reply.kind == Kind.FAILED
+        if request.kind == Kind.SAVE and not failed:
+            check, state = loads(reply.payload)
             payload = bytes(dumps(tuple(Restore(Save(*loads(request.payload)).env, check, state))))
             self._start_anew(payload, request.call_id, check, Kind.RESTORE)
-        elif request.kind == Kind.RESTORE and answer.failed:
+        elif request.kind == Kind.RESTORE and failed:
             self.forget()  # nobody knows the env's state
         elif request.kind == Kind.RESTORE:
             payload = bytes(request.payload)

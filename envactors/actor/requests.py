@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.reactor import Reactor
 from envactors.actor.timers import Turn
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_POLICY, METHOD_RESET, METHOD_STEP, ControlPage
-from envactors.mailbox.messages import Kind
+from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import dumps
 from envactors.options import Deadlines
 
@@ -79,7 +79,7 @@ class CallRequest(Request):
     def prepare(self, incarnation: int) -> None:
         """Do what is to be done just before it is sent to a process; under the lock."""
 
-    def on_reply(self, answer: Answer) -> None:
+    def on_reply(self, frame: Frame) -> None:
         """Take its reply into account, before the process can be replaced; under the lock."""
 
     def add_part(self, number: int, content: memoryview) -> None:
@@ -145,20 +145,6 @@ class Group:
 
 
 Entry = CallRequest | Group
-
-
-class Answer(NamedTuple):
-    """The end of one call, as the worker sent it: what `ErrorFactory.outcome` reads.
-
-    Attributes:
-        request: The call.
-        failed: Whether ``content`` is a `Failure`.
-        content: Pickled.
-    """
-
-    request: CallRequest
-    failed: bool
-    content: Any
 
 
 def shortest_deadline(deadlines: Deadlines) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from envactors.actor.requests import Answer, CallRequest
+from envactors.actor.requests import CallRequest
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.timers import Turn
 from envactors.mailbox.control_page import METHOD_POLICY, ControlPage
-from envactors.mailbox.messages import Extend, Kind
+from envactors.mailbox.messages import Extend, Frame, Kind
 from envactors.mailbox.pickling import dumps, loads
 from envactors.options import Deadlines
 from envactors.rollout import runner
@@ -127,10 +127,10 @@ class OrderRequest(CallRequest):
     def add_part(self, number: int, content: memoryview) -> None:
         self._part.add_part(number, content)
 
-    def on_reply(self, answer: Answer) -> None:
+    def on_reply(self, frame: Frame) -> None:
         stop = None
-        if not answer.failed:
-            stop = Stop(*(answer.content if isinstance(answer.content, tuple) else loads(answer.content)))
+        if frame.kind != Kind.FAILED:
+            stop = Stop(*(frame.payload if isinstance(frame.payload, tuple) else loads(frame.payload)))
         self._part.on_reply(stop, self.call_id)
 
     def hand_over(self, rows: ActorRows, process: ActorProcess) -> list[int]:
