@@ -1,13 +1,20 @@
-"""Results that were not delivered yet. Actors pass this object to `Reactor.wake` when an outcome has arrived."""
+"""Results that were not delivered yet, also those of requests that an exception has interrupted.
+
+That may be a signal handler's, an asynchronous one, or a `RecursionError`. The next request then finds out in
+`Asker.settle_interrupted` which envs have requests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 from envactors.actor.slots import IDLE, READY, ROLLING, Slots
 from envactors.envs.results import EnvStep
 from envactors.errors import AlreadyPendingError, EnvActorsError
+
+_Class = TypeVar("_Class", bound=type)
 
 
 class ReadyResult(NamedTuple):
@@ -23,7 +30,7 @@ class ReadyResult(NamedTuple):
 
 
 class Pending:
-    """Results that were not delivered yet.
+    """Results that were not delivered yet. Actors pass this object to `Reactor.wake` when an outcome has arrived.
 
     Args:
         slots: All envs.
@@ -94,3 +101,29 @@ class Pending:
         slots = self.slots
         owned = sum(slot.op is not None and slot.op.future is not None for slot in slots.of)
         return len(slots.states) - slots.states.count(IDLE) - slots.states.count(ROLLING) - owned
+
+
+def notes_interrupts(*names: str) -> Callable[[_Class], _Class]:
+    """Make methods of a class record in what is pending that they were interrupted."""
+
+    def change(cls: _Class) -> _Class:
+        for name in names:
+            setattr(cls, name, _noting(getattr(cls, name)))
+        return cls
+
+    return change
+
+
+def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        core = self._core
+        before = None if core is None else bytes(core.slots.states)
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException as error:
+            if core is not None:  # else the vector is closed
+                core.pending.note_failure(error, before)
+            raise
+
+    return noting

@@ -1,10 +1,11 @@
-"""Make the actors of a vector, ask for the specs of their envs, and share memory with them."""
+"""Make the actors of a vector and the handles of its envs, ask for the specs of the envs, and share memory with them."""
 
 from __future__ import annotations
 
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 from envactors.actor.future import results_of
 from envactors.actor.handle import ActorHandle, ActorView, close_all
@@ -13,13 +14,37 @@ from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess
 from envactors.actor.slots import Op, Slot, Slots
 from envactors.backends.base import Backend, RowMemory
-from envactors.errors import SpaceMismatchError, VectorEnvError
+from envactors.errors import SpaceMismatchError, VectorEnvError, VectorInputError
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.messages import Attach, Describe, Description, Kind
 from envactors.mailbox.slab import Layout
 from envactors.mailbox.specs import OBJECT, ArraySpec, batches_alike, leaves
-from envactors.vector.env_handles import EnvHandle
 from envactors.vector.options import Choices
+
+
+class EnvHandle(ActorView):
+    """Handle of one of several envs that share a process: its methods and attributes, but not the process."""
+
+    __slots__ = ()
+
+    def renew(self) -> NoReturn:
+        """Raise, since this would end the other envs of the process."""
+        self._refuse("renew()")
+
+    def kill(self, *, restart: bool = False) -> NoReturn:
+        """Raise, since this would end the other envs of the process."""
+        self._refuse(f"kill(restart={restart})")
+
+    def close(self, timeout: float | None = None) -> NoReturn:
+        """Raise, since this would end the other envs of the process."""
+        self._refuse(f"close({timeout})")
+
+    def _refuse(self, call: str) -> NoReturn:
+        raise VectorInputError(
+            f"cannot call {call} through the handle of env {self._supervisor.config.first_index + self._env}, which "
+            f"shares its process with other envs: use envs.actors[j].{call} for all of {self.name!r}, "
+            "or make the vector with envs_per_actor=1"
+        )
 
 
 class VectorActors:

@@ -14,6 +14,7 @@ from envactors.actor.handle import ActorHandle, ActorView
 from envactors.actor.signal_deferral import defer_signals
 from envactors.backends.base import RowMemory
 from envactors.envs.core import EnvFuture, VectorCore
+from envactors.envs.pending import notes_interrupts
 from envactors.envs.results import Batch, StepResults
 from envactors.errors import ActorClosedError, NothingPendingError
 from envactors.mailbox.control_page import ASLEEP
@@ -27,7 +28,6 @@ from envactors.vector import inputs
 from envactors.vector.asking import Asker
 from envactors.vector.build import VectorActors
 from envactors.vector.collector import Collector
-from envactors.vector.interrupts import notes_interrupts
 from envactors.vector.options import Choices, VectorOptions, check_names
 from envactors.vector.outcomes import Outcomes
 from envactors.vector.statistics import VectorStatistics, VectorStats

@@ -33,8 +33,7 @@ from envactors.mailbox.control_page import (
 from envactors.mailbox.slab import HALF, RESET, SEED
 from envactors.system.cpus import cores
 from envactors.vector.asking import Asker
-from envactors.vector.inline import InlineSteps
-from envactors.vector.steps import Part, Step, replace_processes
+from envactors.vector.steps import InlineSteps, Part, Step, replace_processes
 
 # For each operation in the bits of `envactors.mailbox.slab`: its half alone, and the other one.
 _HALF_OF = bytes([op & HALF for op in range(256)])
