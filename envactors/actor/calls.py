@@ -31,7 +31,6 @@ from envactors.mailbox.messages import Failure, Frame, Kind
 from envactors.mailbox.pickling import UNREAD, dumps, load_plain, loads
 from envactors.system.polling import READABLE, WRITABLE
 
-_log = logging.getLogger("envactors")
 # How long a worker that has closed its env, or its channel, may take to end by itself, in seconds.
 EXIT_GRACE = 1.0
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.

@@ -145,8 +145,7 @@ class Trace:
                 self._take_rows(member.core, member.core.process)
                 member.core.begin_timing()  # from now on only how long steps take is of interest
         for statistics in all_statistics():
-            if statistics.clock is not None:
-                statistics.clock.spans = None
+            statistics.spans = None
         assert self._file is not None, "it was entered"
         with self._file as file:
             write_trace(file, self._begin, self._names, self._all_spans(), list(self._notices), self._caller_spans())
@@ -155,10 +154,10 @@ class Trace:
 
     def on_vector(self, statistics: VectorStatistics) -> None:
         """Record what its caller does; see `envactors.actor.recording.Recorder`."""
-        clock = statistics.begin_timing()
-        if clock.spans is None:
-            clock.spans = deque(maxlen=MOST_WAITS)
-            self._waits.append(clock.spans)
+        statistics.is_timing = True
+        if statistics.spans is None:
+            statistics.spans = deque(maxlen=MOST_WAITS)
+            self._waits.append(statistics.spans)
 
     def on_span(self, core: ActorCore, name: str, begin: float, end: float) -> None:
         """Record a span; see `envactors.actor.recording.Recorder`."""

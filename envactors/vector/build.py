@@ -1,4 +1,4 @@
-"""Make the actors of a vector and the handles of its envs, ask for the specs of the envs, and share memory with them."""
+"""Make the actors of a vector and the handles of its envs, ask for specs, and share memory with them."""
 
 from __future__ import annotations
 

@@ -182,7 +182,8 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
                 self._checkpoints.write_if_due()
             ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
             deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
-            if (clock := self._statistics.clock) is not None:
+            if self._statistics.is_timing:
+                clock = self._statistics
                 clock.enter()
             with defer_signals:  # once for both, since it takes two system calls per signal
                 step = stepper.start(ids, actions, stream=False)

@@ -65,43 +65,8 @@ class VectorStats:
         return f"{parts}; slowest env {slowest} (p99 {p99:.3g} ms)"
 
 
-class CallerClock:
-    """Measures how long the caller waits for its envs, and how long it does other things in between.
-
-    Attributes:
-        batches: Number of full-batch steps.
-        wait_seconds: Time spent waiting.
-        caller_seconds: Time spent on other things.
-        spans: Name, begin, and end of each method that has waited; None unless a trace is running.
-    """
-
-    def __init__(self) -> None:
-        self.batches: int = 0
-        self.wait_seconds: float = 0.0
-        self.caller_seconds: float = 0.0
-        self.spans: deque[tuple[str, float, float]] | None = None
-        # Time at which the last wait began or ended; 0 before the first.
-        self._since = 0.0
-
-    def enter(self) -> None:
-        """Begin a wait."""
-        now = time.monotonic()
-        if self._since:
-            self.caller_seconds += now - self._since
-        self._since = now
-
-    def leave(self, method: str, batches: int = 0) -> None:
-        """End a wait in a method of the vector, which has completed ``batches`` full-batch steps."""
-        begin, self._since = self._since, time.monotonic()
-        if method != "reset":
-            self.wait_seconds += self._since - begin
-        self.batches += batches
-        if self.spans is not None:
-            self.spans.append((method, begin, self._since))
-
-
 class VectorStatistics:
-    """Statistics of one vector env.
+    """Statistics of one vector env: counts, how long the caller waits, and how long it does other things.
 
     Args:
         episodes: Counts of steps and episodes.
@@ -110,47 +75,64 @@ class VectorStatistics:
 
     Attributes:
         actors: Actors of the vector.
-        clock: Measures the caller's time; None until timing begins.
+        is_timing: Whether the caller's time is measured.
+        spans: Name, begin, and end of each method that has waited; None unless a trace is running.
     """
 
     def __init__(self, episodes: Episodes, actors: Sequence[ActorHandle], *, inline: bool) -> None:
         self.actors = actors
-        self.clock: CallerClock | None = None
+        self.is_timing: bool = False
+        self.spans: deque[tuple[str, float, float]] | None = None
         self._episodes = episodes
         self._inline = inline
+        self._batches = 0
+        self._wait_seconds = 0.0
+        self._caller_seconds = 0.0
+        # Time at which the last wait began or ended; 0 before the first.
+        self._since = 0.0
         with _lock:
             _vectors.add(self)
         if recording.recorder is not None:
             recording.recorder.on_vector(self)
 
-    def begin_timing(self) -> CallerClock:
-        """Begin to measure the caller's time, unless it is measured already."""
-        self.clock = self.clock or CallerClock()
-        return self.clock
+    def enter(self) -> None:
+        """Begin a wait."""
+        now = time.monotonic()
+        if self._since:
+            self._caller_seconds += now - self._since
+        self._since = now
+
+    def leave(self, method: str, batches: int = 0) -> None:
+        """End a wait in a method of the vector, which has completed ``batches`` full-batch steps."""
+        begin, self._since = self._since, time.monotonic()
+        if method != "reset":
+            self._wait_seconds += self._since - begin
+        self._batches += batches
+        if self.spans is not None:
+            self.spans.append((method, begin, self._since))
 
     def time(self, method: str, wait: Callable[[], T], batches: int = 0) -> T:
         """Call a function that waits on behalf of a method of the vector."""
-        clock = self.clock
-        if clock is None:
+        if not self.is_timing:
             return wait()
-        clock.enter()
+        self.enter()
         try:
             return wait()
         finally:
-            clock.leave(method, batches)
+            self.leave(method, batches)
 
     def collect(self) -> VectorStats:
         """Return the statistics. The first call also begins to measure times in the workers."""
-        clock = self.begin_timing()
+        self.is_timing = True
         times = np.concatenate([actor._supervisor.core.histograms() for actor in self.actors])
         steps, resets = zip(*summarize(times), strict=True)
         return VectorStats(
             self._episodes.steps.tolist(),
             self._episodes.episodes.tolist(),
             [actor.stats() for actor in self.actors],
-            clock.batches,
-            clock.wait_seconds,
-            clock.caller_seconds,
+            self._batches,
+            self._wait_seconds,
+            self._caller_seconds,
             list(steps),
             list(resets),
             [len(steps)] if self._inline else [len(actor._supervisor.config.start.factories) for actor in self.actors],
