@@ -204,7 +204,7 @@ MUTANTS = [
     Mutant("actor.future:ActorFuture.settle", "self._owner.reactor.wake(self)", "pass", HANGS),
     Mutant(CALLS + "dispatch", "rows.watch_end()  #", "pass  #", HANGS),
     Mutant(CALLS + "dispatch", "is not None) and rows.has_posted()", "is not None) and rows.is_in_flight()", HANGS),
-    Mutant(CALLS + "_record", "not core.recovery.journal(call.index).record(answer)", "False", REPLAYS),
+    Mutant(CALLS + "_record", "not core.recovery.journal(call.index).record(call, frame)", "False", REPLAYS),
     Mutant(CALLS + "_send", "core.watch(call.started, call.timeout)", "pass", HANGS),
     Mutant(FAILURES + "fail_group", "fail(rows, index, Cause.WAITING, error(rows.request(index)))", "pass", HANGS),
     Mutant(
