@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from helpers import Counter, Echo
 
@@ -115,3 +116,12 @@ def test_infinite_and_negative_timeouts_are_accepted():
         assert [future.result(timeout) for timeout in (math.inf, 1e300, 0, -1)] == [1] * 4
         envs.reset(timeout=math.inf)
         envs.step([0], timeout=1e300)
+
+
+def test_counts_may_be_ints_of_numpy():
+    with ea.ActorPool(Counter, np.int64(2), backend="inline") as pool:
+        assert len(pool) == 2
+    assert ea.RecyclePolicy(max_steps=np.int32(3)).max_steps == 3
+    for value in (np.True_, True, np.float64(3.0), np.int64(0)):
+        with pytest.raises(ValueError, match="expected an int > 0"):
+            ea.RecyclePolicy(max_steps=value)
