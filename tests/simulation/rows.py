@@ -117,6 +117,8 @@ class RowChecker:
                     token = int(rollout.actions[last, env_id - envs.start]) if is_known else None
                     self._models[env_id].token = token
                     self._checker.fail(env_id, failures[env_id])
+                    # If the rollout could not run at all, the next step tells of a process that was lost before it.
+                    self._models[env_id].must_reset &= last is not None
                     self._unknown.add(env_id)
                     self._errors[env_id] = failures[env_id]
 
