@@ -11,7 +11,7 @@ from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, PAGE, ControlPage
 from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.messages import Attach, Failure, Frame, Kind, Start
-from envactors.mailbox.pickling import dumps, dumps_by_value, make_payload, pack_payloads
+from envactors.mailbox.pickling import dumps, dumps_by_value, make_payload
 from envactors.mailbox.slab import HALF, PAYLOAD, RESET, SEED, Layout
 from envactors.mailbox.specs import ArraySpec
 from envactors.system.choice import PORTABLE
@@ -167,7 +167,7 @@ class Parent:
                 bits |= PAYLOAD
             slab.ops[env] = bits
         if parts:
-            self.send_payloads(number, pack_payloads(parts, pickles=self.pickles))
+            self.send_payloads(number, bundle.pack(parts) if self.pickles else parts)
         for env in actions:
             slab.posted[env] = number
         return number

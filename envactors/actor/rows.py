@@ -17,7 +17,6 @@ from envactors.actor.states import LIVE
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, FINISHED, METHOD_RESET, OVERFLOWS
 from envactors.mailbox.messages import Frame, Kind
-from envactors.mailbox.pickling import pack_payloads
 from envactors.mailbox.slab import HALF, RESET
 from envactors.system.polling import READABLE
 
@@ -133,7 +132,7 @@ class ActorRows:
         if watches:
             process.watch_doorbell(self._on_ring)
         if payloads:
-            packed = pack_payloads(payloads, pickles=slots.pickles)
+            packed = bundle.pack(payloads) if slots.pickles else payloads
             process.send(Frame(Kind.PAYLOADS, core.incarnation, number, packed), wait)
         for index in indices:
             self._posted[index] = number

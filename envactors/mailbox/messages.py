@@ -32,7 +32,8 @@ class Kind(enum.IntEnum):
     ATTACH = 9
     ADOPT = 10
     REPLAY = 11
-    # What does not fit into the rows that are posted after it with the same call id; see `pickling.pack_payloads`.
+    # What does not fit into the rows that are posted after it with the same call id: a `envactors.mailbox.bundle` by
+    # the envs' positions in the actor, or within one process a list of pairs.
     PAYLOADS = 12
     SAVE = 13
     RESTORE = 14

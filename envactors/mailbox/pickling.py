@@ -15,7 +15,7 @@ import pickle
 import sys
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import cloudpickle
@@ -215,16 +215,6 @@ def make_payload(value: Any, *, pickles: bool) -> Any:
         Exception: It does not pickle, or cannot be copied.
     """
     return bytes(dumps(value)) if pickles else copy_value(value)
-
-
-def pack_payloads(payloads: Sequence[tuple[int, Any]], *, pickles: bool) -> Any:
-    """Return the payload of a `Kind.PAYLOADS` frame: a bundle, or a list of copies within one process.
-
-    Args:
-        payloads: The payload of each env, after the env's position in its actor.
-        pickles: Whether they are pickled.
-    """
-    return bundle.pack(payloads) if pickles else [(position, copy_value(content)) for position, content in payloads]
 
 
 def copy_value(value: Any) -> Any:

@@ -25,7 +25,7 @@ from envactors.mailbox.control_page import (
 )
 from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.messages import Failure, Fault
-from envactors.mailbox.pickling import content_of, loads, pack_failure
+from envactors.mailbox.pickling import content_of, copy_value, loads, pack_failure
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, RING, SEED, Slab
 from envactors.mailbox.specs import ArraySpec, flatten, reader
 from envactors.worker import context
@@ -209,13 +209,13 @@ class EnvRow:
     def _read_payload(self, op: int) -> Any:
         """Return the action of a step, or the (large seed, options) of a reset."""
         (_, content), self.payload = self.payload, (0, None)
-        if self._infos.passes_objects:
-            return content
         try:
+            if self._infos.passes_objects:
+                return copy_value(content)  # the original may be sent again
             value = loads(content)
             if op & RESET and not isinstance(value, Failure):
                 value = value[0], content_of(value[1])
-        except BaseException as error:  # unpickling runs any code
+        except BaseException as error:  # it runs any code
             raise PayloadError(pack_failure(error, Fault.ARGUMENTS)) from error
         if isinstance(value, Failure):  # a node could not send it
             raise PayloadError(value)

@@ -11,7 +11,7 @@ from plainworker import ACTION, Scripted, fault_of
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, OVERFLOWS
 from envactors.mailbox.messages import Fault, Pickled
-from envactors.mailbox.pickling import dumps, pack_failure, unpack_failure
+from envactors.mailbox.pickling import dumps, make_payload, pack_failure, unpack_failure
 from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
 from envactors.mailbox.specs import OBJECT
 from envactors.worker.host import checksum
@@ -248,11 +248,28 @@ def test_objects_that_do_not_pickle_are_copied_within_one_process(make_parent):
 
     parent.envs[0].step = step
     action = [lambda: 5, np.zeros(1)]
-    parent.post({0: action}, payloads={0: action})
+    parent.post({0: action})
     action[1][0] = 7
     parent.server.run_posted()
     assert parent.read(0)[0][4]["f"]() == 5
     assert seen[0][1].tolist() == [0]
+
+
+def test_an_action_that_an_env_has_changed_is_sent_again_as_it_was(make_parent, pickles):
+    parent = make_parent(pickles=pickles, action=None)
+    seen = []
+
+    def step(action):
+        seen.append(action.copy())
+        action.clear()
+        return np.zeros(2), 0.0, False, False, {}
+
+    parent.envs[0].step = step
+    payload = make_payload([1, 2], pickles=pickles)
+    for _ in range(2):
+        parent.post({0: None}, payloads={0: payload})
+        parent.server.run_posted()
+    assert seen == [[1, 2], [1, 2]]
 
 
 def test_envs_may_change_the_actions_that_they_get(make_parent, pickles, action):
