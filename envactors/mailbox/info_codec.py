@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import operator
 import pickle
 import struct
@@ -157,24 +158,27 @@ class Infos:
 
 # Records -------------------------------------------------------------------------------------------------
 
-# Pickling a number of NumPy takes 5 us, and the infos of MuJoCo's envs have ten of them. So a dict of numbers is
-# written as a record: its layout, and a struct. The layout, which has the keys and the types of the values, is the same
-# in every step, so both sides remember it. What is written otherwise begins with another byte.
+# Pickling a number of NumPy takes 5 us, and the infos of MuJoCo's envs have ten of them. So a dict of numbers and small
+# arrays is written as a record: its layout, and a struct. The layout, which has the keys and the kinds of the values,
+# is the same in every step, so both sides remember it. What is written otherwise begins with another byte.
 _RECORD = 1
 _HEAD = struct.Struct("<BI")
 # Types of numbers, and the format of each in a struct.
 _NUMPY_NAMES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")
 _NUMPY_FORMATS = {np.dtype(name).type: char for name, char in zip(_NUMPY_NAMES, "?bhiqBHIQfd", strict=True)}
 _FORMATS: dict[type, str] = {**_NUMPY_FORMATS, bool: "?", int: "q", float: "d"}
+# Arrays of these types (`numpy.dtype.char`) and of at most this many bytes are written as bytes.
+_SIMPLE = "?bhilqBHILQfd"
+_SMALL_ARRAY = 1 << 10
 # How many layouts each side remembers.
 _MOST_LAYOUTS = 256
 
 
 class _Layout:
-    """The layout of infos that are dicts of numbers.
+    """The layout of infos that are dicts of numbers and small arrays.
 
     Args:
-        pickled: The pickled keys, and the types of the values.
+        pickled: The pickled keys, and the kinds of the values: types of numbers, or (type, shape) of arrays.
 
     Attributes:
         head: The layout as bytes.
@@ -182,10 +186,12 @@ class _Layout:
     """
 
     def __init__(self, pickled: bytes) -> None:
-        self._keys, types = pickle.loads(pickled)
-        # The types that unpacking does not return.
-        self._numpy = [pair for pair in zip(self._keys, types, strict=True) if issubclass(pair[1], np.generic)]
-        self._struct = struct.Struct("<" + "".join([_FORMATS[kind] for kind in types]))
+        self._keys, kinds = pickle.loads(pickled)
+        self._array_places = [place for place, kind in enumerate(kinds) if type(kind) is tuple]
+        # What makes values that unpacking does not return, by key.
+        makers = [(key, _maker_of(kind)) for key, kind in zip(self._keys, kinds, strict=True)]
+        self._makers = [(key, maker) for key, maker in makers if maker is not None]
+        self._struct = struct.Struct("<" + "".join(map(_format_of, kinds)))
         self.head: bytes = _HEAD.pack(_RECORD, len(pickled)) + pickled
         self.size: int = len(self.head) + self._struct.size
 
@@ -195,26 +201,51 @@ class _Layout:
         Raises:
             struct.error: An integer has more than 64 bits.
         """
-        return self.head + self._struct.pack(*info.values())
+        values = list(info.values())
+        for place in self._array_places:
+            values[place] = values[place].tobytes()
+        return self.head + self._struct.pack(*values)
 
     def decode(self, structs: bytes | memoryview) -> list[dict[str, Any]]:
         """Return the infos whose structs follow one another."""
         infos = []
         for values in self._struct.iter_unpack(structs):
             info: dict[str, Any] = dict(zip(self._keys, values, strict=True))
-            for key, kind in self._numpy:
-                info[key] = kind(info[key])
+            for key, make in self._makers:
+                info[key] = make(info[key])
             infos.append(info)
         return infos
 
 
+def _format_of(kind: Any) -> str:
+    """Return the format of a value in a struct."""
+    return f"{np.dtype(kind[0]).itemsize * math.prod(kind[1])}s" if type(kind) is tuple else _FORMATS[kind]
+
+
+def _maker_of(kind: Any) -> Callable[[Any], Any] | None:
+    """Return a function that makes a value from what was unpacked; None if it is the value."""
+    if type(kind) is tuple:
+        char, shape = kind
+        return lambda data: np.ndarray(shape, char, bytearray(data))  # a bytearray, so that the array is writable
+    return kind if kind in _NUMPY_FORMATS else None
+
+
+def _kind_of(value: Any) -> Any:
+    """Return the kind of a value."""
+    if type(value) is not np.ndarray:
+        return type(value)
+    is_simple = value.dtype.char in _SIMPLE and value.dtype.isnative and value.flags.c_contiguous
+    fits = is_simple and value.ndim and 0 < value.nbytes <= _SMALL_ARRAY
+    return (value.dtype.char, value.shape) if fits else np.ndarray
+
+
 @functools.lru_cache(_MOST_LAYOUTS, typed=True)
-def _layout_of(*keys_and_types: Any) -> _Layout | None:
-    """Return the layout of a dict with these keys and types of values; None if it is pickled."""
-    count = len(keys_and_types) // 2
-    keys, types = keys_and_types[:count], keys_and_types[count:]
-    is_record = count and _FORMATS.keys() >= set(types) and all(type(key) is str for key in keys)
-    return _Layout(pickle.dumps((keys, types))) if is_record else None
+def _layout_of(*keys_and_kinds: Any) -> _Layout | None:
+    """Return the layout of a dict with these keys and kinds of values; None if it is pickled."""
+    count = len(keys_and_kinds) // 2
+    keys, kinds = keys_and_kinds[:count], keys_and_kinds[count:]
+    is_record = count and all(type(kind) is tuple or kind in _FORMATS for kind in kinds)
+    return _Layout(pickle.dumps((keys, kinds))) if is_record and all(type(key) is str for key in keys) else None
 
 
 _read_layout = functools.lru_cache(_MOST_LAYOUTS)(_Layout)
@@ -227,7 +258,8 @@ def encode(info: Any, object_leaves: list[Any]) -> bytes | bytearray:
         Exception: They do not pickle.
     """
     if type(info) is dict and not object_leaves:
-        layout = _layout_of(*info, *map(type, info.values()))
+        kinds = list(map(type, info.values()))
+        layout = _layout_of(*info, *(map(_kind_of, info.values()) if np.ndarray in kinds else kinds))
         if layout is not None:
             with contextlib.suppress(struct.error):  # an integer has more than 64 bits
                 return layout.encode(info)

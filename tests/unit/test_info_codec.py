@@ -188,11 +188,12 @@ def as_rows(contents):
         {"a": True, "b": np.bool_(False), "c": -(2**63), "d": np.uint64(2**64 - 1), "e": np.int8(-5)},
         {"nan": float("nan"), "infinity": np.float64("-inf")},
         {"'": 1.0, '"': True, "\\": 2, "\n{x}": 3.0, "value_0": 4.0},
+        {"a": np.arange(3.0), "b": np.float64(2), "c": np.ones((2, 3), np.uint8), "d": np.array([True])},
     ],
-    ids=["types", "integers", "floats", "odd keys"],
+    ids=["types", "integers", "floats", "odd keys", "arrays"],
 )
 def test_infos_without_pickled_values_are_decoded_together_as_one_by_one(numbers):
-    ones = {key: type(value)(1) for key, value in numbers.items()}
+    ones = {key: np.ones_like(value) if np.ndim(value) else type(value)(1) for key, value in numbers.items()}
     infos = [numbers, ones]
     contents = [encode(info, []) for info in infos]
     assert show(decode_alike(as_rows(contents))) == show([decode(content)[0] for content in contents])
@@ -206,9 +207,11 @@ def test_infos_without_pickled_values_are_decoded_together_as_one_by_one(numbers
         [{"a": 1.0}, {"a": np.uint8(1)}],
         [{"a": 1.0, "text": "x"}, {"a": 1.0, "text": "y"}],
         [{"a": 2**64}, {"a": 2**65}],
-        [{"a": np.zeros(6)}, {"a": np.ones(6)}],
+        [{"a": np.zeros(6)}, {"a": np.zeros((2, 3))}],
+        [{"a": np.zeros(6)}, {"a": np.zeros(6, np.int64)}],
+        [{"a": np.array(1.0)}, {"a": np.array(2.0)}],
     ],
-    ids=["other keys", "other types", "text", "more than 64 bits", "arrays"],
+    ids=["other keys", "other types", "text", "more than 64 bits", "other shapes", "other dtypes", "without axes"],
 )
 def test_other_infos_are_not_decoded_together(infos):
     contents = [encode(info, []) for info in infos]
@@ -234,6 +237,13 @@ def test_arrays_of_an_info_are_writable_copies():
     write(encoder, 1, {"x": np.arange(3)})
     decoder.decode(1, None)[0]["x"][:] = 7
     assert decoder.decode(1, None)[0]["x"].tolist() == [0, 1, 2]
+
+
+def test_arrays_of_infos_that_are_decoded_together_are_writable_and_share_no_memory():
+    rows = as_rows([encode({"x": np.arange(3)}, [])] * 2)
+    first, second = (info["x"] for info in decode_alike(rows))
+    first[:] = 7
+    assert second.tolist() == [0, 1, 2]
 
 
 # Copies --------------------------------------------------------------------------------------------------
