@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,8 +66,10 @@ class ErrorFactory:
     def unreadable(self, request: Request, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:
         """Return the error of a result that cannot be unpickled."""
         who, where = self._locate(incarnation, pid, request)
-        text = f"the result of {request.method} cannot be unpickled, {who}{_after(where)}: {cause!r}"
-        return _caused(SerializationError(text, **where), cause)
+        lines = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__)).rstrip()
+        text = f"the result of {request.method} cannot be unpickled, {who}{_after(where)}: {cause!r}\n{lines}"
+        # Without its frames: where rows are read, these refer to memory, which would live as long as the error.
+        return _caused(SerializationError(text, **where), cause.with_traceback(None))
 
     def raised(self, request: Request, incarnation: int, pid: int | None, failure: Failure) -> BaseException:
         """Return the exception that a call ended with in the worker."""

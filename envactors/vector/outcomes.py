@@ -110,11 +110,12 @@ class Outcomes:
                 return core.errors.raised(request, incarnation, core.pid, failure), failure.fault == Fault.RESET
             content = infos.decode(index, payload)
         except BaseException as error:  # unpickling runs any code
-            return core.errors.unreadable(request, incarnation, core.pid, _without_frames(error)), False
+            return core.errors.unreadable(request, incarnation, core.pid, error), False
         try:
             self._reader.accept(index, content)
         except BaseException as error:  # an object leaf cannot be copied
-            return _without_frames(error), False
+            # Without its frames, which refer to the vector: its memory would live as long as the error.
+            return unpack_failure(pack_failure(error, Fault.RESULT)) or error.with_traceback(None), False
         return None, False
 
     def _fail(self, index: int, error: BaseException, *, in_reset: bool) -> bool:
@@ -178,11 +179,6 @@ class Outcomes:
             supervisor.calls.queue_renewal()
             supervisor.calls.queue(Group([index], stream=True))
         return None
-
-
-def _without_frames(error: BaseException) -> BaseException:
-    """Return an error without its frames, which refer to the vector: its memory would live as long as the error."""
-    return unpack_failure(pack_failure(error, Fault.RESULT)) or error.with_traceback(None)
 
 
 def _truncated_result(last: EnvStep, error: BaseException, incarnation: int) -> EnvStep:

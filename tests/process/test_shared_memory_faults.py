@@ -415,6 +415,10 @@ def test_an_info_that_cannot_be_decoded_fails_its_env_alone():
             envs.step([1, 1], timeout=SOON)
         assert list(raised.value.failures) == [0]
         assert raised.value.batch.env_ids.tolist() == [1]
+        failure = raised.value.failures[0]
+        assert "Traceback" in str(failure), "it says where it cannot be decoded"
+        assert failure.__cause__.__traceback__ is None, "its frames would keep the memory of the vector"
+        assert not isinstance(failure.__cause__.__cause__, ea.RemoteTraceback), "the worker has raised nothing"
 
 
 def test_a_failure_is_received_after_what_was_complete_before_it(tmp_path):
