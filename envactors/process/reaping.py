@@ -206,17 +206,21 @@ class Reaper:
         with self._lock:
             if caller_tag != self._tag:
                 raise ConnectionError("the last actor has ended")
-            guard = self._guards[program] = Guard(program, caller_tag, self._lease, self._reap_orphan)
+            reap = functools.partial(self._reap_orphan, caller_tag)
+            guard = self._guards[program] = Guard(program, caller_tag, self._lease, reap)
             for tag, pid in self._workers.items():
                 guard.report(f"{tag} {pid}")
             for tag in self._ended:  # without process ids, which may be reused by now
                 guard.report(str(tag))
             return guard
 
-    def _reap_orphan(self, pid: int) -> None:
-        """Reap a process that a worker has left behind, unless another process has its id by now."""
+    def _reap_orphan(self, caller_tag: int, pid: int) -> None:
+        """Reap a process that a worker has left behind, unless another process has its id by now.
+
+        The last ones are reported after the last actor has ended, when this process has another first tag.
+        """
         with self._lock, contextlib.suppress(OSError):
-            if pid not in self._workers.values() and reaper.is_tag_of(self._tag, reaper.read_tag(pid)):
+            if pid not in self._workers.values() and reaper.is_tag_of(caller_tag, reaper.read_tag(pid)):
                 os.waitpid(pid, os.WNOHANG)
 
 

@@ -113,7 +113,7 @@ ORPHANS = """
 import ctypes, os, signal, sys
 import psutil
 import envactors as ea
-from breeder import Breeder, helpers_of, is_there, is_zombie
+from breeder import Breeder, helpers_of, is_zombie
 from helpers import SOON, wait_until
 
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER; process 1 need not ask for it
@@ -121,35 +121,37 @@ me, method = psutil.Process(), sys.argv[1]
 own = os.spawnlp(os.P_NOWAIT, "true", "true")  # a child of the program's own, which it has not reaped yet
 backend = ea.ProcessBackend(start_method=method)
 
-def zombies(of_descendants=True):
-    found = me.children(recursive=of_descendants)
-    return [child.pid for child in found if child.pid != own and is_zombie(child)]
+def start_processes(actor):
+    pids = [*actor.of_all_kinds().result(30), *actor.escape().result(30)]
+    actor.short_lived().result(30)
+    return [psutil.Process(pid) for pid in pids]
+
+def are_reaped(processes):
+    return not any(process.is_running() for process in processes)  # which zombies are, too
 
 def is_all_gone():
-    trackers = [child.pid for child in helpers_of(os.getpid(), "resource_tracker")]
+    # In two words: reapers spare trackers at first, by their command line, and a fork has that of this program.
+    trackers = [child.pid for child in helpers_of(os.getpid(), "resource_" "tracker")]
     return {child.pid for child in me.children(recursive=True)} <= {own, *trackers}
 
 actors = [ea.spawn(Breeder, backend=backend) for _ in range(3)]
-for actor in actors:
-    actor.of_all_kinds().result(30), actor.escape().result(30), actor.short_lived().result(30)
+first, second, _ = map(start_processes, actors)
 os.kill(actors[0].pid, signal.SIGKILL)
-if method == "forkserver":  # what it has started becomes the caller's, and what it has not reaped
+wait_until(lambda: are_reaped(first))
+if method == "forkserver":  # what it has not reaped becomes the caller's
     (server,) = helpers_of(os.getpid(), "fork_server")
     server.suspend()
-    os.kill(actors[1].pid, signal.SIGKILL)
-    wait_until(lambda: actors[1].state is ea.ActorState.DEAD)
-    assert zombies()
+os.kill(actors[1].pid, signal.SIGKILL)
+wait_until(lambda: actors[1].state is ea.ActorState.DEAD)
+if method == "forkserver":
+    wait_until(lambda: all(map(is_zombie, second)))
     server.kill()
-    wait_until(lambda: not is_there(server))
-    wait_until(lambda: not zombies(of_descendants=False))
-else:
-    os.kill(actors[1].pid, signal.SIGKILL)
+wait_until(lambda: are_reaped(second))
 os.kill(actors[2].pid, signal.SIGKILL)
 wait_until(lambda: all(actor.state is ea.ActorState.DEAD for actor in actors))
-wait_until(lambda: not zombies())
 if method == "forkserver":
     assert actors[2].stats().last_failure.signal == signal.SIGKILL
-for actor in actors:
+for actor in actors:  # at once: the reapers are still searching
     actor.close()
 wait_until(is_all_gone)
 assert os.waitpid(own, 0) == (own, 0)
