@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import sys
 import textwrap
@@ -12,10 +13,10 @@ from pathlib import Path
 import pytest
 from helpers import SOON, is_gone, wait_until
 
-nbclient = pytest.importorskip("nbclient")
-nbformat = pytest.importorskip("nbformat")
-pytest.importorskip("ipykernel")
-jupyter_client = pytest.importorskip("jupyter_client")
+# Imported by the first test of the one process that runs these: all processes collect this module.
+for package in ("nbclient", "nbformat", "ipykernel", "jupyter_client"):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed", allow_module_level=True)
 
 CELL_TIMEOUT = 40  # seconds
 
@@ -68,6 +69,8 @@ class Notebook:
     """
 
     def __init__(self, directory: Path, *cells: str) -> None:
+        import nbformat
+
         self.directory = directory
         self.cells = [nbformat.v4.new_code_cell(textwrap.dedent(source)) for source in cells]
 
@@ -81,6 +84,10 @@ class Notebook:
         asyncio.run(self._run(while_running or {}, end))
 
     async def _run(self, while_running, end) -> None:
+        import jupyter_client
+        import nbclient
+        import nbformat
+
         spec = self.directory / "kernels" / "python3"
         spec.mkdir(parents=True)
         argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
