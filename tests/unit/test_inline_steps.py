@@ -277,7 +277,7 @@ def test_a_wait_for_no_step_steps_no_env(envs):
 
 
 def test_a_thread_that_waits_while_another_steps_steps_no_env(envs):
-    """Which of the two gets the results depends on how busy the machine is."""
+    """Which of the two gets the results depends on how busy the machine is; both may."""
     results, errors = [], []
 
     def take(ask):
@@ -297,7 +297,8 @@ def test_a_thread_that_waits_while_another_steps_steps_no_env(envs):
     take(lambda: envs.step([5] * 4))
     thread.join(SOON)
     assert not thread.is_alive()
-    assert (results, errors) == ([[1] * 4], [True])
+    assert results in ([[1] * 4], [[1] * 4] * 2)
+    assert len(results) + len(errors) == 2
     assert steps_of(envs) == [1, 1]
 
 
