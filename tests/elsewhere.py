@@ -57,6 +57,12 @@ class Elsewhere:
     def echo(self, value):
         return value
 
+    def decode(self, content):
+        from envactors.mailbox.info_codec import decode
+
+        info, _ = decode(content)
+        return info
+
     def exit(self):
         sys.stderr.write("leaving\n")
         os._exit(3)

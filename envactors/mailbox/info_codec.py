@@ -163,10 +163,15 @@ class Infos:
 # is the same in every step, so both sides remember it. What is written otherwise begins with another byte.
 _RECORD = 1
 _HEAD = struct.Struct("<BI")
-# Types of numbers, and the format of each in a struct.
-_NUMPY_NAMES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")
-_NUMPY_FORMATS = {np.dtype(name).type: char for name, char in zip(_NUMPY_NAMES, "?bhiqBHIQfd", strict=True)}
-_FORMATS: dict[type, str] = {**_NUMPY_FORMATS, bool: "?", int: "q", float: "d"}
+# Types of numbers, by names that do not depend on the version of NumPy, and the format of each in a struct.
+_TYPES: dict[Any, Any] = {
+    **{name: np.dtype(name).type for name in ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")},
+    "bool": bool,
+    "int": int,
+    "float": float,
+}
+_NAMES = {kind: name for name, kind in _TYPES.items()}
+_FORMATS = dict(zip(_NAMES, "?bhiqBHIQfd?qd", strict=True))
 # Arrays of these types (`numpy.dtype.char`) and of at most this many bytes are written as bytes.
 _SIMPLE = "?bhilqBHILQfd"
 _SMALL_ARRAY = 1 << 10
@@ -178,7 +183,7 @@ class _Layout:
     """The layout of infos that are dicts of numbers and small arrays.
 
     Args:
-        pickled: The pickled keys, and the kinds of the values: types of numbers, or (type, shape) of arrays.
+        pickled: The pickled keys, and the kinds of the values: names of types, or (type, shape) of arrays.
 
     Attributes:
         head: The layout as bytes.
@@ -186,7 +191,8 @@ class _Layout:
     """
 
     def __init__(self, pickled: bytes) -> None:
-        self._keys, kinds = pickle.loads(pickled)
+        self._keys, names = pickle.loads(pickled)
+        kinds = [_TYPES.get(name, name) for name in names]
         self._array_places = [place for place, kind in enumerate(kinds) if type(kind) is tuple]
         # What makes values that unpacking does not return, by key.
         makers = [(key, _maker_of(kind)) for key, kind in zip(self._keys, kinds, strict=True)]
@@ -227,7 +233,7 @@ def _maker_of(kind: Any) -> Callable[[Any], Any] | None:
     if type(kind) is tuple:
         char, shape = kind
         return lambda data: np.ndarray(shape, char, bytearray(data))  # a bytearray, so that the array is writable
-    return kind if kind in _NUMPY_FORMATS else None
+    return kind if issubclass(kind, np.generic) else None
 
 
 def _kind_of(value: Any) -> Any:
@@ -244,8 +250,9 @@ def _layout_of(*keys_and_kinds: Any) -> _Layout | None:
     """Return the layout of a dict with these keys and kinds of values; None if it is pickled."""
     count = len(keys_and_kinds) // 2
     keys, kinds = keys_and_kinds[:count], keys_and_kinds[count:]
-    is_record = count and all(type(kind) is tuple or kind in _FORMATS for kind in kinds)
-    return _Layout(pickle.dumps((keys, kinds))) if is_record and all(type(key) is str for key in keys) else None
+    is_record = count and all(type(kind) is tuple or kind in _NAMES for kind in kinds)
+    names = [_NAMES.get(kind, kind) for kind in kinds]
+    return _Layout(pickle.dumps((keys, names))) if is_record and all(type(key) is str for key in keys) else None
 
 
 _read_layout = functools.lru_cache(_MOST_LAYOUTS)(_Layout)

@@ -24,6 +24,7 @@ import envactors as ea
 from envactors.integrations.adapter import adapted
 from envactors.integrations.sb3.adapter import StableBaselinesEnvAdapter
 from envactors.mailbox import pickling
+from envactors.mailbox.info_codec import encode
 from envactors.remote import LocalNodes
 from envactors.system.choice import PORTABLE
 from envactors.testing import BackendConformance, EchoEnv
@@ -292,6 +293,13 @@ def test_code_of_another_version_is_never_loaded():
 
 
 # Vectors ----------------------------------------------------------------------------------------------------
+
+
+def test_infos_can_be_read_with_an_older_numpy(spawn):
+    info = {"flag": np.bool_(True), "count": np.int32(3), "share": np.float32(0.5), "both": np.array([True, False])}
+    with spawn() as actor:
+        back = actor.decode(encode(info, [])).result(SOON)
+    assert repr(back) == repr(info)
 
 
 def test_a_vector_steps_through_shared_memory(server):
