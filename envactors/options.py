@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
+import numpy as np
+
 
 @dataclasses.dataclass(frozen=True)
 class Deadlines:
@@ -184,7 +186,8 @@ def check_env_vars(env_vars: Mapping[str, str] | None) -> dict[str, str]:
 def is_int(value: object, least: int = 1) -> TypeGuard[int]:
     """Return whether a value is an int, of Python or NumPy, of at least ``least``; a bool does not count as an int."""
     try:
-        return not isinstance(value, bool) and operator.index(value) >= least  # type: ignore[arg-type] # raises
+        is_bool = isinstance(value, (bool, np.bool_))  # NumPy 1 converts its own bools to ints
+        return not is_bool and operator.index(value) >= least  # type: ignore[arg-type] # raises
     except TypeError:
         return False
 

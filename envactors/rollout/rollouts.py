@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import threading
 from collections import deque
 from concurrent.futures import Future
@@ -88,7 +89,7 @@ class Rollouts:
             raise ValueError(f"seed is {seed!r}: expected an int >= 0")
         self.check_idle()
         self._policies += 1
-        policy = Policy(self._policies, bytes(dumps_by_value(make_policy)), seed)
+        policy = Policy(self._policies, bytes(dumps_by_value(make_policy)), operator.index(seed))
         futures: list[Future[bool]] = []
         for supervisor in self._supervisors:
             future: Future[bool] = Future()
@@ -171,6 +172,7 @@ class Rollouts:
         assert self._policy is not None, "the caller has checked it"
         if not is_int(steps):
             raise VectorInputError(f"steps is {steps!r}: expected an int >= 1")
+        steps = operator.index(steps)  # a small int of NumPy would overflow
         self._check_free(_MOST)
         if not self._runs:
             self._books.check_steppable()

@@ -232,6 +232,16 @@ def test_random_numbers_follow_from_the_seed_the_rollout_and_the_step():
                 assert rollout.extras["noise"][step, first : first + 2].tolist() == rng.integers(0, 5, 2).tolist()
 
 
+def test_steps_and_seeds_may_be_small_ints_of_numpy():
+    with ea.VectorEnv([Walk] * 3, backend="inline") as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_noisy_policy, seed=np.uint8(7))
+        rollout = envs.rollout(np.uint8(200))
+        assert rollout.rewards.shape == (200, 3)
+        rng = np.random.Generator(np.random.Philox(key=7, counter=[0, 199, 0, 0]))
+        assert rollout.extras["noise"][199, 0] == rng.integers(0, 5, 3)[0]
+
+
 @pytest.mark.parametrize("backend", ["process", "inline"])
 def test_parameters_are_loaded_once_and_are_read_only(backend):
     with ea.VectorEnv([Walk] * 2, backend=backend) as envs:
