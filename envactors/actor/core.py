@@ -253,17 +253,22 @@ class ActorCore:
             journal.forget()
         self.is_inconsistent = False
 
-    def kill_inconsistent(self) -> None:
+    def kill_inconsistent(self, *, was_left: bool = False) -> None:
         """Replace the process after an error in the middle of a change: what it was told is unknown.
 
         In a thread of the user's that is an interrupt, such as an asynchronous exception, for which the actor is not to
         blame: it is not counted as a restart.
+
+        Args:
+            was_left: Whether it was an interrupt, perhaps in another thread, that kept this from being done at once.
         """
         self.is_inconsistent = True  # until all of this is done
         self.reactor.note_timer(0.0)  # its thread does all of this if an interrupt, or a lack of stack, ends this
         with self.lock:
+            if not self.is_inconsistent:
+                return  # another thread has done it, and there may be another process by now
             process = self.process
-            was_interrupted = self.phase is LIVE and not self.reactor.owns_current_thread()
+            was_interrupted = self.phase is LIVE and (was_left or not self.reactor.owns_current_thread())
             if process is not None:
                 if was_interrupted:
                     self.phase, self.reason = ENDING, EndReason.ABORT

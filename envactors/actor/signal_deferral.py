@@ -200,8 +200,8 @@ class Changing(Protocol):
     deferred: DeferredCalls
     run_inline: Callable[[], None] | None
 
-    def kill_inconsistent(self) -> None:
-        """Replace the process after an error in the middle of a change."""
+    def kill_inconsistent(self, *, was_left: bool = False) -> None:
+        """Replace the process after an error in the middle of a change; ``was_left`` says that it was an earlier one."""
 
 
 class StateChange:
@@ -220,8 +220,9 @@ class StateChange:
         core = self._core
         try:
             if core.is_inconsistent or (kind is not None and not issubclass(kind, ActorError)):
+                was_left = core.is_inconsistent
                 core.is_inconsistent = True  # with little stack, the next line may raise
-                core.kill_inconsistent()
+                core.kill_inconsistent(was_left=was_left)
         finally:
             try:
                 if core.deferred.waiting:
