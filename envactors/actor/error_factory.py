@@ -24,7 +24,7 @@ from envactors.errors import (
     describe_end,
 )
 from envactors.mailbox.messages import Failure, Fault, Frame, Kind
-from envactors.mailbox.pickling import loads, unpack_failure
+from envactors.mailbox.pickling import loads, safe_repr, unpack_failure
 
 
 class ErrorFactory:
@@ -67,7 +67,7 @@ class ErrorFactory:
         """Return the error of a result that cannot be unpickled."""
         who, where = self._locate(incarnation, pid, request)
         lines = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__)).rstrip()
-        text = f"the result of {request.method} cannot be unpickled, {who}{_after(where)}: {cause!r}\n{lines}"
+        text = f"the result of {request.method} cannot be unpickled, {who}{_after(where)}: {safe_repr(cause)}\n{lines}"
         # Without its frames: where rows are read, these refer to memory, which would live as long as the error.
         return _caused(SerializationError(text, **where), cause.with_traceback(None))
 

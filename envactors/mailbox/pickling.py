@@ -183,7 +183,7 @@ def pack_failure(error: BaseException, fault: Fault) -> Failure:
         pickled = _dump(_ExceptionPickler, error)
     except Exception:
         pickled = None
-    return Failure(fault, pickled, _safe_repr(error), text)
+    return Failure(fault, pickled, safe_repr(error), text)
 
 
 def unpack_failure(failure: Failure) -> BaseException | None:
@@ -196,7 +196,8 @@ def unpack_failure(failure: Failure) -> BaseException | None:
     return error
 
 
-def _safe_repr(value: object) -> str:
+def safe_repr(value: object) -> str:
+    """Return the repr of a value of a user's class, or what stands for it if that raises."""
     try:
         return repr(value)
     except Exception:

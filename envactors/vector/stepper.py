@@ -150,7 +150,8 @@ class Stepper:
             parts = (self._parts if envs is self._all else None) or self._find_parts(envs)
             for core, _, process, _, _, _ in parts:
                 table = core.table
-                # Nothing is queued then: without rows in flight, only a running call keeps a worker from its queue.
+                # At most states to be saved are queued then, where an interrupt has left them: without rows in flight,
+                # only a running call keeps a worker from its queue.
                 is_free = core.phase is LIVE and not core.closing and core.permits is None
                 if core.process is not process or not is_free or table.running is not None:
                     if envs is self._all:

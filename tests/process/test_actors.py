@@ -393,6 +393,29 @@ def test_values_that_cannot_be_pickled_fail_only_their_call(call):
         assert handle.incarnation == 0
 
 
+@pytest.mark.parametrize("backend", ["process", "inline"])
+def test_a_result_fails_only_its_call_if_the_error_of_unpickling_it_has_no_repr(backend):
+    class MuteError(Exception):
+        def __repr__(self):
+            raise ValueError("no repr")
+
+    def explode():
+        raise MuteError
+
+    class Bomb:
+        def __reduce__(self):
+            return explode, ()
+
+    class Env(Counter):
+        def get_bomb(self):
+            return Bomb()
+
+    with ea.spawn(Env, backend=backend) as handle:
+        with pytest.raises(ea.SerializationError, match="MuteError whose repr raises"):
+            handle.call("get_bomb").result(SOON)
+        assert handle.add().result(SOON) == 1
+
+
 def test_an_unpicklable_exception_keeps_repr_and_traceback(actor):
     with pytest.raises(ea.SerializationError, match=r"Unpicklable\('no way out'\)") as caught:
         actor.fail(Unpicklable).result(SOON)
