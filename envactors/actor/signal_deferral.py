@@ -201,7 +201,7 @@ class Changing(Protocol):
     run_inline: Callable[[], None] | None
 
     def kill_inconsistent(self, *, was_left: bool = False) -> None:
-        """Replace the process after an error in the middle of a change; ``was_left`` says that it was an earlier one."""
+        """Replace the process after an error in the middle of a change, or after an earlier one that is left."""
 
 
 class StateChange:
