@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import envactors as ea
@@ -107,7 +108,8 @@ class Invariants:
             return "a call runs in no process"
         if phase is not LIVE:
             return ""
-        if core.first_look < float("inf") and "call" not in timers:
+        # Whatever may follow within the worker has the shortest deadline.
+        if core.first_look < float("inf") and timers.get("call", float("inf")) > time.monotonic() + core.first_look:
             if has_posted and rows.is_in_flight():
                 return "rows without a deadline"
             if call is not None:
