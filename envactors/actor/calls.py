@@ -99,7 +99,7 @@ class Calls:
             with core.lock:
                 if core.closing:
                     raise core.errors.closed(call, core.incarnation)
-                # As `ActorCore.is_free` does, which would be a call.
+                # Not in a function of its own: that would be one more call on the way of each.
                 is_live = core.phase is LIVE and core.process is not None and core.permits is None
                 is_live &= not core.is_inconsistent
                 is_busy = table.running is not None or table.queue or (rows is not None and rows.has_posted())
