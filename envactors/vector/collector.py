@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slots import IDLE, POSTED, READY
+from envactors.actor.slots import POSTED, READY
 from envactors.envs.core import VectorCore
 from envactors.envs.results import Batch
 from envactors.errors import (
@@ -108,7 +108,7 @@ class Collector:
 
     def read(self) -> None:
         """Read the outcomes that have arrived."""
-        with defer_signals:
+        with defer_signals, self._pending.lock:
             self._outcomes.read(self._arrive())
 
     def _arrive(self) -> list[int]:
@@ -126,7 +126,7 @@ class Collector:
         pending = self._pending
         if pending.was_disturbed:
             self.wait_for(lambda: not pending.in_flight(env_ids), len(env_ids), deadline)
-            with defer_signals:
+            with defer_signals, pending.lock:
                 pending.take(set(env_ids).intersection(pending.ready_ids()))
 
     def gather(self, env_ids: list[int], timeout: float | None, deadline: float | None, what: str) -> Batch:
@@ -155,12 +155,6 @@ class Collector:
                 env_ids=late,
                 timeout=timeout,
             )
-        gone = [env_id for env_id in env_ids if self._slots.states[env_id] == IDLE]
-        if gone:
-            raise NothingPendingError(
-                f"{what} waited for the results of the envs {gone}, which a signal handler or another thread has taken "
-                "meanwhile: let only one of them wait for these envs"
-            )
         return self.deliver(env_ids, what)
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
@@ -187,14 +181,15 @@ class Collector:
 
     def _deliver_ready(self, max_envs: int | None, started: float) -> Batch:
         """Deliver ready results and all failures, for a `receive` that began at ``started`` (`time.monotonic`)."""
-        if not self._pending.receivable:
-            raise NothingPendingError(
-                "recv has no results left to wait for: a signal handler or another thread has taken them"
-            )
-        ready = self._pending.ready_ids()
-        failed = [env_id for env_id in ready if self._pending.ready[env_id].error is not None]
-        fine = [env_id for env_id in ready if env_id not in failed][:max_envs]
-        batch = self.deliver([*fine, *failed], "recv")
+        with defer_signals, self._pending.lock:
+            if not self._pending.receivable:
+                raise NothingPendingError(
+                    "recv has no results left to wait for: a signal handler or another thread has taken them"
+                )
+            ready = self._pending.ready_ids()
+            failed = [env_id for env_id in ready if self._pending.ready[env_id].error is not None]
+            fine = [env_id for env_id in ready if env_id not in failed][:max_envs]
+            batch = self.deliver([*fine, *failed], "recv")
         if fine:
             now = time.monotonic()
             seconds = now - started + self._asker.posting
@@ -206,10 +201,17 @@ class Collector:
         """Deliver results that are ready.
 
         Raises:
+            NothingPendingError: A signal handler or another thread has taken some of them.
             VectorStepError: Some results are failures; the others are in ``.batch``.
         """
         reader, batcher = self._vector.reader, self._vector.batcher
-        with defer_signals:  # delivering and counting must not be separated
+        with defer_signals, self._pending.lock:  # delivering and counting must not be separated
+            gone = [env_id for env_id in env_ids if self._slots.states[env_id] != READY]
+            if gone:
+                raise NothingPendingError(
+                    f"{what} waited for the results of the envs {gone}, which a signal handler or another thread has "
+                    "taken meanwhile: let only one of them wait for these envs"
+                )
             results = {env_id: self._pending.ready[env_id] for env_id in env_ids}
             failures = {env_id: result.error for env_id, result in results.items() if result.error is not None}
             fine = [env_id for env_id in env_ids if env_id not in failures]

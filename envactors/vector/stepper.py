@@ -290,20 +290,21 @@ class Stepper:
             has to deliver them.
         """
         vector, slots, envs, contents = self._vector, self._slots, step.envs, None
-        if not self.arrive(step):
-            return None
-        if not slots.infos.all_plain():
-            contents = vector.reader.decode_all(envs.env_ids)
-            if contents is None:
+        with vector.pending.lock:
+            if not self.arrive(step):
                 return None
-        results = vector.reader.batch(envs.index, contents)
-        vector.episodes.record_all(envs, results[2], results[3], step.resets)
-        vector.reader.keep_all(envs, contents)
-        if step is self._step:
-            self._step = None
-        # Made idle last: after an interrupt before that, `recv` delivers the results.
-        for each in envs.ranges:
-            slots.states[each] = slots.zeros[each]
+            if not slots.infos.all_plain():
+                contents = vector.reader.decode_all(envs.env_ids)
+                if contents is None:
+                    return None
+            results = vector.reader.batch(envs.index, contents)
+            vector.episodes.record_all(envs, results[2], results[3], step.resets)
+            vector.reader.keep_all(envs, contents)
+            if step is self._step:
+                self._step = None
+            # Made idle last: after an interrupt before that, `recv` delivers the results.
+            for each in envs.ranges:
+                slots.states[each] = slots.zeros[each]
         self.record()
         return results
 

@@ -17,6 +17,8 @@ from envactors.actor.future import ActorFuture
 
 # Where threads fall asleep and wake each other.
 WAITING = ("actor/reactor.py", "actor/wait_set.py", "actor/future.py")
+# Where they read results and deliver them.
+DELIVERING = ("vector/stepper.py", "vector/collector.py", "vector/outcomes.py", "envs/pending.py", "envs/results.py")
 GATES = [threading.Event() for _ in range(3)]
 BACKEND = ea.ThreadBackend()
 
@@ -219,6 +221,27 @@ def test_of_threads_that_wait_for_one_step_one_gets_it_and_none_sleeps_on():
         GATES[0].set()
         assert all(thread.ends_within(SOON) for thread in threads)
         assert [thread.result for thread in threads].count(ea.NothingPendingError) == 2
+
+
+@pytest.mark.parametrize(("start", "take"), [("step_async", "step_wait"), ("send", "recv")])
+def test_a_result_is_delivered_once_wherever_the_thread_stops_that_delivers_it(start, take):
+    GATES[0].set()
+    lines = Lines()
+    with ea.VectorEnv([Gated] * 2, backend=BACKEND) as envs:
+        envs.reset()
+        for steps, line in enumerate(lines, start=1):
+            getattr(envs, start)([0, 0])
+            first = StoppingThread(lambda: outcome_of(getattr(envs, take)), line, DELIVERING).start()
+            lines.has_stopped = first.stops()
+            second = StoppingThread(lambda: outcome_of(getattr(envs, take))).start()
+            second.wait_asleep()
+            first.go_on()
+            assert first.ends_within(SOON)
+            assert second.ends_within(SOON)
+            outcomes = [first.result, second.result]
+            assert outcomes.count(ea.NothingPendingError) == 1, f"stopped after {line} lines: {outcomes}"
+            assert envs.stats().steps == [steps] * 2
+    assert lines.count > 20
 
 
 def test_a_wait_that_ends_in_time_leaves_the_rings_that_another_thread_waits_for():
