@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ def assemble(trajectory: Trajectory, parts: Sequence[ActorPart], views: Views, c
         views.extras,
         unflatten(layout.observation, last_obs),
         sorted(info for content in contents for info in content.infos),  # no two have one step and env
-        sorted((failure for part in parts for failure in part.failures), key=lambda failure: failure[:2]),
+        sorted(((*at, error) for part in parts for at, error in part.failures.items()), key=operator.itemgetter(0, 1)),
         np.array([part.version for part in parts]),
         valid,
     )
@@ -74,7 +75,8 @@ def read_contents(part: ActorPart) -> Contents:
     Raises:
         Exception: Whatever unpickling an info raises.
     """
-    trajectory, infos, objects = part.trajectory, list(part.infos), dict(part.objects)
+    trajectory, objects = part.trajectory, dict(part.progress.objects)
+    infos = [(*at, info) for at, info in part.infos.items()]
     envs = trajectory.layout.envs
     encodings = trajectory.info_encoding.reshape(-1, envs)[:, part.first : part.stop]
     steps, offsets = (encodings != PLAIN).nonzero()

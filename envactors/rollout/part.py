@@ -9,7 +9,6 @@ Failures are thus handled by `envactors.actor.decide`, as in `step`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ from envactors.rollout.orders import (
 )
 from envactors.rollout.progress import PartProgress, next_seed, write_failure
 from envactors.rollout.requests import OrderRequest, Policy, PolicyRequest
-from envactors.rollout.trajectory import REPEAT, RESET, STEP, TRUNCATED, ColumnsNote, Trajectory
+from envactors.rollout.trajectory import RESET, STEP, TRUNCATED, ColumnsNote, Trajectory
 
 if TYPE_CHECKING:
     from envactors.actor.future import ActorFuture
@@ -60,13 +59,13 @@ class ActorPart:
         first, stop: Range of the actor's envs.
         place: Place of the trajectory in the shared memory.
         progress: Steps that were counted so far.
-        infos: ``(step, env, info)`` of steps that were completed in rows.
-        failures: ``(step, env, exception)``.
+        infos: Infos of steps that were completed in rows, by (step, env).
+        failures: Exceptions, by (step, env).
         errors: Errors to raise, by env.
         error: Exception from the policy, or error of the actor as a whole; None without one.
-        objects: Leaves of observations without a place in the trajectory, by (step, env): those before the first step,
-            and those of steps that were completed in rows.
         version: How often the user has given parameters.
+        request: The last request that it has sent; None before the first one. What follows the end of a request may be
+            interrupted, and then runs again, until the next one is sent or the part has ended.
     """
 
     def __init__(
@@ -86,12 +85,12 @@ class ActorPart:
         self.first: int = supervisor.config.first_index
         self.stop: int = self.first + len(supervisor.config.start.factories)
         self.place: tuple[int, int]
-        self.infos: list[tuple[int, int, dict[str, Any]]] = []
-        self.failures: list[tuple[int, int, BaseException]] = []
+        self.infos: dict[tuple[int, int], dict[str, Any]] = {}
+        self.failures: dict[tuple[int, int], BaseException] = {}
         self.errors: dict[int, BaseException] = {}
         self.error: BaseException | None = None
-        self.objects: dict[tuple[int, int], list[Any]] = {}
         self.version: int = 0 if parameters is None else parameters.version
+        self.request: CallRequest | None = None
         self._slots = slots
         self._books = books
         self._policy = policy
@@ -104,30 +103,31 @@ class ActorPart:
         self._on_end = on_end
         self._envs = range(self.first, self.stop)
         self.progress: PartProgress = PartProgress(supervisor, slots, books, steps)
-        # Futures of steps in rows by env, guarded by the lock.
-        self._in_rows: dict[int, ActorFuture] = {}
-        self._lock = threading.Lock()
+        # (the step, its future) of steps in rows, by env.
+        self._in_rows: dict[int, tuple[int, ActorFuture]] = {}
 
     @property
     def trajectory(self) -> Trajectory:
         """The trajectory of the rollout."""
         return self.progress.trajectory
 
-    @trajectory.setter
-    def trajectory(self, trajectory: Trajectory) -> None:
-        self.progress.trajectory = trajectory
-
     # Orders ----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Write the last observations as the first ones of the trajectory, and send the first order."""
+        """Write the last observations as the first ones of the trajectory, and send the first order.
+
+        May be called again after an interrupt.
+        """
+        if self.has_gone_on(None):
+            return
         trajectory = self.trajectory
         last = [self._books.last_obs(index) for index in self._envs]
         trajectory.begin(self.first, last, [self._books.starts(index) for index in self._envs])
         if not trajectory.is_whole:
-            self.objects.update({(0, index): trajectory.objects_of(last[index - self.first]) for index in self._envs})
+            for index, obs in zip(self._envs, last, strict=True):
+                self.progress.objects[0, index] = trajectory.objects_of(obs)
         self.errors.update(_errors_of_lost(self._slots, self._envs, self._lost_before))
-        self.failures += [(0, index, error) for index, error in self.errors.items()]
+        self.failures.update({(0, index): error for index, error in self.errors.items()})
         if self.errors:
             self._on_end(self)
         else:
@@ -137,13 +137,7 @@ class ActorPart:
         """Continue in another trajectory, and copy there what this one contains."""
         if trajectory is not self.trajectory:
             trajectory.take_columns(self.trajectory, self.first, self.stop)
-            self.trajectory, self.place = trajectory, place
-
-    def _write_observation(self, step: int, index: int, obs: Any) -> None:
-        """Write an observation into the trajectory, and keep the leaves that have no place there."""
-        self.trajectory.write_observation(step, index, obs)
-        if not self.trajectory.is_whole:
-            self.objects[step, index] = self.trajectory.objects_of(obs)
+            self.progress.trajectory, self.place = trajectory, place
 
     def ask(self) -> None:
         """Send the next order."""
@@ -152,10 +146,22 @@ class ActorPart:
     def _send(self, request: CallRequest) -> None:
         core = self.supervisor.core
         with core.change, core.lock:
+            self.request = request
             if core.closing:
                 request.settle(None, core.errors.closed(request, core.incarnation), core.incarnation)
             else:
                 self.supervisor.calls.queue(request)
+
+    def has_gone_on(self, ended: CallRequest | None) -> bool:
+        """Return whether there is a request after one that has ended; send it if an interrupt came before that."""
+        request, core = self.request, self.supervisor.core
+        if request is ended:
+            return False
+        with core.change, core.lock:
+            is_sent = request is None or request.started or core.table.running is request
+            if request is not None and not is_sent and request not in core.table.queue:
+                self._send(request)
+        return True
 
     def order(self, incarnation: int) -> Order:
         """Return the next order. Called under the lock."""
@@ -226,6 +232,8 @@ class ActorPart:
     def _set_policy(self) -> None:
         def then(_loads: bool, error: BaseException | None) -> None:
             # If the process has crashed, the next one makes the policy; the restart policy limits how often.
+            if self.has_gone_on(request):
+                return
             if error is None or (isinstance(error, ActorError) and core.lives and not core.closing):
                 self.ask()
             else:
@@ -233,7 +241,8 @@ class ActorPart:
                 self._on_end(self)
 
         core = self.supervisor.core
-        self._send(PolicyRequest(self.supervisor, self._policy, then))
+        request = PolicyRequest(self.supervisor, self._policy, then)
+        self._send(request)
 
     def be_late(self, position: int, *, in_policy: bool) -> None:
         # The columns of another machine only come with its reply.
@@ -260,7 +269,7 @@ class ActorPart:
             in_policy = late.in_policy
             rows.overdue = None if in_policy else self.first + late.position
         step = self.progress.step
-        left = self._repeat_ended(self.progress.left(), step)
+        left = self.progress.repeat_ended(self.progress.left(), step)
         if not left:
             return []
         if not in_policy and self.trajectory.chosen[self.first] > step:
@@ -281,7 +290,9 @@ class ActorPart:
         self._post(raised, call_id, step)
         write_failure(self._slots, raised, failure)
         rows.arrive_for_others()
-        self._queue(self._repeat_ended([index for index in self.progress.left() if index != raised], step), step)
+        self._queue(
+            self.progress.repeat_ended([index for index in self.progress.left() if index != raised], step), step
+        )
 
     def _post(self, index: int, call_id: int, step: int) -> None:
         """Set an env's row to the state of a step that was posted and has no result yet."""
@@ -306,8 +317,7 @@ class ActorPart:
         for array, chosen in zip(slots.slab.actions, self.trajectory.actions, strict=False):
             array[index] = chosen[step, index]
         slots.of[index].op = Op("step", future=future, payload=payload)
-        with self._lock:
-            self._in_rows[index] = future
+        self._in_rows[index] = step, future
 
     def _queue(self, indices: list[int], step: int) -> None:
         """Queue steps in rows. Called under the lock."""
@@ -319,15 +329,15 @@ class ActorPart:
 
     def _go_on(self) -> None:
         """Wait for the steps in rows, then send the next order or end."""
-        with self._lock:
-            waiting = [future for future in self._in_rows.values() if not future.settled()]
+        ended = self.request
+        waiting = [future for _, future in tuple(self._in_rows.values()) if not future.settled()]
         if waiting:
-            waiting[0].add_done_callback(lambda _: self._go_on())
+            waiting[0].add_done_callback(lambda _: None if self.has_gone_on(ended) else self._go_on())
             return
-        with self._lock:
-            futures, self._in_rows = self._in_rows, {}
-        for index, future in futures.items():
-            self._take(index, future)
+        for index, (step, future) in tuple(self._in_rows.items()):
+            if self.progress.counted[index] == step:  # else an interrupt came just after that
+                self._take(index, step, future)
+            self._in_rows.pop(index, None)
         step = self.progress.step
         if self.errors or step >= self._steps:
             self._on_end(self)
@@ -350,29 +360,17 @@ class ActorPart:
         lost = [] if rows is None else [index for index in self._envs if rows.is_lost(index) and is_bound(index)]
         return [index for index in lost if not self.progress.repeats(index)]
 
-    def _repeat_ended(self, indices: list[int], step: int) -> list[int]:
-        """Complete the step of envs that repeat their last observation; return the others. Called under the lock."""
-        trajectory = self.trajectory
-        ended = [index for index in indices if self.progress.repeats(index)]
-        for index in ended:
-            self._write_observation(step + 1, index, self._books.last_obs(index))
-            trajectory.rewards[step, index] = 0
-            trajectory.terminated[step, index] = trajectory.truncated[step, index] = False
-            self.progress.complete(index, REPEAT, starts=False)
-        return [index for index in indices if index not in ended]
-
-    def _take(self, index: int, future: ActorFuture) -> None:
+    def _take(self, index: int, step: int, future: ActorFuture) -> None:
         """Write the result of a step in a row into the trajectory."""
         slots, trajectory = self._slots, self.trajectory
         slots.states[index] = ROLLING
         error = future.exception()
-        step = self.progress.counted[index]
         if error is not None:
             self.errors[index] = error
-            self.failures.append((step, index, error))
+            self.failures[step, index] = error
             return
         result = future.result()
-        self._write_observation(step + 1, index, result.obs)
+        self.progress.write_observation(step + 1, index, result.obs)
         trajectory.rewards[step, index] = result.reward
         trajectory.terminated[step, index] = result.terminated
         trajectory.truncated[step, index] = result.truncated
@@ -381,11 +379,11 @@ class ActorPart:
         was_reset = bool(slots.ops[index] & RESET_BIT) and not over
         failure = result.info.get("failure")
         op = TRUNCATED if failure is not None else RESET if was_reset else STEP
-        self.progress.complete(index, op, starts=was_reset or (over and slots.autoreset == "same_step"))
         if result.info:
-            self.infos.append((step, index, result.info))
+            self.infos[step, index] = result.info
         if failure is not None:
-            self.failures.append((step, index, failure))
+            self.failures[step, index] = failure
+        self.progress.complete(index, op, starts=was_reset or (over and slots.autoreset == "same_step"))
 
 
 def _errors_of_lost(slots: Slots, envs: range, lost: dict[int, BaseException]) -> dict[int, BaseException]:

@@ -49,6 +49,8 @@ class PartProgress:
     Attributes:
         trajectory: The trajectory.
         counted: Number of counted steps by env.
+        objects: Leaves of observations without a place in the trajectory, by (step, env): those before the first step,
+            and those of steps that were completed in rows.
         large_infos: Infos that did not fit into the trajectory, by row.
         late: Progress of the worker when a deadline passed, None if none has; later results do not count.
     """
@@ -63,6 +65,7 @@ class PartProgress:
         self._envs = range(self._first, self._stop)
         self.trajectory: Trajectory
         self.counted: dict[int, int] = dict.fromkeys(self._envs, 0)
+        self.objects: dict[tuple[int, int], list[Any]] = {}
         self.large_infos: dict[int, memoryview] = {}
         self.late: Late | None = None
 
@@ -93,6 +96,23 @@ class PartProgress:
         trajectory.starts[step + 1, index] = starts
         trajectory.info_encoding[step * trajectory.layout.envs + index] = PLAIN
         self.counted[index] = trajectory.done[index] = step + 1
+
+    def write_observation(self, step: int, index: int, obs: Any) -> None:
+        """Write an observation into the trajectory, and keep the leaves that have no place there."""
+        self.trajectory.write_observation(step, index, obs)
+        if not self.trajectory.is_whole:
+            self.objects[step, index] = self.trajectory.objects_of(obs)
+
+    def repeat_ended(self, indices: list[int], step: int) -> list[int]:
+        """Complete the step of envs that repeat their last observation; return the others. Called under the lock."""
+        trajectory = self.trajectory
+        ended = [index for index in indices if self.repeats(index)]
+        for index in ended:
+            self.write_observation(step + 1, index, self._books.last_obs(index))
+            trajectory.rewards[step, index] = 0
+            trajectory.terminated[step, index] = trajectory.truncated[step, index] = False
+            self.complete(index, REPEAT, starts=False)
+        return [index for index in indices if index not in ended]
 
     def be_late(self, position: int, *, in_policy: bool, is_known: bool) -> None:
         """Record the progress of the worker, if known, because a deadline has passed."""

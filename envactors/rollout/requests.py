@@ -58,7 +58,7 @@ class PolicyRequest(CallRequest):
 
 
 class OrderGiver(Protocol):
-    """The part of a rollout that an order belongs to. All methods except `on_end` are called under the actor's lock.
+    """The part of a rollout that an order belongs to. The methods before `has_gone_on` are called under the lock.
 
     Attributes:
         first: Index of the actor's first env.
@@ -85,8 +85,11 @@ class OrderGiver(Protocol):
     def on_reply(self, stop: Stop | None, call_id: int) -> None:
         """Count what an order has done; ``stop`` is None if its reply is an error."""
 
+    def has_gone_on(self, ended: CallRequest | None) -> bool:
+        """Return whether there is a request after one that has ended; send it if an interrupt came before that."""
+
     def on_end(self, stop: Stop | None, error: BaseException | None, *, was_lost: bool) -> None:
-        """Continue after an order has ended."""
+        """Continue after an order has ended; also called again after an interrupt."""
 
 
 class OrderRequest(CallRequest):
@@ -99,7 +102,6 @@ class OrderRequest(CallRequest):
     def __init__(self, part: OrderGiver) -> None:
         super().__init__("rollout", part.first, kind=Kind.EXTEND)
         self._part = part
-        self._is_over = False
         # Whether the process ended while it ran the order, so that the step is completed in rows.
         self._was_lost = False
 
@@ -147,7 +149,6 @@ class OrderRequest(CallRequest):
 
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
         del incarnation
-        if not self._is_over:
-            self._is_over = True
+        if not self._part.has_gone_on(self):
             has_stop = value is not None and not self._was_lost
             self._part.on_end(Stop(*value) if has_stop else None, error, was_lost=self._was_lost)

@@ -198,9 +198,16 @@ class Rollouts:
             for part in run.parts:
                 self._waiting[part.supervisor].append(part)
             ready = [part for part in run.parts if self._waiting[part.supervisor][0] is part]
-        for part in ready:
-            _begin(part, self._slots)
+        try:
+            self._begin_all(ready)
+        except BaseException:
+            run.reactor.post(functools.partial(self._begin_all, ready))
+            raise
         return futures
+
+    def _begin_all(self, parts: list[ActorPart]) -> None:
+        for part in parts:
+            _begin(part, self._slots)
 
     def _make_part(self, run: Run, policy: Policy, supervisor: Supervisor, steps: int) -> ActorPart:
         part = ActorPart(
@@ -215,7 +222,7 @@ class Rollouts:
             functools.partial(self._on_learnt, run),
             functools.partial(self._on_part_end, run),
         )
-        part.trajectory = run.buffer.trajectory
+        part.progress.trajectory = run.buffer.trajectory
         part.place = run.buffer.place
         return part
 
@@ -273,19 +280,21 @@ class Rollouts:
     # Ends ------------------------------------------------------------------------------------------------
 
     def _on_part_end(self, run: Run, part: ActorPart) -> None:
+        """Begin the actor's part of the next rollout, and hand out the result; may run again after an interrupt."""
         with self._lock:
-            if part not in run.left:
-                return
             part.move(run.buffer.trajectory, run.buffer.place)
-            run.left.discard(part)
             self._lost.update(part.errors)
-            futures = run.futures  # another thread may settle the rollout as soon as this one is at its last lines
             queue = self._waiting[part.supervisor]
-            queue.popleft()
+            if queue and queue[0] is part:
+                queue.popleft()
+            run.left.discard(part)
             following = queue[0] if queue else None
-            is_last = not run.left  # true for only one of several parts that end at once
+            futures = run.futures  # another thread may settle the rollout as soon as this one is at its last lines
+            is_last = not run.left
         if following is not None:
             _begin(following, self._slots)
+        if not futures:
+            return  # the rollout was settled before the interrupt
         if len(futures) > 1:
             self._hand_out(run, [part], futures[run.parts.index(part)])
         elif is_last:

@@ -15,8 +15,10 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 from helpers import FORK_SERVER, SOON
+from interleaving import Lines
 from interrupting import Interrupt, interrupt
 
 import envactors as ea
@@ -208,6 +210,48 @@ def test_a_vector_is_usable_after_a_lack_of_stack(backend, per_actor, env_ids):
             with contextlib.suppress(RecursionError, ea.EnvActorsError):
                 dive(limit - spare)
             check(envs, spare)
+
+
+class SlowEcho(EchoEnv):
+    def step(self, action):
+        time.sleep(0.002)  # longer than anybody spins, so that the reply is read where a thread waits
+        return super().step(action)
+
+
+def make_echoing_policy():
+    return lambda obs, context: (obs[:, 1], {"steps": obs[:, 1]})
+
+
+# What follows the end of an order, down to the begin of the actor's part of the next rollout.
+FOLLOWING = {"run", "settle", "on_end", "_go_on", "_on_part_end", "_begin", "begin", "ask", "_send", "queue", "add"}
+FOLLOWING |= {"dispatch", "_hand_out", "arrive", "has_gone_on", "_on_learnt", "move"}
+
+
+@pytest.mark.parametrize("case", ["one by one", "overlapping", "learning the extras"])
+def test_rollouts_go_on_after_an_interrupt_at_the_end_of_an_order(case):
+    with ea.VectorEnv([SlowEcho] * 2, backend=ea.ThreadBackend(), on_failure="replay", restart=OFTEN) as envs:
+        envs.reset(seed=0)
+        envs.set_policy(make_echoing_policy)
+        steps = [0, 0]
+        lines = Lines()
+        for line in lines:
+            if case == "learning the extras":  # whose first order ends at once
+                envs.set_policy(make_echoing_policy)
+            rollouts = [envs.rollout_async(2)]
+            if case == "overlapping":
+                rollouts.append(envs.rollout_async(2))
+            where = interrupt(lambda: rollouts[0].result(SOON), line, only=FOLLOWING)  # noqa: B023
+            lines.has_stopped = where is not None
+            for rollout in rollouts:
+                result = rollout.result(SOON)
+                failed = [env_id for _, env_id, _ in result.failures]  # their process was replaced
+                reset = np.flatnonzero(~result.valid.all(axis=0)).tolist()  # the same, at the end of the rollout before
+                for env_id in {0, 1}.difference(failed, reset):
+                    assert result.obs[:, env_id, 1].tolist() == [steps[env_id], steps[env_id] + 1], where
+                steps = result.last_obs[:, 1].tolist()
+                if rollout is rollouts[0]:
+                    rollouts.append(envs.rollout_async(2))
+        assert lines.count > 30
 
 
 class Napper:

@@ -59,7 +59,7 @@ class PlayedPart:
         self.part = ActorPart(
             actor.supervisor, actor.slots, books, policy, 0, STEPS, None, {}, self.on_learnt, self.ended.append
         )
-        self.part.trajectory, self.part.place = buffer.trajectory, buffer.place
+        self.part.progress.trajectory, self.part.place = buffer.trajectory, buffer.place
         self.part.begin()
 
     def on_learnt(self, part, stop):
