@@ -93,7 +93,7 @@ class SessionPool(Generic[T_co]):
         start = functools.partial(
             launch, [factory], backend=resolved, deadlines=limits, restart=_NO_RESTARTS, env_vars=env_vars
         )
-        self._places = Places([start(name=f"{name}-{i}", first=i) for i in range(size + standbys)], size)
+        self._places = Places([start(name=f"{name}-{i}", first=i) for i in range(int(size) + int(standbys))], size)
         self._supervisor = self._places.all[0].actor._supervisor
         for place in self._places.all:
             self._prepare(place, functools.partial(_readiness, place.actor))
