@@ -37,7 +37,7 @@ from envactors.mailbox.control_page import (
     ControlPage,
     page_size,
 )
-from envactors.mailbox.info_codec import Infos
+from envactors.mailbox.info_codec import PLAIN, Infos
 from envactors.mailbox.messages import Attach, Description, Fault, Frame, Kind, Start
 from envactors.mailbox.pickling import dumps, pack_failure
 from envactors.mailbox.slab import HALF, RESET, Layout, Slab
@@ -299,7 +299,7 @@ class PlayedActor:
         elif large:
             overflow = self.writer.put(env, self.writer.pack({"large": "x" * 10_000}, []))
         else:
-            self.writer.plain_marker(env)()
+            self.writer.encodings[env] = PLAIN
         if overflow is not None:
             self.worker.replies.append(
                 Frame(Kind.OVERFLOW, self.core.incarnation, self.page.last_call, bundle.pack([(env, overflow)]))

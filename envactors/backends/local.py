@@ -10,10 +10,10 @@ import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from envactors.backends.base import Backend, ExitStatus, RowMemory, Stacks, Stream, Worker
-from envactors.mailbox.control_page import FINISHED, POSTED, STEP, ControlPage, page_size
+from envactors.mailbox.control_page import BEGUN, FINISHED, POSTED, STEP, ControlPage, page_size
 from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.messages import Frame
 from envactors.mailbox.slab import Layout, Slab
@@ -274,10 +274,11 @@ class InlineLoop:
         self._workers = workers
         self._lock = lock
         self._rows = [row for worker in workers for row in worker.server.rows]
+        # What is left to run, or is running or has run.
+        self._due: list[tuple[EnvRow, int, int]] = []
+        self._number = 0
         # The thread that runs the loop.
         self._thread: int | None = None
-        # The page of the worker that it is at.
-        self._page: ControlPage | None = None
         for worker in workers:
             worker.loop = self
 
@@ -292,22 +293,24 @@ class InlineLoop:
         try:
             with self._lock:
                 self._thread = threading.get_ident()
-            run_all(self._due(ops, number))
+                self._number = number
+                self._due = due = list(zip(self._rows, ops, itertools.repeat(number)))
+                for worker in self._workers:
+                    if worker.page.counters[STEP] >= number:
+                        self.leave(worker.page)
+            run_all(due)
             for worker in self._workers:
                 if worker.page.counters[STEP] < number:
                     worker.page.counters[FINISHED] = number
         except WorkerRetiredError:
             pass  # the others run what is left
         finally:
-            self._thread = self._page = None
+            self._thread = None
             context.of_thread.reset(before)
 
-    def _due(self, ops: Iterable[int], number: int) -> Iterator[tuple[EnvRow, int, int]]:
-        # Looked up row by row: code of an env, or another thread, may have a worker run its rows, or end it.
-        for row, op in zip(self._rows, ops, strict=False):
-            if row.counters[STEP] < number and row.guard is not None and not row.guard.is_closed:
-                self._page = row.page
-                yield row, op, number
+    def leave(self, page: ControlPage) -> None:
+        """Leave the rows of a worker, which the loop has not begun, to the worker; under the lock."""
+        self._due[:] = [due for due in self._due if due[0].page is not page]
 
     def may_send(self) -> bool:
         """Return whether a worker may be sent rows that the loop has not begun; under the lock."""
@@ -315,11 +318,19 @@ class InlineLoop:
 
     def thread_in(self, worker: InlineWorker) -> int | None:
         """Return the thread that runs the loop, if it is at an env of this worker."""
-        return self._thread if worker.page is self._page else None
+        return self._thread if worker is self._current() else None
+
+    def _current(self) -> InlineWorker | None:
+        """Return the worker that the loop is at: the last one that has begun this step."""
+        for worker in reversed(self._workers):
+            counters = worker.page.counters
+            if counters[BEGUN] == self._number > counters[STEP]:
+                return worker
+        return None
 
     def _running(self) -> ActorContext | None:
-        page = self._page
-        return next((worker.server.host.running() for worker in self._workers if worker.page is page), None)
+        worker = self._current()
+        return None if worker is None else worker.server.host.running()
 
 
 class ThreadBackend(LocalBackend):

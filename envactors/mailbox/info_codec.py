@@ -52,6 +52,7 @@ class Infos:
 
     Attributes:
         passes_objects: As above.
+        encodings: `Slab.info_encoding`; `PLAIN` for an empty info without object leaves.
         all_plain: Returns whether all envs have empty infos, no object leaves and no failures. C code, as every step
             calls it.
     """
@@ -61,20 +62,17 @@ class Infos:
         self._room = slab.inline_infos.shape[1]
         self._memory = slab.inline_infos.reshape(-1).data
         # Writing a number through a memoryview takes a third of the time that an array takes.
-        self._encodings, self._sizes = slab.info_encoding.data, slab.inline_info_sizes.data
-        all_plain = bytes([PLAIN]) * len(self._encodings)
-        self.all_plain: Callable[[], bool] = functools.partial(operator.eq, self._encodings, all_plain)
+        self.encodings: memoryview[int] = slab.info_encoding.data
+        self._sizes = slab.inline_info_sizes.data
+        all_plain = bytes([PLAIN]) * len(self.encodings)
+        self.all_plain: Callable[[], bool] = functools.partial(operator.eq, self.encodings, all_plain)
         # The layout of the last info, if it was a record: most infos of one worker are alike.
         self._layout: _Layout | None = None
         self.passes_objects = passes_objects
         # The (info, object leaves) of each env's result, or its failure, if they are objects.
-        self._objects: list[Any] | None = [None] * len(self._encodings) if passes_objects else None
+        self._objects: list[Any] | None = [None] * len(self.encodings) if passes_objects else None
 
     # The worker ------------------------------------------------------------------------------------------
-
-    def plain_marker(self, index: int) -> Callable[[], object]:
-        """Return a function that marks an env's info as empty and its result as without object leaves, in C code."""
-        return functools.partial(operator.setitem, self._encodings, index, PLAIN)
 
     def pack(self, info: Any, object_leaves: list[Any]) -> Any:
         """Return an info and object leaves as `put` takes them: as bytes, or copies.
@@ -106,13 +104,13 @@ class Infos:
         Returns:
             The part to send as overflow; None if everything fits into the env's room.
         """
-        self._encodings[index] = INLINE_INFO
+        self.encodings[index] = INLINE_INFO
         if self._objects is not None:
             self._objects[index] = content
             return None
         start, size = index * self._room, len(content)
         if size > self._room:
-            self._encodings[index] = OVERFLOW
+            self.encodings[index] = OVERFLOW
             return content  # type: ignore[no-any-return] # not a pair
         self._memory[start : start + size] = content
         self._sizes[index] = size
@@ -120,7 +118,7 @@ class Infos:
 
     def fail(self, index: int, failure: Failure) -> bytes | bytearray | None:
         """Mark an env's result as failed; return what `put` returns."""
-        self._encodings[index] = FAILED
+        self.encodings[index] = FAILED
         if self._objects is None:
             return dumps(tuple(failure))
         self._objects[index] = failure
@@ -130,15 +128,15 @@ class Infos:
 
     def needs_overflow(self, index: int) -> bool:
         """Return whether a part of an env's result was sent as overflow."""
-        return self._encodings[index] >= OVERFLOW and self._objects is None
+        return self.encodings[index] >= OVERFLOW and self._objects is None
 
     def failed(self, index: int) -> bool:
         """Return whether an env has failed."""
-        return self._encodings[index] == FAILED
+        return self.encodings[index] == FAILED
 
     def are_inline(self, envs: slice) -> bool:
         """Return whether none of these envs has failed, or has a result of which a part was sent as overflow."""
-        return max(self._encodings[envs].tobytes()) <= INLINE_INFO
+        return max(self.encodings[envs].tobytes()) <= INLINE_INFO
 
     def decode(self, index: int, overflow: bytes | memoryview | None) -> tuple[Any, list[Any]]:
         """Return an env's (info, object leaves).
@@ -150,7 +148,7 @@ class Infos:
         Raises:
             BaseException: Whatever unpickling raises.
         """
-        encoding = self._encodings[index]
+        encoding = self.encodings[index]
         if encoding == PLAIN:
             return {}, []
         if self._objects is not None:

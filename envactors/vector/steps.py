@@ -121,8 +121,10 @@ class InlineSteps:
             rows, process = actor.calls.rows, actor.core.process
             if process is not None and rows is not None and rows.has_posted() and self._loop.may_send():
                 page, number = process.page, self._slots.numbers_of[rows.first]
-                is_left = page.counters[BEGUN] != number or not rows.is_in_flight()
-                if page.counters[STEP] < number and is_left:
+                is_begun = page.counters[BEGUN] == number
+                if page.counters[STEP] < number and not (is_begun and rows.is_in_flight()):
+                    if not is_begun:
+                        self._loop.leave(page)
                     page.post_step(number, ASLEEP, False)
 
     def _has_begun(self, part: Part) -> bool:

@@ -23,7 +23,7 @@ from envactors.mailbox.control_page import (
     TIMED,
     ControlPage,
 )
-from envactors.mailbox.info_codec import Infos
+from envactors.mailbox.info_codec import PLAIN, Infos
 from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.pickling import content_of, copy_value, loads, pack_failure
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, RING, SEED, Slab
@@ -87,39 +87,52 @@ class WriteGuard:
 def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
     """Run rows.
 
+    Most steps return one array as its spec says, a float, two bools, and an empty info. This writes them without a
+    call; `EnvRow.finish` does all else.
+
     Args:
         due: Each row with its operation, in the bits of `envactors.mailbox.slab`, and the call id of its request.
+
+    Raises:
+        WorkerRetiredError: No more results may be written.
     """
-    forks, now = context.forks, time.monotonic
+    forks, now, array, thread, begun = context.forks, time.monotonic, np.ndarray, threading.get_ident(), None
     for row, op, call_id in due:
-        hosted, page, counters, times = row.hosted, row.page, row.counters, row.times
-        # Inlined from `ControlPage.start_request`: calling it would take twice as long.
-        times[SINCE] = now()
-        counters[METHOD] = METHOD_RESET if op & RESET else METHOD_STEP
-        counters[ENV_INDEX] = hosted.position
-        counters[BEGUN] = call_id
-        page.is_timing = counters[TIMED] != 0
-        fields = failed_with = None
+        page, index, guard = row.page, row.index, row.guard
+        if guard.is_closed:
+            raise WorkerRetiredError("abandoned by the parent")
+        # Inlined from `ControlPage.record_env`.
+        row.times[SINCE] = now()
+        row.counters[ENV_INDEX] = row.position
+        if page is not begun or row.counters[BEGUN] != call_id:
+            is_noted, begun = row.begin(op, call_id), page
+        result = failed_with = None
         is_written = has_failed = False
         try:
-            if op & _UNUSUAL:
-                fields = row.run(op)
-            else:
-                # Inlined from `HostedEnv.step`.
-                result = hosted.env.step(row.action())
-                is_written = context.forks == forks and row.write_plain(op, call_id, result)
-                if not is_written:
-                    fields = hosted.take(result, row.autoreset, None)
+            if not op & _UNUSUAL:
+                result = row.hosted.env.step(row.action())
+            if type(result) is tuple and len(result) == 5:
+                obs, reward, terminated, truncated, info = result
+                is_plain = type(obs) is array and obs.shape == row.shape and obs.dtype == row.dtype
+                is_plain = is_plain and type(reward) is float and type(terminated) is type(truncated) is bool
+                is_plain = is_plain and not info and type(info) is dict and context.forks == forks
+                if is_plain and not (row.autoreset and (terminated or truncated)):
+                    guard.writer = thread
+                    if is_noted or guard.is_closed:
+                        row.note(obs, op, call_id)
+                    row.terminated[index] = terminated
+                    row.truncated[index] = truncated
+                    row.rewards[index] = reward
+                    row.plain_halves[op & HALF][...] = obs
+                    row.encodings[index] = PLAIN
+                    row.completed[index] = call_id
+                    is_written = True
         except BaseException as error:
             failed_with = error
-        if context.forks != forks:
-            os._exit(1)  # env code forked, and its child came back here: it must not write a result
-        if failed_with is not None and row.is_complete(call_id):
-            raise failed_with  # an interrupt after the result was written, which may be read by now
+        guard.writer = None
         if not is_written:
-            if page.is_timing:
-                page.spans.add(times[SINCE], now(), call_id, hosted.position, counters[METHOD])
-            has_failed = row.write(op, call_id, fields, failed_with)
+            has_failed = row.finish(op, call_id, result, failed_with, forks)
+            begun = None  # the page may name another method
         if page.is_streaming or op & RING:
             page.ring_for_result(row.count_complete, always=bool(has_failed or op & RING))
 
@@ -134,16 +147,20 @@ class EnvRow:
         autoreset: Whether an episode that ends is reset within the step.
         page: The control page, which tells whether results are streamed.
         send_overflow: Sends what does not fit, by the env's index in the vector.
-        guard: The guard of a worker that cannot be killed; None for others.
+        guard: The guard of the worker.
 
     Attributes:
         index: The env's index in the vector.
+        position: Its position in the actor.
         page: The control page.
         counters, times: Its memory.
-        guard: The guard of a worker that cannot be killed; None for others.
+        guard: The guard of the worker.
         payload: The call id that the last payload belongs to, and its content: pickled, or an object.
         action: Returns the action of a step; the env may modify it.
         autoreset: Whether a step that ends the episode resets.
+        completed, terminated, truncated, rewards, encodings: The columns of the slab.
+        plain_halves: The two halves of the observation, if it is one array and the reward a number; else None.
+        shape, dtype: Those of such an observation; else None.
     """
 
     index: int
@@ -156,40 +173,41 @@ class EnvRow:
         autoreset: bool,
         page: ControlPage,
         send_overflow: Callable[[int, bytes | bytearray], None],
-        guard: WriteGuard | None,
+        guard: WriteGuard,
     ) -> None:
         self.hosted = hosted
         self.index = index = hosted.index
+        self.position: int = hosted.position
         self.autoreset = autoreset
         self.payload: tuple[int, Any] = 0, None
         self.page = page
         self.counters: memoryview[int] = page.counters
         self.times: memoryview[float] = page.times
         self._infos = infos
-        self._mark_plain = infos.plain_marker(index)
+        self.encodings: memoryview[int] = infos.encodings
         self._send_overflow = send_overflow
-        self.guard: WriteGuard | None = guard
+        self.guard: WriteGuard = guard
         layout = slab.layout
         # Actions without a spec come as payload.
         self.action: Any = None if layout.action is None else reader(layout.action, slab.actions, index)
         # Single numbers are written through memoryviews in a third of the time that arrays take.
         is_plain_reward = layout.reward == PLAIN_REWARD
-        self._rewards: Any = slab.rewards.data if is_plain_reward else slab.rewards
-        self._has_object_reward = layout.reward is None
-        self._terminated, self._truncated = slab.terminated.data, slab.truncated.data
-        self._when: Any = slab.when.data
-        self._seeds = slab.seeds.data
-        self._checks = slab.checks.data
-        self._completed = slab.completed.data
+        self.rewards: Any = slab.rewards.data if is_plain_reward else slab.rewards
+        self.terminated: memoryview[Any] = slab.terminated.data
+        self.truncated: memoryview[Any] = slab.truncated.data
+        self.completed: memoryview[int] = slab.completed.data
         self._slab = slab
         self._spec = layout.observation
         # The two halves of the observation: for each a view per leaf, None for object leaves.
         self._halves = [
             [None if leaf is None else leaf[half, index, ...] for leaf in slab.observations] for half in (0, 1)
         ]
-        # The same two halves if the observation is one array, and the reward a number; else None.
-        is_plain = isinstance(self._spec, ArraySpec) and self._spec.batchable and is_plain_reward
-        self._plain_halves: Any = [row for (row,) in self._halves] if is_plain else None
+        self.plain_halves: Any = None
+        self.shape: Any = None
+        self.dtype: Any = None
+        if isinstance(self._spec, ArraySpec) and self._spec.batchable and is_plain_reward:
+            self.plain_halves = [row for (row,) in self._halves]
+            self.shape, self.dtype = self._spec.shape, self._spec.dtype
 
     def run(self, op: int) -> Fields:
         """Run a reset, or a step that is out of the ordinary; ``op`` has the bits of `envactors.mailbox.slab`.
@@ -198,7 +216,7 @@ class EnvRow:
             PayloadError: The payload cannot be read.
             BaseException: What the env raises.
         """
-        seed = self._seeds[self.index] if op & SEED else None
+        seed = int(self._slab.seeds[self.index]) if op & SEED else None
         content = self._read_payload(op) if op & PAYLOAD else None
         if op & RESET:
             large_seed, options = content or (None, None)
@@ -221,46 +239,56 @@ class EnvRow:
             raise PayloadError(value)
         return value
 
-    def write_plain(self, op: int, call_id: int, result: Any) -> bool:
-        """Write what a step has returned, if it is one array as its spec says, a float, two bools, and an empty info.
+    def begin(self, op: int, call_id: int) -> bool:
+        """Record on the control page that this runs now; return whether plain results need `note`."""
+        page, counters = self.page, self.counters
+        counters[METHOD] = METHOD_RESET if op & RESET else METHOD_STEP
+        counters[BEGUN] = call_id
+        page.is_timing = counters[TIMED] != 0
+        return page.is_timing or page.is_streaming or self.hosted.journal
 
-        Most steps are such, and this does in one call what `HostedEnv.take` and `write` do.
+    def note(self, obs: Any, op: int, call_id: int) -> None:
+        """Write what few plain results have beside them: times, and the checksum over the observations.
+
+        Raises:
+            WorkerRetiredError: No more results may be written.
+        """
+        page, hosted = self.page, self.hosted
+        self.guard.begin_write()
+        if page.is_timing:
+            page.spans.add(self.times[SINCE], time.monotonic(), call_id, self.position, METHOD_STEP)
+        if hosted.journal:
+            hosted.check = self._slab.checks[op & HALF, self.index] = checksum(obs, hosted.check)
+        if page.is_streaming:
+            self._slab.when[self.index] = time.monotonic()
+
+    def finish(self, op: int, call_id: int, result: Any, error: BaseException | None, forks: int) -> bool:
+        """Run what is no plain step, and write the result of a row that `run_all` has not written.
+
+        Args:
+            op: The operation, in the bits of `envactors.mailbox.slab`.
+            call_id: The call id of its request.
+            result: What a plain step of the env has returned.
+            error: What it has raised; None for nothing.
+            forks: The count of forks before it.
 
         Returns:
-            Whether it was.
+            Whether it is a failure.
         """
-        if type(result) is not tuple or len(result) != 5 or self._plain_halves is None:
-            return False
-        obs, reward, terminated, truncated, info = result
-        hosted, index, guard = self.hosted, self.index, self.guard
-        if info or type(info) is not dict or type(obs) is not np.ndarray:
-            return False
-        if obs.dtype is not hosted.dtype and obs.dtype != hosted.dtype:  # an unpickled one is not NumPy's own object
-            return False
-        if type(reward) is not float or type(terminated) is not bool or type(truncated) is not bool:
-            return False
-        if obs.shape != hosted.shape or (self.autoreset and (terminated or truncated)):
-            return False
-        page, half = self.page, op & HALF
-        if page.is_timing:
-            page.spans.add(self.times[SINCE], time.monotonic(), call_id, hosted.position, METHOD_STEP)
-        if guard is not None:
-            guard.begin_write()
-        try:
-            if hosted.journal:
-                hosted.check = self._checks[half, index] = checksum(obs, hosted.check)
-            self._terminated[index] = terminated
-            self._truncated[index] = truncated
-            self._rewards[index] = reward
-            self._plain_halves[half][...] = obs
-            self._mark_plain()
-            if page.is_streaming:
-                self._when[index] = time.monotonic()
-            self._completed[index] = call_id
-        finally:
-            if guard is not None:
-                guard.writer = None
-        return True
+        fields = None
+        if error is None:
+            try:
+                fields = self.run(op) if op & _UNUSUAL else self.hosted.take(result, self.autoreset, None)
+            except BaseException as raised:
+                error = raised
+        if context.forks != forks:
+            os._exit(1)  # env code forked, and its child came back here: it must not write a result
+        if error is not None and self.is_complete(call_id):
+            raise error  # an interrupt after the result was written, which may be read by now
+        if self.page.is_timing:
+            times, method = self.times, self.counters[METHOD]
+            self.page.spans.add(times[SINCE], time.monotonic(), call_id, self.position, method)
+        return self.write(op, call_id, fields, error)
 
     def write(self, op: int, call_id: int, fields: Fields | None, error: BaseException | None) -> bool:
         """Write the result, or the error, into the row; what does not fit there is sent first.
@@ -270,7 +298,7 @@ class EnvRow:
         Returns:
             Whether it is a failure.
         """
-        index, half, guard = self.index, op & HALF, self.guard
+        index, half = self.index, op & HALF
         leaves: list[Any] = []
         content = overflow = None
         if fields is not None:
@@ -279,8 +307,7 @@ class EnvRow:
             except BaseException as unfit:
                 error = unfit
         failure = None if error is None else as_failure(error, self.page)
-        if guard is not None:
-            guard.begin_write()
+        self.guard.begin_write()
         try:
             if fields is not None and failure is None:
                 try:
@@ -290,22 +317,21 @@ class EnvRow:
             if failure is not None:
                 overflow = self._infos.fail(index, failure)
             elif content is None:
-                self._mark_plain()
+                self.encodings[index] = PLAIN
             else:
                 overflow = self._infos.put(index, content)
             if overflow is not None:
                 self._send_overflow(index, overflow)
             if self.page.is_streaming:
-                self._when[index] = time.monotonic()
-            self._completed[index] = call_id
+                self._slab.when[index] = time.monotonic()
+            self.completed[index] = call_id
             return failure is not None
         finally:
-            if guard is not None:
-                guard.writer = None
+            self.guard.writer = None
 
     def is_complete(self, call_id: int) -> bool:
         """Return whether the result of a request was written."""
-        return bool(self._completed[self.index] == call_id)
+        return bool(self.completed[self.index] == call_id)
 
     def count_complete(self) -> int:
         """Return how many rows of the vector are complete."""
@@ -320,7 +346,7 @@ class EnvRow:
         leaves = flatten(self._spec, fields[0])
         info = fields[4]
         objects = [leaf for row, leaf in zip(self._halves[0], leaves, strict=True) if row is None]
-        if self._has_object_reward:
+        if self._slab.layout.reward is None:
             objects.append(fields[1])
         if not info and not objects and type(info) is dict:
             return leaves, None
@@ -331,14 +357,14 @@ class EnvRow:
 
     def _write_arrays(self, half: int, leaves: list[Any], fields: Fields) -> None:
         """Write what has a place in the row."""
-        _, reward, self._terminated[self.index], self._truncated[self.index], _ = fields
+        _, reward, self.terminated[self.index], self.truncated[self.index], _ = fields
         if self.hosted.journal:
-            self._checks[half, self.index] = self.hosted.check
+            self._slab.checks[half, self.index] = self.hosted.check
         for row, leaf in zip(self._halves[half], leaves, strict=True):
             if row is not None:
                 row[...] = leaf
-        if not self._has_object_reward:
-            self._rewards[self.index] = reward
+        if self._slab.layout.reward is not None:
+            self.rewards[self.index] = reward
 
 
 def as_failure(error: BaseException, page: ControlPage) -> Failure:

@@ -261,7 +261,7 @@ class Server:
         assert self.memory is not None, "the parent attaches only workers that it has passed a slab"
         slab, infos = self.memory.open(layout)
         self._posted, self._completed, self._ops = slab.posted.data, slab.completed.data, slab.ops.data
-        beside = infos, autoreset, self.page, self._send_overflow, self.guard
+        beside = infos, autoreset, self.page, self._send_overflow, self.guard or WriteGuard()
         self.rows = [EnvRow(hosted, slab, *beside) for hosted in self.host.hosted_envs]
 
     def _extend(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

@@ -9,7 +9,7 @@ from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envactors.mailbox.info_codec import Infos
+from envactors.mailbox.info_codec import PLAIN, Infos
 from envactors.mailbox.slab import HALF, INLINE_INFO_ROOM, RESET, SEED, Layout, Slab
 from envactors.mailbox.specs import ArraySpec
 from envactors.remote.rows import MirroredRows
@@ -64,7 +64,7 @@ def test_requests_and_results_are_those_of_the_other_side(turns, random):
             if infos[row]:
                 assert writer.put(row, writer.pack(infos[row], [])) is None
             else:
-                writer.plain_marker(row)()
+                writer.encodings[row] = PLAIN
             node.completed[row] = node.posted[row]
         assert far.complete(rows) == rows
         untouched = [row for row in range(ENVS) if row not in rows]

@@ -107,19 +107,9 @@ MUTANTS = [
     Mutant(ENV_ROWS + "run_all", "has_failed or op & RING", "has_failed", HANGS),
     Mutant(SERVER + "_send_overflow", "self._counters[OVERFLOWS] += 1", "pass", HANGS),
     Mutant(ENV_ROWS + "EnvRow.write", "op & HALF", "0", LAST),
-    Mutant(ENV_ROWS + "EnvRow.write_plain", "op & HALF", "0", LAST),
-    Mutant(
-        ENV_ROWS + "EnvRow.write",
-        "    if guard is not None:\n        guard.begin_write()",
-        "    self._completed[index] = call_id",
-        MIXES,
-    ),
-    Mutant(
-        ENV_ROWS + "EnvRow.write_plain",
-        "    if guard is not None:\n        guard.begin_write()",
-        "    self._completed[index] = call_id",
-        MIXES,
-    ),
+    Mutant(ENV_ROWS + "run_all", "op & HALF", "0", LAST),
+    Mutant(ENV_ROWS + "EnvRow.write", "    self.guard.begin_write()", "    self.completed[index] = call_id", MIXES),
+    Mutant(ENV_ROWS + "run_all", "guard.writer = thread", "row.completed[index] = call_id", MIXES),
     # Slots.
     Mutant(SLOTS + "plan", "self.halves[index] ^ HALF", "self.halves[index]", LAST),
     Mutant(SLOTS + "plan", "RING if op.future is not None else 0", "0", HANGS),

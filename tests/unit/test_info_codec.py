@@ -12,7 +12,7 @@ from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envactors.mailbox.info_codec import Infos, decode, decode_alike, encode
+from envactors.mailbox.info_codec import PLAIN, Infos, decode, decode_alike, encode
 from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.pickling import copy_value, pack_failure, unpack_failure
 from envactors.mailbox.slab import INLINE_INFO_ROOM, Layout, Slab
@@ -84,7 +84,7 @@ def test_decode_returns_what_was_encoded(variant, written):
         if info or object_leaves:
             overflow = write(encoder, index, info, object_leaves)
         else:
-            encoder.plain_marker(index)()
+            encoder.encodings[index] = PLAIN
         assert decoder.needs_overflow(index) == (overflow is not None)
         assert not decoder.failed(index)
         said[index] = info, object_leaves
@@ -97,7 +97,7 @@ def test_marker_makes_an_info_empty(variant):
     encoder, decoder = make_codec(variant)
     write(encoder, 1, {"a": 1})
     assert not decoder.all_plain()
-    encoder.plain_marker(1)()
+    encoder.encodings[1] = PLAIN
     assert decoder.all_plain()
     assert decoder.decode(1, None) == ({}, [])
 
@@ -118,7 +118,7 @@ def test_failure_is_decoded_until_the_next_result(variant):
     failure = decoder.failure(2, overflow)
     assert isinstance(failure, Failure)
     assert repr(unpack_failure(failure)) == "KeyError('gone')"
-    encoder.plain_marker(2)()
+    encoder.encodings[2] = PLAIN
     assert not decoder.failed(2)
 
 

@@ -278,16 +278,16 @@ def test_closing_a_guard_waits_for_the_result_that_is_being_written(make_parent,
     parent = make_parent(guard=guard, pickles=False)
     writing, go_on, order = threading.Event(), threading.Event(), []
     row = parent.server.rows[0]
-    mark, put = row._mark_plain, row._infos.put
 
-    def slowly(write, *args):
-        writing.set()
-        go_on.wait(SOON)
-        order.append("written")
-        return write(*args)
+    class SlowColumn:
+        """Takes the time of the test to be written."""
 
-    row._mark_plain = lambda: slowly(mark)
-    row._infos.put = lambda *args: slowly(put, *args)
+        def __setitem__(self, *_):
+            writing.set()
+            go_on.wait(SOON)
+            order.append("written")
+
+    row.terminated = SlowColumn()
     parent.post({0: action})
     thread = threading.Thread(target=parent.server.run_posted)
     thread.start()
