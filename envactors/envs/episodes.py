@@ -62,7 +62,7 @@ class Episodes:
             self._ended[index] = False
             self._of[index].count_episode()
         if True in terminated.tobytes() or True in truncated.tobytes():
-            for position in np.flatnonzero(terminated | truncated).tolist():
+            for position in (terminated | truncated).nonzero()[0].tolist():
                 index = envs.env_ids[position]
                 self._ended[index] = self.autoreset == "next_step"
                 self.end(self._of[index])

@@ -129,7 +129,7 @@ class RowReader:
         else:
             rewards = rows.rewards.copy() if index is None else rows.rewards[index]
         # Not a comprehension, which costs one more call.
-        nothing: Iterator[dict[str, Any]] = map(dict, itertools.repeat((), len(rewards)))
+        nothing: Iterator[dict[str, Any]] = map(dict.copy, itertools.repeat({}, len(rewards)))
         infos = list(nothing) if contents is None else [content[0] for content in contents]
         if index is None:
             return obs, rewards, rows.terminated.copy(), rows.truncated.copy(), infos

@@ -73,6 +73,7 @@ class Stepper:
         self._all = Selection(asker.all_ids, is_all=True)
         self._completed = slots.slab.completed.data
         self._all_posted = bytes([POSTED]) * len(slots.of)
+        self._all_arrived = bytes([ARRIVED]) * len(slots.of)
         # Whether a step consists of nothing but an action in the row, and its result of nothing but arrays and an info.
         self._is_simple = slots.slab.layout.action is not None
         self._is_simple &= not vector.batcher.learns and not vector.reader.copies_objects
@@ -123,8 +124,9 @@ class Stepper:
             slots.align_halves(slots.halves[0])
         ops = slots.halves.translate(_OTHER_HALF)  # the only bit of a plain step
         resets: Sequence[int] = ()
-        if slots.ended.tobytes() != slots.zeros:
-            resets = [env_id for env_id in envs.env_ids if slots.ended[env_id]]
+        ended = slots.ended.tobytes()
+        if ended != slots.zeros:
+            resets = [env_id for env_id in envs.env_ids if ended[env_id]]
             for env_id in resets:
                 ops[env_id] |= RESET
         if self._seeds_episodes:
@@ -177,7 +179,7 @@ class Stepper:
         loops = is_whole and self.inline is not None
         # The private numbers first: from now on no row is complete.
         for each in envs.ranges:
-            slots.numbers[each] = number
+            slots.numbers[each].fill(number)
         for core, rows, _, page, _, _ in parts:
             core.table.last_id = rows.last = page.last_call = number
             rows.posted_at = now
@@ -185,7 +187,7 @@ class Stepper:
                 core.watch(now)
         for each in envs.ranges:
             slots.states[each] = self._all_posted[each]
-            slots.slab.posted[each] = number
+            slots.slab.posted[each].fill(number)
         for _, _, _, page, indices, place in parts:
             if loops:
                 page.is_streaming = False
@@ -305,7 +307,8 @@ class Stepper:
             # Made idle last: after an interrupt before that, `recv` delivers the results.
             for each in envs.ranges:
                 slots.states[each] = slots.zeros[each]
-        self.record()
+        if self.inline is None:  # else nothing waits
+            self.record()
         return results
 
     def record(self) -> None:
@@ -341,8 +344,8 @@ class Stepper:
                 if core.recovery.replays:
                     core.recovery.record_all(slots, indices)
                 core.completed += len(indices)
-                for index in indices:
-                    slots.states[index] = ARRIVED
+            for each in envs.ranges:
+                slots.states[each] = self._all_arrived[each]
         for core in [part.core for part in parts] if slots.on_failure == "replay" else ():
             if core.queue:  # states of envs are to be saved
                 with core.change, core.lock:
