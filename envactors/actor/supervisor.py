@@ -168,8 +168,11 @@ class Supervisor:
     def _run_inline(self) -> None:
         """Run the posted requests of an in-process worker, unless an outer call in this thread is already doing so.
 
-        Called without the lock, since env code runs in here.
+        Called without the lock, since env code runs in here, and therefore never in the reactor's thread.
         """
+        if self.reactor.is_current_thread():
+            self.reactor.callbacks.submit(self._run_inline)
+            return
         me, core, lifecycle = threading.get_ident(), self.core, self.lifecycle
         if self._threads and is_on_stack(self._threads.get(me), sys._getframe()):
             return

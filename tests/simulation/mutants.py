@@ -283,7 +283,7 @@ MUTANTS = [
     Mutant(PROGRESS + "forget_later", "min(chosen[self._first], self.step + 1)", "chosen[self._first]", LATE),
     Mutant(PART + "hand_over", "in_policy = late.in_policy", "pass", BLAMES),
     Mutant(PART + "hand_over", "rows.overdue = None if in_policy else self.first + late.position", "pass", BLAMES),
-    Mutant(PART + "hand_over", "self._repeat_ended(self.progress.left(), step)", "self.progress.left()", ENDED),
+    Mutant(PART + "hand_over", "self.progress.repeat_ended(self.progress.left(), step)", "self.progress.left()", ENDED),
     Mutant(PART + "_lost", "if not self.progress.repeats(index)", "", ENDED),
     Mutant(PART + "_go_on", "[] if core.closing else", "", HANGS),
     Mutant(

@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 import weakref
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -315,3 +316,35 @@ def test_a_wait_from_within_an_env_ends_in_time(envs):
     obs, *_ = envs.step([5] * 4)
     assert len(errors) == 2
     assert obs[:, 1].tolist() == [1] * 4
+
+
+class Raising(EchoEnv):
+    """Raises in its second step; notes the threads that its code runs in."""
+
+    threads: ClassVar[list[str]] = []
+
+    def __init__(self):
+        super().__init__()
+        self.threads.append(threading.current_thread().name)
+
+    def reset(self, **kwargs):
+        self.threads.append(threading.current_thread().name)
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.threads.append(threading.current_thread().name)
+        if self.steps == 1:
+            raise ValueError
+        return super().step(action)
+
+
+@pytest.mark.parametrize("on_failure", ["renew", "replay"])
+def test_no_code_of_an_env_runs_in_the_thread_that_restarts_it(on_failure):
+    """That thread serves all actors, and an env may block."""
+    Raising.threads = []
+    restart = ea.RestartPolicy(max_restarts=100, backoff=0.01)
+    with ea.VectorEnv([Raising], backend="inline", on_failure=on_failure, restart=restart) as envs:
+        envs.reset(seed=0)
+        for _ in range(6):
+            assert envs.submit([0])[0].result(SOON)
+        assert "envactors-reactor" not in Raising.threads
