@@ -289,7 +289,7 @@ class Calls:
                 core.deferred.waiting.append(functools.partial(call.settle, value, None, incarnation))
 
     def _have_read(self, call: CallRequest, frame: Frame) -> None:
-        """Have an outcome that may run code of users read where that may take long, and handed out."""
+        """Have an outcome that may run code of users read where that may take long, and delivered."""
         core = self.core
         read = functools.partial(core.errors.outcome, call, frame, core.pid)
         settle = functools.partial(_read_and_settle, call, read, frame.incarnation, core.reactor)
@@ -380,7 +380,7 @@ def settle_running(calls: Calls, fate: Fate, call: CallRequest, error: ActorErro
 def _read_and_settle(
     call: CallRequest, read: Callable[[], tuple[Any, BaseException | None]], incarnation: int, reactor: Reactor
 ) -> None:
-    """Read the outcome of a call, and hand it out."""
+    """Read the outcome of a call, and deliver it."""
     value, error = read()
     try:
         call.settle(value, error, incarnation)

@@ -289,7 +289,7 @@ class Rollouts:
                 queue.popleft()
             run.left.discard(part)
             following = queue[0] if queue else None
-            futures = run.futures  # another thread may settle the rollout as soon as this one is at its last lines
+            futures = run.futures  # another thread may settle the rollout, which forgets them
             is_last = not run.left
         if following is not None:
             _begin(following, self._slots)
