@@ -1,7 +1,7 @@
 """The fork server: a program that imports what workers need and forks a worker for each request.
 
 Each request and each answer is one packet: with a request come the worker's descriptors, with the answer its pidfd. The
-answer is the worker's process id, or the `OSError` why no worker was started; the first answer only says whether the
+answer is the worker's process id, or the `OSError` that kept it from starting; the first answer only says whether the
 server is ready. The exit codes of workers are reported through another socket. The caller's half is
 `envactors.process.fork_server`.
 """
