@@ -105,8 +105,8 @@ class InlineSteps:
         try:
             self._loop.run(self._slots.ops, step.number)
         except BaseException:  # of the library's own lines: what env code raises is the outcome of its step
-            begun = [part for part in step.parts if part.rows.is_in_flight() and self._has_begun(part)]
-            replace_processes(begun)
+            in_flight = [part for part in step.parts if part.rows.is_in_flight()]
+            replace_processes([part for part in in_flight if part.page.counters[BEGUN] == step.number])
             raise
 
     def run_posted(self) -> None:
@@ -126,10 +126,6 @@ class InlineSteps:
                     if not is_begun:
                         self._loop.leave(page)
                     page.post_step(number, ASLEEP, False)
-
-    def _has_begun(self, part: Part) -> bool:
-        """Return whether the loop has begun the rows of an actor."""
-        return part.page.counters[BEGUN] == self._slots.numbers_of[part.rows.first]
 
 
 def _run_worker(steps: weakref.ref[InlineSteps], actor: Supervisor, run: Callable[[], None]) -> None:
