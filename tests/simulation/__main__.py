@@ -7,7 +7,7 @@ and draws further ones at random. With ``--mutants`` it looks for known bugs of 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
+import functools
 import logging
 import sys
 import traceback
@@ -15,17 +15,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from envactors.system.cpus import usable_cores
-from simulation.history import run_history
+from simulation.forks import run_forked
+from simulation.history import run_histories, run_history
 from simulation.interleavings import Report, explore, explore_randomly, replay
 from simulation.mutants import MUTANTS
 from simulation.planted_waits import PLANTED
 from simulation.scenarios import SCENARIOS
+from simulation.search import Search
 from simulation.session_mutants import SESSION_MUTANTS
 
-_MUTANTS = MUTANTS + SESSION_MUTANTS
 # How many histories a process runs before it tells of them.
-_CHUNK = 50
+_CHUNK = 100
 # How many histories may pass until a planted bug is found.
 _MOST_PER_MUTANT = 20_000
 # How many schedules of each scenario are drawn at random for one that is enumerated.
@@ -37,49 +37,35 @@ _MOST_SCHEDULES = 4000
 
 def run_some(seeds: range) -> list[tuple[int, str]]:
     """Run histories; return the seeds of those that violate a promise, and how."""
-    logging.disable()
-    return [(seed, str(violation)) for seed in seeds if (violation := run_history(seed)) is not None]
+    return [(seed, str(violation)) for seed, violation in run_histories(seeds) if violation is not None]
 
 
 def run_all(first: int, count: int) -> int:
     """Run histories on all cores, and tell of each violation at once; return how many there are."""
     chunks = [range(start, min(start + _CHUNK, first + count)) for start in range(first, first + count, _CHUNK)]
     violations = 0
-    with concurrent.futures.ProcessPoolExecutor(usable_cores()) as pool:
-        for found in pool.map(run_some, chunks):
-            violations += len(found)
-            for seed, what in found:
-                print(f"seed {seed}: {what}", flush=True)
+    for _, found in run_forked(run_some, chunks):
+        violations += len(found)
+        for seed, what in found:
+            print(f"seed {seed}: {what}", flush=True)
     return violations
-
-
-def find(number: int, first: int) -> str | None:
-    """Run histories with a planted bug until one violates a promise; return how, None if none does."""
-    logging.disable()
-    with _MUTANTS[number].planted():
-        for seed in range(first, first + _MOST_PER_MUTANT):
-            if (violation := run_history(seed)) is not None:
-                return f"seed {seed}: {violation}"
-    return None
 
 
 def find_all(first: int, where: str) -> int:
     """Plant each of the known bugs in functions with this in their names; return how many of them are not found."""
-    numbers = [number for number, mutant in enumerate(_MUTANTS) if where in mutant.where]
-    missed = 0
-    with concurrent.futures.ProcessPoolExecutor(usable_cores()) as pool:
-        tasks = [pool.submit(find, number, first) for number in numbers]
-        for number, task in zip(numbers, tasks, strict=True):
-            how = task.result()
-            missed += how is None
-            print(f"{_MUTANTS[number]}\n    {'not found' if how is None else how:.150}", flush=True)
-    print(f"{len(numbers) - missed} of {len(numbers)} mutants found")
-    return missed
+    mutants = [mutant for mutant in MUTANTS + SESSION_MUTANTS if where in mutant.where]
+    search = Search(mutants, first, _MOST_PER_MUTANT)
+    for number in search.run():
+        print(f"{mutants[number]}\n    {search.found[number]:.150}", flush=True)
+    for number, mutant in enumerate(mutants):
+        if number not in search.found:
+            print(f"{mutant}\n    not found")
+    print(f"{len(search.found)} of {len(mutants)} mutants found")
+    return len(mutants) - len(search.found)
 
 
 def trace(seed: int) -> int:
     """Print what happens in one history."""
-    logging.disable()
     violation = run_history(seed, print)
     if violation is not None:
         traceback.print_exception(violation, file=sys.stdout)
@@ -99,18 +85,15 @@ def explore_one(name: str, bound: int, limit: int, seed: int) -> Report:
 def explore_all(names: list[str], bound: int, limit: int, seed: int) -> int:
     """Run the schedules of some scenarios on all cores; return how many violate a promise."""
     schedules = violations = 0
-    with concurrent.futures.ProcessPoolExecutor(usable_cores()) as pool:
-        tasks = {name: pool.submit(explore_one, name, bound, limit, seed) for name in names}
-        for name, task in tasks.items():
-            report = task.result()
-            schedules += report.schedules
-            extent = "all" if report.is_complete else "a part"
-            print(f"{name}: {report.schedules} schedules, {extent} of those with up to {bound} preemptions", flush=True)
-            if report.violation is not None:
-                violations += 1
-                print(f"  {report.violation}")
-                schedule = f"{name}/{report.name}"
-                print(f"  replay it: python -m tests.simulation --interleavings --replay {schedule}", flush=True)
+    for name, report in run_forked(functools.partial(explore_one, bound=bound, limit=limit, seed=seed), names):
+        schedules += report.schedules
+        extent = "all" if report.is_complete else "a part"
+        print(f"{name}: {report.schedules} schedules, {extent} of those with up to {bound} preemptions", flush=True)
+        if report.violation is not None:
+            violations += 1
+            print(f"  {report.violation}")
+            schedule = f"{name}/{report.name}"
+            print(f"  replay it: python -m tests.simulation --interleavings --replay {schedule}", flush=True)
     print(f"{schedules} schedules, {violations} violations")
     return violations
 
@@ -165,6 +148,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.interleavings:
         return int(run_interleavings(options) > 0)
+    logging.disable()
     histories = _HISTORIES if options.schedules is None else options.schedules
     if options.mutants:
         violations = find_all(options.seed, options.where)

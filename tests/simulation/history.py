@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ _WITH_ROLLOUTS = 0.25
 _MOST_ACTIONS_WITH_ROLLOUTS = 16
 # One of this many histories is that of a pool of sessions.
 _ONE_IN = 5
+# How many histories run until garbage is collected.
+_BETWEEN_COLLECTIONS = 10
 
 
 class History:
@@ -410,6 +412,24 @@ class History:
             process.kill()
 
 
+def run_histories(seeds: Iterable[int]) -> Iterator[tuple[int, Violation | None]]:
+    """Run histories; yield the seed of each one and what was violated.
+
+    Garbage is collected between them, never in the middle of one.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for number, seed in enumerate(seeds):
+            yield seed, run_history(seed)
+            if number % _BETWEEN_COLLECTIONS == 0:
+                gc.collect()
+    finally:
+        if was_enabled:
+            gc.collect()
+            gc.enable()
+
+
 def run_history(seed: int, trace: Callable[[str], None] | None = None) -> Violation | None:
     """Run one history, of a vector or of a pool of sessions; return what was violated, None if nothing was."""
     kind = History if seed % _ONE_IN else SessionHistory
@@ -421,6 +441,4 @@ def run_history(seed: int, trace: Callable[[str], None] | None = None) -> Violat
         violation = Violation(f"the user is told {error!r}")
         violation.__cause__ = error
         return violation
-    finally:
-        gc.collect(0)
     return None

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 from envactors.actor.containment import Logs
 from envactors.system.polling import READABLE, WRITABLE
-from simulation.processes import Bell, End
-from simulation.world import Queue, Violation, World
+from simulation.processes import Bell, End, Process
+from simulation.world import Event, Queue, Violation, World
 
 # How often a thread that was woken by the end of a process runs only once it was woken again, and after how many events
 # in any case.
 _LATE = 0.3
 _MOST_LATE = 200
-
-Event = tuple[str, Callable[[], None]]
+_NEVER = float("inf")
 
 
 class Callbacks(Queue):
@@ -43,6 +43,14 @@ class WaitSet:
         self.bells.append(bell)
 
 
+class News(NamedTuple):
+    """What may be heard of a process."""
+
+    replies: Event
+    end: Event
+    ring: Event
+
+
 class Loop:
     """Replaces `envactors.actor.reactor.Reactor`.
 
@@ -55,14 +63,21 @@ class Loop:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._reply_handlers: dict[int, Callable[[int], None]] = {}
         self._bells: dict[Bell, list[Callable[[], None]]] = {}
-        self._others: list[Any] = []
+        # What has deadlines, and until when the reactor would sleep, for all that it knows of those.
+        self._timed: dict[Any, None] = {}
+        self._wakes_at = _NEVER
         self._jobs: deque[Callable[[], None]] = deque()
         self._writable: set[int] = set()
         self.callbacks = Callbacks(world)
         self.printing = Queue(world, "printing")
+        self.launcher = Launcher(world)
         self.logs = Logs(self.printing.submit)
         # Of each wait of the user's, from the outermost: what wakes it besides replies, and whether it was woken.
         self._waits: list[_Wait] = []
+        self._news: dict[Process, News] = {}
+        self._job_event: Event = "the reactor runs a job", self._run_job
+        self._timer_event: Event = "deadlines have passed", self._run_timers
+        self._launch_event: Event = "a process is launched", self.launcher.run_one
         # Whether the end of a process was seen since a thread last looked at what it waits for.
         self._has_buried = False
 
@@ -99,14 +114,14 @@ class Loop:
         return WaitSet(self)
 
     def watch_timers(self, timed: Any) -> None:
-        self._others.append(timed)
+        self._timed[timed] = None
+        self._wakes_at = 0.0
 
     def unwatch_timers(self, timed: Any) -> None:
-        if timed in self._others:
-            self._others.remove(timed)
+        self._timed.pop(timed, None)
 
     def note_timer(self, when: float) -> None:
-        """Do nothing: the world looks at all timers."""
+        self._wakes_at = min(self._wakes_at, when)
 
     def post(self, job: Callable[[], None]) -> None:
         self._jobs.append(job)
@@ -161,71 +176,86 @@ class Loop:
 
     # What happens ----------------------------------------------------------------------------------------
 
-    def events(self) -> list[Event]:
-        """Return what may happen next, besides what processes do."""
-        events: list[Event] = []
-        for process in self._world.processes:
-            channel, bell = process.channel, process.page.to_parent
-            if channel.fileno() in self._reply_handlers and channel.is_readable:
-                events.append((f"replies of process {process.number} are read", lambda end=channel: self._read(end)))
+    def admit(self, process: Process) -> None:
+        """Have a process that was just started be heard of from now on."""
+        number, bell = process.number, process.bell
+        self._news[process] = News(
+            (f"replies of process {number} are read", functools.partial(self._read, process.channel)),
+            (f"the end of process {number} is seen", functools.partial(self._bury, process)),
+            (f"the ring of process {number} is heard", functools.partial(self._hear, bell)),
+        )
+
+    def add_events(self, events: list[Event]) -> None:
+        """Add what may happen next, besides what processes do."""
+        for process, news in self._news.items():
+            channel, bell = process.channel, process.bell
+            if (channel.inbox or channel.is_cut) and channel.fileno() in self._reply_handlers:
+                events.append(news.replies)
             if process.has_ended and process.sentinel in self._handlers:
-                events.append((f"the end of process {process.number} is seen", lambda one=process: self._bury(one)))
+                events.append(news.end)
             if bell.rung and not bell.closed and self._is_heard(bell):
-                events.append((f"the ring of process {process.number} is heard", lambda bell=bell: self._hear(bell)))
+                events.append(news.ring)
         if self._jobs:
-            events.append(("the reactor runs a job", self._run_job))
-        if self._due():
-            events.append(("deadlines have passed", self._run_timers))
-        return [*events, *self.callbacks.events(), *self.printing.events(), *self._launches()]
+            events.append(self._job_event)
+        if self._wakes_at <= self._world.now:
+            self._wakes_at = self._next_timer()
+            if self._wakes_at <= self._world.now:
+                events.append(self._timer_event)
+        if self.callbacks.jobs:
+            events.append(self.callbacks.event)
+        if self.printing.jobs:
+            events.append(self.printing.event)
+        if self.launcher.can_launch:
+            events.append(self._launch_event)
 
-    def times(self) -> list[float]:
-        """Return when something is due by itself."""
-        return [timed.next_timer() for timed in self._others]
+    def wakes_at(self) -> float:
+        """Return when the reactor does something by itself; it sleeps past a deadline that it was not told of."""
+        self._wakes_at = max(self._wakes_at, self._next_timer())
+        return self._wakes_at
 
-    def _due(self) -> bool:
-        return any(when <= self._world.now for when in self.times())
+    def _next_timer(self) -> float:
+        return min([timed.next_timer() for timed in self._timed], default=_NEVER)
 
     def _is_heard(self, bell: Bell) -> bool:
         return bell in self._bells or any(bell in wait.bells for wait in self._waits)
 
+    def _serve(self, run: Callable[..., object], *args: object) -> None:
+        """Run something in the reactor's thread, which then looks at all deadlines."""
+        self._world.serve("reactor", run, *args)
+        self._wakes_at = 0.0
+
     def _read(self, end: End) -> None:
         # A thread that waits reads replies itself, and then looks at what it waits for.
         by_user = bool(self._waits) and self._waits[-1].reads_replies and self._world.chance(0.5)
-        with self._world.as_thread("user" if by_user else "reactor"):
-            self._world.contain(lambda: self._reply_handlers[end.fileno()](READABLE | WRITABLE))
+        handler = self._reply_handlers[end.fileno()]
         if by_user:
+            self._world.serve("user", handler, READABLE | WRITABLE)
             self._waits[-1].is_woken = True
+        else:
+            self._serve(handler, READABLE | WRITABLE)
 
-    def _bury(self, process: Any) -> None:
+    def _bury(self, process: Process) -> None:
         self._has_buried = True
-        with self._world.as_thread("reactor"):
-            self._world.contain(lambda: self._handlers[process.sentinel](READABLE))
+        self._serve(self._handlers[process.sentinel], READABLE)
+        if process.is_reaped:  # nothing comes of it any more
+            self._world.present.remove(process)
+            del self._news[process]
 
     def _hear(self, bell: Bell) -> None:
         if self._world.chance(0.9):  # else it is heard once more
             bell.clear()
         for on_ring in tuple(self._bells.get(bell, ())):
-            with self._world.as_thread("reactor"):
-                self._world.contain(on_ring)
+            self._serve(on_ring)
         for wait in self._waits:
             wait.is_woken |= bell in wait.bells
 
     def _run_job(self) -> None:
-        with self._world.as_thread("reactor"):
-            self._world.contain(self._jobs.popleft())
+        self._serve(self._jobs.popleft())
 
     def _run_timers(self) -> None:
-        with self._world.as_thread("reactor"):
-            for timed in tuple(self._others):
-                if timed.next_timer() <= self._world.now:
-                    self._world.contain(lambda timed=timed: timed.on_timer(self._world.now))
-
-    # Starting --------------------------------------------------------------------------------------------
-
-    launcher: Launcher
-
-    def _launches(self) -> list[Event]:
-        return [("a process is launched", self.launcher.run_one)] if self.launcher.can_launch else []
+        for timed in tuple(self._timed):
+            if timed.next_timer() <= self._world.now:
+                self._serve(timed.on_timer, self._world.now)
 
 
 class _Wait:
@@ -269,8 +299,11 @@ class Launcher:
         del self.queued[job]
         if limit is not None:
             self._starting.add(job)
-        with self._world.as_thread("launcher"):
+        before, self._world.context = self._world.context, "launcher"
+        try:
             job()
+        finally:
+            self._world.context = before
 
 
 class Engine:
@@ -278,7 +311,7 @@ class Engine:
 
     def __init__(self, world: World) -> None:
         self.reactor = Loop(world)
-        self.launcher = self.reactor.launcher = Launcher(world)
+        self.launcher = self.reactor.launcher
         self.members = Members()
         self.ended = False
         world.loop = self.reactor

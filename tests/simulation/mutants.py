@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import importlib
 import inspect
 import textwrap
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+
+class Place:
+    """A function of the package.
+
+    Args:
+        where: Its name, as ``module:Class.name`` below the package.
+
+    Attributes:
+        source: Its source, which begins in the first column.
+        globals: The names of its module.
+    """
+
+    def __init__(self, where: str) -> None:
+        module_name, _, path = where.partition(":")
+        module = importlib.import_module(f"envactors.{module_name}")
+        self._holder: Any = functools.reduce(getattr, path.split(".")[:-1], module)
+        self._function: Any = vars(self._holder)[path.rpartition(".")[2]]
+        self.source: str = textwrap.dedent(inspect.getsource(self._function))
+        self.globals: dict[str, Any] = vars(module)
+
+    @contextlib.contextmanager
+    def replaced(self, tree: ast.Module) -> Iterator[None]:
+        """Have another definition take its place for the time being."""
+        function, real = self._function, self._function.__code__
+        namespace: dict[str, Any] = {}
+        exec(compile(tree, real.co_filename, "exec", annotations.compiler_flag), self.globals, namespace)
+        other = namespace[function.__name__]
+        if real.co_freevars:
+            setattr(self._holder, function.__name__, other)
+        else:
+            function.__code__ = other.__code__  # other modules may have imported the function
+        try:
+            yield
+        finally:
+            setattr(self._holder, function.__name__, function)
+            function.__code__ = real
 
 
 class Mutant(NamedTuple):
@@ -31,28 +70,11 @@ class Mutant(NamedTuple):
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
         """Plant it for the time being."""
-        module_name, _, path = self.where.partition(":")
-        module = importlib.import_module(f"envactors.{module_name}")
-        *parents, name = path.split(".")
-        holder: Any = module
-        for parent in parents:
-            holder = getattr(holder, parent)
-        real = vars(holder)[name]
-        source = textwrap.dedent(inspect.getsource(real))
-        assert source.count(self.old) == 1, f"{self.old!r} stands {source.count(self.old)} times in {self.where}"
-        flags = annotations.compiler_flag
-        namespace: dict[str, Any] = {}
-        exec(compile(source.replace(self.old, self.new), module.__file__ or "", "exec", flags), vars(module), namespace)
-        bug, code = namespace[name], real.__code__
-        if code.co_freevars:
-            setattr(holder, name, bug)
-        else:
-            real.__code__ = bug.__code__  # other modules may have imported the function
-        try:
+        place = Place(self.where)
+        count = place.source.count(self.old)
+        assert count == 1, f"{self.old!r} stands {count} times in {self.where}"
+        with place.replaced(ast.parse(place.source.replace(self.old, self.new))):
             yield
-        finally:
-            setattr(holder, name, real)
-            real.__code__ = code
 
 
 HANGS = "nothing hangs"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from envactors.mailbox.slab import Layout, Slab
 from envactors.system.polling import READABLE
 from envactors.worker import context
 from envactors.worker.main import Server
-from simulation.world import Fiber, Killed, World
+from simulation.world import Event, Fiber, Killed, World
 
 # The process id of the first process; those after it have the numbers that follow.
 FIRST_PID = 10_000
@@ -160,14 +160,17 @@ class Poller:
     def add(self, fd: int) -> None:
         self._ends[fd] = End.by_fd[fd]
 
-    def _ready(self) -> list[tuple[int, int]]:
-        ends = [(fd, READABLE) for fd, end in self._ends.items() if end.is_readable]
-        return ends + [(bell.fileno(), READABLE) for bell in self.bells if bell.rung]
+    def _has_news(self) -> bool:
+        for end in self._ends.values():
+            if end.inbox or end.is_cut:
+                return True
+        return any(bell.rung for bell in self.bells)
 
     def poll(self, timeout: float | None) -> list[tuple[int, int]]:
-        if not self._ready():
-            self._fiber.pause(lambda: bool(self._ready()))
-        ready = self._ready()
+        if not self._has_news():
+            self._fiber.pause(self._has_news)
+        ready = [(fd, READABLE) for fd, end in self._ends.items() if end.is_readable]
+        ready += [(bell.fileno(), READABLE) for bell in self.bells if bell.rung]
         for bell in self.bells:
             bell.clear()
         return ready
@@ -282,8 +285,10 @@ class Process(Worker):
     Attributes:
         fiber: What runs in it.
         number: Its number, which its envs know it by.
+        bell: What it rings.
         wakes_at: Until when its env sleeps; None while none does.
         has_ended: Whether it has ended, which its sentinel tells.
+        is_reaped: Whether the caller knows that.
     """
 
     def __init__(self, world: World, number: int, memory: Memory | None, envs: int) -> None:
@@ -298,14 +303,17 @@ class Process(Worker):
         self._end = end
         page = bytearray(page_size(envs))
         self._bells = Bell(world), Bell(world)
+        self.bell = self._bells[1]
         self.page = self._page_over(page)
         self._server = Server(end, self._page_over(page), memory)  # type: ignore[arg-type]
         self.wakes_at: float | None = None
-        self.has_ended = False
+        self.has_ended = self.is_reaped = False
         self._status = _SEGFAULT
         # How many more times it runs after it was killed; None while it was not.
         self._last_slices: int | None = None
         self.fiber = Fiber(world, self._run)
+        self._run_event: Event = f"process {number} runs", self.run_slice
+        self._end_event: Event = f"process {number} ends", self.end
 
     def _page_over(self, memory: bytearray) -> ControlPage:
         page = ControlPage(memory, *self._bells)  # type: ignore[arg-type]
@@ -318,13 +326,16 @@ class Process(Worker):
 
     # What the world does with it -------------------------------------------------------------------------
 
-    def events(self) -> Iterable[tuple[str, Callable[[], None]]]:
+    def add_events(self, events: list[Event]) -> None:
+        """Add what may happen next in it."""
+        if self.has_ended:
+            return
         if self.wakes_at is not None and self.wakes_at <= self._world.now:
             self.wakes_at = None
-        if self._last_slices is not None and not self.has_ended:
-            yield f"process {self.number} ends", self.end
-        elif not self.has_ended and self.fiber.can_run:
-            yield f"process {self.number} runs", self.run_slice
+        if self._last_slices is not None:
+            events.append(self._end_event)
+        elif self.fiber.can_run:
+            events.append(self._run_event)
 
     def run_slice(self) -> None:
         if self._last_slices is not None:
@@ -388,6 +399,7 @@ class Process(Worker):
 
     def reap(self) -> ExitStatus:
         assert self.has_ended, "reaped before it has ended"
+        self.is_reaped = True
         for bell in self._bells:
             bell.close()
         return self._status
@@ -414,7 +426,7 @@ class SimulatedBackend(Backend):
             raise OSError(11, "no process can be started")
         process = Process(self._world, len(self._world.processes), memory, envs)
         self._world.note(f"{name} starts in process {process.number}")
-        self._world.processes.append(process)
+        self._world.add_process(process)
         return process
 
     def retain(self, env_vars: Mapping[str, str], loop: Any) -> None:

@@ -45,6 +45,5 @@ SESSION_MUTANTS = [
     Mutant(IDLE + "on_timer", "limits_at.append(limit_at)", "pass", HANGS),
     Mutant(IDLE + "on_timer", "now + self._limit if since is None else", "", "a session with calls is not idle"),
     Mutant("sessions.runs:Trial.outcome", "if isinstance(ended, Failed):", "if False:", KINDS),
-    Mutant("sessions.runs:Run._is_final", " or self._stopped_by is not None", "", HANGS),
     Mutant("sessions.runs:Run._is_final", "attempt < self._retries", "attempt <= self._retries", "retries are limited"),
 ]

@@ -25,9 +25,13 @@ _HICCUP = 0.001
 _PAUSES = 0.3
 # How likely a signal comes before one event.
 _INTERRUPTS = 0.1
-# What runs in the caller's process.
-_CONTEXTS = ("user", "reactor", "callbacks", "launcher", "printing")
+# What runs in the caller's process, and how much larger the id of each thread is than that of the first.
+_CONTEXTS = {name: number for number, name in enumerate(("user", "reactor", "callbacks", "launcher", "printing"))}
 _get_ident = threading.get_ident
+_NEVER = float("inf")
+
+# What it is called in traces, and what then happens.
+Event = tuple[str, Callable[[], None]]
 
 
 class Violation(AssertionError):
@@ -120,6 +124,7 @@ class World:
         fiber: The simulated process that runs now; None while it is the caller's.
         context: Which of the caller's threads runs now: ``"user"``, ``"reactor"``, ``"callbacks"``, and so on.
         processes: All simulated processes, oldest first.
+        present: Those of them of which anything may still come.
         loop: What stands for the reactor.
         errors: What was raised where nothing may be.
         log: What envs have run: (env, token of the action or None, process).
@@ -142,6 +147,7 @@ class World:
         self.fiber: Fiber | None = None
         self.context = "user"
         self.processes: list[Any] = []
+        self.present: list[Any] = []
         self.loop: Any = None
         self.errors: list[BaseException] = []
         self.log: list[tuple[int, int | None, int]] = []
@@ -169,6 +175,12 @@ class World:
         """Write a line of the trace."""
         if self._trace is not None:
             self._trace(f"{self.now - 1000.0:10.6f}  {text}")
+
+    def add_process(self, process: Any) -> None:
+        """Have a process that was just started take part."""
+        self.processes.append(process)
+        self.present.append(process)
+        self.loop.admit(process)
 
     def new_fd(self) -> int:
         """Return a number that stands for a descriptor."""
@@ -201,14 +213,17 @@ class World:
             self.hung.setdefault((process, env_id), set()).update(set() if in_policy else runs)
         self.late.setdefault(process, len(self.log))
 
-    def contain(self, run: Callable[[], object]) -> None:
+    def serve(self, context: str, run: Callable[..., object], *args: object) -> None:
         """Run something in a thread that serves all actors, where nothing may be raised."""
+        before, self.context = self.context, context
         try:
-            run()
+            run(*args)
         except Violation:
             raise
         except BaseException as error:
             self.errors.append(error)
+        finally:
+            self.context = before
 
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
@@ -234,7 +249,7 @@ class World:
     def run_processes(self, slices: int) -> None:
         """Let processes run while a thread of the caller is between two steps."""
         for _ in range(slices):
-            runnable = [process for process in self.processes if process.fiber.can_run]
+            runnable = [process for process in self.present if process.fiber.can_run]
             if not runnable:
                 return
             self.random.choice(runnable).run_slice()
@@ -252,8 +267,10 @@ class World:
             raise Violation("it goes on for ever")
         self.check_errors()
         self.check()
-        events = [event for process in self.processes for event in process.events()]
-        events += self.loop.events()
+        events: list[Event] = []
+        for process in self.present:
+            process.add_events(events)
+        self.loop.add_events(events)
         if events:
             name, happen = self.random.choice(events)
             self.note(name)
@@ -261,11 +278,10 @@ class World:
             if self.chance(_HICCUPS):
                 self.now += self.random.expovariate(1 / _HICCUP)
             return True
-        times = [process.wakes_at for process in self.processes if process.wakes_at is not None]
-        times += self.loop.times()
+        times = [process.wakes_at for process in self.present if process.wakes_at is not None]
         times += [] if deadline is None else [deadline]
-        later = min((when for when in times if when != float("inf")), default=None)
-        if later is None:
+        later = min(self.loop.wakes_at(), *times) if times else self.loop.wakes_at()
+        if later == _NEVER:
             return False
         self.now = max(self.now, later + 1e-6)
         self.note("time passes")
@@ -275,15 +291,6 @@ class World:
         """Check that nothing was raised where nothing may be."""
         if self.errors:
             raise Violation(f"an error reached a thread that serves all actors: {self.errors[0]!r}") from self.errors[0]
-
-    @contextlib.contextmanager
-    def as_thread(self, context: str) -> Iterator[None]:
-        """Have what runs count as another thread of the caller's."""
-        before, self.context = self.context, context
-        try:
-            yield
-        finally:
-            self.context = before
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -297,7 +304,7 @@ class World:
 
     def _get_ident(self) -> int:
         me = _get_ident()
-        return me + _CONTEXTS.index(self.context) if me == self._caller else me
+        return me + _CONTEXTS[self.context] if me == self._caller else me
 
     def end(self) -> None:
         """End all processes that are left."""
@@ -308,20 +315,21 @@ class World:
 
 
 class Queue:
-    """Functions that a thread of the caller's runs one after the other, when the world lets it."""
+    """Functions that a thread of the caller's runs one after the other, when the world lets it.
+
+    Attributes:
+        jobs: Those that wait.
+        event: That the next one runs.
+    """
 
     def __init__(self, world: World, context: str) -> None:
         self._world = world
         self._context = context
-        self._jobs: deque[Callable[[], object]] = deque()
+        self.jobs: deque[Callable[[], object]] = deque()
+        self.event: Event = f"{context} runs what was queued", self.run_one
 
     def submit(self, job: Callable[[], object]) -> None:
-        self._jobs.append(job)
-
-    def events(self) -> list[tuple[str, Callable[[], None]]]:
-        return [(f"{self._context} runs what was queued", self.run_one)] if self._jobs else []
+        self.jobs.append(job)
 
     def run_one(self) -> None:
-        job = self._jobs.popleft()
-        with self._world.as_thread(self._context):
-            self._world.contain(job)
+        self._world.serve(self._context, self.jobs.popleft())
