@@ -68,20 +68,26 @@ def descendants(pid: int) -> set[int]:
     left = [pid]
     while left:
         with contextlib.suppress(OSError):  # the process has exited in between
-            for task in Path(f"/proc/{left.pop()}/task").iterdir():
+            tasks = f"/proc/{left.pop()}/task"
+            for task in os.listdir(tasks):  # noqa: PTH208 # paths would take as long as the kernel
                 with contextlib.suppress(OSError):
-                    children = _children(task / "children")
+                    children = _children(f"{tasks}/{task}/children")
                     left += children - found
                     found |= children
     return found
 
 
-def _children(listing: Path) -> set[int]:
+def _children(listing: str) -> set[int]:
     # A child that exits while the file is read can hide the next one, so read until two readings agree.
     before = None
-    while (now := listing.read_text()) != before:
+    while (now := _read(listing)) != before:
         before = now
     return {int(child) for child in now.split()}
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 # opened for each thread of each process
+        return file.read()
 
 
 def _used_by_strangers() -> set[str]:
