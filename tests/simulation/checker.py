@@ -7,7 +7,7 @@ import dataclasses
 import struct
 import sys
 import zlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,6 +60,20 @@ class Model:
     posted: int = 0
     must_reset: bool = False
     may_skip: bool = False
+
+
+class _Answer(NamedTuple):
+    """A result, as messages describe it."""
+
+    env_id: int
+    token: int | None
+    obs: Any
+    info: dict[str, Any]
+    last: Any
+
+    def __str__(self) -> str:
+        before = None if self.last is None else self.last.tolist()
+        return f"env {self.env_id}, asked {self.token}, answers {self.obs.tolist()}, {self.info}; before {before}"
 
 
 class Checker:
@@ -137,8 +151,7 @@ class Checker:
         model = self.models[env_id]
         obs, reward, terminated, truncated, info = row
         obs = np.array(obs)
-        before = None if model.last is None else model.last.tolist()
-        what = f"env {env_id}, asked {model.token}, answers {obs.tolist()}, {info}; before {before}"
+        what = _Answer(env_id, model.token, obs, info, model.last)
         self.world.note(what)
         if not model.is_pending:
             raise Violation(f"two results of one request: {what}")
@@ -180,7 +193,7 @@ class Checker:
         model.needs_reset = self._autoreset == "disabled" and bool(terminated or truncated)
         model.ended = self._autoreset == "next_step" and bool(terminated or truncated)
 
-    def _check_step(self, model: Model, obs: Any, what: str) -> None:
+    def _check_step(self, model: Model, obs: Any, what: _Answer) -> None:
         assert model.token is not None
         if obs[2] != model.token:
             raise Violation(f"another action's result: {what}")
@@ -195,7 +208,7 @@ class Checker:
         if obs[1] != model.last[1] + 1 or (obs[3] != wanted and not is_uncertain):
             raise Violation(f"a step or call that was repeated or skipped: {what}")
 
-    def _check_reset(self, env_id: int, obs: Any, info: dict[str, Any], what: str) -> None:
+    def _check_reset(self, env_id: int, obs: Any, info: dict[str, Any], what: _Answer) -> None:
         model = self.models[env_id]
         seed, failure = info["seed"], info.get("failure")
         if obs[1] != 0 or obs[2] != -1 or obs[3] != checksum_of(seed):

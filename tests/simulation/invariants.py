@@ -41,7 +41,7 @@ class Invariants:
             if rows is not None:
                 waiting = [index for group in core.table.groups() for index in group.indices] if core.queue else []
                 for index in rows.indices:
-                    problem = self._find_in_env(core, index, waiting.count(index))
+                    problem = self._find_in_env(core, index, waiting.count(index) if waiting else 0)
                     if problem:
                         raise Violation(f"env {index}, {_NAMES[self._slots.states[index]]}: {problem}")
                 problem = self._find_in_actor(core, rows)
@@ -83,11 +83,12 @@ class Invariants:
             return "keeps what it was asked"
         if index in slots.outcomes and state != ARRIVED:
             return "has an outcome"
-        if future is not None and future.settled():
-            return "its future is settled"
-        # What another actor's thread has found is handed out when the ring is heard that is on its way.
-        if future is not None and state == ARRIVED and not future.is_being_read and not core.deferred.waiting:
-            return "nobody reads it for its future"
+        if future is not None:
+            if future.settled():
+                return "its future is settled"
+            # What another actor's thread has found is handed out when the ring is heard that is on its way.
+            if state == ARRIVED and not future.is_being_read and not core.deferred.waiting:
+                return "nobody reads it for its future"
         if index not in slots.unusual:
             is_known = slot.holds >= 0 and slot.counted_in == slot.incarnation and slots.has_last[index]
             if not is_known or slot.needs_reset or slot.retiring:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 import envactors as ea
 from envactors.rollout.columns import Columns
-from simulation.processes import Cells
+from simulation.memory import Cells
 from simulation.world import World
 
 # The range of random numbers: actions that follow from them are at least as large, which no token of the user's is.

@@ -171,7 +171,7 @@ class World:
         self.now += 1e-7
         return self.now
 
-    def note(self, text: str) -> None:
+    def note(self, text: object) -> None:
         """Write a line of the trace."""
         if self._trace is not None:
             self._trace(f"{self.now - 1000.0:10.6f}  {text}")
