@@ -114,12 +114,7 @@ class ActorPart:
     # Orders ----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Write the last observations as the first ones of the trajectory, and send the first order.
-
-        May be called again after an interrupt.
-        """
-        if self.has_gone_on(None):
-            return
+        """Write the last observations as the first ones of the trajectory, and send the first order."""
         trajectory = self.trajectory
         last = [self._books.last_obs(index) for index in self._envs]
         trajectory.begin(self.first, last, [self._books.starts(index) for index in self._envs])
@@ -155,13 +150,11 @@ class ActorPart:
     def has_gone_on(self, ended: CallRequest | None) -> bool:
         """Return whether there is a request after one that has ended; send it if an interrupt came before that."""
         request, core = self.request, self.supervisor.core
-        if request is ended:
-            return False
-        with core.change, core.lock:
-            is_sent = request is None or request.started or core.table.running is request
-            if request is not None and not is_sent and request not in core.table.queue:
-                self._send(request)
-        return True
+        if request is not None and request is not ended and not request.started:
+            with core.change, core.lock:
+                if core.table.running is not request and request not in core.table.queue:
+                    self._send(request)
+        return request is not ended
 
     def order(self, incarnation: int) -> Order:
         """Return the next order. Called under the lock."""

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import operator
 import threading
-from collections import deque
 from concurrent.futures import Future
 from typing import Any
 
@@ -49,7 +48,8 @@ class Rollouts:
 
     def __init__(self, vector: VectorCore, books: Books, memory: RowMemory) -> None:
         self._slots = vector.slots
-        self._supervisors = supervisors = list(vector.actors)
+        self._actors = vector.actors
+        self._supervisors = list(vector.actors)
         self._books = books
         self._memory = memory
         # Whether results stay valid for as long as the user keeps them.
@@ -66,9 +66,8 @@ class Rollouts:
         self._extras: tuple[tuple[str, ArraySpec], ...] = ()
         # Spec of one env's action, learned if the envs have no action space.
         self._action: ArraySpec | None = None
-        # Rollouts in flight, oldest first, and the parts of each actor that have not ended.
+        # Rollouts in flight, oldest first.
         self._runs: list[Run] = []
-        self._waiting: dict[Supervisor, deque[ActorPart]] = {supervisor: deque() for supervisor in supervisors}
         # Last error of each env that failed.
         self._lost: dict[int, BaseException] = {}
 
@@ -190,24 +189,30 @@ class Rollouts:
             run.parts = [self._make_part(run, self._policy, supervisor, steps) for supervisor in self._supervisors]
             run.left = set(run.parts)
             self._next += 1
-            self._runs.append(run)
-            slots = self._slots
-            slots.at_rest = ROLLING
-            if len(self._runs) == 1:
-                slots.states[:] = bytes([ROLLING]) * len(slots.states)
-            for part in run.parts:
-                self._waiting[part.supervisor].append(part)
-            ready = [part for part in run.parts if self._waiting[part.supervisor][0] is part]
         try:
-            self._begin_all(ready)
+            self._begin_parts(run)
         except BaseException:
-            run.reactor.post(functools.partial(self._begin_all, ready))
+            run.reactor.post(functools.partial(self._begin_parts, run))
             raise
         return futures
 
-    def _begin_all(self, parts: list[ActorPart]) -> None:
-        for part in parts:
-            _begin(part, self._slots)
+    def _begin_parts(self, run: Run) -> None:
+        """Begin those parts of a rollout that wait for no others; may run again after an interrupt."""
+        with self._lock:
+            if run.unsettled and run not in self._runs:
+                self._runs.append(run)
+            slots = self._slots
+            if self._runs and slots.at_rest == IDLE:
+                slots.states[:] = bytes([ROLLING]) * len(slots.states)
+                slots.at_rest = ROLLING
+            first = [part for part in run.parts if self._first_part(part.supervisor) is part]
+        for part in first:
+            _begin(part, slots)
+
+    def _first_part(self, supervisor: Supervisor) -> ActorPart | None:
+        """Return the part of an actor that it is in, or is to begin, if there is one."""
+        number = self._actors[supervisor]
+        return next((run.parts[number] for run in self._runs if run.parts[number] in run.left), None)
 
     def _make_part(self, run: Run, policy: Policy, supervisor: Supervisor, steps: int) -> ActorPart:
         part = ActorPart(
@@ -284,11 +289,8 @@ class Rollouts:
         with self._lock:
             part.move(run.buffer.trajectory, run.buffer.place)
             self._lost.update(part.errors)
-            queue = self._waiting[part.supervisor]
-            if queue and queue[0] is part:
-                queue.popleft()
             run.left.discard(part)
-            following = queue[0] if queue else None
+            following = self._first_part(part.supervisor)
             futures = run.futures  # another thread may settle the rollout, which forgets them
             is_last = not run.left
         if following is not None:
@@ -363,7 +365,12 @@ class Rollouts:
 
 
 def _begin(part: ActorPart, slots: Slots) -> None:
-    """Begin a part; first replace a process that is due for it, if the next step resets its env anyway."""
+    """Begin a part; first replace a process that is due for it, if the next step resets its env anyway.
+
+    May run again after an interrupt.
+    """
+    if part.has_gone_on(None):
+        return
     # Envs that leave their process are unusual, and most often none is.
     mine = range(part.first, part.stop) if slots.unusual else ()
     if any(slots.of[index].retiring and slots.ended[index] for index in mine):

@@ -254,6 +254,28 @@ def test_rollouts_go_on_after_an_interrupt_at_the_end_of_an_order(case):
         assert lines.count > 30
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_rollout_whose_start_is_interrupted_holds_up_no_other(number):
+    with ea.VectorEnv([SlowEcho] * 2, backend=ea.ThreadBackend(), on_failure="replay", restart=OFTEN) as envs:
+        envs.reset(seed=0)
+        envs.set_policy(make_echoing_policy)
+        for line in (lines := Lines()):
+            before = [envs.rollout_async(2) for _ in range(number - 1)]
+            where = interrupt(lambda: envs.rollout_async(2), line, only={"start", "_begin_parts", "_begin", "begin"})
+            lines.has_stopped = where is not None
+            for rollout in before:
+                rollout.result(SOON)
+            deadline = time.monotonic() + SOON
+            while True:  # the one that was interrupted may be in flight
+                try:
+                    envs.rollout(1, timeout=SOON)
+                    break
+                except ea.AlreadyPendingError:
+                    assert time.monotonic() < deadline, where
+                    time.sleep(0.001)
+        assert lines.count > 20
+
+
 class Napper:
     def nap(self):
         time.sleep(0.01)  # longer than anybody spins, so that the reply is read at the depth of the wait

@@ -326,9 +326,9 @@ MUTANTS = [
     Mutant(PART + "move", "trajectory.take_columns(self.trajectory, self.first, self.stop)", "pass", LAST),
     Mutant(BUFFERS + "take", "buffer not in used and ", "", MIXES),
     Mutant(
-        ROLLOUTS + "start",
-        "ready = [part for part in run.parts if self._waiting[part.supervisor][0] is part]",
-        "ready = run.parts",
+        ROLLOUTS + "_begin_parts",
+        "first = [part for part in run.parts if self._first_part(part.supervisor) is part]",
+        "first = run.parts",
         MIXES,
     ),
     Mutant(ROLLOUTS + "_on_part_end", "_begin(following, self._slots)", "pass", HANGS),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +37,8 @@ class _Books:
         self.handed_out: list[Any] = []
         slots: Any = SimpleNamespace(at_rest=ROLLING)
         self.actors: list[Any] = [_Supervisor() for _ in range(2)]
-        vector: Any = SimpleNamespace(slots=slots, actors=self.actors, reader=SimpleNamespace(copies=True))
+        numbers = {actor: number for number, actor in enumerate(self.actors)}
+        vector: Any = SimpleNamespace(slots=slots, actors=numbers, reader=SimpleNamespace(copies=True))
         unused: Any = None
         self.rollouts = Rollouts(vector, unused, unused)
 
@@ -58,8 +58,7 @@ class _Books:
         parts: list[Any] = [_Part(actor) for actor in self.actors]
         run.parts = parts
         run.left = set(run.parts)
-        for part in run.parts:
-            self.rollouts._waiting[part.supervisor] = deque([part])
+        self.rollouts._runs.append(run)
         return run
 
 
