@@ -82,6 +82,8 @@ class SimulatedEnv(Misbehaving, EchoEnv):
     limit: ClassVar[int | None] = None
     # Whether the process of an env that has raised in a step or reset must not be used any more.
     discards: ClassVar[bool] = False
+    # How long each step takes, in seconds.
+    pace: ClassVar[float] = 0.0
     # The most episodes that end in a process before it is replaced; None if it never is.
     most_episodes: ClassVar[int | None] = None
 
@@ -122,6 +124,8 @@ class SimulatedEnv(Misbehaving, EchoEnv):
             self.world.errors.append(Violation(f"env {self.env_id} steps, and was never reset in its process"))
         self.world.log.append((self.env_id, int(action), self._process.number))
         with self._counted(int(action)):
+            if self.pace:
+                self._process.sleep(self.pace)
             self._misbehave()
             if self.poison and int(action) % self.poison == 0:
                 self.world.troubles += 1

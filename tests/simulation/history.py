@@ -110,6 +110,8 @@ class History:
         policy = ea.RestartPolicy(max_restarts=self._most_restarts, backoff=0.01)
         SimulatedEnv.poison = 0 if self.is_hidden else self.random.choice((0, 7))
         SimulatedEnv.discards = self.on_failure == "renew"
+        # So that a replay takes longer than the deadline of a step.
+        SimulatedEnv.pace = 0.3 if hangs and self.on_failure == "replay" and self.random.random() < 0.3 else 0.0
         max_running = self.random.choice((None, None, None, 1))
         SimulatedEnv.limit = max_running
         standbys = self.random.choice((0, 0, 1))
