@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from envactors.actor.requests import Group, Request
-from envactors.actor.slots import ARRIVED, ASKED, LOST, POSTED, Op, Outcome, Slots
+from envactors.actor.slots import ARRIVED, ASKED, LOST, POSTED, READING, Op, Outcome, Slots
 from envactors.actor.states import LIVE
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, FINISHED, METHOD_RESET, OVERFLOWS
@@ -166,7 +166,7 @@ class ActorRows:
 
     def has_strayed(self, index: int) -> bool:
         """Return whether an env is not where its journal ends: it was lost, or has raised, and nobody was told."""
-        has_raised = self.slots.states[index] == ARRIVED and self.slots.infos.failed(index)
+        has_raised = self.slots.states[index] in (ARRIVED, READING) and self.slots.infos.failed(index)
         return has_raised or self.is_lost(index)
 
     def withdraw(self, future: ActorFuture) -> Request | None:

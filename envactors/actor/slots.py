@@ -30,6 +30,7 @@ ASKED: Final = 1  # waits in the queue of its actor
 POSTED: Final = 2  # posted in its row, and not yet completed by the worker
 ARRIVED: Final = 3  # the outcome is certain and was taken into account; it is to be read
 READY: Final = 4  # the result waits to be delivered
+READING: Final = 6  # ARRIVED, and a thread is reading the outcome: code of users may run, and no other thread reads it
 ROLLING: Final = 5  # in a rollout; while one of its steps is finished in its row, it has one of the states above
 
 # Values of `Slot.holds`.

@@ -7,7 +7,6 @@ That may be a signal handler's, an asynchronous one, or a `RecursionError`. The 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,13 +37,11 @@ class Pending:
 
     Attributes:
         slots: All envs.
-        ready: Results of envs that are `READY`, by env, in the order of their completion; an interrupt may leave
-            more, of other envs.
+        ready: Results of envs that are `READY`, by env, in the order of their completion, without those that a thread
+            is delivering; an interrupt may leave more, of other envs.
         is_disturbed: Whether an exception has interrupted a request, so that envs may be marked as asked without having
             been posted or queued.
         was_disturbed: Whether results of an interrupted request may be pending.
-        lock: Held by the thread that reads and delivers results: each result is delivered once. Unlike the lock of the
-            actors, it may be held while code of users runs, since nothing but such threads needs it.
     """
 
     def __init__(self, slots: Slots) -> None:
@@ -52,7 +49,6 @@ class Pending:
         self.ready: dict[int, ReadyResult] = {}
         self.is_disturbed: bool = False
         self.was_disturbed: bool = False
-        self.lock: threading.RLock = threading.RLock()
 
     def check_idle(self, env_ids: Iterable[int]) -> None:
         """Check that the envs have no results pending.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import POSTED, READY
 from envactors.envs.core import VectorCore
+from envactors.envs.pending import ReadyResult
 from envactors.envs.results import Batch
 from envactors.errors import (
     ActorClosedError,
@@ -36,6 +37,7 @@ class Collector:
         self._vector = vector
         self._slots = vector.slots
         self._pending = vector.pending
+        self._lock = vector.supervisors[0].core.lock  # the lock of all actors
         self._outcomes = outcomes
         self._stepper = stepper
         self._asker = asker
@@ -108,7 +110,7 @@ class Collector:
 
     def read(self) -> None:
         """Read the outcomes that have arrived."""
-        with defer_signals, self._pending.lock:
+        with defer_signals:
             self._outcomes.read(self._arrive())
 
     def _arrive(self) -> list[int]:
@@ -126,7 +128,7 @@ class Collector:
         pending = self._pending
         if pending.was_disturbed:
             self.wait_for(lambda: not pending.in_flight(env_ids), len(env_ids), deadline)
-            with defer_signals, pending.lock:
+            with defer_signals:
                 pending.take(set(env_ids).intersection(pending.ready_ids()))
 
     def gather(self, env_ids: list[int], timeout: float | None, deadline: float | None, what: str) -> Batch:
@@ -155,7 +157,7 @@ class Collector:
                 env_ids=late,
                 timeout=timeout,
             )
-        return self.deliver(env_ids, what)
+        return self.deliver(lambda: self._check_ready(env_ids, what), what)
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         """Wait for results and deliver them in the order of their completion; see `VectorEnv.recv`."""
@@ -181,49 +183,69 @@ class Collector:
 
     def _deliver_ready(self, max_envs: int | None, started: float) -> Batch:
         """Deliver ready results and all failures, for a `receive` that began at ``started`` (`time.monotonic`)."""
-        with defer_signals, self._pending.lock:
-            if not self._pending.receivable:
-                raise NothingPendingError(
-                    "recv has no results left to wait for: a signal handler or another thread has taken them"
-                )
-            ready = self._pending.ready_ids()
-            failed = [env_id for env_id in ready if self._pending.ready[env_id].error is not None]
-            fine = [env_id for env_id in ready if env_id not in failed][:max_envs]
-            batch = self.deliver([*fine, *failed], "recv")
-        if fine:
+        batch = self.deliver(lambda: self._choose(max_envs), "recv")
+        if len(batch.env_ids):
             now = time.monotonic()
             seconds = now - started + self._asker.posting
-            self._stepper.stream_tuner.record(seconds * len(self._vector.supervisors) / len(fine), now)
+            self._stepper.stream_tuner.record(seconds * len(self._vector.supervisors) / len(batch.env_ids), now)
             self._asker.posting = 0.0
         return batch
 
-    def deliver(self, env_ids: list[int], what: str) -> Batch:
+    def _choose(self, max_envs: int | None) -> list[int]:
+        """Return the envs whose results `receive` delivers."""
+        pending = self._pending
+        if not pending.receivable:
+            raise NothingPendingError(
+                "recv has no results left to wait for: a signal handler or another thread has taken them"
+            )
+        ready = pending.ready_ids()
+        failed = [env_id for env_id in ready if pending.ready[env_id].error is not None]
+        return [*[env_id for env_id in ready if env_id not in failed][:max_envs], *failed]
+
+    def _check_ready(self, env_ids: list[int], what: str) -> list[int]:
+        """Return the envs if all have results that are ready."""
+        ready = self._pending.ready_ids()
+        gone = [env_id for env_id in env_ids if env_id not in ready]
+        if gone:
+            raise NothingPendingError(
+                f"{what} waited for the results of the envs {gone}, which a signal handler or another thread has taken "
+                "meanwhile: let only one of them wait for these envs"
+            )
+        return env_ids
+
+    def deliver(self, choose: Callable[[], list[int]], what: str) -> Batch:
         """Deliver results that are ready.
 
+        Args:
+            choose: Returns the envs; called under the lock.
+            what: Name of the user's call, for errors.
+
         Raises:
-            NothingPendingError: A signal handler or another thread has taken some of them.
+            NothingPendingError: A signal handler or another thread has taken them.
             VectorStepError: Some results are failures; the others are in ``.batch``.
         """
-        reader, batcher = self._vector.reader, self._vector.batcher
-        with defer_signals, self._pending.lock:  # delivering and counting must not be separated
-            gone = [env_id for env_id in env_ids if self._slots.states[env_id] != READY]
-            if gone:
-                raise NothingPendingError(
-                    f"{what} waited for the results of the envs {gone}, which a signal handler or another thread has "
-                    "taken meanwhile: let only one of them wait for these envs"
-                )
-            results = {env_id: self._pending.ready[env_id] for env_id in env_ids}
-            failures = {env_id: result.error for env_id, result in results.items() if result.error is not None}
-            fine = [env_id for env_id in env_ids if env_id not in failures]
-            if batcher.learns or any(result.step is not None for result in results.values()):
-                steps, mismatches = batcher.conform_all(
-                    [results[env_id].step or reader.step(env_id) for env_id in fine]
-                )
-                failures.update(mismatches)
-                batch = batcher.batch(steps)
-            else:
-                batch = reader.batch_of(fine)
-            self._pending.take(env_ids)
+        reader, batcher, ready = self._vector.reader, self._vector.batcher, self._pending.ready
+        results: dict[int, ReadyResult] = {}
+        with defer_signals:  # delivering and counting must not be separated
+            try:
+                with self._lock:
+                    results = {env_id: ready[env_id] for env_id in choose()}
+                    for env_id in results:
+                        del ready[env_id]  # from here on, no other thread delivers it
+                failures = {env_id: result.error for env_id, result in results.items() if result.error is not None}
+                fine = [env_id for env_id in results if env_id not in failures]
+                if batcher.learns or any(result.step is not None for result in results.values()):
+                    steps, mismatches = batcher.conform_all(
+                        [results[env_id].step or reader.step(env_id) for env_id in fine]
+                    )
+                    failures.update(mismatches)
+                    batch = batcher.batch(steps)
+                else:
+                    batch = reader.batch_of(fine)
+                self._pending.take(results)
+            except BaseException:
+                ready.update(results)
+                raise
         self._vector.reactor.wake(self._pending)  # another thread may wait for the same ones
         if failures:
             first_id, first_error = next(iter(failures.items()))

@@ -1,6 +1,6 @@
 """Read outcomes in a thread that waits for them, since unpickling infos and failures runs user code.
 
-ARRIVED ──▶ a result in its row, a result that reports a failure, or an error ──▶ READY, or a future
+ARRIVED ──▶ READING: a result in its row, a result that reports a failure, or an error ──▶ READY, or a future
 └─▶ ASKED again: the env raised and is replayed or renewed, or the next process resets it
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 from envactors.actor import row_failures
 from envactors.actor.decide import Cause, Fate
 from envactors.actor.requests import Group, Request
-from envactors.actor.slots import ARRIVED, ASKED, Op, Outcome
+from envactors.actor.slots import ARRIVED, ASKED, READING, Op, Outcome
 from envactors.envs.core import VectorCore
 from envactors.envs.pending import ReadyResult
 from envactors.envs.results import EnvStep
@@ -36,17 +36,31 @@ class Outcomes:
         self._reader = vector.reader
 
     def read(self, arrived: list[int]) -> None:
-        """Read outcomes that have arrived for `recv`."""
+        """Read outcomes that have arrived for `recv`, but for those that another thread is reading."""
         slots = self._slots
-        # The others have no time in their rows.
-        timed = {index for index in arrived if slots.streams[index] and index not in slots.outcomes}
-        when = {index: float(slots.slab.when[index]) if index in timed else math.inf for index in arrived}
-        for index in sorted(arrived, key=when.__getitem__):
-            result = self._read(index)
-            if result is not None:
-                slots.of[index].op = None
-                slots.note_usual(index)
-                self._vector.pending.add(index, result)
+        left: set[int] = set()
+        try:
+            with self._vector.supervisors[0].core.lock:  # the lock of all actors
+                for index in arrived:
+                    if slots.states[index] == ARRIVED:
+                        left.add(index)
+                        slots.states[index] = READING
+            # The others have no time in their rows.
+            timed = {index for index in left if slots.streams[index] and index not in slots.outcomes}
+            when = {index: float(slots.slab.when[index]) if index in timed else math.inf for index in sorted(left)}
+            for index in sorted(when, key=when.__getitem__):
+                result = self._read(index)
+                if result is not None:
+                    slots.of[index].op = None
+                    slots.note_usual(index)
+                    self._vector.pending.add(index, result)
+                left.discard(index)
+        finally:
+            for index in left:
+                if slots.states[index] == READING:
+                    slots.states[index] = ARRIVED
+            if arrived:
+                self._vector.reactor.wake(self._vector.pending)  # another thread may wait for one of them
 
     def read_for_future(self, index: int, op: Op) -> None:
         """Read the outcome of an env whose request has a future, and settle the future.

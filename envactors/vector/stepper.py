@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slots import ARRIVED, POSTED
+from envactors.actor.slots import ARRIVED, POSTED, READING
 from envactors.actor.states import LIVE
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.wait_set import WaitSet
@@ -73,7 +73,7 @@ class Stepper:
         self._all = Selection(asker.all_ids, is_all=True)
         self._completed = slots.slab.completed.data
         self._all_posted = bytes([POSTED]) * len(slots.of)
-        self._all_arrived = bytes([ARRIVED]) * len(slots.of)
+        self._all_reading = bytes([READING]) * len(slots.of)
         # Whether a step consists of nothing but an action in the row, and its result of nothing but arrays and an info.
         self._is_simple = slots.slab.layout.action is not None
         self._is_simple &= not vector.batcher.learns and not vector.reader.copies_objects
@@ -269,10 +269,7 @@ class Stepper:
         elif not is_whole or not self._wait(step, deadline):
             return None
         with defer_signals:
-            results = self.gather(step)
-        if self.inline is not None:
-            self._vector.reactor.wake(self._vector.pending)  # no ring has told other threads of it
-        return results
+            return self.gather(step)
 
     def _wait(self, step: Step, deadline: float | None) -> bool:
         """Wait until a step is finished, or an env needs more than waiting; return False if the deadline passes."""
@@ -292,12 +289,13 @@ class Stepper:
             has to deliver them.
         """
         vector, slots, envs, contents = self._vector, self._slots, step.envs, None
-        with vector.pending.lock:
+        try:
             if not self.arrive(step):
                 return None
             if not slots.infos.all_plain():
                 contents = vector.reader.decode_all(envs.env_ids)
                 if contents is None:
+                    self._give_back(envs)
                     return None
             results = vector.reader.batch(envs.index, contents)
             vector.episodes.record_all(envs, results[2], results[3], step.resets)
@@ -307,9 +305,19 @@ class Stepper:
             # Made idle last: after an interrupt before that, `recv` delivers the results.
             for each in envs.ranges:
                 slots.states[each] = slots.zeros[each]
+        except BaseException:
+            self._give_back(envs)
+            raise
         if self.inline is None:  # else nothing waits
             self.record()
+        vector.reactor.wake(vector.pending)  # another thread may wait for the same ones
         return results
+
+    def _give_back(self, envs: Selection) -> None:
+        """Leave results that were arriving here to other threads."""
+        states = self._slots.states
+        for each in envs.ranges:
+            states[each] = states[each].replace(bytes([READING]), bytes([ARRIVED]))
 
     def record(self) -> None:
         """Record that the results of a step have been gathered."""
@@ -317,7 +325,7 @@ class Stepper:
         self.tuner.record(now - self._started, now)
 
     def arrive(self, step: Step) -> bool:
-        """Take the results of a step into account; return False if that is not as simple as it is most often.
+        """Take the results of a step into account, to be read in this thread; return False if that is not so simple.
 
         Called with signals deferred.
         """
@@ -345,7 +353,7 @@ class Stepper:
                     core.recovery.record_all(slots, indices)
                 core.completed += len(indices)
             for each in envs.ranges:
-                slots.states[each] = self._all_arrived[each]
+                slots.states[each] = self._all_reading[each]
         for core in [part.core for part in parts] if slots.on_failure == "replay" else ():
             if core.queue:  # states of envs are to be saved
                 with core.change, core.lock:

@@ -229,3 +229,41 @@ def test_an_observation_that_cannot_be_copied_fails_its_own_step():
         assert [future.result(SOON).env_id for future in envs.submit([2, 3])] == [0, 1]
         with ea.spawn(Counter, deadlines=ea.Deadlines(call=0.5)) as hangs, pytest.raises(ea.ActorTimeoutError):
             hangs.sleep(100).result(SOON)
+
+
+def wait_for_another_thread():
+    being_read.set()
+    assert has_stepped.wait(SOON)
+    return "read"
+
+
+class Waiting:
+    """Unpickling it ends once another thread has stepped."""
+
+    def __reduce__(self):
+        return wait_for_another_thread, ()
+
+
+class WaitingEnv(EchoEnv):
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, {**info, "waiting": Waiting()} if action == 8 else info
+
+
+has_stepped = threading.Event()
+
+
+@pytest.mark.parametrize("ask", ["step", "send"])
+def test_other_threads_step_other_envs_while_a_result_is_read(ask):
+    with ea.VectorEnv([WaitingEnv] * 2) as envs, concurrent.futures.ThreadPoolExecutor(1) as threads:
+        envs.reset()
+        for event in (being_read, has_stepped):
+            event.clear()
+        if ask == "send":
+            envs.send([8], env_ids=[0])
+        slow = threads.submit(envs.recv) if ask == "send" else threads.submit(envs.step, [8], env_ids=[0])
+        assert being_read.wait(SOON)
+        envs.step([1], env_ids=[1], timeout=SOON)
+        has_stepped.set()
+        infos = slow.result(SOON)[-1] if ask == "step" else slow.result(SOON).infos
+        assert infos[0]["waiting"] == "read"

@@ -9,11 +9,19 @@ import envactors as ea
 from envactors.actor.core import ActorCore
 from envactors.actor.requests import Entry
 from envactors.actor.rows import ActorRows
-from envactors.actor.slots import ARRIVED, ASKED, IDLE, POSTED, READY, ROLLING
+from envactors.actor.slots import ARRIVED, ASKED, IDLE, POSTED, READING, READY, ROLLING
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, LIVE
 from simulation.world import Violation
 
-_NAMES = {IDLE: "idle", ASKED: "asked", POSTED: "posted", ARRIVED: "arrived", READY: "ready", ROLLING: "rolling"}
+_NAMES = {
+    IDLE: "idle",
+    ASKED: "asked",
+    POSTED: "posted",
+    ARRIVED: "arrived",
+    READING: "reading",
+    READY: "ready",
+    ROLLING: "rolling",
+}
 
 
 class Invariants:
@@ -81,7 +89,7 @@ class Invariants:
             return "the results that are ready say otherwise"
         if slot.op is not None and state in (IDLE, READY, ROLLING):
             return "keeps what it was asked"
-        if index in slots.outcomes and state != ARRIVED:
+        if index in slots.outcomes and state not in (ARRIVED, READING):
             return "has an outcome"
         if future is not None:
             if future.settled():

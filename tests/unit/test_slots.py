@@ -7,7 +7,7 @@ import pytest
 from plainrows import WRITES_PER_ENV, PlayedActor, make_slots
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.slots import ARRIVED, IDLE, LOST, NO_EPISODE, POSTED, Op
+from envactors.actor.slots import IDLE, LOST, NO_EPISODE, POSTED, READING, Op
 from envactors.envs.selection import Selection
 from envactors.mailbox.control_page import ASLEEP
 from envactors.mailbox.messages import episode_seed, renewed_seed
@@ -242,7 +242,8 @@ def test_all_envs_at_once_have_the_results_that_each_for_itself_has(actor):
         assert post_all(actor)
         actor.work()
         assert arrive(actor)
-        assert [actor.slots.states[env] for env in actor.ENVS] == [ARRIVED] * 3
+        assert [actor.slots.states[env] for env in actor.ENVS] == [READING] * 3
+        actor.stepper._give_back(actor.posted.envs)
         results.append(actor.deliver())
         actor.step()
         actor.work()
