@@ -249,8 +249,9 @@ class ActorRows:
         slots, op = self.slots, self.slots.of[index].op
         if outcome is not None:
             slots.outcomes[index] = outcome
-            self.core.reactor.wake(self.waiter)
         slots.states[index] = ARRIVED
+        if outcome is not None:
+            self.core.reactor.wake(self.waiter)  # not before: a thread looks at the state without the lock
         if op is not None and op.future is not None:
             read = functools.partial(self._read, index, op)
             # In process a call has run when its future is returned.

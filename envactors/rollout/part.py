@@ -152,7 +152,8 @@ class ActorPart:
         request, core = self.request, self.supervisor.core
         if request is not None and request is not ended and not request.started:
             with core.change, core.lock:
-                if core.table.running is not request and request not in core.table.queue:
+                is_there = core.table.running is request or request in core.table.queue
+                if not is_there and not request.started:
                     self._send(request)
         return request is not ended
 

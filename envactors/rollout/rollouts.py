@@ -188,26 +188,37 @@ class Rollouts:
             futures = run.futures
             run.parts = [self._make_part(run, self._policy, supervisor, steps) for supervisor in self._supervisors]
             run.left = set(run.parts)
-            self._next += 1
+            ready = [part for part in run.parts if self._first_part(part.supervisor) is None]
+            try:
+                self._count(run)
+            except BaseException:
+                self._runs = [other for other in self._runs if other is not run]
+                self._rest()
+                raise
         try:
-            self._begin_parts(run)
+            self._begin_all(ready)
         except BaseException:
-            run.reactor.post(functools.partial(self._begin_parts, run))
+            run.reactor.post(functools.partial(self._begin_all, ready))
             raise
         return futures
 
-    def _begin_parts(self, run: Run) -> None:
-        """Begin those parts of a rollout that wait for no others; may run again after an interrupt."""
-        with self._lock:
-            if run.unsettled and run not in self._runs:
-                self._runs.append(run)
-            slots = self._slots
-            if self._runs and slots.at_rest == IDLE:
-                slots.states[:] = bytes([ROLLING]) * len(slots.states)
-                slots.at_rest = ROLLING
-            first = [part for part in run.parts if self._first_part(part.supervisor) is part]
-        for part in first:
-            _begin(part, slots)
+    def _count(self, run: Run) -> None:
+        """Count a rollout among those in flight."""
+        self._next += 1
+        if not self._runs:
+            self._slots.states[:] = bytes([ROLLING]) * len(self._slots.states)
+            self._slots.at_rest = ROLLING
+        self._runs.append(run)
+
+    def _rest(self) -> None:
+        """Make the envs idle if no rollout is in flight."""
+        if not self._runs:
+            self._slots.at_rest = IDLE
+            self._slots.make_all_idle()
+
+    def _begin_all(self, parts: list[ActorPart]) -> None:
+        for part in parts:
+            _begin(part, self._slots)
 
     def _first_part(self, supervisor: Supervisor) -> ActorPart | None:
         """Return the part of an actor that it is in, or is to begin, if there is one."""
@@ -326,9 +337,7 @@ class Rollouts:
             # In order: a rollout counts as in flight until those before it have ended.
             while self._runs and not self._runs[0].unsettled:
                 self._runs.pop(0)
-            if not self._runs:
-                self._slots.at_rest = IDLE
-                self._slots.make_all_idle()
+            self._rest()
         future.settle(rollout if error is None else None, error, 0)
         if not run.unsettled:
             # The run and its parts refer to each other: a result must not live until they are collected.

@@ -261,18 +261,20 @@ def test_a_rollout_whose_start_is_interrupted_holds_up_no_other(number):
         envs.set_policy(make_echoing_policy)
         for line in (lines := Lines()):
             before = [envs.rollout_async(2) for _ in range(number - 1)]
-            where = interrupt(lambda: envs.rollout_async(2), line, only={"start", "_begin_parts", "_begin", "begin"})
+            where = interrupt(lambda: envs.rollout_async(2), line, only={"start", "_count", "_begin", "begin"})
             lines.has_stopped = where is not None
             for rollout in before:
                 rollout.result(SOON)
             deadline = time.monotonic() + SOON
             while True:  # the one that was interrupted may be in flight
                 try:
-                    envs.rollout(1, timeout=SOON)
+                    futures = envs.submit([7, 7])
                     break
                 except ea.AlreadyPendingError:
                     assert time.monotonic() < deadline, where
                     time.sleep(0.001)
+            assert [future.result(SOON).reward for future in futures] in ([7, 7], [0, 7], [7, 0], [0, 0])
+            envs.rollout(1, timeout=SOON)
         assert lines.count > 20
 
 

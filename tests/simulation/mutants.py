@@ -326,13 +326,13 @@ MUTANTS = [
     Mutant(PART + "move", "trajectory.take_columns(self.trajectory, self.first, self.stop)", "pass", LAST),
     Mutant(BUFFERS + "take", "buffer not in used and ", "", MIXES),
     Mutant(
-        ROLLOUTS + "_begin_parts",
-        "first = [part for part in run.parts if self._first_part(part.supervisor) is part]",
-        "first = run.parts",
+        ROLLOUTS + "start",
+        "ready = [part for part in run.parts if self._first_part(part.supervisor) is None]",
+        "ready = run.parts",
         MIXES,
     ),
     Mutant(ROLLOUTS + "_on_part_end", "_begin(following, self._slots)", "pass", HANGS),
-    Mutant(ROLLOUTS + "_settle", "self._slots.make_all_idle()", "pass", STATES),
+    Mutant(ROLLOUTS + "_rest", "self._slots.make_all_idle()", "pass", STATES),
     Mutant(ORDER + "hand_over", "self._was_lost = True", "pass", HANGS),
     Mutant(ORDER + "_note_policy", 'self.method = "policy"', "pass", BLAMES),
     Mutant(

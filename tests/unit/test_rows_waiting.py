@@ -11,7 +11,7 @@ import envactors as ea
 from envactors.actor.future import ActorFuture
 from envactors.actor.permits import Permits
 from envactors.actor.requests import CallRequest
-from envactors.actor.slots import ASKED, IDLE, POSTED
+from envactors.actor.slots import ARRIVED, ASKED, IDLE, POSTED
 from envactors.mailbox.messages import Call, Kind
 
 ENVS = PlayedActor.ENVS
@@ -48,6 +48,21 @@ def test_calls_and_rows_run_in_the_order_of_submission(make_actor):
     assert in_state(actor, POSTED) == [3]
     actor.work()
     assert list(actor.deliver()) == [3]
+
+
+def test_a_failure_is_there_when_threads_are_woken_to_look_for_it(make_actor):
+    actor = make_actor()
+    actor.step()
+    seen = []
+    wake = actor.core.reactor.wake
+
+    def look_and_wake(key):
+        seen.append(in_state(actor, ARRIVED))
+        wake(key)
+
+    actor.core.reactor.wake = look_and_wake
+    actor.exit()
+    assert seen[: len(ENVS)] == [list(ENVS[: count + 1]) for count in range(len(ENVS))]
 
 
 def test_envs_that_wait_have_no_results(make_actor):
