@@ -1,8 +1,8 @@
 """The envs of a vector: the state, the request, and the episode of each. Changed under a lock only.
 
-    IDLE ──asked──▶ ASKED ──posted──▶ POSTED ──complete──▶ ARRIVED ──read──▶ READY ──delivered──▶ IDLE
-                      ▲                  │                    │
-                      └── runs again ────┴────────────────────┘       a future gets its result from ARRIVED
+    IDLE ──asked──▶ ASKED ──posted──▶ POSTED ──complete──▶ ARRIVED ──▶ READING ──▶ READY ──delivered──▶ IDLE
+                      ▲                  │                    │           │
+                      └── runs again ────┴────────────────────┴───────────┘   a future gets its result from ARRIVED
 
 This is the one place that says whether an env is idle, in flight, or ready. The rows of shared memory, in which envs
 exchange actions and results, are `envactors.actor.rows`.
@@ -29,9 +29,9 @@ IDLE: Final = 0
 ASKED: Final = 1  # waits in the queue of its actor
 POSTED: Final = 2  # posted in its row, and not yet completed by the worker
 ARRIVED: Final = 3  # the outcome is certain and was taken into account; it is to be read
-READY: Final = 4  # the result waits to be delivered
-READING: Final = 6  # ARRIVED, and a thread is reading the outcome: code of users may run, and no other thread reads it
-ROLLING: Final = 5  # in a rollout; while one of its steps is finished in its row, it has one of the states above
+READING: Final = 4  # a thread reads the outcome, and no other one does; code of users may run meanwhile
+READY: Final = 5  # the result waits to be delivered
+ROLLING: Final = 6  # in a rollout; while one of its steps is finished in its row, it has one of the states above
 
 # Values of `Slot.holds`.
 NO_EPISODE: Final = -1

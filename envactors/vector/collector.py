@@ -65,11 +65,13 @@ class Collector:
         is_there = functools.partial(self._is_there, done, count, waiter)
         in_time = True
         try:
+            self._pending.waiting.add(waiter)
             while in_time:
                 in_time = reactor.wait(is_there, self._pending, deadline, self._stepper.wait_set)
                 self.read()
                 in_time = in_time and not done()
         finally:
+            self._pending.waiting.discard(waiter)
             self._wanted.pop(waiter, None)
             self._ask_for_rings()
             reactor.wake(self._pending)  # others look again: they may have asked for rings at the same time
@@ -204,8 +206,8 @@ class Collector:
 
     def _check_ready(self, env_ids: list[int], what: str) -> list[int]:
         """Return the envs if all have results that are ready."""
-        ready = self._pending.ready_ids()
-        gone = [env_id for env_id in env_ids if env_id not in ready]
+        ready, states = self._pending.ready, self._slots.states
+        gone = [env_id for env_id in env_ids if env_id not in ready or states[env_id] != READY]
         if gone:
             raise NothingPendingError(
                 f"{what} waited for the results of the envs {gone}, which a signal handler or another thread has taken "

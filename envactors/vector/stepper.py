@@ -310,7 +310,8 @@ class Stepper:
             raise
         if self.inline is None:  # else nothing waits
             self.record()
-        vector.reactor.wake(vector.pending)  # another thread may wait for the same ones
+        if vector.pending.waiting:
+            vector.reactor.wake(vector.pending)
         return results
 
     def _give_back(self, envs: Selection) -> None:
