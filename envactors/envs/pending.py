@@ -42,7 +42,7 @@ class Pending:
         is_disturbed: Whether an exception has interrupted a request, so that envs may be marked as asked without having
             been posted or queued.
         was_disturbed: Whether results of an interrupted request may be pending.
-        waiting: Has an entry of each thread that waits for results which another one may take.
+        waiting: At how many complete rows workers ring for each thread that waits in `Collector`; 0 if they need not.
     """
 
     def __init__(self, slots: Slots) -> None:
@@ -50,7 +50,7 @@ class Pending:
         self.ready: dict[int, ReadyResult] = {}
         self.is_disturbed: bool = False
         self.was_disturbed: bool = False
-        self.waiting: set[object] = set()
+        self.waiting: dict[object, int] = {}
 
     def check_idle(self, env_ids: Iterable[int]) -> None:
         """Check that the envs have no results pending.

@@ -41,8 +41,6 @@ class Collector:
         self._outcomes = outcomes
         self._stepper = stepper
         self._asker = asker
-        # At how many complete rows workers ring for each thread that waits.
-        self._wanted: dict[object, int] = {}
 
     def wait_for(self, done: Callable[[], bool], count: int, deadline: float | None) -> None:
         """Wait until ``done()`` or the deadline.
@@ -65,14 +63,13 @@ class Collector:
         is_there = functools.partial(self._is_there, done, count, waiter)
         in_time = True
         try:
-            self._pending.waiting.add(waiter)
+            self._pending.waiting[waiter] = 0
             while in_time:
                 in_time = reactor.wait(is_there, self._pending, deadline, self._stepper.wait_set)
                 self.read()
                 in_time = in_time and not done()
         finally:
-            self._pending.waiting.discard(waiter)
-            self._wanted.pop(waiter, None)
+            self._pending.waiting.pop(waiter, None)
             self._ask_for_rings()
             reactor.wake(self._pending)  # others look again: they may have asked for rings at the same time
 
@@ -91,7 +88,7 @@ class Collector:
             return bool(arrived)
         expected = count - states.count(READY) - len(arrived)
         # Workers count complete rows, which include those of envs without a request.
-        self._wanted[waiter] = len(states) - missing + min(max(1, expected), missing)
+        self._pending.waiting[waiter] = len(states) - missing + min(max(1, expected), missing)
         self._ask_for_rings()
         return self._suffice(self._arrive(), count)  # they may have been complete before
 
@@ -104,7 +101,7 @@ class Collector:
 
     def _ask_for_rings(self) -> None:
         """Tell workers at how many complete rows to ring for the first thread that waits; 0 if none does any more."""
-        count = min(tuple(self._wanted.values()), default=0)
+        count = min(filter(None, tuple(self._pending.waiting.values())), default=0)
         for supervisor in self._vector.actors:
             process = supervisor.core.process
             if process is not None:
