@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import multiprocessing.process
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -50,7 +51,7 @@ from {module} import {function}; gc.enable(); {function}(**boot)
 """
 # The length of one argument, in bytes, which the kernel limits to 128 KiB.
 _LONGEST_ARGUMENT: Final = 100_000
-# The processes that multiprocessing reaps.
+# The processes that multiprocessing reaps; it must not do that for a worker.
 _children: set[object] = getattr(multiprocessing.process, "_children", set())
 
 
@@ -104,9 +105,8 @@ def start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, st
         args = descriptors, os.getpid(), fixed, restored
         process = get_context("loky").Process(target=run, name=name, args=args, env={**environment, **changes})
         process.start()
-    # This library reaps its processes; multiprocessing must not do so first.
     _children.discard(process)
-    return _watched(process.pid, lambda: process.exitcode)
+    return _watched(process.pid)
 
 
 @contextlib.contextmanager
@@ -128,13 +128,8 @@ def start_interpreter(
     with layout as fixed:
         boot = {"descriptors": descriptors, "parent_pid": os.getpid(), "fixed_layout": fixed}
         process = start_python("envactors.process.bootstrap", "run", boot, descriptors.present(), environment, python)
-
-    def reap() -> int | None:
-        code = await_exit(process.pid)  # `poll` would return 0 if the exit code is not known
-        process.returncode = code or 0
-        return code
-
-    return _watched(process.pid, reap)
+    process.returncode = 0  # so that `subprocess` does not reap it
+    return _watched(process.pid)
 
 
 def fork_caller(descriptors: Descriptors, environment: dict[str, str]) -> Process:
@@ -146,7 +141,7 @@ def fork_caller(descriptors: Descriptors, environment: dict[str, str]) -> Proces
         pid = os.fork()
     if pid == 0:
         run(descriptors, parent_pid, changes=environment, is_forked=True)
-    return _watched(pid, lambda: await_exit(pid))
+    return _watched(pid)
 
 
 def start_python(
@@ -185,9 +180,10 @@ def working_directory() -> str:
         return ""
 
 
-def _watched(pid: int, exit_code: Callable[[], int | None]) -> Process:
+def _watched(pid: int) -> Process:
+    """Return a child of this process, which nothing else reaps."""
     try:
-        return Process(pid, open_sentinel(pid), exit_code)
+        return Process(pid, open_sentinel(pid), functools.partial(await_exit, pid))
     except BaseException:
         os.kill(pid, SIGKILL)
         os.waitpid(pid, 0)

@@ -56,7 +56,7 @@ def test_an_actor_takes_few_descriptors(run_warm):
                 print((count_descriptors() - before) / 10)
         """
     )
-    assert (done.stdout, done.stderr) == ("11.0\n" if PORTABLE else "4.0\n", "")
+    assert (done.stdout, done.stderr) == ("10.0\n" if PORTABLE else "4.0\n", "")
 
 
 @pytest.fixture
