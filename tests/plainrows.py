@@ -128,9 +128,6 @@ class Launches:
         self.queued.add(job)
 
     def finish(self, job):
-        self.queued.discard(job)
-
-    def withdraw(self, job):
         was_queued = job in self.queued
         self.queued.discard(job)
         return was_queued

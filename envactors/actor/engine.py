@@ -57,19 +57,14 @@ class Launcher(CallbackExecutor):
             self.queued[job] = limit
         self.submit(self._run_queued)
 
-    def withdraw(self, job: Callable[[], None]) -> bool:
-        """Remove a job from the queue; return False if it was not queued."""
+    def finish(self, job: Callable[[], None]) -> bool:
+        """Forget a job: its worker is ready, or will never be. Return whether the job was still queued."""
         with self._lock:
             was_queued = job in self.queued
             self.queued.pop(job, None)
-        self.submit(self._run_queued)
-        return was_queued
-
-    def finish(self, job: Callable[[], None]) -> None:
-        """Report that the worker that a job has started is ready, or will never be."""
-        with self._lock:
             self._starting.discard(job)
         self.submit(self._run_queued)
+        return was_queued
 
     def _run_queued(self) -> None:
         """Run the first jobs of the queue, as far as they may start now."""

@@ -5,20 +5,17 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from envactors import backends
 from envactors.actor.config import ActorConfig
 from envactors.actor.containment import levels_of_loggers
 from envactors.actor.handle import ActorHandle, Lifeline
-from envactors.actor.permits import Permits
-from envactors.actor.process import ActorProcess
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.type_variables import T
-from envactors.backends.base import Backend, RowMemory
+from envactors.backends.base import Backend
 from envactors.errors import SerializationError
 from envactors.mailbox import registry
 from envactors.mailbox.factory import Factory, as_callable
@@ -102,14 +99,10 @@ def launch(
     deadlines: Deadlines | float,
     restart: RestartPolicy,
     env_vars: Mapping[str, str] | None,
-    memory: RowMemory | None = None,
     max_journal: int | None = None,
     seed_episodes: bool = False,
     snapshot: SnapshotPolicy | None = None,
-    standbys: Sequence[Callable[[float], ActorProcess | None]] = (),
-    is_standby: bool = False,
-    permits: Permits | None = None,
-    lock: threading.RLock | None = None,
+    **of_vector: Any,
 ) -> ActorHandle:
     """Make an actor of several envs, numbered from ``first``; for the rest see `ActorConfig` and `spawn`."""
     actor = f"actor {name!r}"
@@ -128,9 +121,8 @@ def launch(
             "workers can import, and name a factory as 'module:callable'",
             actor=name,
         )
-    every = None if snapshot is None else snapshot.every
-    rest = memory, max_journal, every, standbys, is_standby, permits, lock
-    config = ActorConfig(name, resolved, start, as_deadlines(deadlines), restart, variables, *rest)
+    of_vector |= {"max_journal": max_journal, "save_every": None if snapshot is None else snapshot.every}
+    config = ActorConfig(name, resolved, start, as_deadlines(deadlines), restart, variables, **of_vector)
     with defer_signals:
         supervisor = Supervisor(config)
         return ActorHandle(supervisor, Lifeline(supervisor))

@@ -177,7 +177,7 @@ class Lifecycle:
     def end(self, reason: EndReason) -> None:
         """End the process, or what is about to become one, for a reason of the parent's own."""
         core, process = self._core, self._core.process
-        coming = core.phase in (LAUNCHING, ENDING) and process is None and not self._launcher.withdraw(self.launch)
+        coming = core.phase in (LAUNCHING, ENDING) and process is None and not self._launcher.finish(self.launch)
         coming = coming and self._uncertain is None
         core.phase, core.reason = ENDING, reason
         if process is not None:

@@ -279,13 +279,11 @@ class Launcher:
     def launch(self, job: Callable[[], None], limit: int | None) -> None:
         self.queued[job] = limit
 
-    def withdraw(self, job: Callable[[], None]) -> bool:
+    def finish(self, job: Callable[[], None]) -> bool:
         was_queued = job in self.queued
         self.queued.pop(job, None)
-        return was_queued
-
-    def finish(self, job: Callable[[], None]) -> None:
         self._starting.discard(job)
+        return was_queued
 
     @property
     def can_launch(self) -> bool:

@@ -90,13 +90,9 @@ class Poller:
     def watch(self, fd: int, *, readable: bool = True, writable: bool = False) -> None:
         """Change what a descriptor is watched for; with neither it is not reported."""
         mask = (selectors.EVENT_READ if readable else 0) | (selectors.EVENT_WRITE if writable else 0)
-        # Selectors refuse an empty mask.
         with self._lock:
-            if not mask:
-                self._unregister(fd)
-            elif fd in self._selector.get_map():
-                self._selector.modify(fd, mask)
-            else:
+            self._unregister(fd)
+            if mask:  # selectors refuse an empty one
                 self._selector.register(fd, mask)
 
     def remove(self, fd: int) -> None:
