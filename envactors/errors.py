@@ -223,8 +223,9 @@ def describe_end(exitcode: int | None, signal: int | None) -> str:
 
 def copy_error(error: ActorError) -> ActorError:
     """Return a copy of an error, so that no two futures share an exception and its traceback."""
-    copied = copy.copy(error)
+    copied = copy.copy(error).with_traceback(None)  # Dask has copies of exceptions keep it
     copied.__cause__ = error.__cause__
+    copied.__context__ = None
     return copied
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import copyreg
 import pickle
 import sys
 
@@ -168,6 +169,33 @@ def test_a_twin_is_another_error_with_the_same_story():
         assert (type(other), str(other), vars(other)) == (kind, "the message", vars(error))
         assert other.__cause__ is error.__cause__
         assert other.__traceback__ is None
+
+
+def test_a_copy_has_no_traceback_where_exceptions_are_pickled_with_theirs(monkeypatch):
+    """As once `distributed` was imported."""
+
+    def rebuild(args, state, traceback, context):
+        error = ea.ActorDiedError(*args)
+        vars(error).update(state)
+        error.__traceback__ = traceback
+        error.__context__ = context
+        return error
+
+    def reduce(error):
+        return rebuild, (error.args, vars(error), error.__traceback__, error.__context__)
+
+    monkeypatch.setitem(copyreg.dispatch_table, ea.ActorDiedError, reduce)
+    with pytest.raises(ea.ActorDiedError) as caught:
+        try:
+            raise ValueError("before")
+        except ValueError:
+            raise make(ea.ActorDiedError)
+    error = caught.value
+    assert error.__traceback__ is not None
+    assert error.__context__ is not None
+    other = copy_error(error)
+    assert (str(other), vars(other)) == (str(error), vars(error))
+    assert (other.__traceback__, other.__context__) == (None, None)
 
 
 def test_the_end_of_a_process_in_words():
