@@ -17,7 +17,7 @@ PACKAGE = Path(ea.__file__).parent
 # How long a thread must stay at one instruction to count as asleep, in seconds.
 _ASLEEP = 0.004
 # How often a thread may not come to its line.
-_MISSES = 3
+_MISSES = 5
 
 
 class Lines:

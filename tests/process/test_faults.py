@@ -15,6 +15,8 @@ import pytest
 from helpers import FORK_SERVER, SOON, UP, Counter, is_gone, promised, wait_for_path, wait_until
 
 import envactors as ea
+from envactors.actor.process import ActorProcess
+from envactors.backends.process import ProcessWorker
 from envactors.testing import EchoEnv
 
 MANY = ea.RestartPolicy(max_restarts=20, backoff=0.0)
@@ -446,20 +448,36 @@ def test_a_call_behind_a_step_whose_result_nobody_took_has_its_deadline():
 
 
 class LateOrLarge(EchoEnv):
-    """Env 0 is somewhat late; env 1 has an info that has no place in its row."""
+    """Env 0 is late; env 1 has an info that has no place in its row."""
+
+    def __init__(self, env_id, is_late):
+        super().__init__(env_id)
+        self.is_late = is_late
 
     def step(self, action):
         if self.env_id == 0:
-            time.sleep(0.55)
+            wait_for_path(self.is_late)
         obs, reward, terminated, truncated, _ = super().step(action)
         return obs, reward, terminated, truncated, {"large": os.urandom(100_000)} if self.env_id else {}
 
 
-def test_a_large_result_of_a_process_that_is_about_to_be_killed_counts():
-    with ea.VectorEnv(
-        [lambda i=i: LateOrLarge(i) for i in range(2)], envs_per_actor=2, deadlines=ea.Deadlines(step=0.5)
-    ) as envs:
+def test_a_large_result_of_a_process_that_is_about_to_be_killed_counts(monkeypatch, tmp_path):
+    ask_stacks, kill = ActorProcess.ask_stacks, ProcessWorker.kill
+
+    def note_and_ask(process):  # the deadline has passed
+        (tmp_path / "late").touch()
+        ask_stacks(process)
+
+    def kill_late(worker):
+        wait_until(lambda: rows.completed[1] == rows.posted[1])
+        kill(worker)
+
+    factories = [lambda i=i: LateOrLarge(i, tmp_path / "late") for i in range(2)]
+    with ea.VectorEnv(factories, envs_per_actor=2, deadlines=ea.Deadlines(step=0.5)) as envs:
         envs.reset()
+        rows = envs._core.slots.slab
+        monkeypatch.setattr(ActorProcess, "ask_stacks", note_and_ask)
+        monkeypatch.setattr(ProcessWorker, "kill", kill_late)
         with pytest.raises(ea.VectorStepError) as caught:
             envs.step([1, 2], timeout=SOON)
         assert list(caught.value.failures) == [0]
@@ -500,10 +518,10 @@ def test_close_returns_in_time_whatever_the_worker_does(state, tmp_path):
 
 
 def test_an_idle_worker_is_never_killed_for_being_idle():
-    deadlines = ea.Deadlines(call=0.1, step=0.1, reset=0.1)
+    deadlines = ea.Deadlines(call=0.5, step=0.5, reset=0.5)
     with ea.spawn(Counter, deadlines=deadlines) as actor:
         pid = actor.call("pid").result(SOON)
-        time.sleep(1.0)
+        time.sleep(1.2)
         assert actor.add().result(SOON) == 1
         assert actor.pid == pid
 
