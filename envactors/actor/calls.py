@@ -15,11 +15,11 @@ from typing import Any
 from envactors.actor import engine, recording, row_failures
 from envactors.actor.containment import handle_record
 from envactors.actor.core import ActorCore
-from envactors.actor.exit_decision import Fate
+from envactors.actor.decide import Fate
 from envactors.actor.future import ActorFuture
 from envactors.actor.process import START_CALL_ID, ActorProcess
 from envactors.actor.reactor import Reactor
-from envactors.actor.requests import CallRequest, Entry, shortest_deadline
+from envactors.actor.requests import CallRequest, Entry, Group, shortest_deadline
 from envactors.actor.rows import ActorRows
 from envactors.actor.states import BACKOFF, DEAD, LAUNCHING, LIVE, STOPPING, EndReason
 from envactors.actor.timers import Turn
@@ -139,23 +139,21 @@ class Calls:
             return  # the process is about to be killed: nothing of what is queued may begin before
         while table.queue and core.phase is LIVE and core.process is not None and table.running is None:
             head = table.queue[0]
-            call, group = head.call, head.group
-            if group is not None and (rows is None or not any(map(rows.is_asked, group.indices))):
+            if isinstance(head, Group) and (rows is None or not any(map(rows.is_asked, head.indices))):
                 table.queue.popleft()  # what it had was withdrawn
                 continue
-            if rows is not None and (call is not None or permits is not None) and rows.has_posted():
+            if rows is not None and (isinstance(head, CallRequest) or permits is not None) and rows.has_posted():
                 rows.watch_end()  # the thread that waits for them need not be awake
                 if rows.has_posted():
                     return
                 continue
             if permits is not None and head.needs_permit and not permits.acquire(core, head.age):
                 return
-            if call is not None:
-                self._send_call(table.start_call(call))
+            if isinstance(head, CallRequest):
+                self._send_call(table.start_call(head))
                 continue
             assert rows is not None, "only envs of a vector are posted"
-            assert group is not None, "an entry is a call or a group"
-            rows.post_waiting(group)
+            rows.post_waiting(head)
             table.queue.popleft()  # not before: an interrupt in between must not lose it
             if permits is not None:
                 rows.watch_end()
@@ -370,7 +368,7 @@ def settle_running(calls: Calls, fate: Fate, call: CallRequest, error: ActorErro
     table = calls.core.table
     if fate is Fate.HOLD:
         table.running = call
-    elif fate is Fate.AGAIN:
+    elif fate is Fate.REDO:
         call.retries -= 1
         table.queue.appendleft(call)
     elif fate is Fate.FAIL:

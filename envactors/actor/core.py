@@ -143,8 +143,8 @@ class ActorCore:
     def add_first(self, indices: list[int]) -> None:
         """Queue envs before all that waits but replays."""
         if indices:
-            replays = sum(entry.call is not None and entry.call.kind == Kind.REPLAY for entry in self.queue)
-            self.queue.insert(replays, Group(indices, stream=True))
+            replays = sum(isinstance(entry, CallRequest) and entry.kind == Kind.REPLAY for entry in self.queue)
+            self.queue.insert(replays, Group(indices))
 
     def watch(self, began: float, limit: float | None = None) -> None:
         """Have what the worker runs looked at in time; steps do this themselves, where no look is due yet.

@@ -64,9 +64,11 @@ class Fate(enum.Enum):
     """The outcome of the request."""
 
     FAIL = enum.auto()  # the error is the outcome
-    REDO = enum.auto()  # the same again, before all else
+    REDO = enum.auto()  # the same again, before all else; a call has one retry less
     RESET = enum.auto()  # the next process resets the env, and the result contains the failure
     TRUNCATE = enum.auto()  # the last observation is the result, truncated; the env is reset later
+    HOLD = enum.auto()  # of a renewal: it stays the running call until the next process has started
+    DROP = enum.auto()  # of a replay: the next process gets its own
 
 
 class Decision(NamedTuple):

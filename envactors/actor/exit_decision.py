@@ -14,6 +14,7 @@ import enum
 import math
 from collections.abc import Sequence
 
+from envactors.actor.decide import Fate
 from envactors.actor.states import EndReason
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Kind
@@ -28,15 +29,6 @@ class Next(enum.Enum):
     LAUNCH_AGAIN = enum.auto()  # the same incarnation, not counted
     RESTART = enum.auto()  # the next incarnation, if the restart policy allows it
     DEAD = enum.auto()  # there is none, whatever the restart policy allows
-
-
-class Fate(enum.Enum):
-    """What happens to the call that was running."""
-
-    DROP = enum.auto()  # nothing: the next process gets its own replay
-    HOLD = enum.auto()  # it stays the running one until the next process has started
-    AGAIN = enum.auto()  # it runs again before all others, with one retry less
-    FAIL = enum.auto()
 
 
 def decide(
@@ -76,7 +68,7 @@ def decide_call(following: Next, reason: EndReason | None, kind: Kind | None, re
     if kind is Kind.REPLAY:
         return Fate.DROP
     may_retry = reason is not EndReason.DISCARDED and retries > 0
-    return Fate.AGAIN if may_retry else Fate.FAIL
+    return Fate.REDO if may_retry else Fate.FAIL
 
 
 def restart_delay(policy: RestartPolicy, restarts: Sequence[float], now: float) -> float | None:

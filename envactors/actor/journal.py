@@ -33,7 +33,6 @@ from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.recorded import as_input, requests_of
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, SEED, Slab
 from envactors.mailbox.specs import reader
-from envactors.options import Deadlines
 
 # Entries larger than this, in bytes, count as several steps, so that the limit on steps bounds memory too.
 _STEP_ROOM = 1024
@@ -310,16 +309,12 @@ class Journals:
             check = checks[bits & HALF, index]
             journal.record_step(slab, index, slots.numbers_of[index], check, resets=bool(bits & RESET))
 
-    def replay_requests(self, deadlines: Deadlines) -> list[CallRequest]:
-        """Return the first requests for a new process."""
+    def replay_requests(self) -> list[CallRequest]:
+        """Return the first requests for a new process; each part of them has its own deadline."""
         requests = []
         for position, journal in enumerate(self.journals):
             message = journal.replay(position, self.attach)
             if message is not None:
-                # Each part of a replay has its own deadline, by the worker's progress. This is that of the first.
-                first = next(iter(message.entries), None)
-                resets = first is not None and first[0] == Kind.RESET and not message.attributes
-                timeout = deadlines.of("reset" if resets else "call")
                 payload, index = dumps(tuple(message)), self._first_index + position
-                requests.append(CallRequest("replay", index, timeout=timeout, kind=Kind.REPLAY, payload=payload))
+                requests.append(CallRequest("replay", index, kind=Kind.REPLAY, payload=payload))
         return requests

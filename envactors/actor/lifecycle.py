@@ -168,7 +168,7 @@ class Lifecycle:
             for journal in core.recovery.journals:
                 journal.forget()  # the user wants a fresh process; only attributes are restored
             self.calls.fail_lost()
-        for request in reversed(core.recovery.replay_requests(core.config.deadlines)):
+        for request in reversed(core.recovery.replay_requests()):
             core.add(request, at_front=True)
         self.calls.dispatch()
 
@@ -308,9 +308,9 @@ class Lifecycle:
         """Fail the requests that wait for a dead actor, up to a renewal, which revives it."""
         core, final = self._core, self._final_error()
         while core.phase is DEAD and core.queue:
-            call = core.queue[0].call
-            if call is not None and call.kind is None:
-                core.table.start_call(call).started = time.monotonic()
+            first = core.queue[0]
+            if isinstance(first, CallRequest) and first.kind is None:
+                core.table.start_call(first).started = time.monotonic()
                 self.relaunch()
             else:
                 self._fail_first(lambda request: core.errors.after_all(final, request))
@@ -329,13 +329,11 @@ class Lifecycle:
     def _fail_first(self, error: Callable[[Request], ActorError]) -> None:
         """Fail the first request of the queue and remove it; closing the env does not fail."""
         queue, rows = self._core.queue, self.calls.rows
-        call, group = queue[0].call, queue[0].group
-        if group is not None and rows is not None:
-            row_failures.fail_group(rows, group, error)
-        elif call is not None and call.kind == Kind.CLOSE:
-            self.calls.end(call, None)
-        elif call is not None:
-            self.calls.end(call, None, error(call))
+        first = queue[0]
+        if isinstance(first, CallRequest):
+            self.calls.end(first, None, None if first.kind == Kind.CLOSE else error(first))
+        elif rows is not None:
+            row_failures.fail_group(rows, first, error)
         queue.popleft()
 
 

@@ -58,12 +58,6 @@ class CallRequest(Request):
     kind: Kind | None = None
     payload: bytes | bytearray = NO_ARGUMENTS
     age: int = 0
-    group: ClassVar[None] = None
-
-    @property
-    def call(self) -> CallRequest:
-        """Itself; an entry of the queue is a call or a group of envs."""
-        return self
 
     @property
     def needs_permit(self) -> bool:
@@ -128,20 +122,12 @@ class Group:
 
     Attributes:
         indices: Their indices.
-        stream: Whether the caller takes each result as soon as it is there.
         age: See `CallRequest`.
     """
 
     indices: list[int]
-    stream: bool
     age: int = 0
     needs_permit: ClassVar[bool] = True
-    call: ClassVar[None] = None
-
-    @property
-    def group(self) -> Group:
-        """Itself; see `CallRequest.call`."""
-        return self
 
 
 Entry = CallRequest | Group
@@ -169,9 +155,9 @@ class RequestTable:
 
     def add(self, entry: Entry, *, at_front: bool = False) -> None:
         """Queue an entry; a call gets its number."""
-        if entry.call is not None:
+        if isinstance(entry, CallRequest):
             self.last_id += 1
-            entry.call.call_id = self.last_id
+            entry.call_id = self.last_id
         (self.queue.appendleft if at_front else self.queue.append)(entry)
 
     def start_call(self, call: CallRequest) -> CallRequest:
@@ -193,9 +179,9 @@ class RequestTable:
     def groups(self) -> Iterator[Group]:
         """Yield the groups of envs that wait, without those that are left without envs."""
         for entry in tuple(self.queue):
-            if entry.group is not None:
-                yield entry.group
-                if not entry.group.indices:
+            if isinstance(entry, Group):
+                yield entry
+                if not entry.indices:
                     self.queue.remove(entry)
 
     def withdraw(self, future: ActorFuture) -> CallRequest | None:
@@ -204,7 +190,7 @@ class RequestTable:
 
     def withdraw_calls(self, unwanted: Callable[[CallRequest], bool]) -> list[CallRequest]:
         """Take out all calls of a kind that wait."""
-        taken = [call for entry in self.queue if (call := entry.call) is not None and unwanted(call)]
+        taken = [entry for entry in self.queue if isinstance(entry, CallRequest) and unwanted(entry)]
         for call in taken:
             self.queue.remove(call)
         return taken

@@ -141,7 +141,7 @@ class ActorRows:
     def post_waiting(self, group: Group) -> None:
         """Post envs that have waited, and wake who waits for them, to listen to this process."""
         indices = [index for index in group.indices if self.is_asked(index)]
-        self.post(indices, time.monotonic(), ASLEEP, stream=group.stream)
+        self.post(indices, time.monotonic(), ASLEEP, stream=True)
         self.core.reactor.wake(self.waiter)
 
     def is_in_flight(self) -> bool:

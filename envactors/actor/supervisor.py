@@ -79,34 +79,30 @@ class Supervisor:
     @property
     def state(self) -> ActorState:
         """Its state. Reading it has no side effects, since debuggers do so at any moment."""
-        with self.core.lock:
-            return self.current_state()
+        core = self.core
+        with core.lock:
+            phase, call = core.phase, core.table.running
+            if phase is CLOSED or (phase is ENDING and core.reason is EndReason.CLOSE):
+                return ActorState.CLOSED
+            if phase is DEAD:
+                return ActorState.DEAD
+            if phase is LAUNCHING and core.incarnation == 0:
+                return ActorState.STARTING
+            if phase in (LAUNCHING, BACKOFF) or (call is not None and call.kind is None):
+                return ActorState.RENEWING
+            return ActorState.BUSY if self.calls.is_busy else ActorState.IDLE
 
     @property
     def is_usable(self) -> bool:
         """Whether it can run calls; takes no lock."""
-        return not self.core.closing and self.core.phase not in (DEAD, CLOSED)
-
-    def current_state(self) -> ActorState:
-        """Return its state; under the lock."""
-        core = self.core
-        phase, call = core.phase, core.table.running
-        if phase is CLOSED or (phase is ENDING and core.reason is EndReason.CLOSE):
-            return ActorState.CLOSED
-        if phase is DEAD:
-            return ActorState.DEAD
-        if phase is LAUNCHING and core.incarnation == 0:
-            return ActorState.STARTING
-        if phase in (LAUNCHING, BACKOFF) or (call is not None and call.kind is None):
-            return ActorState.RENEWING
-        return ActorState.BUSY if self.calls.is_busy else ActorState.IDLE
+        return not self.core.closing and self.core.lives
 
     def stats(self) -> ActorStats:
         """Return counts over the actor's life and its present activity; its env and worker notice nothing."""
         core = self.core
         with core.change, core.lock:
             self._is_busy()
-            state, process, queued = self.current_state(), core.process, len(core.table.queue)
+            state, process, queued = self.state, core.process, len(core.table.queue)
             counts = core.completed, core.failed, core.restarts, core.stale, queued, self.lifecycle.tracker.last
             node = None if process is None else process.worker.node
             now = state, core.pid, node, core.incarnation, *self._under_way()

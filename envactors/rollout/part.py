@@ -319,7 +319,7 @@ class ActorPart:
             self._own(index, step)
             self._slots.states[index] = ASKED
         if indices:
-            self.supervisor.calls.queue(Group(list(indices), stream=True))
+            self.supervisor.calls.queue(Group(list(indices)))
 
     def _go_on(self) -> None:
         """Wait for the steps in rows, then send the next order or end."""

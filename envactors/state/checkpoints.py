@@ -211,7 +211,7 @@ def _bring_back(actor: ActorHandle, saved: Sequence[SavedJournal]) -> ActorFutur
     with core.change, core.lock:
         for journal, one in zip(core.recovery.journals, saved, strict=True):
             journal.load(one)
-        for request in core.recovery.replay_requests(core.config.deadlines):
+        for request in core.recovery.replay_requests():
             core.add(request)
         core.send_waiting()
     # Queued behind the replays, it runs in whichever process has done them.

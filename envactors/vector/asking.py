@@ -166,11 +166,11 @@ class Asker:
                 rows = supervisor.calls.rows
                 way = encode_wait(self._vector.actors[supervisor], wait) if pinned else wait
                 if rows is None or not rows.post_at_once(envs, now, way, stream=stream):
-                    self.queue_envs(supervisor, envs, stream=stream)
+                    self.queue_envs(supervisor, envs)
         if stream:
             self.posting += time.monotonic() - now
 
-    def queue_envs(self, supervisor: Supervisor, envs: list[int], *, stream: bool) -> None:
+    def queue_envs(self, supervisor: Supervisor, envs: list[int]) -> None:
         """Queue envs of an actor, to be posted once it is free."""
         core, slots = supervisor.core, self._slots
         with core.change, core.lock:
@@ -181,7 +181,7 @@ class Asker:
             for env_id in envs:
                 slots.states[env_id] = ASKED
             self._retire(supervisor, envs)
-            supervisor.calls.queue(Group(list(envs), stream=stream))
+            supervisor.calls.queue(Group(list(envs)))
 
     def _retire(self, supervisor: Supervisor, envs: list[int]) -> None:
         """Replace the process if it is due before a reset, or its node is being drained. Called under the lock."""
@@ -209,6 +209,6 @@ class Asker:
                     if slots.states[index] == IDLE and slots.of[index].op is not None:
                         slots.make_idle(index)
                     elif slots.states[index] == ASKED and index not in waiting:
-                        supervisor.calls.queue(Group([index], stream=True))
+                        supervisor.calls.queue(Group([index]))
         pending.is_disturbed = False
         pending.was_disturbed = pending.was_disturbed and any(slots.states)

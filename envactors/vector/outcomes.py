@@ -191,7 +191,7 @@ class Outcomes:
             slot.retiring = False
             slots.states[index] = ASKED
             supervisor.calls.queue_renewal()
-            supervisor.calls.queue(Group([index], stream=True))
+            supervisor.calls.queue(Group([index]))
         return None
 
 

@@ -348,9 +348,9 @@ def test_permits_are_held_by_few_go_to_the_oldest_and_are_never_idle(count, oper
     for operation, index in operations:
         actor, before = actors[index], len(started)
         if operation == "front":
-            actor.queue.appendleft(Group([index], stream=True, age=0))
+            actor.queue.appendleft(Group([index], age=0))
         elif operation == "add":
-            actor.queue.append(Group([index], stream=True, age=permits.next_age()))
+            actor.queue.append(Group([index], age=permits.next_age()))
         elif operation == "call":
             actor.queue.append(CallRequest("render", index, kind=Kind.CALL, age=permits.next_age()))
         elif actor.running is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import envactors as ea
 from envactors.actor.core import ActorCore
-from envactors.actor.requests import Entry
+from envactors.actor.requests import CallRequest, Entry, Group
 from envactors.actor.rows import ActorRows
 from envactors.actor.slots import ARRIVED, ASKED, IDLE, POSTED, READING, READY, ROLLING
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, LIVE
@@ -131,11 +131,11 @@ class Invariants:
         """Return what is wrong with what waits while no call runs; empty if nothing is."""
         if not has_posted:
             return "" if core.permits is not None and core in core.permits._waiting else "a request waits for nothing"
-        if core.permits is None and head.group is not None:
+        if core.permits is None and isinstance(head, Group):
             return "envs wait that could be posted"
         assert core.process is not None, "a live actor has a process"
         # Nobody waits for a state that is saved.
-        is_heard = core.process.on_ring is not None or (head.call is not None and head.call.future is None)
+        is_heard = core.process.on_ring is not None or (isinstance(head, CallRequest) and head.future is None)
         return "" if is_heard else "nobody listens to the end that others wait for"
 
     def _check_permits(self, permits: Any) -> None:

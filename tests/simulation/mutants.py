@@ -228,7 +228,7 @@ MUTANTS = [
     Mutant(
         REQUESTS + "RequestTable.withdraw",
         "self.withdraw_calls(lambda call: call.future is future)",
-        "[entry for entry in self.queue if (call := entry.call) is not None and call.future is future]",
+        "[entry for entry in self.queue if isinstance(entry, CallRequest) and entry.future is future]",
         "what was cancelled does not run",
     ),
     Mutant(REQUESTS + "RequestTable.withdraw_calls", "self.queue.remove(call)", "pass", HANGS),
@@ -238,7 +238,7 @@ MUTANTS = [
     Mutant(LIFECYCLE + "relaunch", "self._core.incarnation += 1", "pass", MIXES),
     Mutant(LIFECYCLE + "_go_on", 'core.timers.set("backoff", now + delay)', "pass", HANGS),
     Mutant(LIFECYCLE + "_on_start_reply", "self.calls.dispatch()", "pass", HANGS),
-    Mutant(LIFECYCLE + "_on_start_reply", "core.recovery.replay_requests(core.config.deadlines)", "[]", REPLAYS),
+    Mutant(LIFECYCLE + "_on_start_reply", "core.recovery.replay_requests()", "[]", REPLAYS),
     Mutant(LIFECYCLE + "_on_start_reply", "self.calls.fail_lost()", "pass", LOSSES),
     Mutant(LIFECYCLE + "end", "process.worker.kill()", "pass", HANGS),
     Mutant(LIFECYCLE + "settle_dead", "core.phase is DEAD and core.queue", "False", HANGS),

@@ -10,7 +10,8 @@ from budget import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from envactors.actor.exit_decision import Fate, Next, decide, decide_call
+from envactors.actor.decide import Fate
+from envactors.actor.exit_decision import Next, decide, decide_call
 from envactors.actor.states import EndReason
 from envactors.mailbox.messages import Kind
 
@@ -72,9 +73,9 @@ CALLS = {
     "dies in the factory of a renewal": ((Next.RESTART, None, RENEWAL, 0), Fate.HOLD),
     "dies in a replay": ((Next.RESTART, None, REPLAY, 0), Fate.DROP),
     "dies in a call": ((Next.RESTART, None, CALL, 0), Fate.FAIL),
-    "dies in a call with retries": ((Next.RESTART, None, CALL, 1), Fate.AGAIN),
+    "dies in a call with retries": ((Next.RESTART, None, CALL, 1), Fate.REDO),
     "a call passes its deadline": ((Next.RESTART, TIMEOUT, CALL, 0), Fate.FAIL),
-    "a call with retries passes its deadline": ((Next.RESTART, TIMEOUT, CALL, 2), Fate.AGAIN),
+    "a call with retries passes its deadline": ((Next.RESTART, TIMEOUT, CALL, 2), Fate.REDO),
     "another env is discarded during a call": ((Next.RESTART, DISCARDED, CALL, 2), Fate.FAIL),
 }
 
@@ -136,7 +137,7 @@ def test_nothing_runs_again_that_was_aborted_or_whose_actor_is_closed(facts, kin
 @each_fact
 @given(some_facts, some_kind, some_retries)
 def test_only_calls_that_end_their_own_process_use_up_a_retry(facts, kind, retries):
-    if decide_call(facts.follows(), facts.reason, kind, retries) is Fate.AGAIN:
+    if decide_call(facts.follows(), facts.reason, kind, retries) is Fate.REDO:
         assert facts.reason is not DISCARDED
         assert retries > 0
 
@@ -144,7 +145,7 @@ def test_only_calls_that_end_their_own_process_use_up_a_retry(facts, kind, retri
 @pytest.mark.parametrize(("retries", "deaths"), list(itertools.product(range(4), [None, TIMEOUT])))
 def test_a_call_survives_as_many_crashes_as_it_has_retries(retries, deaths):
     survived, left = 0, retries
-    while decide_call(Exit(deaths).follows(), deaths, CALL, left) is Fate.AGAIN:
+    while decide_call(Exit(deaths).follows(), deaths, CALL, left) is Fate.REDO:
         survived += 1
         left -= 1
     assert survived == retries

@@ -24,7 +24,7 @@ def make_call(bound: int | None = None) -> CallRequest:
 
 
 def make_group(indices) -> Group:
-    return Group(list(indices), stream=True)
+    return Group(list(indices))
 
 
 class Tables(RuleBasedStateMachine):
