@@ -22,7 +22,6 @@ from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, Entry, Group, shortest_deadline
 from envactors.actor.rows import ActorRows
 from envactors.actor.states import BACKOFF, DEAD, LAUNCHING, LIVE, STOPPING, EndReason
-from envactors.actor.timers import Turn
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.errors import ActorError
 from envactors.mailbox import bundle
@@ -50,7 +49,7 @@ class Calls:
         core: The actor's state.
         rows: The rows of the actor's envs; None for an actor that is in no vector.
         tuner: Chooses how caller and worker wait for each other between calls.
-        reported: What the last warning about a slow call was about.
+        reported: When that began which the last warning about a slow call was about (`time.monotonic`).
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Calls:
         self._has_deadlines = shortest_deadline(core.config.deadlines) != float("inf")
         self.tuner: WaitTuner = WaitTuner(core.config.spin)
         core.send_waiting = self.dispatch
-        self.reported: Turn | None = None
+        self.reported: float = 0.0
 
     @property
     def is_busy(self) -> bool:

@@ -40,8 +40,7 @@ class Failed(NamedTuple):
         can_retry: Whether the same inputs may be tried once more after a replay.
         is_innocent: Whether the process was ended for another env.
         was_aborted: Whether the user ended the process.
-        is_closing: Whether the actor is closed.
-        actor_lives: Whether the actor can have another process.
+        is_over: Whether the actor is closed, or can have no other process.
         has_last: Whether the env has a complete result from before.
     """
 
@@ -55,15 +54,15 @@ class Failed(NamedTuple):
     can_retry: bool = False
     is_innocent: bool = False
     was_aborted: bool = False
-    is_closing: bool = False
-    actor_lives: bool = True
+    is_over: bool = False
     has_last: bool = True
 
 
 class Fate(enum.Enum):
     """The outcome of the request."""
 
-    FAIL = enum.auto()  # the error is the outcome
+    FAIL = enum.auto()  # the error is the outcome, and the episode is lost
+    REPORT = enum.auto()  # the error is the outcome, and the episode goes on
     REDO = enum.auto()  # the same again, before all else; a call has one retry less
     RESET = enum.auto()  # the next process resets the env, and the result contains the failure
     TRUNCATE = enum.auto()  # the last observation is the result, truncated; the env is reset later
@@ -71,42 +70,19 @@ class Fate(enum.Enum):
     DROP = enum.auto()  # of a replay: the next process gets its own
 
 
-class Decision(NamedTuple):
-    """What follows from a failure.
-
-    Attributes:
-        fate: The outcome of the request.
-        discards_process: Whether the process is ended, since its env is not fit to be used any more.
-        loses_episode: Whether the env has no episode any more, and needs a reset.
-        resets_next: Whether the next step resets it.
-        counts_failure: Whether the failure counts against the inputs: they are not tried a third time.
-        forgets_journal: Whether nothing brings the env to where it was any more.
-    """
-
-    fate: Fate
-    discards_process: bool = False
-    loses_episode: bool = False
-    resets_next: bool = False
-    counts_failure: bool = False
-    forgets_journal: bool = False
-
-
-def decide(failed: Failed) -> Decision:
+def decide(failed: Failed) -> Fate:
     """Decide the outcome of a failed request."""
     replays = failed.on_failure == "replay"
-    raised = failed.cause is Cause.RAISED
-    if failed.is_closing or not failed.actor_lives:
-        return Decision(Fate.FAIL, loses_episode=True)
+    if failed.is_over:
+        return Fate.FAIL
     if failed.cause is Cause.WAITING and (not failed.is_bound or (replays and failed.is_whole)):
-        return Decision(Fate.REDO)
+        return Fate.REDO
     if replays and failed.is_innocent and failed.is_whole:
-        return Decision(Fate.REDO)
+        return Fate.REDO
     if replays and failed.can_retry and failed.cause is not Cause.WAITING and not failed.was_aborted:
-        return Decision(Fate.REDO, discards_process=raised, counts_failure=not failed.is_innocent)
-    forgets = replays and failed.cause is not Cause.WAITING
+        return Fate.REDO
     if failed.on_failure == "raise":
-        return Decision(Fate.FAIL, loses_episode=not raised or failed.was_reset)
+        return Fate.REPORT if failed.cause is Cause.RAISED and not failed.was_reset else Fate.FAIL
     if failed.asked_reset or failed.autoreset == "same_step" or not failed.has_last:
-        return Decision(Fate.RESET, raised, loses_episode=True, forgets_journal=forgets)
-    resets_next = failed.autoreset == "next_step"
-    return Decision(Fate.TRUNCATE, raised, loses_episode=True, resets_next=resets_next, forgets_journal=forgets)
+        return Fate.RESET
+    return Fate.TRUNCATE

@@ -249,7 +249,7 @@ class Lifecycle:
         if core.started:
             core.loss = error
         if following is Next.CLOSED:
-            self._finish(call, report, aborted=reason is not None)
+            self._finish(call, report, None if reason is None else EndReason.CLOSE)
         else:
             core.tell_end(reason, error)
             if call is not None:
@@ -264,13 +264,12 @@ class Lifecycle:
 
     def _exit_error(self, report: ExitReport, reason: EndReason | None, running: Request | None) -> ActorError:
         """Return the error that says how the process ended."""
-        errors, incarnation, timed_out = self._core.errors, self._core.incarnation, reason is EndReason.TIMEOUT
+        errors, incarnation = self._core.errors, self._core.incarnation
         if self._core.started:
-            aborted = reason is not None and not timed_out
-            return errors.death(report, incarnation, running, aborted=aborted, timed_out=timed_out)
+            return errors.death(report, incarnation, running, reason)
         at = Request("", self._core.config.first_index + self._envs_made, started=self._launched)
         failure, self._failure = self._failure, None
-        return errors.start(report, incarnation, at, failure, timed_out=timed_out)
+        return errors.start(report, incarnation, at, failure, reason)
 
     def _go_on(self, then: Next, error: ActorError) -> None:
         """Start the next process, now or later, or find that there is none."""
@@ -315,13 +314,13 @@ class Lifecycle:
             else:
                 self._fail_first(lambda request: core.errors.after_all(final, request))
 
-    def _finish(self, running: CallRequest | None, report: ExitReport, *, aborted: bool) -> None:
+    def _finish(self, running: CallRequest | None, report: ExitReport, reason: EndReason | None) -> None:
         """End a closed actor: fail whatever is left, free everything."""
         core = self._core
         if running is not None:
             core.queue.appendleft(running)
         while core.queue:
-            self._fail_first(lambda request: core.errors.death(report, core.incarnation, request, aborted=aborted))
+            self._fail_first(lambda request: core.errors.death(report, core.incarnation, request, reason))
         core.timers.cancel("close")
         core.phase = CLOSED
         core.deferred.waiting.append(self._on_closed)

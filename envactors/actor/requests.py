@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Final
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.reactor import Reactor
-from envactors.actor.timers import Turn
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_POLICY, METHOD_RESET, METHOD_STEP, ControlPage
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import dumps
@@ -100,20 +99,19 @@ class CallRequest(Request):
         else:
             reactor.callbacks.submit(settle)
 
-    def turn(self, page: ControlPage, deadlines: Deadlines) -> Turn:
-        """Return the part of it that the worker is running."""
+    def turn(self, page: ControlPage, deadlines: Deadlines) -> Request:
+        """Return the part of it that the worker is running; itself if it has no parts."""
         if not self.is_stepwise:
-            return Turn(self.index, self.method, self.started, self.timeout)
+            return self
         progress = page.progress()
-        if progress.call_id != self.call_id:
-            return Turn(self.index, "step", self.started, deadlines.of("step"))
-        method = _METHOD_NAMES[progress.method]
-        return Turn(self.index, method, progress.since, deadlines.of(method))
+        has_begun = progress.call_id == self.call_id
+        method, since = (_METHOD_NAMES[progress.method], progress.since) if has_begun else ("step", self.started)
+        return Request(method, self.index, deadlines.of(method), started=since)
 
-    def on_overdue(self, turn: Turn, page: ControlPage) -> None:
+    def on_overdue(self, turn: Request, page: ControlPage) -> None:
         """Note that its running part has passed the deadline; under the lock."""
         del page
-        self.timeout: float | None = turn.limit
+        self.timeout: float | None = turn.timeout
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from envactors.actor.decide import Cause, Decision, Failed, Fate, decide
+from envactors.actor.decide import Cause, Failed, Fate, decide
 from envactors.actor.requests import Group, Request
 from envactors.actor.rows import ActorRows
 from envactors.actor.slots import ASKED, Op, Outcome, Slots
-from envactors.actor.timers import Turn
 from envactors.errors import ActorDiedError, ActorError
-from envactors.mailbox.control_page import METHOD_RESET
 from envactors.mailbox.slab import RESET
 
 
@@ -99,40 +97,38 @@ def fail(
         can_retry=can_retry,
         is_innocent=is_innocent,
         was_aborted=was_aborted,
-        is_closing=core.closing,
-        actor_lives=core.lives,
+        is_over=core.closing or not core.lives,
         has_last=bool(slots.has_last[index]),
     )
-    decision = decide(failed)
-    if decision.counts_failure:
+    fate = decide(failed)
+    if fate is Fate.REDO and cause is not Cause.WAITING and not is_innocent:
         journal.count_failure()
-    if decision.forgets_journal:
-        journal.forget()
-    _act(rows, index, failed, decision, error)
-    return decision.fate
+    _act(rows, index, failed, fate, error)
+    return fate
 
 
-def _act(rows: ActorRows, index: int, failed: Failed, decision: Decision, error: BaseException) -> None:
+def _act(rows: ActorRows, index: int, failed: Failed, fate: Fate, error: BaseException) -> None:
     """Do with an env's request what was decided."""
     slots, slot = rows.slots, rows.slots.of[index]
     op = slot.op or Op("step")
-    if decision.loses_episode:
-        slots.lose_episode(index, resets_next=decision.resets_next)
-    if decision.discards_process:
+    if fate in (Fate.FAIL, Fate.RESET, Fate.TRUNCATE):
+        slots.lose_episode(index, resets_next=fate is Fate.TRUNCATE and slots.autoreset == "next_step")
+        rows.core.recovery.journal(index).forget()
+    if failed.cause is Cause.RAISED and fate in (Fate.REDO, Fate.RESET, Fate.TRUNCATE):
         rows.core.discard(slot.incarnation, rows.request(index), error)
-    if decision.fate is Fate.REDO:
+    if fate is Fate.REDO:
         slots.states[index] = ASKED
         return
-    repeats = decision.fate is Fate.RESET and _repeats(slots, op, error)
+    repeats = fate is Fate.RESET and _repeats(slots, op, error)
     if slots.ops[index] & RESET and failed.cause is not Cause.WAITING and not repeats:
         slot.count_episode()  # the next one has another seed, in case this one's is the cause
-    if decision.fate is Fate.RESET:
+    if fate is Fate.RESET:
         # By the next process: with the user's seed once, and the user's options.
         payload = op.payload if op.method == "reset" else None
         slot.op = Op(op.method, True, op.future, op.seed if repeats else None, payload, failure=error)
         slots.states[index] = ASKED
         return
-    outcome = Outcome(error, truncates=decision.fate is Fate.TRUNCATE)
+    outcome = Outcome(error, truncates=fate is Fate.TRUNCATE)
     if failed.cause is Cause.RAISED:
         slots.outcomes[index] = outcome  # for the caller, who is reading the row: it arrives no second time
     else:
@@ -166,13 +162,11 @@ def fail_lost(rows: ActorRows) -> None:
                 group.indices.remove(index)
 
 
-def turn(rows: ActorRows) -> Turn:
+def turn(rows: ActorRows) -> Request:
     """Return what the worker runs, or begins next."""
-    core, slots, process = rows.core, rows.slots, rows.core.process
+    process, running = rows.core.process, rows.running()
     assert process is not None, "rows are in flight"
-    progress, running = process.page.progress(), rows.running()
-    index = rows.posted()[0] if running is None else running
-    resets = bool(slots.ops[index] & RESET) if running is None else progress.method == METHOD_RESET
-    method = "reset" if resets else "step"
+    request = rows.request(rows.posted()[0] if running is None else running)
     # Between two envs, the next one has had its time since the last one began.
-    return Turn(index, method, max(progress.since, rows.posted_at), core.config.deadlines.of(method))
+    request.started = max(process.page.progress().since, rows.posted_at)
+    return request

@@ -117,9 +117,8 @@ class Supervisor:
         process, call = self.core.process, self.core.table.running
         if process is None or not self.calls.is_busy:
             return None, 0.0
-        turn = what_runs(self.calls, process)
-        method, since = (turn.method, turn.since) if call is None else (call.method, call.started)
-        return method, time.monotonic() - since
+        running = call or what_runs(self.calls, process)
+        return running.method, time.monotonic() - running.started
 
     def stacks(self, timeout: float) -> str:
         """Return the stacks of the worker's threads, or a line that says why there are none."""
@@ -229,7 +228,7 @@ class Supervisor:
                     call.retries = 0
                 self.lifecycle.replace()
             elif (waiting := self._withdraw(future)) is not None:  # it waits to run again
-                error = core.errors.death(ExitReport(), core.incarnation, waiting, aborted=True)
+                error = core.errors.death(ExitReport(), core.incarnation, waiting, EndReason.ABORT)
                 core.deferred.waiting.append(functools.partial(future.settle, None, error, core.incarnation))
             else:
                 return False

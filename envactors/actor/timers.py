@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from envactors.actor.requests import Request
 
 # What happens when a timer is due.
 # start: the worker is ended, since its start takes too long. call: what the worker runs is looked at, since it may take
@@ -57,23 +59,7 @@ class Timers:
         return due
 
 
-class Turn(NamedTuple):
-    """The request that a worker runs, or begins next.
-
-    Attributes:
-        env_id: The index of the env.
-        method: What the env does.
-        since: When that began, or was sent (`time.monotonic`).
-        limit: Its deadline, in seconds; None for none.
-    """
-
-    env_id: int
-    method: str
-    since: float
-    limit: float | None
-
-
-def next_look(turn: Turn, now: float, slow: float, shortest: float) -> float:
+def next_look(turn: Request, now: float, slow: float, shortest: float) -> float:
     """Return when to look at a worker again whose deadline has not passed.
 
     Args:
@@ -82,7 +68,7 @@ def next_look(turn: Turn, now: float, slow: float, shortest: float) -> float:
         slow: After how many seconds a call is slow.
         shortest: The shortest deadline of whatever may follow, ``slow`` included, in seconds.
     """
-    marks = [turn.since + slow, now + shortest]
-    if turn.limit is not None:
-        marks.append(turn.since + turn.limit)
+    marks = [turn.started + slow, now + shortest]
+    if turn.timeout is not None:
+        marks.append(turn.started + turn.timeout)
     return min(mark for mark in marks if mark > now)

@@ -14,8 +14,9 @@ from envactors.actor import row_failures
 from envactors.actor.calls import Calls
 from envactors.actor.core import ActorCore
 from envactors.actor.process import ActorProcess
+from envactors.actor.requests import Request
 from envactors.actor.states import LIVE
-from envactors.actor.timers import Turn, next_look
+from envactors.actor.timers import next_look
 
 _log = logging.getLogger("envactors")
 # How long a worker may take to write its stacks, in seconds.
@@ -38,12 +39,12 @@ def is_overdue(calls: Calls, now: float) -> bool:
     if process.untrue:
         return False
     turn = _look(calls, process, now)
-    if turn.limit is None or now < turn.since + turn.limit:
+    if turn.timeout is None or now < turn.started + turn.timeout:
         return False
     if core.table.running is not None:  # no result of it counts any more
         core.table.running.on_overdue(turn, process.page)
     elif calls.rows is not None:
-        calls.rows.overdue = turn.env_id
+        calls.rows.overdue = turn.index
     return True
 
 
@@ -60,34 +61,34 @@ def look_unread(calls: Calls, now: float) -> None:
                 _look(calls, core.process, now)
 
 
-def _look(calls: Calls, process: ActorProcess, now: float) -> Turn:
+def _look(calls: Calls, process: ActorProcess, now: float) -> Request:
     """Return the running request, warn if it is slow, and set when to look again."""
     core, turn = calls.core, what_runs(calls, process)
     slow = math.inf if core.config.deadlines.slow is None else core.config.deadlines.slow
-    if now >= turn.since + slow and turn != calls.reported:
-        calls.reported = turn
-        _warn(core, process, turn, now - turn.since)
+    if now >= turn.started + slow and turn.started != calls.reported:
+        calls.reported = turn.started
+        _warn(core, process, turn, now - turn.started)
     core.timers.set("call", next_look(turn, now, slow, core.first_look))
     return turn
 
 
-def _warn(core: ActorCore, process: ActorProcess, turn: Turn, seconds: float) -> None:
+def _warn(core: ActorCore, process: ActorProcess, turn: Request, seconds: float) -> None:
     stacks, where = process.worker.ask_stacks(), {"actor": core.config.name, "incarnation": core.incarnation}
     text = (
-        f"{turn.method} of env {turn.env_id} of actor {core.config.name!r} (pid {core.pid}, incarnation "
+        f"{turn.method} of env {turn.index} of actor {core.config.name!r} (pid {core.pid}, incarnation "
         f"{core.incarnation}) has been running for {seconds:.1f} s (Deadlines(slow={core.config.deadlines.slow:g})) "
         "and continues"
     )
 
     def tell() -> None:
-        evidence, extra = order_stacks(stacks.wait(_STACKS_PATIENCE)), {**where, "env_id": turn.env_id}
+        evidence, extra = order_stacks(stacks.wait(_STACKS_PATIENCE)), {**where, "env_id": turn.index}
         log = functools.partial(_log.warning, "%s; the stacks of its worker:\n%s", text, evidence, extra=extra)
         core.reactor.logs.notices.add(log)
 
     core.reactor.callbacks.submit(tell)
 
 
-def what_runs(calls: Calls, process: ActorProcess) -> Turn:
+def what_runs(calls: Calls, process: ActorProcess) -> Request:
     """Return what a busy worker runs, or begins next; under the lock."""
     call = calls.core.table.running
     if call is not None:

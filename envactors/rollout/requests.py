@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from envactors.actor.requests import CallRequest
+from envactors.actor.requests import CallRequest, Request
 from envactors.actor.supervisor import Supervisor
-from envactors.actor.timers import Turn
 from envactors.mailbox.control_page import METHOD_POLICY, ControlPage
 from envactors.mailbox.messages import Extend, Frame, Kind
 from envactors.mailbox.pickling import dumps, loads
@@ -117,11 +116,13 @@ class OrderRequest(CallRequest):
         self.timeout: None = None
         self.payload: bytes | bytearray = dumps((runner.run_rollout, tuple(self._part.order(incarnation))))
 
-    def turn(self, page: ControlPage, deadlines: Deadlines) -> Turn:
+    def turn(self, page: ControlPage, deadlines: Deadlines) -> Request:
         turn, progress = super().turn(page, deadlines), page.progress()
-        return turn._replace(env_id=self.index + progress.position) if progress.call_id == self.call_id else turn
+        if progress.call_id == self.call_id:
+            turn.index += progress.position
+        return turn
 
-    def on_overdue(self, turn: Turn, page: ControlPage) -> None:
+    def on_overdue(self, turn: Request, page: ControlPage) -> None:
         super().on_overdue(turn, page)
         in_policy = self._note_policy(page)  # now, since it may return before the process ends
         self._part.be_late(page.progress().position, in_policy=in_policy)

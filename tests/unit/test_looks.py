@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import envactors as ea
-from envactors.actor.timers import Turn, next_look
+from envactors.actor.requests import Request
+from envactors.actor.timers import next_look
 from envactors.actor.watch import order_stacks
 
 seconds = st.floats(0.01, 100.0) | st.just(math.inf)
@@ -18,14 +19,14 @@ seconds = st.floats(0.01, 100.0) | st.just(math.inf)
 @given(st.floats(0.0, 1000.0), st.floats(0.0, 100.0), st.none() | seconds, seconds, seconds)
 def test_the_slow_call_check_runs_when_the_first_threshold_passes(since, age, limit, slow, shortest):
     now, shortest = since + age, min(shortest, slow)
-    look = next_look(Turn(0, "step", since, limit), now, slow, shortest)
+    look = next_look(Request("step", 0, limit, started=since), now, slow, shortest)
     assert now < look <= now + shortest
     for mark in (slow, math.inf if limit is None else limit):
         assert look <= since + mark or since + mark <= now
 
 
 def test_a_call_that_was_reported_is_looked_at_no_more_often_than_another_can_become_slow():
-    assert next_look(Turn(0, "step", 100.0, None), 131.0, 30.0, 30.0) == 161.0
+    assert next_look(Request("step", 0, started=100.0), 131.0, 30.0, 30.0) == 161.0
 
 
 def test_slow_is_on_by_default_and_checked_like_a_deadline():

@@ -262,7 +262,7 @@ DEADLINES = ea.Deadlines(step=5.0, reset=50.0)
 def deadline(rows):
     """When the deadline of what the worker runs passes."""
     turn = row_failures.turn(rows)
-    return turn.since + turn.limit
+    return turn.started + turn.timeout
 
 
 def test_a_deadline_is_that_of_the_env_that_runs(make_actor):
