@@ -296,6 +296,7 @@ class InlineLoop:
                 self._number = number
                 self._due = due = list(zip(self._rows, ops, itertools.repeat(number)))
                 for worker in self._workers:
+                    worker.page.is_streaming = False
                     if worker.page.counters[STEP] >= number:
                         self.leave(worker.page)
             run_all(due)

@@ -28,6 +28,7 @@ from envactors.vector import inputs
 from envactors.vector.asking import Asker
 from envactors.vector.build import VectorActors
 from envactors.vector.collector import Collector
+from envactors.vector.inline import InlineSteps
 from envactors.vector.options import Choices, VectorOptions, check_names
 from envactors.vector.outcomes import Outcomes
 from envactors.vector.statistics import VectorStatistics, VectorStats
@@ -68,7 +69,7 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         choices, factories = Choices(**options), as_factories(factories)
         backend = backends.resolve(choices.backend)
         groups, variables = inputs.check_choices(choices, factories, backend)
-        self._is_closed, self._forks, self._inline = False, engine.forks, backend.inline
+        self._is_closed, self._forks = False, engine.forks
         self._built = built = VectorActors(choices, backend)
         self.actors: list[ActorHandle[Any]] = built.actors
         self._handles = built.handles
@@ -94,7 +95,6 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         supervisors = [handle._supervisor for handle in self._handles]
         self._core = core = VectorCore(supervisors, slots, described, copy=choices.copy, recycle=choices.recycle)
         self._batcher = core.batcher
-        self._statistics = VectorStatistics(core.episodes, self.actors, inline=self._inline)
         outcomes = Outcomes(core)
         built.attach(slots, core.pending, outcomes.read_for_future)
         if choices.seed_episodes:
@@ -102,6 +102,8 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         self._asker = asker = Asker(core)
         self._all_ids = asker.all_ids
         self._stepper = stepper = Stepper(core, asker)
+        self._inline = InlineSteps(core, stepper) if stepper.is_inline else None
+        self._statistics = VectorStatistics(core.episodes, self.actors, inline=stepper.is_inline)
         self._collector = Collector(core, outcomes, stepper, asker)
         same = {name: getattr(choices, name) for name in ("autoreset", "on_failure", "seed_episodes")}
         saves, every = choices.snapshot is not None, choices.checkpoint_every
@@ -174,7 +176,7 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
             VectorInputError: ``env_ids`` or ``actions`` is invalid, or an env needs a reset first.
         """
         # Read the attributes before the check: another thread may close the vector at any time.
-        stepper, collector, core, clock = self._stepper, self._collector, self._core, None
+        stepper, inline, collector, core, clock = self._stepper, self._inline, self._collector, self._core, None
         if self._is_closed or engine.forks != self._forks or core.pending.is_disturbed or core.pending.was_disturbed:
             self._check_open()
         try:
@@ -185,11 +187,16 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
             if self._statistics.is_timing:
                 clock = self._statistics
                 clock.enter()
-            with defer_signals:  # once for both, since it takes two system calls per signal
-                step = stepper.start(ids, actions, stream=False)
-                result = None if step is None else stepper.finish_at_once(step)
-            if result is None and step is not None:
-                result = stepper.finish(step, deadline)
+            if inline is not None and env_ids is None:
+                result = inline.step(actions)
+            else:
+                with defer_signals:  # once for both, since it takes two system calls per signal
+                    step = stepper.start(ids, actions, stream=False)
+                    result = None if step is None else stepper.finish_at_once(step)
+                if inline is not None:
+                    inline.run_posted()
+                if result is None and step is not None:
+                    result = stepper.finish(step, deadline)
             if result is not None:
                 return result
             batch = collector.gather(ids, timeout, deadline, "step")
@@ -235,13 +242,13 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         Returns:
             Futures that resolve to `EnvStep`, in the order of ``env_ids``, for use with ``as_completed``.
         """
-        asker, core, stepper = self._asker, self._core, self._stepper
+        asker, core, inline = self._asker, self._core, self._inline
         ids = self._select(env_ids)
         futures = [core.make_future(self._handles[env_id], env_id) for env_id in ids]
         with defer_signals:
             asker.start_steps(ids, actions, stream=True, wait=ASLEEP, futures=futures, checked=self.action_spec)
-        if stepper.inline is not None:
-            stepper.inline.run_posted()
+        if inline is not None:
+            inline.run_posted()
         return futures
 
     def recv(self, min_envs: int | None = None, max_envs: int | None = None, timeout: float | None = None) -> Batch:
@@ -323,7 +330,7 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         self._is_closed = True
         if self._built.close(timeout):
             # Everything that refers to the memory; a thread that still waits has its own references.
-            self._stepper = self._asker = self._collector = None  # type: ignore[assignment]
+            self._stepper = self._asker = self._collector = self._inline = None  # type: ignore[assignment]
             self._core = self._checkpoints = None  # type: ignore[assignment]
 
     def __enter__(self) -> VectorEnv:
@@ -346,14 +353,14 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
 
     def _start(self, env_ids: list[int], actions: Any, *, stream: bool) -> None:
         """Start steps."""
-        stepper = self._stepper
+        stepper, inline = self._stepper, self._inline
         self._check_open()
         if self._checkpoints.every is not None:
             self._checkpoints.write_if_due()
         with defer_signals:
             stepper.start(env_ids, actions, stream=stream)
-        if stepper.inline is not None:
-            stepper.inline.run_posted()
+        if inline is not None:
+            inline.run_posted()
 
     def _select(self, env_ids: Iterable[int] | None) -> list[int]:
         """Check that the vector is open, and return the ids of some envs, or of all for None."""

@@ -33,7 +33,7 @@ from envactors.mailbox.control_page import (
 from envactors.mailbox.slab import HALF, RESET, SEED
 from envactors.system.cpus import cores
 from envactors.vector.asking import Asker
-from envactors.vector.steps import InlineSteps, Part, Step, replace_processes
+from envactors.vector.steps import Part, Step, replace_processes
 
 # For each operation in the bits of `envactors.mailbox.slab`: its half alone, and the other one.
 _HALF_OF = bytes([op & HALF for op in range(256)])
@@ -51,7 +51,10 @@ class Stepper:
         wait_set: Doorbells that the vector's thread sleeps on.
         tuner: Chooses how `step` and the workers wait for each other.
         stream_tuner: The same for `recv`.
-        inline: Runs steps with an in-process backend; None for others.
+        all: All envs.
+        is_simple: Whether a step consists of nothing but an action in the row, and its result of nothing but arrays and
+            an info.
+        is_inline: Whether the backend is in-process, whose steps of all envs `envactors.vector.inline` runs.
     """
 
     def __init__(self, vector: VectorCore, asker: Asker) -> None:
@@ -70,19 +73,18 @@ class Stepper:
         self._heard: dict[Supervisor, ControlPage] = {}
         # Time at which the last step was started (`time.monotonic`).
         self._started = 0.0
-        self._all = Selection(asker.all_ids, is_all=True)
+        self.all: Selection = Selection(asker.all_ids, is_all=True)
         self._completed = slots.slab.completed.data
         self._all_posted = bytes([POSTED]) * len(slots.of)
         self._all_reading = bytes([READING]) * len(slots.of)
-        # Whether a step consists of nothing but an action in the row, and its result of nothing but arrays and an info.
-        self._is_simple = slots.slab.layout.action is not None
-        self._is_simple &= not vector.batcher.learns and not vector.reader.copies_objects
+        self.is_simple: bool = slots.slab.layout.action is not None
+        self.is_simple &= not vector.batcher.learns and not vector.reader.copies_objects
         self._seeds_episodes = slots.of[0].next_seed is not None
         # The last step of all envs that was posted here, until a thread finishes it.
         self._step: Step | None = None
         # The part of each actor in steps of all envs; empty until the next one if an actor was not free for the last.
         self._parts: list[Part] = []
-        self.inline: InlineSteps | None = InlineSteps(vector) if backend.inline else None
+        self.is_inline: bool = backend.inline
 
     # Starting --------------------------------------------------------------------------------------------
 
@@ -98,29 +100,31 @@ class Stepper:
         strategy = tuner.strategy
         wait = SPINNING if strategy.workers_spin and now - tuner.recorded < SHORT_PAUSE else ASLEEP
         self._step = step = None
-        if self._is_simple and not stream and (not slots.unusual or slots.unusual.isdisjoint(env_ids)):
-            envs = self._all if env_ids is asker.all_ids else Selection(env_ids)
+        if self.is_simple and not stream and (not slots.unusual or slots.unusual.isdisjoint(env_ids)):
+            envs = self.all if env_ids is asker.all_ids else Selection(env_ids)
             are_idle = True
             for each in envs.ranges:
                 are_idle = are_idle and slots.states[each] == slots.zeros[each]
             if are_idle:
-                resets = self._write_rows(envs, actions)
-                with asker.corked():
-                    step = self._post_if_free(envs, resets, now, wait, pinned=strategy.pinned)
+                resets = self.write_rows(envs, actions)
+                with asker.corked(), self._lock:
+                    step = self.prepare(envs, resets)
+                    if step is not None:
+                        self._post_and_ring(step, now, wait, pinned=strategy.pinned)
         if step is None:
             spec = self._vector.action_spec
             asker.start_steps(env_ids, actions, stream=stream, wait=wait, pinned=strategy.pinned, checked=spec)
         return step
 
-    def _write_rows(self, envs: Selection, actions: Any) -> Sequence[int]:
+    def write_rows(self, envs: Selection, actions: Any) -> Sequence[int]:
         """Write the actions of envs that are idle and need nothing but to be posted; return those that are reset."""
         asker, slots, only = self._asker, self._slots, self._asker.only_action
         is_array = only is not None and type(actions) is np.ndarray and actions.dtype == only.dtype
-        if only is not None and is_array and envs is self._all and actions.shape == only.shape:
+        if only is not None and is_array and envs is self.all and actions.shape == only.shape:
             only[...] = actions  # as `write_actions` does, which would be a call
         else:
             asker.write_actions(envs.env_ids, actions, self._vector.action_spec)
-        if envs is self._all and slots.halves.count(slots.halves[0]) != len(slots.halves):
+        if envs is self.all and slots.halves.count(slots.halves[0]) != len(slots.halves):
             slots.align_halves(slots.halves[0])
         ops = slots.halves.translate(_OTHER_HALF)  # the only bit of a plain step
         resets: Sequence[int] = ()
@@ -143,43 +147,34 @@ class Stepper:
                 slots.overflow.pop(env_id, None)
         return resets
 
-    def _post_if_free(
-        self, envs: Selection, resets: Sequence[int], now: float, wait: int, *, pinned: bool
-    ) -> Step | None:
-        """Post envs if all of their workers are free for them, and run nothing for others; return the step then."""
+    def prepare(self, envs: Selection, resets: Sequence[int]) -> Step | None:
+        """Return a step to be posted, if all workers are free and none runs anything for other envs. Under the lock."""
         slots, number = self._slots, 0
-        with self._lock:
-            parts = (self._parts if envs is self._all else None) or self._find_parts(envs)
-            for core, _, process, _, _, _ in parts:
-                table = core.table
-                # At most states to be saved are queued then, where an interrupt has left them: without rows in flight,
-                # only a running call keeps a worker from its queue.
-                is_free = core.phase is LIVE and not core.closing and core.permits is None
-                if core.process is not process or not is_free or table.running is not None:
-                    if envs is self._all:
-                        self._use([])
-                    return None
-                if table.last_id > number:  # noqa: PLR1730 # in a third of the time that `max` takes
-                    number = table.last_id
-            if not parts or (slots.unusual and not slots.unusual.isdisjoint(envs.env_ids)):
+        parts = (self._parts if envs is self.all else None) or self._find_parts(envs)
+        for core, _, process, _, _, _ in parts:
+            table = core.table
+            # At most states to be saved are queued then, where an interrupt has left them: without rows in flight,
+            # only a running call keeps a worker from its queue.
+            is_free = core.phase is LIVE and not core.closing and core.permits is None
+            if core.process is not process or not is_free or table.running is not None:
+                self._parts = []
                 return None
-            step = Step(envs, number + 1, parts, resets)
-            try:
-                self._post(step, now, wait, pinned=pinned)
-            except BaseException:
-                replace_processes(parts)
-                raise
-        return step
+            if table.last_id > number:  # noqa: PLR1730 # in a third of the time that `max` takes
+                number = table.last_id
+        if not parts or (slots.unusual and not slots.unusual.isdisjoint(envs.env_ids)):
+            return None
+        return Step(envs, number + 1, parts, resets)
 
-    def _post(self, step: Step, now: float, wait: int, *, pinned: bool) -> None:
+    def post(self, step: Step, now: float) -> None:
+        """Post a step, but ring for no worker. Called under the lock.
+
+        The private numbers come first: from then on no row is complete. The states come last: in process, a signal
+        handler may call an actor in between.
+        """
         slots, (envs, number, parts, _) = self._slots, step
-        is_whole = envs is self._all
-        if is_whole:
-            self._step = step
-        loops = is_whole and self.inline is not None
-        # The private numbers first: from now on no row is complete.
         for each in envs.ranges:
             slots.numbers[each].fill(number)
+            slots.slab.posted[each].fill(number)
         for core, rows, _, page, _, _ in parts:
             core.table.last_id = rows.last = page.last_call = number
             rows.posted_at = now
@@ -187,12 +182,17 @@ class Stepper:
                 core.watch(now)
         for each in envs.ranges:
             slots.states[each] = self._all_posted[each]
-            slots.slab.posted[each].fill(number)
-        for _, _, _, page, indices, place in parts:
-            if loops:
-                page.is_streaming = False
-            else:
-                page.post_step(number, encode_wait(place, wait) if pinned else wait, False, indices)
+
+    def _post_and_ring(self, step: Step, now: float, wait: int, *, pinned: bool) -> None:
+        if step.envs is self.all:
+            self._step = step
+        try:
+            self.post(step, now)
+            for _, _, _, page, indices, place in step.parts:
+                page.post_step(step.number, encode_wait(place, wait) if pinned else wait, False, indices)
+        except BaseException:
+            replace_processes(step.parts)
+            raise
 
     def _find_parts(self, envs: Selection) -> list[Part]:
         """Find the present processes of the actors of some envs; return nothing if one has none, or others run."""
@@ -202,15 +202,9 @@ class Stepper:
             if rows is None or process is None or rows.has_posted():
                 return []
             parts.append(Part(core, rows, process, process.page, indices, self._vector.actors[actor]))
-        if envs is self._all:
-            self._use(parts)
+        if envs is self.all:
+            self._parts = parts
         return parts
-
-    def _use(self, parts: list[Part]) -> None:
-        """Remember the part of each actor in steps of all envs."""
-        self._parts = parts
-        if self.inline is not None:
-            self.inline.use(parts)
 
     # Waiting ---------------------------------------------------------------------------------------------
 
@@ -252,21 +246,16 @@ class Stepper:
     def finish(self, step: Step, deadline: float | None) -> StepResults | None:
         """Wait for a step of all envs until the deadline (`time.monotonic`), and return `gather`.
 
-        Only one thread does so: rows of in-process workers must not run twice. Others wait in `Collector`, and so does
-        who has stepped some of the envs: several threads may wait for different ones.
+        Only one thread does so. Others wait in `Collector`, and so does who has stepped some of the envs: several
+        threads may wait for different ones. In process, the step has run.
         """
-        is_whole = step.envs is self._all
+        is_whole = step.envs is self.all
         if is_whole:
             with self._lock:
                 if step is not self._step:
                     return None
                 self._step = None
-        if self.inline is not None:
-            if is_whole:
-                self.inline.run_all(step)
-            else:
-                self.inline.run_posted()
-        elif not is_whole or not self._wait(step, deadline):
+        if not self.is_inline and not (is_whole and self._wait(step, deadline)):
             return None
         with defer_signals:
             return self.gather(step)
@@ -308,7 +297,7 @@ class Stepper:
         except BaseException:
             self._give_back(envs)
             raise
-        if self.inline is None:  # else nothing waits
+        if not self.is_inline:  # else nothing waits
             self.record()
         if vector.pending.waiting:
             vector.reactor.wake(vector.pending)

@@ -154,7 +154,7 @@ MUTANTS = [
     Mutant(CALLS + "submit", "table.running is not None or ", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", "or table.running is not None", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", " and not table.queue", "", "no call runs beside rows"),
-    Mutant(STEPPER + "_post_if_free", "or table.running is not None", "", "no call runs beside rows"),
+    Mutant(STEPPER + "prepare", "or table.running is not None", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", "slots.unusual and not slots.unusual.isdisjoint(indices)", "False", LOSSES),
     Mutant(
         STEPPER + "arrive",
@@ -263,9 +263,9 @@ MUTANTS = [
     Mutant(ASKER + "queue_envs", "slots.states[env_id] = ASKED", "pass", STATES),
     Mutant(ASKER + "_retire", "supervisor.calls.queue_renewal()", "pass", "old processes go"),
     Mutant(ASKER + "start_resets", "slot.seed_with(op.seed)", "pass", "episodes have their seeds"),
-    Mutant(STEPPER + "_write_rows", "slots.align_halves(slots.halves[0])", "pass", LAST),
+    Mutant(STEPPER + "write_rows", "slots.align_halves(slots.halves[0])", "pass", LAST),
     Mutant(
-        STEPPER + "_write_rows",
+        STEPPER + "write_rows",
         "ops[env_id] |= RESET",
         "pass",
         "an ended episode is reset",

@@ -221,14 +221,17 @@ def actor(reactor, request):
 
 def post_all(actor):
     """Starts a step of all envs; returns whether they were posted at once."""
-    return post_some(actor, actor.stepper._all)
+    return post_some(actor, actor.stepper.all)
 
 
 def post_some(actor, envs):
     """Starts a step of some envs; returns whether they were posted at once."""
-    resets = actor.stepper._write_rows(envs, np.array(envs.env_ids, np.float64))
-    actor.posted = actor.stepper._post_if_free(envs, resets, 100.0, ASLEEP, pinned=False)
-    return actor.posted is not None
+    resets = actor.stepper.write_rows(envs, np.array(envs.env_ids, np.float64))
+    actor.posted = actor.stepper.prepare(envs, resets)
+    if actor.posted is None:
+        return False
+    actor.stepper._post_and_ring(actor.posted, 100.0, ASLEEP, pinned=False)
+    return True
 
 
 def arrive(actor):

@@ -1,0 +1,129 @@
+"""Steps of an in-process vector, which run in the thread that steps.
+
+A step of all envs runs in one loop: a turn of each worker would take several times as long as a light env. Whatever the
+loop does not finish, because of an exception, or of a call from within an env, is left to the workers.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.slots import ASKED
+from envactors.actor.supervisor import Supervisor
+from envactors.backends.local import InlineLoop, InlineWorker
+from envactors.envs.core import VectorCore
+from envactors.envs.results import StepResults
+from envactors.mailbox.control_page import ASLEEP, BEGUN, STEP
+from envactors.vector.stepper import Stepper
+from envactors.vector.steps import Part, Step, replace_processes
+
+
+class InlineSteps:
+    """Runs steps in process.
+
+    Args:
+        vector: The vector.
+        stepper: Posts steps of all envs and returns their results.
+    """
+
+    def __init__(self, vector: VectorCore, stepper: Stepper) -> None:
+        self._vector = vector
+        self._slots = vector.slots
+        self._stepper = stepper
+        self._lock = vector.supervisors[0].core.lock  # the lock of all actors
+        self._all_asked = bytes([ASKED]) * len(vector.supervisors)
+        self._parts: list[Part] = []
+        self._loop = InlineLoop([], self._lock)
+        for actor in vector.actors:
+            # Handles of actors outlive the vector, and must not keep its memory.
+            run = actor.core.run_inline
+            assert run is not None, "the backend is in-process"
+            actor.core.run_inline = functools.partial(_run_worker, weakref.ref(self), actor, run)
+
+    def step(self, actions: Any) -> StepResults | None:
+        """Step all envs in one loop. Called without signals deferred, since env code runs in here.
+
+        Returns:
+            The results; None if `Collector` has to deliver them.
+        """
+        step = self._post(actions)
+        if step is None:
+            with defer_signals:
+                self._stepper.start(self._stepper.all.env_ids, actions, stream=False)
+            self.run_posted()
+            return None
+        try:
+            self._loop.run(self._slots.ops, step.number)
+        except BaseException:  # of the library's own lines: what env code raises is the outcome of its step
+            in_flight = [part for part in step.parts if part.rows.is_in_flight()]
+            replace_processes([part for part in in_flight if part.page.counters[BEGUN] == step.number])
+            raise
+        with defer_signals:
+            return self._stepper.gather(step)
+
+    def _post(self, actions: Any) -> Step | None:
+        """Post a step of all envs, if that is simple. None has run before, so an interrupt can take it back."""
+        slots, stepper, has_claimed = self._slots, self._stepper, False
+        if not stepper.is_simple or slots.unusual:
+            return None
+        try:
+            with self._lock:
+                if slots.states != slots.zeros:
+                    return None
+                has_claimed = True
+                slots.states[:] = self._all_asked  # a signal handler cannot step in between
+            resets = stepper.write_rows(stepper.all, actions)
+            with self._lock:
+                step = stepper.prepare(stepper.all, resets)
+                if step is not None:
+                    if step.parts is not self._parts:
+                        self._use(step.parts)
+                    stepper.post(step, time.monotonic())
+        finally:
+            if has_claimed and slots.states == self._all_asked:
+                self._take_back()
+        return step
+
+    def _take_back(self) -> None:
+        """Make all envs idle again that were asked and not posted. If they were, `recv` runs them."""
+        slots = self._slots
+        with defer_signals, self._lock:
+            slots.numbers[:] = slots.slab.posted[:] = slots.slab.completed
+            slots.states[:] = slots.zeros
+
+    def _use(self, parts: list[Part]) -> None:
+        """Make the loop that runs steps of all envs, given the part of each actor."""
+        workers = [part.process.worker for part in parts]
+        self._loop = InlineLoop([worker for worker in workers if isinstance(worker, InlineWorker)], self._lock)
+        self._parts = parts
+
+    def run_posted(self) -> None:
+        """Run what the workers were sent. Called without signals deferred, too."""
+        for actor in self._vector.actors:
+            if actor.core.run_inline is not None:
+                actor.core.run_inline()
+
+    def leave(self, actor: Supervisor) -> None:
+        """Leave to a worker what the loop does not run."""
+        with self._lock:
+            rows, process = actor.calls.rows, actor.core.process
+            if process is not None and rows is not None and rows.has_posted() and self._loop.may_send():
+                page, number = process.page, self._slots.numbers_of[rows.first]
+                is_begun = page.counters[BEGUN] == number
+                if page.counters[STEP] < number and not (is_begun and rows.is_in_flight()):
+                    if not is_begun:
+                        self._loop.leave(page)
+                    page.post_step(number, ASLEEP, False)
+
+
+def _run_worker(steps: weakref.ref[InlineSteps], actor: Supervisor, run: Callable[[], None]) -> None:
+    """Run what an in-process worker was sent, and what the loop leaves to it."""
+    inline = steps()
+    if inline is not None:
+        inline.leave(actor)
+    run()
