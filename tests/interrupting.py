@@ -30,10 +30,11 @@ def bodies_of_with(filename):
     return last
 
 
-def interrupt(function, number, *, only=None):
+def interrupt(function, number, *, only=None, handler=None):
     """Calls a function and raises `Interrupt` before its line number ``number`` of the library's code.
 
-    With ``only``, a set of names, lines of functions with these names count alone.
+    With ``only``, a set of names, lines of functions with these names count alone. A ``handler`` is called instead, as
+    that of a signal would be.
 
     Three kinds of lines are left out, since an exception cannot come there: the end of a ``with`` statement, which is
     traced as a line, although the interpreter looks for no exceptions of others between the last instruction of the
@@ -65,7 +66,10 @@ def interrupt(function, number, *, only=None):
             if left == 0:
                 where = f"{Path(filename).name}:{line}"
                 sys.settrace(None)
-                raise Interrupt(where)
+                if handler is None:
+                    raise Interrupt(where)
+                handler()
+                return None
             left -= 1
         elif event == "return":
             before_in.pop(frame, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import mmap
+import operator
 import os
 import threading
 import traceback
@@ -267,59 +268,65 @@ class InlineLoop:
 
     Args:
         workers: The workers.
-        lock: Guards what the workers are sent.
+
+    Attributes:
+        thread: The thread that runs the loop, or is about to.
     """
 
-    def __init__(self, workers: Sequence[InlineWorker], lock: threading.RLock) -> None:
+    def __init__(self, workers: Sequence[InlineWorker]) -> None:
         self._workers = workers
-        self._lock = lock
         self._rows = [row for worker in workers for row in worker.server.rows]
-        # What is left to run, or is running or has run.
+        # What the loop runs, and the iterator over it.
         self._due: list[tuple[EnvRow, int, int]] = []
+        self._rest = iter(self._due)
         self._number = 0
-        # The thread that runs the loop.
-        self._thread: int | None = None
+        self.thread: int | None = None
         for worker in workers:
             worker.loop = self
 
-    def run(self, ops: Iterable[int], number: int) -> None:
-        """Run the rows, which were posted under this call id, but for those that a worker was sent.
+    def prepare(self, ops: Iterable[int], number: int) -> None:
+        """Take over the rows, which are about to be posted. Called under the lock that guards what workers are sent.
 
         Args:
             ops: The operation of each.
             number: The call id.
         """
-        before = context.of_thread.set(self._running)
+        self.thread = threading.get_ident()
+        self._number = number
+        self._due = list(zip(self._rows, ops, itertools.repeat(number)))
+        self._rest = iter(self._due)
+        for worker in self._workers:
+            worker.page.is_streaming = False
+
+    def run(self) -> None:
+        """Run the rows that were taken over, but for those that a worker was sent."""
+        number, before = self._number, context.of_thread.set(self._running)
         try:
-            with self._lock:
-                self._thread = threading.get_ident()
-                self._number = number
-                self._due = due = list(zip(self._rows, ops, itertools.repeat(number)))
-                for worker in self._workers:
-                    worker.page.is_streaming = False
-                    if worker.page.counters[STEP] >= number:
-                        self.leave(worker.page)
-            run_all(due)
+            run_all(self._rest)
             for worker in self._workers:
                 if worker.page.counters[STEP] < number:
                     worker.page.counters[FINISHED] = number
         except WorkerRetiredError:
             pass  # the others run what is left
         finally:
-            self._thread = None
             context.of_thread.reset(before)
 
     def leave(self, page: ControlPage) -> None:
         """Leave the rows of a worker, which the loop has not begun, to the worker; under the lock."""
         self._due[:] = [due for due in self._due if due[0].page is not page]
 
+    def has_taken(self, page: ControlPage) -> bool:
+        """Return whether the loop is at a row of a worker, or has been there; under the lock."""
+        taken = len(self._due) - operator.length_hint(self._rest)
+        return self.thread is not None and any(due[0].page is page for due in self._due[:taken])
+
     def may_send(self) -> bool:
         """Return whether a worker may be sent rows that the loop has not begun; under the lock."""
-        return self._thread in (None, threading.get_ident())
+        return self.thread in (None, threading.get_ident())
 
     def thread_in(self, worker: InlineWorker) -> int | None:
         """Return the thread that runs the loop, if it is at an env of this worker."""
-        return self._thread if worker is self._current() else None
+        return self.thread if worker is self._current() else None
 
     def _current(self) -> InlineWorker | None:
         """Return the worker that the loop is at: the last one that has begun this step."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
+import functools
+import marshal
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -94,6 +95,8 @@ class RowReader:
         self.rows: Slab = rows
         self._no_contents = [NO_CONTENT] * rows.layout.envs
         self.contents: list[Content] = self._no_contents.copy()
+        # Makes empty infos in C code, in half of the time that copying them takes.
+        self._make_infos = functools.partial(marshal.loads, marshal.dumps([{} for _ in self._no_contents]))
         self.copies = copy
         # The array of observations, if it is the only one.
         is_array = isinstance(rows.layout.observation, ArraySpec)
@@ -128,9 +131,7 @@ class RowReader:
             rewards = stack(self._reward_spec, [content[1][-1] for content in contents or ()])
         else:
             rewards = rows.rewards.copy() if index is None else rows.rewards[index]
-        # Not a comprehension, which costs one more call.
-        nothing: Iterator[dict[str, Any]] = map(dict.copy, itertools.repeat({}, len(rewards)))
-        infos = list(nothing) if contents is None else [content[0] for content in contents]
+        infos = self._make_infos()[: len(rewards)] if contents is None else [content[0] for content in contents]
         if index is None:
             return obs, rewards, rows.terminated.copy(), rows.truncated.copy(), infos
         return obs, rewards, rows.terminated[index], rows.truncated[index], infos

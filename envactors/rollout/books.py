@@ -58,9 +58,9 @@ class Books:
         slot.needs_reset = False
         if until_end:
             # Whether a process is to be replaced depends on the steps until the last end of an episode.
-            episodes.steps[index] += until_end - resets.count(1, 0, until_end)
+            episodes.add_steps(index, until_end - resets.count(1, 0, until_end))
             episodes.end(slot, over.count(1))
-        episodes.steps[index] += len(over) - until_end - resets.count(1, until_end)
+        episodes.add_steps(index, len(over) - until_end - resets.count(1, until_end))
         is_over = until_end == len(over)
         slots.ended[index] = is_over and autoreset == "next_step"
         if not is_over:

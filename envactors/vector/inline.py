@@ -20,7 +20,7 @@ from envactors.envs.core import VectorCore
 from envactors.envs.results import StepResults
 from envactors.mailbox.control_page import ASLEEP, BEGUN, STEP
 from envactors.vector.stepper import Stepper
-from envactors.vector.steps import Part, Step, replace_processes
+from envactors.vector.steps import Part, replace_processes
 
 
 class InlineSteps:
@@ -38,7 +38,7 @@ class InlineSteps:
         self._lock = vector.supervisors[0].core.lock  # the lock of all actors
         self._all_asked = bytes([ASKED]) * len(vector.supervisors)
         self._parts: list[Part] = []
-        self._loop = InlineLoop([], self._lock)
+        self._loop = InlineLoop([])
         for actor in vector.actors:
             # Handles of actors outlive the vector, and must not keep its memory.
             run = actor.core.run_inline
@@ -51,56 +51,57 @@ class InlineSteps:
         Returns:
             The results; None if `Collector` has to deliver them.
         """
-        step = self._post(actions)
+        slots, stepper, loop, step, has_claimed = self._slots, self._stepper, self._loop, None, False
+        try:
+            if stepper.is_simple and not slots.unusual:
+                with self._lock:
+                    if slots.states == slots.zeros:
+                        has_claimed = True
+                        slots.states[:] = self._all_asked  # a signal handler cannot step in between
+                if has_claimed:
+                    resets = stepper.write_rows(stepper.all, actions)
+                    with self._lock:
+                        step = stepper.prepare(stepper.all, resets)
+                        if step is None:
+                            slots.states[:] = slots.zeros
+                        else:
+                            loop = self._loop_of(step.parts)
+                            loop.prepare(slots.ops, step.number)
+                            stepper.post(step, time.monotonic())
+                    if step is not None:
+                        loop.run()
+        except BaseException:  # of the library's own lines: what env code raises is the outcome of its step
+            if has_claimed and slots.states == self._all_asked:  # it was not posted
+                self._take_back()
+            elif step is not None:
+                in_flight = [part for part in step.parts if part.rows.is_in_flight()]
+                replace_processes([part for part in in_flight if part.page.counters[BEGUN] == step.number])
+            raise
+        finally:
+            if has_claimed:
+                loop.thread = None
         if step is None:
             with defer_signals:
-                self._stepper.start(self._stepper.all.env_ids, actions, stream=False)
+                stepper.start(stepper.all.env_ids, actions, stream=False)
             self.run_posted()
             return None
-        try:
-            self._loop.run(self._slots.ops, step.number)
-        except BaseException:  # of the library's own lines: what env code raises is the outcome of its step
-            in_flight = [part for part in step.parts if part.rows.is_in_flight()]
-            replace_processes([part for part in in_flight if part.page.counters[BEGUN] == step.number])
-            raise
         with defer_signals:
-            return self._stepper.gather(step)
-
-    def _post(self, actions: Any) -> Step | None:
-        """Post a step of all envs, if that is simple. None has run before, so an interrupt can take it back."""
-        slots, stepper, has_claimed = self._slots, self._stepper, False
-        if not stepper.is_simple or slots.unusual:
-            return None
-        try:
-            with self._lock:
-                if slots.states != slots.zeros:
-                    return None
-                has_claimed = True
-                slots.states[:] = self._all_asked  # a signal handler cannot step in between
-            resets = stepper.write_rows(stepper.all, actions)
-            with self._lock:
-                step = stepper.prepare(stepper.all, resets)
-                if step is not None:
-                    if step.parts is not self._parts:
-                        self._use(step.parts)
-                    stepper.post(step, time.monotonic())
-        finally:
-            if has_claimed and slots.states == self._all_asked:
-                self._take_back()
-        return step
+            return stepper.gather(step)
 
     def _take_back(self) -> None:
-        """Make all envs idle again that were asked and not posted. If they were, `recv` runs them."""
+        """Make all envs idle again, none of which has run."""
         slots = self._slots
         with defer_signals, self._lock:
             slots.numbers[:] = slots.slab.posted[:] = slots.slab.completed
             slots.states[:] = slots.zeros
 
-    def _use(self, parts: list[Part]) -> None:
-        """Make the loop that runs steps of all envs, given the part of each actor."""
-        workers = [part.process.worker for part in parts]
-        self._loop = InlineLoop([worker for worker in workers if isinstance(worker, InlineWorker)], self._lock)
-        self._parts = parts
+    def _loop_of(self, parts: list[Part]) -> InlineLoop:
+        """Return the loop that runs steps of all envs, given the part of each actor."""
+        if parts is not self._parts:
+            workers = [part.process.worker for part in parts]
+            self._loop = InlineLoop([worker for worker in workers if isinstance(worker, InlineWorker)])
+            self._parts = parts
+        return self._loop
 
     def run_posted(self) -> None:
         """Run what the workers were sent. Called without signals deferred, too."""
@@ -114,7 +115,7 @@ class InlineSteps:
             rows, process = actor.calls.rows, actor.core.process
             if process is not None and rows is not None and rows.has_posted() and self._loop.may_send():
                 page, number = process.page, self._slots.numbers_of[rows.first]
-                is_begun = page.counters[BEGUN] == number
+                is_begun = page.counters[BEGUN] == number or self._loop.has_taken(page)
                 if page.counters[STEP] < number and not (is_begun and rows.is_in_flight()):
                     if not is_begun:
                         self._loop.leave(page)

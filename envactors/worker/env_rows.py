@@ -98,25 +98,26 @@ def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
     """
     forks, now, array, thread, begun = context.forks, time.monotonic, np.ndarray, threading.get_ident(), None
     for row, op, call_id in due:
-        page, index, guard = row.page, row.index, row.guard
+        index, guard = row.index, row.guard
         if guard.is_closed:
             raise WorkerRetiredError("abandoned by the parent")
         # Inlined from `ControlPage.record_env`.
         row.times[SINCE] = now()
         row.counters[ENV_INDEX] = row.position
-        if page is not begun or row.counters[BEGUN] != call_id:
-            is_noted, begun = row.begin(op, call_id), page
-        result = failed_with = None
-        is_written = has_failed = False
+        if row.page is not begun or row.counters[BEGUN] != call_id:
+            is_noted, begun = row.begin(op, call_id), row.page
+        result = failed_with = has_failed = None
         try:
             if not op & _UNUSUAL:
                 result = row.hosted.env.step(row.action())
             if type(result) is tuple and len(result) == 5:
                 obs, reward, terminated, truncated, info = result
-                is_plain = type(obs) is array and obs.shape == row.shape and obs.dtype == row.dtype
-                is_plain = is_plain and type(reward) is float and type(terminated) is type(truncated) is bool
-                is_plain = is_plain and not info and type(info) is dict and context.forks == forks
-                if is_plain and not (row.autoreset and (terminated or truncated)):
+                if (
+                    (type(obs) is array and obs.shape == row.shape and obs.dtype == row.dtype)
+                    and (type(reward) is float and type(terminated) is type(truncated) is bool)
+                    and (not info and type(info) is dict and context.forks == forks)
+                    and not (row.autoreset and (terminated or truncated))
+                ):
                     guard.writer = thread
                     if is_noted or guard.is_closed:
                         row.note(obs, op, call_id)
@@ -126,15 +127,15 @@ def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
                     row.plain_halves[op & HALF][...] = obs
                     row.encodings[index] = PLAIN
                     row.completed[index] = call_id
-                    is_written = True
+                    has_failed = False
         except BaseException as error:
             failed_with = error
         guard.writer = None
-        if not is_written:
+        if has_failed is None:
             has_failed = row.finish(op, call_id, result, failed_with, forks)
             begun = None  # the page may name another method
-        if page.is_streaming or op & RING:
-            page.ring_for_result(row.count_complete, always=bool(has_failed or op & RING))
+        if row.page.is_streaming or op & RING:
+            row.page.ring_for_result(row.count_complete, always=bool(has_failed or op & RING))
 
 
 class EnvRow:

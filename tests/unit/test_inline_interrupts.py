@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import ClassVar
 
 import pytest
+from interrupting import interrupt
 
 import envactors as ea
 from envactors.actor.supervisor import Supervisor
 from envactors.backends.local import InlineLoop
 from envactors.testing import EchoEnv
+
+# What runs a step in process.
+STEPPING = {"step", "write_rows", "prepare", "post", "run", "run_all", "begin", "gather", "arrive"}
+OFTEN = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 
 
 @pytest.fixture
@@ -79,3 +85,68 @@ def test_looking_at_an_actor_runs_nothing(interrupt_once):
         assert envs.recv(timeout=1).obs[:, 2].tolist() == [3]
         assert envs.actors[0].state is ea.ActorState.IDLE
         assert len(Recording.STEPS) == 1
+
+
+def results_after(envs, where):
+    """Returns the (count of steps, action) of each env in a step that comes after an interrupted one, and in that."""
+    found = {env_id: [] for env_id in range(len(envs))}
+    for _ in range(10):
+        try:
+            batch = envs.recv(timeout=1)
+        except ea.NothingPendingError:
+            break
+        except ea.VectorStepError as error:
+            batch = error.batch
+        for env_id, obs in zip(batch.env_ids.tolist(), batch.obs, strict=True):
+            found[env_id].append((int(obs[1]), int(obs[2])))
+    assert not any(envs._core.slots.states), where
+    for env_id, obs in enumerate(envs.step([9] * len(envs))[0]):
+        found[env_id].append((int(obs[1]), int(obs[2])))
+    return found
+
+
+@pytest.mark.parametrize("per_actor", [1, 3])
+def test_a_step_that_is_interrupted_is_made_once_or_not_at_all(per_actor):
+    """Its result is delivered later, or the env has failed, or the interrupt came when the step was over."""
+    with ea.VectorEnv([EchoEnv] * 3, backend="inline", envs_per_actor=per_actor, restart=OFTEN) as envs:
+        for line in itertools.count():
+            envs.reset(seed=0)
+            envs.step([1] * 3)
+            where = interrupt(lambda: envs.step([5] * 3), line)
+            if where is None:
+                break
+            try:
+                found = results_after(envs, where)
+            except ea.VectorInputError:  # the loop was interrupted in the middle of a row, whose process was replaced
+                assert where.startswith("env_rows"), where
+                continue
+            for results in found.values():
+                count = results[-1][0]
+                assert results[-1] == (count, 9), where
+                assert count in (2, 3), f"{where}: it has stepped {count - 2} times"
+                assert results[:-1] in ([], [(2, 5)]), where
+                assert len(results) < 2 or count == 3, where
+        assert line > 60
+
+
+@pytest.mark.parametrize("ask", ["step", "look"])
+def test_what_a_signal_handler_asks_for_runs_no_env_twice(ask):
+    with ea.VectorEnv([EchoEnv] * 3, backend="inline") as envs:
+        steps = []
+
+        def handle():
+            try:
+                steps.append(envs.step([7] * 3) if ask == "step" else envs.stats())
+            except ea.AlreadyPendingError:
+                assert ask == "step"
+
+        for line in itertools.count():
+            envs.reset(seed=0)
+            steps.clear()
+            where = interrupt(lambda: steps.append(envs.step([5] * 3)), line, only=STEPPING, handler=handle)
+            if where is None:
+                break
+            assert steps[-1][0][:, 2].tolist() == [5] * 3, where
+            made = sum(isinstance(one, tuple) for one in steps) if ask == "step" else 1
+            assert envs.get_attr("steps") == [made] * 3, where
+        assert line > 60
