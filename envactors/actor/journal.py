@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from envactors.actor.requests import CallRequest
 from envactors.actor.slots import Slots
-from envactors.errors import SerializationError
 from envactors.mailbox.messages import (
     Attach,
     Frame,
@@ -81,8 +80,6 @@ class Journal:
         self._entries: list[Entry] = []
         # The size when the request after its end ended a process.
         self._failed_at: int | None = None
-        # The call id of the last request in it.
-        self._last_call = 0
 
     def record(self, call: CallRequest, reply: Frame) -> bool:
         """Record a call with this reply; return False if it is a replay after which the env is not where it was."""
@@ -95,7 +92,7 @@ class Journal:
         if call.kind in (Kind.SAVE, Kind.RESTORE):
             self._record_state(call, reply)
         if call.kind == Kind.CALL or (call.kind == Kind.SET and not failed):
-            self.record_message(call.kind, bytes(call.payload), call.call_id, self._check)
+            self.record_message(call.kind, bytes(call.payload), self._check)
         return True
 
     def record_row(self, slots: Slots, index: int) -> None:
@@ -107,7 +104,6 @@ class Journal:
         """
         autoreset = slots.autoreset == "same_step"
         slab, slot, bits = slots.slab, slots.of[index], slots.ops[index]
-        call_id = int(slots.numbers[index])
         check = int(slab.checks[bits & HALF, index])
         payload = slot.op.payload if slot.op is not None and bits & PAYLOAD else None
         over = bool(slab.terminated[index]) or bool(slab.truncated[index])
@@ -115,17 +111,17 @@ class Journal:
         seed = slots.seed_posted(index)
         if seed is not None and (within or bits & RESET):
             options = None if within or payload is None else Pickled(payload)
-            self.start_seeded(slot.position, seed, call_id, check, options)
+            self.start_seeded(slot.position, seed, check, options)
         elif payload is not None:
             message: tuple[Any, ...] = slot.position, None, Pickled(payload)
             if not bits & RESET:
                 message = (slot.position, Pickled(payload), autoreset and not bits & NO_AUTORESET, None)
             kind = Kind.RESET if bits & RESET else Kind.STEP
-            self.record_message(kind, bytes(dumps(message)), call_id, check)
+            self.record_message(kind, bytes(dumps(message)), check)
         else:
-            self.record_step(slab, index, call_id, check, resets=bool(bits & RESET))
+            self.record_step(slab, index, check, resets=bool(bits & RESET))
 
-    def record_step(self, slab: Slab, index: int, call_id: int, check: int, *, resets: bool) -> None:
+    def record_step(self, slab: Slab, index: int, check: int, *, resets: bool) -> None:
         """Record a step, or an autoreset without a seed, from its row."""
         if not self.whole:
             self.lengthen(1)  # an env that was never seeded is brought back once its state was saved
@@ -136,7 +132,7 @@ class Journal:
             column.extend(action)
             size += len(action)
         steps.resets.append(resets)
-        self.grow(call_id, check, size)
+        self.grow(check, size)
 
     def last_steps(self, columns: int) -> RecordedSteps:
         """Return the entry that the next step is added to, before `grow`."""
@@ -146,9 +142,9 @@ class Journal:
             self._entries.append(last)
         return last
 
-    def start_seeded(self, position: int, seed: int, call_id: int, check: int, options: Pickled | None = None) -> None:
+    def start_seeded(self, position: int, seed: int, check: int, options: Pickled | None = None) -> None:
         """Begin with a seeded reset."""
-        self._start_anew(bytes(dumps((position, seed, options))), call_id, check)
+        self._start_anew(bytes(dumps((position, seed, options))), check)
 
     def _record_state(self, request: CallRequest, reply: Frame) -> None:
         """Begin with the state that an env was in when it was saved, or was put into."""
@@ -156,19 +152,17 @@ class Journal:
         if request.kind == Kind.SAVE and not failed:
             check, state = loads(reply.payload)
             payload = bytes(dumps(tuple(Restore(Save(*loads(request.payload)).env, check, state))))
-            self._start_anew(payload, request.call_id, check, Kind.RESTORE)
+            self._start_anew(payload, check, Kind.RESTORE)
         elif request.kind == Kind.RESTORE and failed:
             self.forget()  # nobody knows the env's state
         elif request.kind == Kind.RESTORE:
             payload = bytes(request.payload)
-            check = Restore(*loads(payload)).check
-            self._start_anew(payload, request.call_id, check, Kind.RESTORE)
+            self._start_anew(payload, Restore(*loads(payload)).check, Kind.RESTORE)
 
-    def _start_anew(self, payload: bytes, call_id: int, check: int, kind: Kind = Kind.RESET) -> None:
+    def _start_anew(self, payload: bytes, check: int, kind: Kind = Kind.RESET) -> None:
         """Begin with a seeded reset or a state: nothing before it is needed any more, but for attributes."""
         self.forget()
-        self.whole, self._entries = True, [(kind, payload)]
-        self._check, self._last_call = check, call_id
+        self.whole, self._entries, self._check = True, [(kind, payload)], check
 
     def forget(self) -> None:
         """Discard all requests; attributes are kept."""
@@ -189,19 +183,19 @@ class Journal:
         self.forget()
         self.whole, self.length, self._size, self._check, self._attributes, self._entries = saved
 
-    def record_message(self, kind: int, payload: bytes, call_id: int, check: int) -> None:
+    def record_message(self, kind: int, payload: bytes, check: int) -> None:
         """Record a request as it was sent."""
         if self.whole:
             self._entries.append((kind, payload))
-            self.grow(call_id, check, len(payload))
+            self.grow(check, len(payload))
         elif kind == Kind.SET:
             self._set_attribute(payload)
         elif kind in (Kind.RESET, Kind.STEP):
             self.lengthen(1)  # as in `record_step`
 
-    def grow(self, call_id: int, check: int, size: int, steps: int = 1) -> None:
+    def grow(self, check: int, size: int, steps: int = 1) -> None:
         """Note that steps or another request were added, each of ``size`` bytes; the last one had this checksum."""
-        self._last_call, self._check = call_id, check
+        self._check = check
         self._size += steps * (1 + size // _STEP_ROOM)
         self.lengthen(steps)
         if self._size > self._limit:
@@ -217,18 +211,14 @@ class Journal:
     def _set_attribute(self, payload: bytes) -> None:
         self._attributes[Set(*loads(payload)).name] = payload
 
-    def can_retry(self, slots: Slots, index: int, error: BaseException) -> bool:
+    def can_retry(self, slots: Slots, index: int) -> bool:
         """Return whether what has failed may be tried once more: the same inputs are not tried a third time.
 
         Args:
             slots: All envs.
             index: The env whose step or reset has failed; a seeded reset needs no journal.
-            error: Its failure.
         """
-        if not (self.whole or _is_seeded_reset(slots, index)) or self._failed_at == self._size:
-            return False
-        # A result that cannot be read: the env has done the step, and would do it again.
-        return not (isinstance(error, SerializationError) and slots.numbers[index] == self._last_call)
+        return (self.whole or _is_seeded_reset(slots, index)) and self._failed_at != self._size
 
     def count_failure(self) -> None:
         """Count a failure against what comes next."""
@@ -307,7 +297,7 @@ class Journals:
                 journal.record_row(slots, index)
                 continue
             check = checks[bits & HALF, index]
-            journal.record_step(slab, index, slots.numbers_of[index], check, resets=bool(bits & RESET))
+            journal.record_step(slab, index, check, resets=bool(bits & RESET))
 
     def replay_requests(self) -> list[CallRequest]:
         """Return the first requests for a new process; each part of them has its own deadline."""

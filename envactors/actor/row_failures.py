@@ -81,7 +81,9 @@ def fail(
     core, slots = rows.core, rows.slots
     op = slots.of[index].op or Op("step")
     journal = core.recovery.journal(index)
-    can_retry = core.recovery.replays and journal.can_retry(slots, index, error)
+    # A result that cannot be read: the env has done the step, which the journal has, and would do it again.
+    has_run = cause is Cause.RAISED and not slots.infos.failed(index)
+    can_retry = core.recovery.replays and not has_run and journal.can_retry(slots, index)
     if cause is Cause.RUNNING and core.recovery.replays and not (can_retry or was_aborted or is_innocent):
         inputs = journal.inputs(core.recovery.attach, slots, index)
         if inputs is not None:

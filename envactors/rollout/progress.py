@@ -11,16 +11,12 @@ import numpy.typing as npt
 from envactors.actor.journal import Journal
 from envactors.actor.slots import Slot, Slots
 from envactors.actor.supervisor import Supervisor
-from envactors.errors import ActorError
 from envactors.mailbox.info_codec import PLAIN, Infos
 from envactors.mailbox.messages import Failure, Kind, Pickled, episode_seed
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.specs import unflatten
 from envactors.rollout.books import Books
 from envactors.rollout.trajectory import REPEAT, RESET, Trajectory
-
-# Call id of recorded steps: a step that fails later, in a row, must not be mistaken for one of them.
-_NO_CALL = 0
 
 
 class Late(NamedTuple):
@@ -175,7 +171,7 @@ class PartProgress:
         journal = recovery.journal(index)
         if not counts:
             return recovery.replays and journal.whole
-        if not recovery.replays or not journal.can_retry(self._slots, index, ActorError("")):
+        if not recovery.replays or not journal.can_retry(self._slots, index):
             return False
         journal.count_failure()
         return True
@@ -217,7 +213,7 @@ class PartProgress:
             is_reset = trajectory.ops[step, index] == RESET
             if is_reset or (slots.autoreset == "same_step" and over[step]):
                 if seed is not None:
-                    journal.start_seeded(index - self._first, seed, _NO_CALL, int(trajectory.checks[step, index]))
+                    journal.start_seeded(index - self._first, seed, int(trajectory.checks[step, index]))
                     start = step + 1
                 episode += 1
                 seed = episode_seed(slot.root_seed, episode) if seeds and slot.root_seed is not None else None
@@ -247,13 +243,13 @@ def _record_steps(
             column.extend(added.astype(array.dtype, copy=False).tobytes())
             size += array[0].nbytes
         steps.resets.extend(resets.tobytes())
-        journal.grow(_NO_CALL, check, size, count)
+        journal.grow(check, size, count)
         return
     for action, is_reset in zip(actions[0], resets.tolist(), strict=True):
         message: tuple[Any, ...] = slot.position, None, None
         if not is_reset:
             message = slot.position, Pickled(bytes(dumps(action))), slots.autoreset == "same_step", None
-        journal.record_message(Kind.RESET if is_reset else Kind.STEP, bytes(dumps(message)), _NO_CALL, check)
+        journal.record_message(Kind.RESET if is_reset else Kind.STEP, bytes(dumps(message)), check)
 
 
 def next_seed(slots: Slots, index: int, incarnation: int) -> int | None:

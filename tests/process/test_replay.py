@@ -617,6 +617,47 @@ def test_two_kills_from_outside_in_the_same_step_count_against_its_inputs(tmp_pa
         wait_until(lambda: envs.stats().actors[0].restarts == 2)
 
 
+class Uncopied(str):
+    """An observation of which the caller cannot keep a copy."""
+
+    def __deepcopy__(self, memo):
+        raise TypeError("cannot be copied")
+
+
+class Speaking(gymnasium.Env):
+    """Its second step returns an `Uncopied`. It logs its steps."""
+
+    observation_space = spaces.Text(8)
+    action_space = spaces.Discrete(5)
+
+    def __init__(self, log):
+        self.log = log
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return "zero", {}
+
+    def step(self, action):
+        self.count += 1
+        with Path(self.log).open("a") as file:
+            file.write(str(self.count))
+        return Uncopied("word") if self.count == 2 else "word", 1.0, False, False, {}
+
+
+def test_a_step_whose_result_the_caller_cannot_keep_is_not_taken_again(tmp_path):
+    log = tmp_path / "log"
+    with Replaying([functools.partial(Speaking, str(log))], restart=ea.RestartPolicy(5, backoff=0.0)) as envs:
+        envs.reset(seed=1)
+        envs.step([0])
+        _, _, _, truncated, infos = envs.step([0])
+        assert log.read_text() == "12", "the env has taken the step"
+        assert truncated.tolist() == [True]
+        assert isinstance(infos[0]["failure"], TypeError)
+        envs.step([0])  # a reset
+        envs.step([0])
+        assert log.read_text() == "121"
+
+
 @pytest.mark.parametrize("end", ["kill", "exit", "raise"])
 def test_a_reset_that_fails_twice_is_not_tried_a_third_time(tmp_path, end):
     log = tmp_path / "log"

@@ -255,7 +255,7 @@ MUTANTS = [
     Mutant("actor.core:ActorCore.on_idle", "self.permits.release(self)", "pass", LIMIT),
     # Journals.
     Mutant(JOURNAL + "count_failure", "self._failed_at = self._size", "pass", "no third time"),
-    Mutant(JOURNAL + "grow", "self._last_call, self._check = call_id, check", "pass", REPLAYS),
+    Mutant(JOURNAL + "grow", "self._check = check", "pass", REPLAYS),
     Mutant(JOURNAL + "record_row", "resets=bool(bits & RESET)", "resets=False", REPLAYS),
     Mutant(JOURNAL + "record_row", "self.start_seeded(", "(lambda *_: None)(", REPLAYS),
     Mutant("actor.journal:Journals.record_all", "resets=bool(bits & RESET)", "resets=False", REPLAYS),
