@@ -259,7 +259,7 @@ class Calls:
         if value is UNREAD:
             self._have_read(call, frame)
         else:
-            self._settle(call, value, incarnation)
+            self._settle(call, value)
         core.table.running = None  # not before: an interrupt in between must not lose it
         now = time.monotonic()
         self.tuner.record(now - call.started, now)
@@ -268,22 +268,19 @@ class Calls:
         if call.kind == _REPLAY:
             core.replays, core.longest_replay = core.replays + 1, max(core.longest_replay, now - call.started)
         if core.table.queue or core.permits is not None:
-            is_idle = core.table.running is None and (self.rows is None or not self.rows.has_posted())
-            if is_idle and core.permits is not None:
-                core.permits.release(core)
-            self.dispatch()
+            core.on_idle()
 
-    def _settle(self, call: CallRequest, value: Any, incarnation: int) -> None:
+    def _settle(self, call: CallRequest, value: Any) -> None:
         """Hand out the value of a call: at once if that takes no lock, since little else is left to do then."""
         core, future = self.core, call.future
         is_done = False
         try:
-            if type(future) is ActorFuture and not core.deferred.waiting and future.claim(value, incarnation):
-                future.settle(value, None, incarnation)
+            if type(future) is ActorFuture and not core.deferred.waiting and future.claim(value, core.incarnation):
+                future.settle(value, None, core.incarnation)
                 is_done = True
         finally:
             if not is_done:  # also after an interrupt, which may have come before threads that wait were woken
-                core.deferred.waiting.append(functools.partial(call.settle, value, None, incarnation))
+                self.end(call, value)
 
     def _have_read(self, call: CallRequest, frame: Frame) -> None:
         """Have an outcome that may run code of users read where that may take long, and delivered."""

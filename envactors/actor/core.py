@@ -106,7 +106,7 @@ class ActorCore:
     def pid(self) -> int | None:
         """The process id, None between two processes."""
         process = self.process
-        return None if process is None else process.worker.pid or None
+        return None if process is None else process.pid
 
     @property
     def lives(self) -> bool:

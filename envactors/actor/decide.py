@@ -16,6 +16,7 @@ import enum
 from typing import NamedTuple
 
 from envactors.actor.slots import Autoreset, OnFailure
+from envactors.actor.states import EndReason
 
 
 class Cause(enum.Enum):
@@ -35,11 +36,10 @@ class Failed(NamedTuple):
         autoreset: What the vector does at the end of an episode.
         was_reset: Whether the worker ran a reset, for the user or for autoreset.
         asked_reset: Whether the user asked for a reset.
+        reason: Why the parent ended the process, if that concerns the request; `DISCARDED` if another env had raised.
         is_bound: Whether it needs the episode that the env had.
         is_whole: Whether a replay brings the env to where it was.
         can_retry: Whether the same inputs may be tried once more after a replay.
-        is_innocent: Whether the process was ended for another env.
-        was_aborted: Whether the user ended the process.
         is_over: Whether the actor is closed, or can have no other process.
         has_last: Whether the env has a complete result from before.
     """
@@ -49,11 +49,10 @@ class Failed(NamedTuple):
     autoreset: Autoreset
     was_reset: bool
     asked_reset: bool
+    reason: EndReason | None = None
     is_bound: bool = True
     is_whole: bool = False
     can_retry: bool = False
-    is_innocent: bool = False
-    was_aborted: bool = False
     is_over: bool = False
     has_last: bool = True
 
@@ -77,9 +76,10 @@ def decide(failed: Failed) -> Fate:
         return Fate.FAIL
     if failed.cause is Cause.WAITING and (not failed.is_bound or (replays and failed.is_whole)):
         return Fate.REDO
-    if replays and failed.is_innocent and failed.is_whole:
+    if replays and failed.reason is EndReason.DISCARDED and failed.is_whole:
         return Fate.REDO
-    if replays and failed.can_retry and failed.cause is not Cause.WAITING and not failed.was_aborted:
+    is_aborted = failed.reason is EndReason.ABORT
+    if replays and failed.can_retry and failed.cause is not Cause.WAITING and not is_aborted:
         return Fate.REDO
     if failed.on_failure == "raise":
         return Fate.REPORT if failed.cause is Cause.RAISED and not failed.was_reset else Fate.FAIL

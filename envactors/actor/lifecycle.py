@@ -61,7 +61,7 @@ class Lifecycle:
         self._failure: Frame | None = None
         # A far worker that counts as ended while its code may still run: no other process takes its place until then.
         self._uncertain: Worker | None = None
-        # What an env raised for which the present process is being discarded.
+        # What an env raised for which a process was discarded last.
         self._discarded_for: ActorError | None = None
 
     # Starting --------------------------------------------------------------------------------------------
@@ -76,9 +76,7 @@ class Lifecycle:
         if spare is not None:
             core.use(spare)
             spare.move(config.name, self.calls.on_channel, self.on_exit)
-            limit = config.deadlines.start
-            grace = _ADOPTION_GRACE if limit is None else min(_ADOPTION_GRACE, limit)
-            core.timers.set("start", self._launched + grace)
+            core.timers.set("start", self._launched + _ADOPTION_GRACE)
             message = Adopt(config.name, config.first_index, len(config.start.factories), core.recovery.attach)
             spare.introduce(Kind.ADOPT, message, core.incarnation)
         elif config.backend.inline:
@@ -231,7 +229,7 @@ class Lifecycle:
         running: Request | None = call
         if rows is not None and process is not None:
             handed = [] if call is None else call.hand_over(rows, process)
-            begun = handed or row_failures.begun(rows, blames=reason in (EndReason.TIMEOUT, EndReason.ABORT))
+            begun = handed or row_failures.begun(rows, reason)
             running = rows.request(begun[0]) if begun and not handed else call
             rows.keep_complete()
         if running is not None and running.started:
@@ -244,8 +242,7 @@ class Lifecycle:
         if process is not None and not process.worker.is_over:
             self._uncertain = worker = process.worker
             worker.when_over(lambda: core.reactor.post(lambda: self._on_certain_end(worker)))
-        discarded_for, self._discarded_for = self._discarded_for, None
-        error = discarded_for or self._exit_error(report, reason, running)
+        error = self._exit_error(report, reason, running)
         if core.started:
             core.loss = error
         if following is Next.CLOSED:
@@ -253,18 +250,19 @@ class Lifecycle:
         else:
             core.tell_end(reason, error)
             if call is not None:
-                blame = error if discarded_for is None else core.loss_of(call)
+                blame = core.loss_of(call) if reason is EndReason.DISCARDED else error
                 fate = decide_call(following, reason, call.kind, call.retries)
                 settle_running(self.calls, fate, call, blame)
             self._go_on(following, error)
         if rows is not None:
-            aborted = reason is EndReason.ABORT
-            row_failures.lose(rows, begun, error, was_aborted=aborted, is_innocent=discarded_for is not None)
+            row_failures.lose(rows, begun, error, reason)
         self.calls.fail_lost()
 
     def _exit_error(self, report: ExitReport, reason: EndReason | None, running: Request | None) -> ActorError:
         """Return the error that says how the process ended."""
         errors, incarnation = self._core.errors, self._core.incarnation
+        if reason is EndReason.DISCARDED and self._discarded_for is not None:
+            return self._discarded_for
         if self._core.started:
             return errors.death(report, incarnation, running, reason)
         at = Request("", self._core.config.first_index + self._envs_made, started=self._launched)

@@ -190,8 +190,7 @@ class ActorProcess:
             reactor.unwatch(output.fd)
         reactor.unwatch(worker.sentinel)
         reactor.unwatch_channel(self._channel.fileno())
-        tail = "".join(output.tail for output in self._outputs if output.stream == "stderr")
-        stacks = "" if self._stacks is None else self._stacks.read()
+        tail, stacks = self.last_output.get("stderr", ""), "" if self._stacks is None else self._stacks.read()
         return frames, ExitReport(self.pid, worker.reap(), tail, stacks, worker.refusal, worker.loss, self.untrue)
 
     def _read_output(self, output: Output, _mask: int) -> None:

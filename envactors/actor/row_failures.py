@@ -9,11 +9,12 @@ from envactors.actor.decide import Cause, Failed, Fate, decide
 from envactors.actor.requests import Group, Request
 from envactors.actor.rows import ActorRows
 from envactors.actor.slots import ASKED, Op, Outcome, Slots
+from envactors.actor.states import EndReason
 from envactors.errors import ActorDiedError, ActorError
 from envactors.mailbox.slab import RESET
 
 
-def begun(rows: ActorRows, *, blames: bool) -> list[int]:
+def begun(rows: ActorRows, reason: EndReason | None) -> list[int]:
     """Return the envs whose requests the process had begun and not completed; the first one has ended it.
 
     There are two if one was late, ended after all, and the next one began before the process was killed.
@@ -22,20 +23,20 @@ def begun(rows: ActorRows, *, blames: bool) -> list[int]:
     if rows.overdue is not None:
         return [rows.overdue] if running in (None, rows.overdue) else [rows.overdue, running]
     # What a lost node has begun is not known, and nothing that may have run is to run again.
+    blames = reason in (EndReason.TIMEOUT, EndReason.ABORT)
     if running is None and (blames or (process is not None and process.worker.loss is not None)):
         running = next((index for index in rows.posted() if not rows.is_complete(index)), None)
     return [] if running is None else [running]
 
 
-def lose(rows: ActorRows, begun: list[int], error: ActorError, *, was_aborted: bool, is_innocent: bool) -> None:
+def lose(rows: ActorRows, begun: list[int], error: ActorError, reason: EndReason | None) -> None:
     """Settle the rows that an ended process has left, or queue them again.
 
     Args:
         rows: The rows.
         begun: The result of `begun`.
         error: How it ended; the error of the first of these requests.
-        was_aborted: Whether the user has ended it.
-        is_innocent: Whether it was ended for an env that had raised.
+        reason: Why the parent ended it; None if it ended by itself.
     """
     core, slots = rows.core, rows.slots
     left = rows.posted()
@@ -45,15 +46,13 @@ def lose(rows: ActorRows, begun: list[int], error: ActorError, *, was_aborted: b
         # While an env is idle, both numbers in its row are equal.
         slots.slab.posted[index] = slots.slab.completed[index] = slots.numbers[index]
     slots.lose_episodes(rows.first, rows.stop)
-    redone = []
+    is_innocent = reason is EndReason.DISCARDED
     for index in left:
         cause = Cause.RUNNING if index in begun else Cause.WAITING
         is_blamed = index in begun[:1] and not is_innocent
-        reason = error if is_blamed else core.loss_of(rows.request(index))
-        fate = fail(rows, index, cause, reason, was_aborted=was_aborted and is_blamed, is_innocent=is_innocent)
-        if fate in (Fate.REDO, Fate.RESET):
-            redone.append(index)
-    core.add_first(redone)
+        failure = error if is_blamed else core.loss_of(rows.request(index))
+        fail(rows, index, cause, failure, reason if is_blamed or is_innocent else None)
+    core.add_first([index for index in left if rows.is_asked(index)])
     core.reactor.wake(rows.waiter)
 
 
@@ -62,9 +61,8 @@ def fail(
     index: int,
     cause: Cause,
     error: BaseException,
+    reason: EndReason | None = None,
     *,
-    was_aborted: bool = False,
-    is_innocent: bool = False,
     in_reset: bool = False,
 ) -> Fate:
     """Settle a failed request of an env; if it is to run again, its state is `ASKED` afterwards.
@@ -74,8 +72,7 @@ def fail(
         index: The env.
         cause: Why the request has no result.
         error: Its failure.
-        was_aborted: Whether the user ended the process.
-        is_innocent: Whether the process was ended for another env.
+        reason: See `Failed`.
         in_reset: Whether the env raised in a reset, perhaps within a step.
     """
     core, slots = rows.core, rows.slots
@@ -84,7 +81,8 @@ def fail(
     # A result that cannot be read: the env has done the step, which the journal has, and would do it again.
     has_run = cause is Cause.RAISED and not slots.infos.failed(index)
     can_retry = core.recovery.replays and not has_run and journal.can_retry(slots, index)
-    if cause is Cause.RUNNING and core.recovery.replays and not (can_retry or was_aborted or is_innocent):
+    is_excused = reason in (EndReason.ABORT, EndReason.DISCARDED)
+    if cause is Cause.RUNNING and core.recovery.replays and not can_retry and not is_excused:
         inputs = journal.inputs(core.recovery.attach, slots, index)
         if inputs is not None:
             error = core.errors.poison(cast("ActorError", error), inputs)  # env code alone raises others
@@ -97,13 +95,12 @@ def fail(
         is_bound=slots.is_bound(index),
         is_whole=journal.whole,
         can_retry=can_retry,
-        is_innocent=is_innocent,
-        was_aborted=was_aborted,
+        reason=reason,
         is_over=core.closing or not core.lives,
         has_last=bool(slots.has_last[index]),
     )
     fate = decide(failed)
-    if fate is Fate.REDO and cause is not Cause.WAITING and not is_innocent:
+    if fate is Fate.REDO and cause is not Cause.WAITING and reason is not EndReason.DISCARDED:
         journal.count_failure()
     _act(rows, index, failed, fate, error)
     return fate

@@ -224,8 +224,6 @@ class Supervisor:
             runs_call = call is not None and call.future is future
             if runs_call or (self.calls.rows is not None and self.calls.rows.index_of(future, POSTED) is not None):
                 self._check_kills("abort a running call")
-                if call is not None:
-                    call.retries = 0
                 self.lifecycle.replace()
             elif (waiting := self._withdraw(future)) is not None:  # it waits to run again
                 error = core.errors.death(ExitReport(), core.incarnation, waiting, EndReason.ABORT)

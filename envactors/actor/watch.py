@@ -55,7 +55,7 @@ def look_unread(calls: Calls, now: float) -> None:
     """
     core = calls.core
     with core.lock:
-        if core.timers.when.get("call", math.inf) <= now:
+        if core.timers.is_due("call", now):
             core.timers.cancel("call")
             if core.phase is LIVE and core.process is not None and calls.is_busy:
                 _look(calls, core.process, now)

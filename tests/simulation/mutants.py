@@ -176,13 +176,13 @@ MUTANTS = [
         FAILURES + "lose", "slots.slab.posted[index] = slots.slab.completed[index] = slots.numbers[index]", "pass", ONCE
     ),
     Mutant(FAILURES + "lose", "slots.lose_episodes(rows.first, rows.stop)", "pass", LOSSES),
-    Mutant(FAILURES + "lose", "core.add_first(redone)", "pass", HANGS),
+    Mutant(FAILURES + "lose", "core.add_first([index for index in left if rows.is_asked(index)])", "pass", HANGS),
     Mutant(FAILURES + "lose", "rows.overdue = None", "pass", BLAMES),
     Mutant(FAILURES + "lose", "Cause.RUNNING if index in begun else", "Cause.WAITING if index in begun else", ONCE),
     Mutant(FAILURES + "lose", "core.reactor.wake(rows.waiter)", "pass", HANGS),
     Mutant(FAILURES + "begun", "rows.overdue is not None", "False", BLAMES),
     Mutant(ROWS + "running", "progress.call_id == self._numbers[index]", "True", ONCE),
-    Mutant(DECIDE, "failed.cause is not Cause.WAITING and not failed.was_aborted", "not failed.was_aborted", HANGS),
+    Mutant(DECIDE, "failed.cause is not Cause.WAITING and not is_aborted", "not is_aborted", HANGS),
     Mutant(
         FAILURES + "_act",
         "slot.op = Op(op.method, True",

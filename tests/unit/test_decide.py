@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from envactors.actor.decide import Cause, Failed, Fate, decide
+from envactors.actor.states import EndReason
 
 RUNNING, WAITING, RAISED = Cause
 AUTORESETS = ("next_step", "same_step", "disabled")
@@ -56,9 +57,9 @@ def test_without_a_replay_an_env_fails_is_reset_or_repeats_its_last_result(case,
         ("replay", RUNNING, RESET, {"can_retry": True}, REDO),
         ("replay", RAISED, STEP, {"can_retry": True, "is_whole": True}, REDO),
         ("replay", RUNNING, STEP, {"is_whole": True}, TRUNCATE),
-        ("replay", RUNNING, STEP, {"can_retry": True, "is_whole": True, "was_aborted": True}, TRUNCATE),
-        ("replay", RUNNING, STEP, {"is_whole": True, "is_innocent": True}, REDO),
-        ("replay", RUNNING, RESET, {"can_retry": True, "is_innocent": True}, REDO),
+        ("replay", RUNNING, STEP, {"can_retry": True, "is_whole": True, "reason": EndReason.ABORT}, TRUNCATE),
+        ("replay", RUNNING, STEP, {"is_whole": True, "reason": EndReason.DISCARDED}, REDO),
+        ("replay", RUNNING, RESET, {"can_retry": True, "reason": EndReason.DISCARDED}, REDO),
         ("renew", RUNNING, STEP, {"has_last": False}, RESET_FIRST),
         ("renew", RAISED, STEP, {"has_last": False}, RESET_FIRST),
         ("replay", RUNNING, STEP, {"is_over": True, "can_retry": True, "is_whole": True}, FAIL),
@@ -71,16 +72,15 @@ def test_calls_that_can_run_again_do_so_unless_the_actor_has_ended(on_failure, c
 
 # Every situation -----------------------------------------------------------------------------------------
 
-FLAGS = ("is_bound", "is_whole", "can_retry", "is_innocent", "was_aborted", "is_over", "has_last")
+FLAGS = ("is_bound", "is_whole", "can_retry", "is_over", "has_last")
 
 
 def every_situation():
     situations = itertools.product(POLICIES, Cause, (STEP, AUTORESET, RESET), AUTORESETS)
     for situation, flags in itertools.product(situations, itertools.product((False, True), repeat=len(FLAGS))):
-        one = failed(*situation, **dict(zip(FLAGS, flags, strict=True)))
         # A process is ended for another env, or by the user, while the env of this request ran.
-        if one.cause is RUNNING or not (one.is_innocent or one.was_aborted):
-            yield one
+        for reason in (None, *EndReason) if situation[1] is RUNNING else (None,):
+            yield failed(*situation, reason=reason, **dict(zip(FLAGS, flags, strict=True)))
 
 
 SITUATIONS = list(every_situation())
@@ -109,13 +109,13 @@ def test_the_next_process_runs_what_had_not_begun_unless_its_episode_is_gone():
         assert (fate is REDO) is (comes_back or not one.is_bound), one
 
 
-def test_a_call_that_the_user_ended_does_not_run_again_unless_another_env_failed():
-    for one, fate in those_where(lambda one: one.was_aborted and not one.is_innocent):
+def test_a_call_that_the_user_ended_does_not_run_again():
+    for one, fate in those_where(lambda one: one.reason is EndReason.ABORT):
         assert fate is not REDO, one
 
 
 def test_what_ran_and_ended_its_process_runs_again_only_if_it_may_be_tried_once_more():
-    for one, fate in those_where(lambda one: one.cause is not WAITING and not one.is_innocent):
+    for one, fate in those_where(lambda one: one.cause is not WAITING and one.reason is not EndReason.DISCARDED):
         if fate is REDO:
             assert one.on_failure == "replay", one
             assert one.can_retry, one
