@@ -159,7 +159,7 @@ class Reactor:
 
     def make_wait_set(self) -> WaitSet:
         """Return a `WaitSet`, in which a thread waits for replies and doorbells together."""
-        return WaitSet(self._replies.fileno(), self._parking)
+        return WaitSet(self._replies.fileno())
 
     # From other threads ----------------------------------------------------------------------------------
 
@@ -262,7 +262,13 @@ class Reactor:
         return True
 
     def wait(
-        self, done: Callable[[], bool], key: Hashable, deadline: float | None, wait_set: WaitSet | None = None
+        self,
+        done: Callable[[], bool],
+        key: Hashable,
+        deadline: float | None,
+        wait_set: WaitSet | None = None,
+        *,
+        reads_replies: bool = True,
     ) -> bool:
         """Wait until ``done()`` or the deadline, and read replies if no other thread does.
 
@@ -271,14 +277,17 @@ class Reactor:
             key: The argument of that call.
             deadline: A time of `time.monotonic`, None for no limit.
             wait_set: Its doorbells make this thread check the condition too.
+            reads_replies: False if rings announce what is waited for; then replies are left to other threads.
 
         Returns:
             Whether ``done()``.
         """
         while True:
-            with defer_signals:
-                defer_signals.wake = self._ring_nudge
-                is_done = self.pump(done, deadline, wait_set)
+            is_done = None
+            if reads_replies:
+                with defer_signals:
+                    defer_signals.wake = self._ring_nudge
+                    is_done = self.pump(done, deadline, wait_set)
             # The `with` has ended: an interrupt that was deferred is raised by now.
             if is_done is None:
                 self._parking.sleep(done, key, wait_set or LockGate(), deadline)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Hashable
 
 from envactors.system.polling import Doorbell, Poller, remaining
@@ -71,17 +70,15 @@ class WaitSet:
 
     Args:
         replies: The descriptor that is readable while there are replies.
-        parking: The threads that `Reactor.wake` wakes; a sleeping thread enters itself.
     """
 
-    def __init__(self, replies: int, parking: Parking) -> None:
+    def __init__(self, replies: int) -> None:
         with contextlib.ExitStack() as undo:
             self._rings = undo.enter_context(contextlib.closing(Poller()))
             self._rings_and_replies = undo.enter_context(contextlib.closing(Poller()))
             self._nudge = undo.enter_context(contextlib.closing(Doorbell()))
             self._descriptors = undo.pop_all()
         self._replies = replies
-        self._parking = parking
         self._nudge_fd = self._nudge.fileno()
         self._rings.add(self._nudge_fd)
         self._rings_and_replies.add(replies)
@@ -105,23 +102,6 @@ class WaitSet:
         """Sleep until a bell rings or a reply comes; return whether anything did, and whether a reply did."""
         events = self._rings_and_replies.poll(timeout)
         return bool(events), any(fd == self._replies for fd, _ in events)
-
-    def wait_rings(self, done: Callable[[], bool], key: Hashable, deadline: float | None) -> bool:
-        """Wait until ``done()`` or the deadline, for what rings announce; leave replies to other threads.
-
-        Args:
-            done: What is waited for.
-            key: What a thread that makes it true without a ring gives to `Reactor.wake`.
-            deadline: A time of `time.monotonic`, None for none.
-
-        Returns:
-            Whether ``done()``.
-        """
-        while not done():
-            self._parking.sleep(done, key, self, deadline)
-            if deadline is not None and time.monotonic() >= deadline:
-                return done()
-        return True
 
     def __del__(self) -> None:
         self._descriptors.close()  # not before: a thread may be asleep in them

@@ -262,11 +262,9 @@ class Stepper:
 
     def _wait(self, step: Step, deadline: float | None) -> bool:
         """Wait until a step is finished, or an env needs more than waiting; return False if the deadline passes."""
-        pending = self._vector.pending
         self.listen()
-        if self._is_far:
-            return self._vector.reactor.wait(step.is_finished, pending, deadline, self.wait_set)
-        return self.wait_set.wait_rings(step.is_finished, pending, deadline)
+        reactor, pending = self._vector.reactor, self._vector.pending
+        return reactor.wait(step.is_finished, pending, deadline, self.wait_set, reads_replies=self._is_far)
 
     # Results ---------------------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ from interleaving import when_this_thread_sleeps
 import envactors as ea
 from envactors.actor.reactor import Reactor
 from envactors.actor.slots import POSTED
-from envactors.actor.wait_set import WaitSet
 from envactors.actor.wait_tuner import BOTH_SPIN, BOTH_SPIN_PINNED, PINNED, SLEEP
 from envactors.system.cpus import cores
 from envactors.testing import EchoEnv
@@ -82,28 +81,28 @@ def send_and_receive(envs):
 
 
 @pytest.mark.parametrize(
-    ("waiter", "name", "ask"),
+    "ask",
     [
-        (WaitSet, "wait_rings", lambda envs: envs.step([0, 0], timeout=SOON)[1]),
-        (Reactor, "wait", lambda envs: envs.step([0, 0], env_ids=[1, 0], timeout=SOON)[1]),
-        (Reactor, "wait", send_and_receive),
+        lambda envs: envs.step([0, 0], timeout=SOON)[1],
+        lambda envs: envs.step([0, 0], env_ids=[1, 0], timeout=SOON)[1],
+        send_and_receive,
     ],
     ids=["step", "step of some", "recv"],
 )
-def test_a_thread_that_slept_through_a_restart_hears_the_new_process(monkeypatch, tmp_path, waiter, name, ask):
-    wait = getattr(waiter, name)
+def test_a_thread_that_slept_through_a_restart_hears_the_new_process(monkeypatch, tmp_path, ask):
+    wait = Reactor.wait
 
-    def wait_late(self, done, *args):
+    def wait_late(self, done, *args, **kwargs):
         monkeypatch.undo()
         assert not done()
         (tmp_path / "waits").touch()
         wait_until(lambda: envs.actors[0].stats().restarts == 1 and set(envs._core.slots.states) == {POSTED})
         when_this_thread_sleeps((tmp_path / "go").touch)
-        return wait(self, done, *args)
+        return wait(self, done, *args, **kwargs)
 
     with ea.VectorEnv([lambda: DiesOnce(tmp_path)] * 2, envs_per_actor=2, on_failure="replay") as envs:
         envs.reset(seed=0)
-        monkeypatch.setattr(waiter, name, wait_late)
+        monkeypatch.setattr(Reactor, "wait", wait_late)
         began = time.monotonic()
         assert ask(envs).tolist() == [1, 1]
         assert time.monotonic() - began < SOON

@@ -32,12 +32,8 @@ class Callbacks(Queue):
 class WaitSet:
     """The doorbells that the user's thread waits for; see `envactors.actor.wait_set.WaitSet`."""
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self.bells: list[Bell] = []
-
-    def wait_rings(self, done: Callable[[], bool], key: Hashable, deadline: float | None) -> bool:
-        return self._loop.wait(done, key, deadline, self, reads_replies=False)
 
     def watch_doorbell(self, bell: Bell) -> None:
         self.bells.append(bell)
@@ -111,7 +107,7 @@ class Loop:
             self._bells.pop(bell, None)
 
     def make_wait_set(self) -> WaitSet:
-        return WaitSet(self)
+        return WaitSet()
 
     def watch_timers(self, timed: Any) -> None:
         self._timed[timed] = None

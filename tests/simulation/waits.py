@@ -239,10 +239,10 @@ class _Sleepers:
     def done(self) -> bool:
         return self.is_done
 
-    def sleep(self, key: str) -> None:
+    def sleep(self, key: str, wait_set: WaitSet | None = None) -> None:
         with self._run.waiting_for(self.done):
             while not self.done():
-                self.parking.sleep(self.done, key, LockGate(), None)
+                self.parking.sleep(self.done, key, wait_set or LockGate(), None)
 
     def wake(self, *keys: str) -> None:
         """Wake them twice: what they wait for holds only the second time."""
@@ -274,14 +274,8 @@ def ring_sleepers(parking: Callable[[], Any]) -> Callable[[Run], Check]:
     def build(run: Run) -> Check:
         shared = _Sleepers(run, parking())
         replies = Inbox(run)
-
-        def sleep(bells: WaitSet) -> None:
-            with run.waiting_for(shared.done):
-                assert bells.wait_rings(shared.done, "a", None)
-
         for number in range(2):
-            bells = WaitSet(replies.fileno(), shared.parking)
-            run.add_thread(f"sleeper {number}", functools.partial(sleep, bells))
+            run.add_thread(f"sleeper {number}", functools.partial(shared.sleep, "a", WaitSet(replies.fileno())))
         run.add_thread("waker", lambda: shared.wake("a"))
         return shared.check
 
