@@ -76,7 +76,6 @@ def run(
     parent_pid: int | None,
     fixed_layout: bool = False,
     changes: Mapping[str, str | None] | None = None,
-    is_forked: bool = False,
 ) -> NoReturn:
     """Run a worker in this process until its parent ends it.
 
@@ -87,7 +86,6 @@ def run(
         fixed_layout: Whether the parent has fixed the addresses of this process; if so, its children get random ones
             again.
         changes: Environment variables to set, and with None to unset.
-        is_forked: Whether this process is a copy of another one, rather than a fresh interpreter.
     """
 
     def work() -> None:
@@ -96,8 +94,7 @@ def run(
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        if is_forked:
-            _reseed()
+        _reseed()
         detach()
         if parent_pid is not None:
             end_with_parent(parent_pid)
@@ -170,7 +167,7 @@ class MappedParts:
 
 
 def _reseed() -> None:
-    """Reseed NumPy's global generator, so that workers do not share its numbers; `random` does this after each fork."""
+    """Reseed NumPy's global generator, whose numbers forked workers would share; `random` does this after each fork."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:  # else it is seeded when NumPy is imported
         numpy_random.set_bit_generator(type(numpy_random.get_bit_generator())())

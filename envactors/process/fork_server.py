@@ -223,7 +223,7 @@ class ForkServers:
 
 
 def _start(settings: Settings, likely: list[str], caps: Mapping[str, str]) -> ForkServer:
-    variables = {**os.environ, **caps, **dict(settings.env_vars), reaper.VARIABLE: str(REAPER.tag_servers())}
+    variables = {**os.environ, **caps, **dict(settings.env_vars), reaper.VARIABLE: str(REAPER.tag)}
     return ForkServer([*likely, *settings.preload], variables, settings.python)
 
 

@@ -84,6 +84,9 @@ class Reaper:
     before a replacement runs, nothing is left behind. A replacement is told about all workers.
 
     This class is thread-safe.
+
+    Attributes:
+        tag: The first of the tags of this process, which is that of its fork servers.
     """
 
     def __init__(self) -> None:
@@ -104,9 +107,9 @@ class Reaper:
         self._reset()
 
     def _reset(self) -> None:
-        # The first of the tags of this process, and those of its workers.
-        self._tag = random.SystemRandom().randrange(1, 1 << reaper.CALLER_BITS) << reaper.WORKER_BITS
-        self._worker_tags = itertools.count(self._tag + 1)
+        self.tag: int = random.SystemRandom().randrange(1, 1 << reaper.CALLER_BITS) << reaper.WORKER_BITS
+        # The tags of its workers.
+        self._worker_tags = itertools.count(self.tag + 1)
         # The process ids of the workers that are not reaped yet, which are also the ids of their groups, by tag.
         self._workers: dict[int, int] = {}
         # The tags of the workers that ended last.
@@ -150,7 +153,7 @@ class Reaper:
         with self._lock:
             programs = () if self._helpers else (reaper.__file__, keeper.__file__)
             for program in programs:
-                start = functools.partial(self._start, program, self._tag)
+                start = functools.partial(self._start, program, self.tag)
                 self._helpers.append(Helper(os.path.basename(program).removesuffix(".py"), start))  # noqa: PTH119
             helpers = self._helpers
         for helper in helpers:
@@ -165,10 +168,6 @@ class Reaper:
         self._ensure_running()
         with self._lock:
             return next(self._worker_tags)
-
-    def tag_servers(self) -> int:
-        """Return the tag of fork servers."""
-        return self._tag
 
     def watch(self, tag: int, pid: int) -> None:
         """Report a worker that has started and leads a process group."""
@@ -204,7 +203,7 @@ class Reaper:
     def _start(self, program: str, caller_tag: int) -> Guard:
         """Start a reaper or a keeper, without waiting until it is ready."""
         with self._lock:
-            if caller_tag != self._tag:
+            if caller_tag != self.tag:
                 raise ConnectionError("the last actor has ended")
             reap = functools.partial(self._reap_orphan, caller_tag)
             guard = self._guards[program] = Guard(program, caller_tag, self._lease, reap)

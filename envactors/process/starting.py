@@ -140,7 +140,7 @@ def fork_caller(descriptors: Descriptors, environment: dict[str, str]) -> Proces
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        run(descriptors, parent_pid, changes=environment, is_forked=True)
+        run(descriptors, parent_pid, changes=environment)
     return _watched(pid)
 
 
