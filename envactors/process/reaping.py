@@ -133,6 +133,8 @@ class Reaper:
             with contextlib.suppress(OSError):
                 helper.current()  # a replacement has to be told which workers have ended
         with self._lock:
+            if self._users > 0:
+                return  # another actor has begun meanwhile
             self._reset()
         for helper in helpers:
             helper.hang_up()

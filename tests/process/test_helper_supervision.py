@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,8 @@ from breeder import Breeder, assert_gone, helpers_of, is_there
 from helpers import SOON
 
 import envactors as ea
+from envactors.process.helper import Helper
+from envactors.process.reaping import Reaper
 
 # In this order, so that the server is there last: starting it takes longest.
 HELPERS = ["reaper", "keeper", "fork_server"]
@@ -180,3 +183,42 @@ def test_no_zombie_stays_if_the_caller_is_process_1(method):
     if done.returncode:
         pytest.skip(f"this user may not make a namespace of process ids: {done.stderr.strip()}")
     assert run_with_orphans(method, *OWN_PROCESS_IDS) == 1
+
+
+def begin_worker(guards):
+    """Start a process as a worker of these guards; return it and its tag."""
+    tag = guards.enlist()
+    worker = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    guards.watch(tag, worker.pid)
+    return worker, tag
+
+
+def end_worker(guards, worker, tag):
+    worker.kill()
+    with guards.dismiss(tag):
+        worker.wait()
+
+
+def test_a_worker_that_starts_while_the_last_actor_ends_the_reaper_lives_on(monkeypatch):
+    """The last actor waits for a reaper that is being replaced; meanwhile, another actor begins."""
+    guards, begun = Reaper(), []
+    guards.retain()
+    end_worker(guards, *begin_worker(guards))
+    current = Helper.current
+
+    def begin_another(self, lost=None):
+        if not begun:
+            begun.append(None)
+            guards.retain()
+            begun[:] = begin_worker(guards)
+        return current(self, lost)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Helper, "current", begin_another)
+        guards.release()
+    try:
+        time.sleep(0.5)
+        assert begun[0].poll() is None
+    finally:
+        end_worker(guards, *begun)
+        guards.release()
