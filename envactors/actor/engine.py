@@ -149,9 +149,14 @@ def join(member: Member, assemble: Callable[[Engine], None]) -> None:
             _engine = Engine()
             atexit.unregister(_close_all)
             atexit.register(_close_all)
-        assemble(_engine)
-        _engine.members.add(member)
-        _engine.reactor.watch_timers(member)
+        engine = _engine
+        try:
+            assemble(engine)
+            engine.members.add(member)
+            engine.reactor.watch_timers(member)
+        except BaseException:
+            engine.release(member)
+            raise
 
 
 def members() -> list[Member]:

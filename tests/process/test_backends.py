@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from helpers import FORK_SERVER, SOON, Counter, promised, run_script
+from helpers import FORK_SERVER, SOON, Counter, promised, run_script, wait_until
 
 import envactors as ea
 from envactors.process.starting import THREAD_CAPS
@@ -466,3 +466,14 @@ def test_inline_calls_that_overlap_in_several_threads_do_not_block_each_other():
             assert supervisor.core.process.turns == 3
         finally:
             supervisor.core.process = real
+
+
+class Unreachable(ea.ThreadBackend):
+    def retain(self, env_vars, loop):
+        raise OSError("no node answers")
+
+
+def test_no_thread_is_left_if_a_backend_cannot_be_used():
+    with pytest.raises(OSError, match="no node answers"):
+        ea.spawn(EchoEnv, backend=Unreachable())
+    wait_until(lambda: "envactors-reactor" not in [thread.name for thread in threading.enumerate()])
