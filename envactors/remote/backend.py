@@ -120,10 +120,15 @@ class RemoteBackend(Backend):
         """See `envactors.backends.base.Backend.retain`; the first actor starts the agents."""
         del env_vars
         with self._lock:
-            self._actors += 1
             if self._session is None:
-                self._session = Session(self.envs_per_node, self._options.lease, loop)
-                self.launcher.start(self._options, self._session)
+                self._session = session = Session(self.envs_per_node, self._options.lease, loop)
+                try:
+                    self.launcher.start(self._options, session)
+                except BaseException:  # there is no cluster; the next actor tries again
+                    self._session = None
+                    session.end()
+                    raise
+            self._actors += 1
 
     def release(self, env_vars: Mapping[str, str]) -> None:
         """See `envactors.backends.base.Backend.release`; after the last actor the agents end."""

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from helpers import SOON
 
+import envactors as ea
 from envactors.remote.starting import AgentOrders, end_agents, read_port, start_agent
 
 
@@ -48,3 +49,20 @@ def test_an_agent_that_cannot_listen_reports_the_reason(capfd):
         read_port(agent)
     end_agents([agent])
     assert "Cannot assign requested address" in capfd.readouterr().err
+
+
+class Broken:
+    """A launcher whose cluster does not answer."""
+
+    def start(self, options, nodes):
+        raise OSError("no cluster answers")
+
+    def stop(self):
+        pass
+
+
+def test_every_actor_gets_the_error_of_a_launcher_that_cannot_start_agents():
+    backend = ea.RemoteBackend(Broken())
+    for _ in range(2):
+        with pytest.raises(OSError, match="no cluster answers"):
+            ea.spawn(dict, backend=backend)
