@@ -246,7 +246,7 @@ class Lifecycle:
         if core.started:
             core.loss = error
         if following is Next.CLOSED:
-            self._finish(call, report, None if reason is None else EndReason.CLOSE)
+            self._finish(call, report, reason)
         else:
             core.tell_end(reason, error)
             if call is not None:
@@ -314,11 +314,13 @@ class Lifecycle:
 
     def _finish(self, running: CallRequest | None, report: ExitReport, reason: EndReason | None) -> None:
         """End a closed actor: fail whatever is left, free everything."""
-        core = self._core
-        if running is not None:
-            core.queue.appendleft(running)
+        core, incarnation = self._core, self._core.incarnation
+        rest = None if reason is None else EndReason.CLOSE
+        if running is not None and running.kind != Kind.CLOSE:
+            why = reason if core.started else rest
+            self.calls.end(running, None, core.errors.death(report, incarnation, running, why))
         while core.queue:
-            self._fail_first(lambda request: core.errors.death(report, core.incarnation, request, reason))
+            self._fail_first(lambda request: core.errors.death(report, incarnation, request, rest))
         core.timers.cancel("close")
         core.phase = CLOSED
         core.deferred.waiting.append(self._on_closed)

@@ -382,6 +382,22 @@ def test_child_processes_of_a_worker_end_with_it():
     wait_until(lambda: all(is_gone(pid) for pid in children), patience=5)
 
 
+def test_a_call_that_passes_its_deadline_while_the_actor_is_closed_fails_with_that():
+    actor = ea.spawn(Counter)
+    actor.add().result(SOON)
+    future, queued = actor.options(deadline=0.5).sleep(SOON), actor.add()
+    closing = threading.Thread(target=actor.close, args=(SOON,))
+    closing.start()
+    try:
+        error = future.exception(SOON)
+        assert isinstance(error, ea.ActorTimeoutError)
+        assert (error.timeout, error.method) == (0.5, "sleep")
+        assert "in sleep" in error.stacks
+        assert queued.exception(SOON).aborted
+    finally:
+        closing.join(SOON)
+
+
 def test_a_thread_that_never_ends_does_not_hold_up_close():
     class Env(Counter):
         def start_thread(self):
