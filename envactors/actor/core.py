@@ -180,7 +180,7 @@ class ActorCore:
         """Return the error of a request that was lost with its process before it could run."""
         loss = self.loss
         if loss is None:
-            return self.errors.death(ExitReport(), self.incarnation, request, EndReason.ABORT)
+            return self.errors.death(ExitReport(reason=EndReason.ABORT), self.incarnation, request)
         if (loss.call_id, loss.index) == (request.call_id, request.index):
             return copy_error(loss)
         return self.errors.loss(request, loss)

@@ -89,9 +89,7 @@ class ErrorFactory:
         text = f"{what}, {who}{_after(where)}: {failure.text}\n{failure.traceback}".rstrip()
         return _caused(SerializationError(text, **where), cause)
 
-    def start(
-        self, report: ExitReport, incarnation: int, at: Request, reply: Frame | None, reason: EndReason | None
-    ) -> ActorError:
+    def start(self, report: ExitReport, incarnation: int, at: Request, reply: Frame | None) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made.
 
         Args:
@@ -99,7 +97,6 @@ class ErrorFactory:
             incarnation: The number of the process.
             at: What was going on: the env that was being made, and when the start began.
             reply: What a worker has sent whose factory raised; None from others.
-            reason: Why the parent ended it; None if it ended by itself.
         """
         who, where = self._locate(incarnation, report.pid, at)
         cause, seconds, ending = report.refusal, self._config.deadlines.start, _ending(report)
@@ -110,7 +107,7 @@ class ErrorFactory:
             text += "" if cause is not None else f"\n{failure.traceback.rstrip()}"
             advice = self._config.backend.import_advice if isinstance(cause, ImportError) else ""
             text += f": {advice}" if advice else ""
-        elif reason is EndReason.TIMEOUT:
+        elif report.reason is EndReason.TIMEOUT:
             why = f" and was ended{_after(where)}" if cause is None else f": {cause}"
             text = f"{who} was not ready within its start deadline of {seconds} s{why}"
         elif cause is not None:
@@ -118,15 +115,13 @@ class ErrorFactory:
         else:
             text = f"{who} {_how(report)}{_after(where)} before its env was made"
         text += _appendix(report)
-        if reason is EndReason.TIMEOUT and reply is None:
+        if report.reason is EndReason.TIMEOUT and reply is None:
             cause = _timeout(text, seconds, report, where)
         return _caused(ActorStartError(text, **ending, **where), cause)
 
-    def death(
-        self, report: ExitReport, incarnation: int, request: Request | None, reason: EndReason | None
-    ) -> ActorError:
-        """Return the error of a process that ended, in a call or while idle; for ``reason`` see `start`."""
-        aborted = reason not in (None, EndReason.TIMEOUT)
+    def death(self, report: ExitReport, incarnation: int, request: Request | None) -> ActorError:
+        """Return the error of a process that ended, in a call or while idle."""
+        aborted = report.reason not in (None, EndReason.TIMEOUT)
         who, where = self._locate(incarnation, report.pid, request)
         if request is None:
             running = "while idle"
@@ -135,7 +130,7 @@ class ErrorFactory:
         else:
             running = f"in {request.method} (call {request.call_id}){_after(where)}"
         running += _appendix(report)
-        if reason is EndReason.TIMEOUT and request is not None:
+        if report.reason is EndReason.TIMEOUT and request is not None:
             text = f"{who} passed its deadline of {request.timeout} s {running}"
             return _timeout(text, request.timeout, report, where)
         was_killed = aborted and report.loss is None and not report.untrue

@@ -222,6 +222,7 @@ class Lifecycle:
 
     def _after_exit(self, report: ExitReport, process: ActorProcess | None = None) -> None:
         core, reason = self._core, self._core.reason
+        report = report._replace(reason=reason)
         self._launcher.finish(self.launch)
         core.timers.cancel("start", "call", "kill", "backoff")
         call, rows = take_running(self.calls, process), self.calls.rows
@@ -242,11 +243,11 @@ class Lifecycle:
         if process is not None and not process.worker.is_over:
             self._uncertain = worker = process.worker
             worker.when_over(lambda: core.reactor.post(lambda: self._on_certain_end(worker)))
-        error = self._exit_error(report, reason, running)
+        error = self._exit_error(report, running)
         if core.started:
             core.loss = error
         if following is Next.CLOSED:
-            self._finish(call, report, reason)
+            self._finish(call, report)
         else:
             core.tell_end(reason, error)
             if call is not None:
@@ -258,16 +259,16 @@ class Lifecycle:
             row_failures.lose(rows, begun, error, reason)
         self.calls.fail_lost()
 
-    def _exit_error(self, report: ExitReport, reason: EndReason | None, running: Request | None) -> ActorError:
+    def _exit_error(self, report: ExitReport, running: Request | None) -> ActorError:
         """Return the error that says how the process ended."""
         errors, incarnation = self._core.errors, self._core.incarnation
-        if reason is EndReason.DISCARDED and self._discarded_for is not None:
+        if report.reason is EndReason.DISCARDED and self._discarded_for is not None:
             return self._discarded_for
         if self._core.started:
-            return errors.death(report, incarnation, running, reason)
+            return errors.death(report, incarnation, running)
         at = Request("", self._core.config.first_index + self._envs_made, started=self._launched)
         failure, self._failure = self._failure, None
-        return errors.start(report, incarnation, at, failure, reason)
+        return errors.start(report, incarnation, at, failure)
 
     def _go_on(self, then: Next, error: ActorError) -> None:
         """Start the next process, now or later, or find that there is none."""
@@ -312,15 +313,14 @@ class Lifecycle:
             else:
                 self._fail_first(lambda request: core.errors.after_all(final, request))
 
-    def _finish(self, running: CallRequest | None, report: ExitReport, reason: EndReason | None) -> None:
+    def _finish(self, running: CallRequest | None, report: ExitReport) -> None:
         """End a closed actor: fail whatever is left, free everything."""
         core, incarnation = self._core, self._core.incarnation
-        rest = None if reason is None else EndReason.CLOSE
+        rest = report if report.reason is None else report._replace(reason=EndReason.CLOSE)
         if running is not None and running.kind != Kind.CLOSE:
-            why = reason if core.started else rest
-            self.calls.end(running, None, core.errors.death(report, incarnation, running, why))
+            self.calls.end(running, None, core.errors.death(report if core.started else rest, incarnation, running))
         while core.queue:
-            self._fail_first(lambda request: core.errors.death(report, incarnation, request, rest))
+            self._fail_first(lambda request: core.errors.death(rest, incarnation, request))
         core.timers.cancel("close")
         core.phase = CLOSED
         core.deferred.waiting.append(self._on_closed)

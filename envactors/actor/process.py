@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from envactors.actor.output import Output
 from envactors.actor.reactor import Reactor
+from envactors.actor.states import EndReason
 from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Stacks, Worker
 from envactors.mailbox.channel import ChannelCorruptError
 from envactors.mailbox.control_page import ASLEEP, ControlPage
@@ -30,6 +31,7 @@ class ExitReport(NamedTuple):
         refusal: Why no process came to be.
         untrue: What it wrote into shared memory that cannot be true, for which it was killed.
         loss: The loss of the node that it ran on, if that is why it counts as ended.
+        reason: Why the parent ended it; None if it ended by itself.
     """
 
     pid: int | None = None
@@ -39,6 +41,7 @@ class ExitReport(NamedTuple):
     refusal: BaseException | None = None
     loss: NodeLoss | None = None
     untrue: str = ""
+    reason: EndReason | None = None
 
     @property
     def is_refused(self) -> bool:

@@ -226,7 +226,7 @@ class Supervisor:
                 self._check_kills("abort a running call")
                 self.lifecycle.replace()
             elif (waiting := self._withdraw(future)) is not None:  # it waits to run again
-                error = core.errors.death(ExitReport(), core.incarnation, waiting, EndReason.ABORT)
+                error = core.errors.death(ExitReport(reason=EndReason.ABORT), core.incarnation, waiting)
                 core.deferred.waiting.append(functools.partial(future.settle, None, error, core.incarnation))
             else:
                 return False

@@ -1,12 +1,10 @@
-"""The deadlines of one actor, and when to look at what its worker runs."""
+"""The deadlines of one actor."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from typing import Literal
-
-from envactors.actor.requests import Request
 
 # What happens when a timer is due.
 # start: the worker is ended, since its start takes too long. call: what the worker runs is looked at, since it may take
@@ -57,18 +55,3 @@ class Timers:
         due = [timer for timer, when in self.when.items() if when <= now]
         self.cancel(*due)
         return due
-
-
-def next_look(turn: Request, now: float, slow: float, shortest: float) -> float:
-    """Return when to look at a worker again whose deadline has not passed.
-
-    Args:
-        turn: What the worker runs.
-        now: The present time (`time.monotonic`).
-        slow: After how many seconds a call is slow.
-        shortest: The shortest deadline of whatever may follow, ``slow`` included, in seconds.
-    """
-    marks = [turn.started + slow, now + shortest]
-    if turn.timeout is not None:
-        marks.append(turn.started + turn.timeout)
-    return min(mark for mark in marks if mark > now)

@@ -16,7 +16,6 @@ from envactors.actor.core import ActorCore
 from envactors.actor.process import ActorProcess
 from envactors.actor.requests import Request
 from envactors.actor.states import LIVE
-from envactors.actor.timers import next_look
 
 _log = logging.getLogger("envactors")
 # How long a worker may take to write its stacks, in seconds.
@@ -70,6 +69,21 @@ def _look(calls: Calls, process: ActorProcess, now: float) -> Request:
         _warn(core, process, turn, now - turn.started)
     core.timers.set("call", next_look(turn, now, slow, core.first_look))
     return turn
+
+
+def next_look(turn: Request, now: float, slow: float, shortest: float) -> float:
+    """Return when to look at a worker again whose deadline has not passed.
+
+    Args:
+        turn: What the worker runs.
+        now: The present time (`time.monotonic`).
+        slow: After how many seconds a call is slow.
+        shortest: The shortest deadline of whatever may follow, ``slow`` included, in seconds.
+    """
+    marks = [turn.started + slow, now + shortest]
+    if turn.timeout is not None:
+        marks.append(turn.started + turn.timeout)
+    return min(mark for mark in marks if mark > now)
 
 
 def _warn(core: ActorCore, process: ActorProcess, turn: Request, seconds: float) -> None:

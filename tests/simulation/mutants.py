@@ -150,7 +150,7 @@ MUTANTS = [
     Mutant(ROWS + "post", "process.watch_doorbell(self._on_ring)", "pass", HANGS),
     Mutant(ROWS + "post", "core.watch(now)", "pass", HANGS),
     Mutant("actor.watch:_look", 'core.timers.set("call",', "(lambda *_: None)(None,", HANGS),
-    Mutant("actor.timers:next_look", "now + shortest", "turn.started + shortest + 1000", HANGS),
+    Mutant("actor.watch:next_look", "now + shortest", "turn.started + shortest + 1000", HANGS),
     Mutant(CALLS + "submit", "table.running is not None or ", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", "or table.running is not None", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", " and not table.queue", "", "no call runs beside rows"),

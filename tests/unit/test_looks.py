@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import envactors as ea
 from envactors.actor.requests import Request
-from envactors.actor.timers import next_look
-from envactors.actor.watch import order_stacks
+from envactors.actor.watch import next_look, order_stacks
 
 seconds = st.floats(0.01, 100.0) | st.just(math.inf)
 
