@@ -148,16 +148,13 @@ class Journal:
 
     def _record_state(self, request: CallRequest, reply: Frame) -> None:
         """Begin with the state that an env was in when it was saved, or was put into."""
-        failed = reply.kind == Kind.FAILED
-        if request.kind == Kind.SAVE and not failed:
-            check, state = loads(reply.payload)
-            payload = bytes(dumps(tuple(Restore(Save(*loads(request.payload)).env, check, state))))
-            self._start_anew(payload, check, Kind.RESTORE)
-        elif request.kind == Kind.RESTORE and failed:
-            self.forget()  # nobody knows the env's state
+        if reply.kind != Kind.FAILED:
+            content = loads(request.payload)
+            saved = request.kind == Kind.SAVE
+            state = Restore(Save(*content).env, *loads(reply.payload)) if saved else Restore(*content)
+            self._start_anew(bytes(dumps(tuple(state))), state.check, Kind.RESTORE)
         elif request.kind == Kind.RESTORE:
-            payload = bytes(request.payload)
-            self._start_anew(payload, Restore(*loads(payload)).check, Kind.RESTORE)
+            self.forget()  # nobody knows the env's state
 
     def _start_anew(self, payload: bytes, check: int, kind: Kind = Kind.RESET) -> None:
         """Begin with a seeded reset or a state: nothing before it is needed any more, but for attributes."""

@@ -6,7 +6,6 @@ Its calls are in `envactors.actor.calls`, its processes in `envactors.actor.life
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import sys
 import threading
@@ -100,17 +99,17 @@ class Supervisor:
     def stats(self) -> ActorStats:
         """Return counts over the actor's life and its present activity; its env and worker notice nothing."""
         core = self.core
+        process = core.process
+        # Not under the lock: it may take seconds, where ``ps`` has to tell.
+        rss = 0 if process is None else process.worker.resident_memory()
         with core.change, core.lock:
             self._is_busy()
-            state, process, queued = self.state, core.process, len(core.table.queue)
-            counts = core.completed, core.failed, core.restarts, core.stale, queued, self.lifecycle.tracker.last
-            node = None if process is None else process.worker.node
-            now = state, core.pid, node, core.incarnation, *self._under_way()
-            stats = ActorStats(*counts, *now, 0, core.started_in, core.replays, core.longest_replay)
-        if process is None:
-            return stats
-        rss = process.worker.resident_memory()  # not under the lock: it may take seconds, where ``ps`` has to tell
-        return dataclasses.replace(stats, rss=rss if core.process is process else 0)
+            queued, last = len(core.table.queue), self.lifecycle.tracker.last
+            counts = core.completed, core.failed, core.restarts, core.stale, queued, last
+            node = None if core.process is None else core.process.worker.node
+            now = self.state, core.pid, node, core.incarnation, *self._under_way()
+            rss = rss if core.process is process else 0
+            return ActorStats(*counts, *now, rss, core.started_in, core.replays, core.longest_replay)
 
     def _under_way(self) -> tuple[str | None, float]:
         """Return the method that runs, and for how long, in seconds."""
@@ -275,8 +274,7 @@ class Supervisor:
         if unneeded or (idle and waits) or core.phase in (DEAD, BACKOFF):
             self.lifecycle.end(EndReason.CLOSE)
             return
-        core.add(CallRequest("close", self.config.first_index, kind=Kind.CLOSE))
-        self.calls.dispatch()
+        self.calls.queue(CallRequest("close", self.config.first_index, kind=Kind.CLOSE))
 
     def wait_closed(self, timeout: float | None) -> None:
         """Wait until the process has ended; not in the reactor's thread, which is what ends it."""
