@@ -137,9 +137,13 @@ class Reaper:
         return left if seconds is None else min(left, seconds)
 
     def _read_reports(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             while data := os.read(0, 1 << 12):
                 self._rest += data
+            self._caller_ended = True
+        except BlockingIOError:
+            pass
+        except ConnectionResetError:  # the caller has ended before it had read what was sent to it
             self._caller_ended = True
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:

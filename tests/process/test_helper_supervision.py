@@ -222,3 +222,26 @@ def test_a_worker_that_starts_while_the_last_actor_ends_the_reaper_lives_on(monk
     finally:
         end_worker(guards, *begun)
         guards.release()
+
+
+UNREAD = """
+import select, sys
+import envactors as ea
+from breeder import Breeder
+from envactors.process.helper import HelperProcess
+from envactors.process.reaping import REAPER, Guard
+
+Guard.wait = HelperProcess.wait  # the ids of orphans are never read
+actor = ea.spawn(Breeder)
+pids = [*actor.of_all_kinds().result(30), *actor.escape().result(30), actor.pid]
+REAPER.adopt()
+assert all(select.select([guard.sock], [], [], 30)[0] for guard in REAPER._guards.values())
+print(*pids, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_no_process_survives_a_caller_that_has_not_read_which_orphans_have_ended():
+    with running(UNREAD) as (caller, everybody):
+        caller.kill()
+        assert_gone(everybody)
