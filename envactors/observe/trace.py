@@ -124,7 +124,8 @@ class Trace:
             self._begin = time.monotonic()
             recording.recorder = self
         for statistics in all_statistics():
-            self.on_vector(statistics)
+            if not all(actor._supervisor.closed.is_set() for actor in statistics.actors):
+                self.on_vector(statistics)
         for member in sorted(_supervisors(), key=lambda member: member.config.first_index):
             self._track(member.core)
             with member.core.lock:
