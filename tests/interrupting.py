@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dis
 import functools
+import signal
 import sys
 from pathlib import Path
 
@@ -30,11 +31,11 @@ def bodies_of_with(filename):
     return last
 
 
-def interrupt(function, number, *, only=None, handler=None):
+def interrupt(function, number, *, only=None, signum=None):
     """Calls a function and raises `Interrupt` before its line number ``number`` of the library's code.
 
-    With ``only``, a set of names, lines of functions with these names count alone. A ``handler`` is called instead, as
-    that of a signal would be.
+    With ``only``, a set of names, lines of functions with these names count alone. With ``signum`` that signal comes
+    instead.
 
     Three kinds of lines are left out, since an exception cannot come there: the end of a ``with`` statement, which is
     traced as a line, although the interpreter looks for no exceptions of others between the last instruction of the
@@ -66,9 +67,9 @@ def interrupt(function, number, *, only=None, handler=None):
             if left == 0:
                 where = f"{Path(filename).name}:{line}"
                 sys.settrace(None)
-                if handler is None:
+                if signum is None:
                     raise Interrupt(where)
-                handler()
+                signal.raise_signal(signum)
                 return None
             left -= 1
         elif event == "return":

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slots import ASKED
 from envactors.actor.supervisor import Supervisor
 from envactors.backends.local import InlineLoop, InlineWorker
 from envactors.envs.core import VectorCore
@@ -36,7 +35,6 @@ class InlineSteps:
         self._slots = vector.slots
         self._stepper = stepper
         self._lock = vector.supervisors[0].core.lock  # the lock of all actors
-        self._all_asked = bytes([ASKED]) * len(vector.supervisors)
         self._parts: list[Part] = []
         self._loop = InlineLoop([])
         for actor in vector.actors:
@@ -51,49 +49,34 @@ class InlineSteps:
         Returns:
             The results; None if `Collector` has to deliver them.
         """
-        slots, stepper, loop, step, has_claimed = self._slots, self._stepper, self._loop, None, False
+        slots, stepper, loop, step, is_posted = self._slots, self._stepper, self._loop, None, False
         try:
-            if stepper.is_simple and not slots.unusual:
-                with self._lock:
-                    if slots.states == slots.zeros:
-                        has_claimed = True
-                        slots.states[:] = self._all_asked  # a signal handler cannot step in between
-                if has_claimed:
+            with defer_signals:
+                if stepper.is_simple and not slots.unusual and slots.states == slots.zeros:
                     resets = stepper.write_rows(stepper.all, actions)
                     with self._lock:
                         step = stepper.prepare(stepper.all, resets)
-                        if step is None:
-                            slots.states[:] = slots.zeros
-                        else:
+                        if step is not None:
                             loop = self._loop_of(step.parts)
                             loop.prepare(slots.ops, step.number)
                             stepper.post(step, time.monotonic())
-                    if step is not None:
-                        loop.run()
+                            is_posted = True
+                if step is None:
+                    stepper.start(stepper.all.env_ids, actions, stream=False)
+            if step is not None:
+                loop.run()
         except BaseException:  # of the library's own lines: what env code raises is the outcome of its step
-            if has_claimed and slots.states == self._all_asked:  # it was not posted
-                self._take_back()
-            elif step is not None:
-                in_flight = [part for part in step.parts if part.rows.is_in_flight()]
-                replace_processes([part for part in in_flight if part.page.counters[BEGUN] == step.number])
+            if step is not None and not is_posted:
+                replace_processes(step.parts)
             raise
         finally:
-            if has_claimed:
+            if step is not None:
                 loop.thread = None
         if step is None:
-            with defer_signals:
-                stepper.start(stepper.all.env_ids, actions, stream=False)
             self.run_posted()
             return None
         with defer_signals:
             return stepper.gather(step)
-
-    def _take_back(self) -> None:
-        """Make all envs idle again, none of which has run."""
-        slots = self._slots
-        with defer_signals, self._lock:
-            slots.numbers[:] = slots.slab.posted[:] = slots.slab.completed
-            slots.states[:] = slots.zeros
 
     def _loop_of(self, parts: list[Part]) -> InlineLoop:
         """Return the loop that runs steps of all envs, given the part of each actor."""
@@ -110,16 +93,21 @@ class InlineSteps:
                 actor.core.run_inline()
 
     def leave(self, actor: Supervisor) -> None:
-        """Leave to a worker what the loop does not run."""
+        """Leave to a worker what the loop does not run; replace one at whose row the loop was interrupted."""
         with self._lock:
             rows, process = actor.calls.rows, actor.core.process
             if process is not None and rows is not None and rows.has_posted() and self._loop.may_send():
                 page, number = process.page, self._slots.numbers_of[rows.first]
                 is_begun = page.counters[BEGUN] == number or self._loop.has_taken(page)
-                if page.counters[STEP] < number and not (is_begun and rows.is_in_flight()):
+                if page.counters[STEP] >= number:
+                    return
+                if not is_begun or not rows.is_in_flight():
                     if not is_begun:
                         self._loop.leave(page)
                     page.post_step(number, ASLEEP, False)
+                elif self._loop.thread is None:
+                    actor.core.is_inconsistent = True
+                    actor.core.kill_inconsistent()
 
 
 def _run_worker(steps: weakref.ref[InlineSteps], actor: Supervisor, run: Callable[[], None]) -> None:

@@ -168,8 +168,7 @@ class Stepper:
     def post(self, step: Step, now: float) -> None:
         """Post a step, but ring for no worker. Called under the lock.
 
-        The private numbers come first: from then on no row is complete. The states come last: in process, a signal
-        handler may call an actor in between.
+        The private numbers come first: from then on no row is complete.
         """
         slots, (envs, number, parts, _) = self._slots, step
         for each in envs.ranges:

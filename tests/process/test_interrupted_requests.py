@@ -194,7 +194,7 @@ def test_a_vector_is_usable_after_a_long_storm_of_signals(seed):
 
 
 @pytest.mark.parametrize("env_ids", [None, [3, 0, 2]], ids=["all", "some"])
-@pytest.mark.parametrize(("backend", "per_actor"), [("process", 2), ("thread", 1), ("inline", 1)])
+@pytest.mark.parametrize(("backend", "per_actor"), [("process", 2), ("thread", 1), ("inline", 1), ("inline", 4)])
 def test_a_vector_is_usable_after_a_lack_of_stack(backend, per_actor, env_ids):
     options = {"backend": backend, "envs_per_actor": per_actor, "restart": OFTEN}
     with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(4)], **options) as envs:
@@ -203,13 +203,40 @@ def test_a_vector_is_usable_after_a_lack_of_stack(backend, per_actor, env_ids):
         def dive(depth):
             if depth:
                 return dive(depth - 1)
-            return envs.step([7] * len(env_ids or envs), env_ids=env_ids, timeout=SOON)
+            return envs.step([7] * len(env_ids or envs), env_ids=env_ids)
 
         limit = sys.getrecursionlimit() - len(inspect.stack())
-        for spare in range(2, 40):
+        for spare, takes_all in itertools.product(range(2, 40), (False, True)):
             with contextlib.suppress(RecursionError, ea.EnvActorsError):
                 dive(limit - spare)
+            if takes_all:
+                take_all(envs, 7)  # no action of an earlier step runs
             check(envs, spare)
+
+
+@pytest.mark.parametrize("backend", ["process", "inline"])
+def test_a_signal_handler_may_wait_for_a_thread_that_uses_an_actor_of_a_vector_that_steps(backend):
+    """It runs while no lock is held."""
+    handled = []
+    with ea.VectorEnv([EchoEnv] * 2, backend=backend) as envs:
+
+        def handle(signum, frame):
+            thread = threading.Thread(target=envs.actors[0].stats, daemon=True)
+            thread.start()
+            thread.join(SOON)
+            handled.append(thread.is_alive())
+            signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.001 * random.random())
+
+        before = signal.signal(signal.SIGALRM, handle)
+        try:
+            envs.reset(seed=0)
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
+            while len(handled) < 400 and not any(handled):
+                envs.step([1, 2])
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+    assert not any(handled)
 
 
 class SlowEcho(EchoEnv):
