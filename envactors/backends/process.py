@@ -178,9 +178,9 @@ class ProcessBackend(Backend):
 
     def retain(self, env_vars: Mapping[str, str], loop: EventLoop | None = None) -> None:
         del loop
+        REAPER.retain()  # first: a fork server has its tag for as long as it has users
         if self.start_method == "forkserver":
             FORK_SERVERS.retain(self._settings(env_vars))
-        REAPER.retain()
 
     def release(self, env_vars: Mapping[str, str]) -> None:
         if self.start_method == "forkserver":

@@ -65,7 +65,7 @@ class Collector:
         try:
             self._pending.waiting[waiter] = 0
             while in_time:
-                in_time = reactor.wait(is_there, self._pending, deadline, self._stepper.wait_set)
+                in_time = reactor.wait(is_there, self._pending, deadline, self._stepper.listen())
                 self.read()
                 in_time = in_time and not done()
         finally:

@@ -6,12 +6,14 @@ results are delivered by `envactors.vector.collector`, as are those that need mo
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from envactors.actor.reactor import Reactor
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import ARRIVED, POSTED, READING
 from envactors.actor.states import LIVE
@@ -40,6 +42,22 @@ _HALF_OF = bytes([op & HALF for op in range(256)])
 _OTHER_HALF = bytes([op & HALF ^ HALF for op in range(256)])
 
 
+class _Ears(threading.local):
+    """What one thread sleeps on: of two threads that slept in one wait set, one might take the other's rings.
+
+    Args:
+        reactor: Makes the wait set.
+
+    Attributes:
+        wait_set: Doorbells of the vector's actors.
+        heard: The page of each actor whose doorbell is in the wait set.
+    """
+
+    def __init__(self, reactor: Reactor) -> None:
+        self.wait_set: WaitSet = reactor.make_wait_set()
+        self.heard: dict[Supervisor, ControlPage] = {}
+
+
 class Stepper:
     """Starts steps, and returns the results of those that it has posted at once.
 
@@ -48,7 +66,6 @@ class Stepper:
         asker: Starts the steps that need more than to be posted.
 
     Attributes:
-        wait_set: Doorbells that the vector's thread sleeps on.
         tuner: Chooses how `step` and the workers wait for each other.
         stream_tuner: The same for `recv`.
         all: All envs.
@@ -68,9 +85,7 @@ class Stepper:
         self.stream_tuner: WaitTuner = WaitTuner(config.spin, may_pin)
         # Whether replies contain the rings of other machines.
         self._is_far = backend.is_far
-        self.wait_set: WaitSet = vector.reactor.make_wait_set()
-        # The page of each actor whose doorbell is in the wait set.
-        self._heard: dict[Supervisor, ControlPage] = {}
+        self._ears = _Ears(vector.reactor)
         # Time at which the last step was started (`time.monotonic`).
         self._started = 0.0
         self.all: Selection = Selection(asker.all_ids, is_all=True)
@@ -207,13 +222,15 @@ class Stepper:
 
     # Waiting ---------------------------------------------------------------------------------------------
 
-    def listen(self) -> None:
-        """Add the doorbells of new processes to the wait set. Called before each wait."""
+    def listen(self) -> WaitSet:
+        """Return what the calling thread sleeps on, with the doorbells of new processes. Called before each wait."""
+        ears = self._ears
         for actor in self._vector.actors:
             process = actor.core.process
-            if process is not None and self._heard.get(actor) is not process.page:
-                self._heard[actor] = process.page
-                self.wait_set.watch_doorbell(process.page.to_parent)
+            if process is not None and ears.heard.get(actor) is not process.page:
+                ears.heard[actor] = process.page
+                ears.wait_set.watch_doorbell(process.page.to_parent)
+        return ears.wait_set
 
     def spin(self, tuner: WaitTuner) -> bool:
         """Spin for a short time, if that pays off; return whether all workers have finished meanwhile."""
@@ -261,9 +278,8 @@ class Stepper:
 
     def _wait(self, step: Step, deadline: float | None) -> bool:
         """Wait until a step is finished, or an env needs more than waiting; return False if the deadline passes."""
-        self.listen()
         reactor, pending = self._vector.reactor, self._vector.pending
-        return reactor.wait(step.is_finished, pending, deadline, self.wait_set, reads_replies=self._is_far)
+        return reactor.wait(step.is_finished, pending, deadline, self.listen(), reads_replies=self._is_far)
 
     # Results ---------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from helpers import FORK_SERVER, SOON, Counter, wait_for_path, wait_until
 from interleaving import Lines, StoppingThread
 
 import envactors as ea
+from envactors.actor.slots import POSTED
 from envactors.testing import EchoEnv
 
 BACKENDS = [ea.ThreadBackend(), FORK_SERVER]
@@ -217,6 +218,31 @@ def test_no_thread_waits_for_an_env_that_another_one_has_stepped(backend, order,
             path.touch()
             assert thread.ends_within(SECONDS_TO_END), f"the step of env {number} sleeps on"
             assert thread.result[0][0, 0] == number
+
+
+class Hanging(EchoEnv):
+    def step(self, action):
+        time.sleep(2 * SOON)
+
+
+def test_each_of_many_threads_that_step_different_envs_wakes_when_its_worker_dies():
+    """They sleep at the same time, and no ring is for two of them."""
+    restart = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
+    with ea.VectorEnv([Hanging] * 5, restart=restart) as envs:
+        for _ in range(15):
+            envs.reset()
+            pids = [actor.pid for actor in envs.actors]
+
+            def step(env_id):
+                with pytest.raises(ea.VectorStepError):
+                    envs.step([0], env_ids=[env_id])
+
+            threads = [StoppingThread(functools.partial(step, env_id)).start() for env_id in range(5)]
+            wait_until(lambda: envs._core.slots.states == bytes([POSTED]) * 5)
+            for env_id in random.sample(range(5), 5):
+                os.kill(pids[env_id], signal.SIGKILL)
+                assert threads[env_id].ends_within(20.0), env_id  # something else wakes it some time later
+                assert threads[env_id].error is None
 
 
 def test_a_thread_wakes_although_what_settles_its_future_is_interrupted(monkeypatch):

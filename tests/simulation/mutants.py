@@ -270,7 +270,7 @@ MUTANTS = [
         "pass",
         "an ended episode is reset",
     ),
-    Mutant(STEPPER + "listen", "self._heard.get(actor) is not process.page", "actor not in self._heard", HANGS),
+    Mutant(STEPPER + "listen", "ears.heard.get(actor) is not process.page", "actor not in ears.heard", HANGS),
     Mutant("vector.steps:Step.is_finished", "part.rows.last != self.number", "False", HANGS),
     Mutant(FAILURES + "lose", "rows.last = 0", "pass", HANGS),
     Mutant(STEPPER + "gather", "slots.states[each] = slots.zeros[each]", "pass", STATES),
