@@ -182,9 +182,11 @@ class Checker:
             raise Violation(f"not the last observation: {what}")
         if final is not None or not (is_step or is_repeated):
             self._check_reset(env_id, obs, info, what)
-        if final is not None and info["is_renewed"]:
-            # Calls that waited behind the last step of a process that is recycled have run there, before the reset.
+        if (final is not None and info["is_renewed"]) or env_id in self.world.failed_resets:
+            # Calls that waited behind the last step of a process that is recycled have run there, before the reset; and
+            # so may those that came between a reset that has raised and the next one.
             self.uncertain.update(model.notes)
+        self.world.failed_resets.discard(env_id)
         model.last = obs
         model.is_pending = False
         model.is_uncertain, model.must_reset = failure is not None or model.token in self.world.raised, False

@@ -103,6 +103,7 @@ class SimulatedEnv(Misbehaving, EchoEnv):
             try:
                 self._misbehave()
             except (EnvFailedError, Killed):
+                self.world.failed_resets.add(self.env_id)
                 if self.most_episodes == 2 and self._episodes:
                     self._episodes -= 1  # in a reset within a step, the end of the episode is not reported
                 # Nobody learns of what fails in a process that is being ended.

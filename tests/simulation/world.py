@@ -136,6 +136,7 @@ class World:
         on_signal: What a signal handler of the user's does.
         raised: How often steps have raised, by their tokens.
         failed_seeds: The seeds of resets that have raised: (env, seed).
+        failed_resets: The envs that have raised in a reset since their last result.
         hung: What the envs run that hang (see ``log``), by the number of their process and their index.
         late: How long the log was when a process began to hang, by its number.
         check: Called before each event, when no thread of the caller's is in the middle of a change.
@@ -157,6 +158,7 @@ class World:
         self.on_signal: Callable[[], None] = lambda: None
         self.raised: Counter[int] = Counter()
         self.failed_seeds: set[tuple[int, int]] = set()
+        self.failed_resets: set[int] = set()
         self.hung: dict[tuple[int, int], set[int | None]] = {}
         self.late: dict[int, int] = {}
         self.check: Callable[[], None] = lambda: None
