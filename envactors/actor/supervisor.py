@@ -23,7 +23,7 @@ from envactors.actor.process import ExitReport
 from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.rows import ActorRows
-from envactors.actor.signal_deferral import is_on_stack
+from envactors.actor.signal_deferral import defer_signals, is_on_stack
 from envactors.actor.slots import POSTED, Op, Slots
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, ActorState, ActorStats, EndReason
 from envactors.actor.watch import is_overdue, look_unread, what_runs
@@ -175,7 +175,7 @@ class Supervisor:
         try:
             self._threads[me] = sys._getframe()
             if lifecycle.launch_due:
-                with core.lock:
+                with defer_signals, core.lock:
                     due, lifecycle.launch_due = lifecycle.launch_due, False
                 if due:
                     lifecycle.launch()
@@ -189,7 +189,7 @@ class Supervisor:
             if self.calls.rows is not None and process is not None and process.page.counters[FINISHED] != finished:
                 core.reactor.wake(self.calls.rows.waiter)
         except BaseException:  # of the library's own lines: what env code raises is the outcome of its request
-            with core.lock:
+            with defer_signals, core.lock:
                 if core.process is process:  # else the change that was interrupted has replaced it
                     core.kill_inconsistent()
             raise

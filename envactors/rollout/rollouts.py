@@ -176,7 +176,7 @@ class Rollouts:
         if not self._runs:
             self._books.check_steppable()
         self.give(parameters)
-        with self._lock:
+        with defer_signals, self._lock:
             run = Run(
                 self._supervisors,
                 self._take_buffer(steps),
@@ -256,7 +256,7 @@ class Rollouts:
         Raises:
             AlreadyPendingError: There are, or a result is pending.
         """
-        with self._lock:  # another thread may be about to end a rollout
+        with defer_signals, self._lock:  # another thread may be about to end a rollout
             count = len(self._runs)
             busy = [index for index, state in enumerate(self._slots.states) if state != self._slots.at_rest]
         if count >= most:
@@ -355,7 +355,7 @@ class Rollouts:
 
     def _prepare(self, run: Run) -> None:
         """Make the views for a result that stays valid, unless single actors have results or too many are kept."""
-        with self._lock:
+        with defer_signals, self._lock:
             if run.copy and run.unsettled and len(run.futures) == 1 and not run.has_views:
                 views = self._buffers.lend(run.buffer)
                 if views is not None:

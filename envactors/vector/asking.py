@@ -50,7 +50,10 @@ class Asker:
             config.backend.corked if is_far else itertools.repeat(contextlib.nullcontext()).__next__
         )
         # With an in-process backend, envs run in the thread that starts them, where Ctrl-C has to reach them.
-        self._deferral: Any = contextlib.nullcontext() if config.backend.inline else defer_signals
+        nothing, is_inline = contextlib.nullcontext(), config.backend.inline
+        self._deferral: Any = nothing if is_inline else defer_signals
+        # What is posted runs later, and no handler may run while the lock is held.
+        self._posting: Any = defer_signals if is_inline else nothing
         self.posting: float = 0.0
 
     def by_actor(self, env_ids: list[int]) -> dict[Supervisor, list[int]]:
@@ -165,7 +168,9 @@ class Asker:
             for supervisor, envs in self.by_actor(env_ids).items():
                 rows = supervisor.calls.rows
                 way = encode_wait(self._vector.actors[supervisor], wait) if pinned else wait
-                if rows is None or not rows.post_at_once(envs, now, way, stream=stream):
+                with self._posting:
+                    is_posted = rows is not None and rows.post_at_once(envs, now, way, stream=stream)
+                if not is_posted:
                     self.queue_envs(supervisor, envs)
         if stream:
             self.posting += time.monotonic() - now

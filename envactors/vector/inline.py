@@ -94,7 +94,7 @@ class InlineSteps:
 
     def leave(self, actor: Supervisor) -> None:
         """Leave to a worker what the loop does not run; replace one at whose row the loop was interrupted."""
-        with self._lock:
+        with defer_signals, self._lock:
             rows, process = actor.calls.rows, actor.core.process
             if process is not None and rows is not None and rows.has_posted() and self._loop.may_send():
                 page, number = process.page, self._slots.numbers_of[rows.first]

@@ -215,7 +215,7 @@ def test_a_vector_is_usable_after_a_lack_of_stack(backend, per_actor, env_ids):
 
 
 @pytest.mark.parametrize("backend", ["process", "inline"])
-def test_a_signal_handler_may_wait_for_a_thread_that_uses_an_actor_of_a_vector_that_steps(backend):
+def test_a_signal_handler_may_wait_for_a_thread_that_uses_an_actor_of_a_vector_in_use(backend):
     """It runs while no lock is held."""
     handled = []
     with ea.VectorEnv([EchoEnv] * 2, backend=backend) as envs:
@@ -229,10 +229,14 @@ def test_a_signal_handler_may_wait_for_a_thread_that_uses_an_actor_of_a_vector_t
 
         before = signal.signal(signal.SIGALRM, handle)
         try:
-            envs.reset(seed=0)
             signal.setitimer(signal.ITIMER_REAL, 0.001)
-            while len(handled) < 400 and not any(handled):
+            while len(handled) < 1000 and not any(handled):
+                envs.reset(seed=0)
                 envs.step([1, 2])
+                envs.step([1], env_ids=[1])
+                envs.send([1, 2])
+                envs.recv()
+                envs.get_attr("steps")
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
