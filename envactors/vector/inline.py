@@ -106,7 +106,6 @@ class InlineSteps:
                         self._loop.leave(page)
                     page.post_step(number, ASLEEP, False)
                 elif self._loop.thread is None:
-                    actor.core.is_inconsistent = True
                     actor.core.kill_inconsistent()
 
 
