@@ -349,7 +349,7 @@ def take_running(calls: Calls, process: ActorProcess | None) -> CallRequest | No
     if core.permits is not None:
         core.permits.withdraw(core)
     call = table.interrupt()
-    blames = core.reason in (EndReason.TIMEOUT, EndReason.ABORT)
+    blames = core.is_late or core.reason is EndReason.ABORT
     if call is not None and call.kind is not None and process is not None and not blames:
         began = process.page.progress().call_id == call.call_id
         if not began:

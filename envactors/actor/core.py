@@ -85,6 +85,8 @@ class ActorCore:
         self.is_inconsistent: bool = False
         # Why the parent is ending the present process, if it is.
         self.reason: EndReason | None = None
+        # Whether what the present process runs has passed its deadline, whatever else ends the process meanwhile.
+        self.is_late = False
         # Whether the actor is being closed, or is.
         self.closing = False
         # Why the last process ended: the error of what was bound to it.

@@ -222,7 +222,7 @@ class Lifecycle:
 
     def _after_exit(self, report: ExitReport, process: ActorProcess | None = None) -> None:
         core, reason = self._core, self._core.reason
-        report = report._replace(reason=reason)
+        report = report._replace(reason=EndReason.TIMEOUT if core.is_late else reason)
         self._launcher.finish(self.launch)
         core.timers.cancel("start", "call", "kill", "backoff")
         call, rows = take_running(self.calls, process), self.calls.rows
@@ -239,7 +239,7 @@ class Lifecycle:
         is_refused = report.is_refused or (self._failure is not None and core.incarnation == 0)
         is_adopting = self._adopting and not core.started
         following = decide(reason, is_closing=core.closing, is_adopting=is_adopting, is_refused=is_refused)
-        core.process, core.reason = None, None
+        core.process, core.reason, core.is_late = None, None, False
         if process is not None and not process.worker.is_over:
             self._uncertain = worker = process.worker
             worker.when_over(lambda: core.reactor.post(lambda: self._on_certain_end(worker)))

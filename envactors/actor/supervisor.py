@@ -338,10 +338,8 @@ class Supervisor:
                     lifecycle.end(EndReason.CLOSE)
                 elif timer == "kill" and core.process is not None:
                     core.process.worker.kill()
-                elif (timer == "start" and core.phase is LAUNCHING) or (
-                    timer == "call" and is_overdue(self.calls, now)
-                ):
-                    core.phase, core.reason = ENDING, EndReason.TIMEOUT
+                elif (core.phase is LAUNCHING) if timer == "start" else is_overdue(self.calls, now):
+                    core.phase, core.reason, core.is_late = ENDING, EndReason.TIMEOUT, True
                     if core.process is not None:
                         core.process.ask_stacks()
                         core.timers.set("kill", now + _STACKS_GRACE)
