@@ -104,7 +104,7 @@ def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
         # Inlined from `ControlPage.record_env`.
         row.times[SINCE] = now()
         row.counters[ENV_INDEX] = row.position
-        if row.page is not begun or row.counters[BEGUN] != call_id:
+        if row.page is not begun or op & RESET or row.counters[BEGUN] != call_id:
             is_noted, begun = row.begin(op, call_id), row.page
         result = failed_with = has_failed = None
         try:

@@ -208,6 +208,21 @@ def test_page_shows_the_running_request(make_parent, action):
     assert parent.page.counters[FINISHED] == asked
 
 
+def test_page_shows_a_reset_among_steps(make_parent):
+    """Also among those whose results are written without a call."""
+    parent = make_parent()
+    seen = []
+    for index, env in enumerate(parent.envs):
+        env.step = lambda action, index=index: (seen.append((index, *glance(parent)[1:])), *plain)[1:]
+    plain = np.zeros(2), 1.0, False, False, {}
+    reset = parent.envs[1].reset
+    parent.envs[1].reset = lambda **kwargs: (seen.append((1, *glance(parent)[1:])), reset(**kwargs))[1]
+    for _ in range(2):
+        parent.post({0: 1, 1: None, 2: 1}, ops={1: RESET})
+        parent.server.run_posted()
+    assert seen == [(0, METHOD_STEP, 0), (1, METHOD_RESET, 1), (2, METHOD_STEP, 2)] * 2
+
+
 def test_page_shows_the_env_of_a_call(make_parent):
     parent = make_parent()
     parent.envs[1].look = lambda: glance(parent)
