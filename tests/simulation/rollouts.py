@@ -18,7 +18,7 @@ from simulation.rows import RowChecker
 from simulation.world import Interrupted, Violation, World
 
 if TYPE_CHECKING:
-    from simulation.history import History
+    from simulation.user import User
 
 # The most steps of a rollout.
 _MOST_STEPS = 4
@@ -73,14 +73,16 @@ class RolloutUser:
     """Starts rollouts, waits for them, and has their rows checked.
 
     Args:
-        history: The history that it is a part of.
+        user: The user, who does the rest.
+        autoreset: The vector's.
     """
 
-    def __init__(self, history: History) -> None:
-        self._history = history
-        self._world = history.world
-        self._random = history.random
-        self._models = history.models
+    def __init__(self, user: User, autoreset: str) -> None:
+        self._user = user
+        self._autoreset = autoreset
+        self._world = user.world
+        self._random = user.random
+        self._models = user.models
         self._rows: RowChecker
         # Oldest first; those that have ended and were not looked at yet are among them.
         self._flights: list[Flight] = []
@@ -103,7 +105,7 @@ class RolloutUser:
         """Note what is known of the vector."""
         configs = [actor._supervisor.config for actor in envs.actors]
         actors = [range(config.first_index, config.first_index + len(config.start.factories)) for config in configs]
-        self._rows = RowChecker(self._history.checker, actors, self._history.autoreset)
+        self._rows = RowChecker(self._user.checker, actors, self._autoreset)
         SimulatedPolicy.has_extras = self._world.chance(0.3)
 
     def actions(self) -> list[Callable[[ea.VectorEnv], object]]:
@@ -200,7 +202,7 @@ class RolloutUser:
         """Ask for something that is refused while rollouts are in flight."""
         if not self.in_flight:
             return
-        ids = list(range(self._history.num_envs))
+        ids = list(range(self._user.num_envs))
         actions = np.zeros(len(ids), np.int64)
         asks: list[Callable[[], object]] = [
             lambda: envs.step(actions),
@@ -230,19 +232,19 @@ class RolloutUser:
             self.take_all(envs)
         if self.in_flight:
             return self.in_flight < _MOST_IN_FLIGHT
-        history, models = self._history, self._models
+        user, models = self._user, self._models
         if self._seed is not None and any(envs._core.slots.states) and self._world.chance(0.3):
             self._check_refused(lambda: envs.rollout_async(1))
-        history.take_pending(envs)
+        user.take_pending(envs)
         if (self._seed is None or self._world.chance(0.15)) and not self._set_policy(envs):
             return False
-        history.take_pending(envs)
+        user.take_pending(envs)
         if needing := [env_id for env_id, model in enumerate(models) if model.needs_reset]:
-            history.reset(envs, needing)
+            user.reset(envs, needing)
         return not any(model.is_pending or model.needs_reset for model in models)
 
     def _set_policy(self, envs: ea.VectorEnv) -> bool:
-        seed = next(self._history.tokens)
+        seed = next(self._user.tokens)
         try:
             envs.set_policy(SimulatedPolicy, seed=seed)
         except Interrupted:
