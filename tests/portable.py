@@ -9,7 +9,6 @@ LINUX_ONLY = {
     r"forkserver|test_fork_server\.py|test_code_blocks_run\[(start-method|other-packages)": "there are no fork servers",
     r"test_the_import_of_torch_is_done_once": "there are no fork servers, which would import it",
     r"test_a_caller_whose_own_layout_is_fixed": "memory layouts stay as they are",
-    r"test_workers_that_sleep_pinned_|test_a_worker_that_somebody_moves": "threads cannot be bound to cores",
     r"test_the_soft_limit_is_raised|test_two_hundred_actors_fit": "workers have their caller's limit of open files",
     r"test_a_warm_step_goes_through_few_files": "a poller of its own is one file more",
     r"test_sb3\.py.*test_training_through_kills_is": "a start takes longer than the time between its kills",

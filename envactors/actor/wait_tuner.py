@@ -25,17 +25,13 @@ class WaitStrategy(NamedTuple):
     Attributes:
         workers_spin: Whether a worker spins for its next request before it sleeps.
         both_spin: Whether the caller spins for the reply, too.
-        pinned: Whether each worker is bound to its own core while it sleeps, so that it also wakes there.
     """
 
     workers_spin: bool = False
     both_spin: bool = False
-    pinned: bool = False
 
 
 SLEEP, WORKERS_SPIN, BOTH_SPIN = WaitStrategy(), WaitStrategy(True), WaitStrategy(True, True)
-PINNED, WORKERS_SPIN_PINNED = WaitStrategy(pinned=True), WaitStrategy(True, pinned=True)
-BOTH_SPIN_PINNED = WaitStrategy(True, True, True)
 
 
 class WaitTuner:
@@ -47,22 +43,16 @@ class WaitTuner:
 
     Args:
         may_spin: Whether anybody may spin at all.
-        may_pin: Whether workers may be pinned.
 
     Attributes:
         strategy: The strategy for the next call.
         recorded: When the last recorded call ended (`time.monotonic`).
     """
 
-    def __init__(self, may_spin: bool, may_pin: bool = False) -> None:
+    def __init__(self, may_spin: bool) -> None:
         # The strategies for short and for long calls.
-        self._short: Sequence[WaitStrategy] = (SLEEP,)
-        self._long: Sequence[WaitStrategy] = (SLEEP,)
-        if may_spin:
-            self._short += (WORKERS_SPIN, BOTH_SPIN)
-        if may_pin:
-            self._short += (BOTH_SPIN_PINNED if may_spin else PINNED,)
-            self._long += (WORKERS_SPIN_PINNED if may_spin else PINNED,)
+        self._short: Sequence[WaitStrategy] = (SLEEP, WORKERS_SPIN, BOTH_SPIN) if may_spin else (SLEEP,)
+        self._long: Sequence[WaitStrategy] = (SLEEP, WORKERS_SPIN) if may_spin else (SLEEP,)
         self._candidates: Sequence[WaitStrategy] = self._short
         # The estimated seconds per call of each strategy, and how many trials it has had.
         self._estimates: dict[WaitStrategy, float] = {}

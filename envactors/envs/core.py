@@ -42,7 +42,7 @@ class VectorCore:
 
     Attributes:
         supervisors: The actor of each env.
-        actors: The number of each actor, in their order.
+        actors: All actors, in their order.
         reactor: Reads the replies of the actors when no other thread does.
         slots: All envs.
         pending: Results that were not delivered yet.
@@ -62,9 +62,7 @@ class VectorCore:
         recycle: RecyclePolicy | None,
     ) -> None:
         self.supervisors = supervisors
-        self.actors: dict[Supervisor, int] = {
-            supervisor: number for number, supervisor in enumerate(dict.fromkeys(supervisors))
-        }
+        self.actors: list[Supervisor] = list(dict.fromkeys(supervisors))
         self.reactor: Reactor = supervisors[0].reactor
         self.slots = slots
         self.pending: Pending = Pending(slots)

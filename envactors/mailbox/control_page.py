@@ -44,7 +44,7 @@ FRAMES: Final = 1
 STEP: Final = 2
 # Whether the results of that step are streamed: the caller uses each of them before the others are complete.
 STREAM: Final = 3
-# How the worker waits for the next request: `ASLEEP` or `SPINNING`, and on which CPU; see `encode_wait`.
+# How the worker waits for the next request: `ASLEEP` or `SPINNING`.
 WAIT: Final = 4
 # The worker rings for a streamed result if at least this many rows are complete then; 0 if nobody waits.
 RING_AT: Final = 5
@@ -79,16 +79,6 @@ _MOST_READS = 100
 
 ASLEEP: Final = 0
 SPINNING: Final = 1
-
-
-def encode_wait(core: int, wait: int) -> int:
-    """Return the value of `WAIT` for `ASLEEP` or `SPINNING` on the CPU with the index ``core``."""
-    return wait | (core + 1) << 1
-
-
-def wait_cpu(wait: int) -> int | None:
-    """Return the CPU that a value of `encode_wait` names; None for any."""
-    return (wait >> 1) - 1 if wait >> 1 else None
 
 
 def page_size(envs: int) -> int:

@@ -48,8 +48,7 @@ class Rollouts:
 
     def __init__(self, vector: VectorCore, books: Books, memory: RowMemory) -> None:
         self._slots = vector.slots
-        self._actors = vector.actors
-        self._supervisors = list(vector.actors)
+        self._supervisors = vector.actors
         self._books = books
         self._memory = memory
         # Whether results stay valid for as long as the user keeps them.
@@ -222,7 +221,7 @@ class Rollouts:
 
     def _first_part(self, supervisor: Supervisor) -> ActorPart | None:
         """Return the part of an actor that it is in, or is to begin, if there is one."""
-        number = self._actors[supervisor]
+        number = self._supervisors.index(supervisor)
         return next((run.parts[number] for run in self._runs if run.parts[number] in run.left), None)
 
     def _make_part(self, run: Run, policy: Policy, supervisor: Supervisor, steps: int) -> ActorPart:

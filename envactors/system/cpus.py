@@ -1,13 +1,12 @@
-"""Cores: counting them, yielding them, and sleeping on one of them."""
+"""Cores: counting and yielding them."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from envactors.system.choice import PORTABLE
 
@@ -29,27 +28,3 @@ def usable_cores() -> int:
     import loky
 
     return int(loky.cpu_count())
-
-
-@contextlib.contextmanager
-def pinned_while_sleeping(core: int) -> Iterator[None]:
-    """Bind this thread to one of its cores in the context, so that it wakes there if it falls asleep.
-
-    Some schedulers wake several sleepers on one core, one after the other, while another core is idle. Where threads
-    cannot be bound to cores, nothing happens.
-
-    Args:
-        core: The index of the core among those that the thread may use; it wraps around.
-    """
-    if PORTABLE:
-        yield
-        return
-    allowed = os.sched_getaffinity(0)
-    one = {sorted(allowed)[core % len(allowed)]}
-    try:
-        with contextlib.suppress(OSError):  # a sandbox forbids it
-            os.sched_setaffinity(0, one)
-        yield
-    finally:
-        if os.sched_getaffinity(0) == one:  # nothing else has moved it meanwhile
-            os.sched_setaffinity(0, allowed)

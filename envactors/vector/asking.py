@@ -17,7 +17,7 @@ from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import ASKED, IDLE, Op
 from envactors.actor.supervisor import Supervisor
 from envactors.envs.core import EnvFuture, VectorCore
-from envactors.mailbox.control_page import ASLEEP, encode_wait
+from envactors.mailbox.control_page import ASLEEP
 from envactors.mailbox.pickling import make_payload
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, split_batch
 
@@ -74,7 +74,6 @@ class Asker:
         *,
         stream: bool,
         wait: int,
-        pinned: bool = False,
         futures: Sequence[EnvFuture] = (),
         checked: Spec | None = None,
     ) -> None:
@@ -85,7 +84,6 @@ class Asker:
             actions: Actions as `VectorEnv.step` takes them.
             stream: Whether results are delivered one by one rather than all at once.
             wait: How workers wait for the next request: `ASLEEP` or `SPINNING`.
-            pinned: Whether each worker waits on a separate core.
             futures: Futures that get the results; empty if `Pending` gets them.
             checked: Spec that actions are checked against; None to send them unchecked.
 
@@ -102,7 +100,7 @@ class Asker:
             future = futures[position] if futures else None
             if future is not None or payloads:
                 slots.of[env_id].op = Op("step", future=future, payload=payloads[position] if payloads else None)
-        self.post(env_ids, wait, stream=stream, pinned=pinned)
+        self.post(env_ids, wait, stream=stream)
 
     def write_actions(self, env_ids: list[int], actions: Any, checked: Spec | None) -> list[Any]:
         """Write actions into the rows of envs.
@@ -154,22 +152,20 @@ class Asker:
 
     # Both ------------------------------------------------------------------------------------------------
 
-    def post(self, env_ids: list[int], wait: int, *, stream: bool, pinned: bool = False) -> None:
+    def post(self, env_ids: list[int], wait: int, *, stream: bool) -> None:
         """Post envs, or queue them if their actor is not free; those of one actor are posted or queued together.
 
         Args:
             env_ids: Ids of the envs, with their actions in their rows.
             wait: How workers wait for the next request: `ASLEEP` or `SPINNING`.
             stream: Whether results are delivered one by one rather than all at once.
-            pinned: Whether each worker waits on a separate core.
         """
         now = time.monotonic()
         with self.corked():
             for supervisor, envs in self.by_actor(env_ids).items():
                 rows = supervisor.calls.rows
-                way = encode_wait(self._vector.actors[supervisor], wait) if pinned else wait
                 with self._posting:
-                    is_posted = rows is not None and rows.post_at_once(envs, now, way, stream=stream)
+                    is_posted = rows is not None and rows.post_at_once(envs, now, wait, stream=stream)
                 if not is_posted:
                     self.queue_envs(supervisor, envs)
         if stream:

@@ -23,17 +23,8 @@ from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.envs.core import VectorCore
 from envactors.envs.results import StepResults
 from envactors.envs.selection import Selection
-from envactors.mailbox.control_page import (
-    ASLEEP,
-    FINISHED,
-    OVERFLOWS,
-    SPINNING,
-    ControlPage,
-    encode_wait,
-    spin_until_all,
-)
+from envactors.mailbox.control_page import ASLEEP, FINISHED, OVERFLOWS, SPINNING, ControlPage, spin_until_all
 from envactors.mailbox.slab import HALF, RESET, SEED
-from envactors.system.cpus import cores
 from envactors.vector.asking import Asker
 from envactors.vector.steps import Part, Step, replace_processes
 
@@ -80,9 +71,8 @@ class Stepper:
         self._asker = asker
         config, self._lock = vector.supervisors[0].config, vector.supervisors[0].core.lock  # the lock of all actors
         backend = config.backend
-        may_pin = backend.kills and not backend.is_far and 1 < len(vector.actors) <= cores()
-        self.tuner: WaitTuner = WaitTuner(config.spin, may_pin)
-        self.stream_tuner: WaitTuner = WaitTuner(config.spin, may_pin)
+        self.tuner: WaitTuner = WaitTuner(config.spin)
+        self.stream_tuner: WaitTuner = WaitTuner(config.spin)
         # Whether replies contain the rings of other machines.
         self._is_far = backend.is_far
         self._ears = _Ears(vector.reactor)
@@ -125,10 +115,10 @@ class Stepper:
                 with asker.corked(), self._lock:
                     step = self.prepare(envs, resets)
                     if step is not None:
-                        self._post_and_ring(step, now, wait, pinned=strategy.pinned)
+                        self._post_and_ring(step, now, wait)
         if step is None:
             spec = self._vector.action_spec
-            asker.start_steps(env_ids, actions, stream=stream, wait=wait, pinned=strategy.pinned, checked=spec)
+            asker.start_steps(env_ids, actions, stream=stream, wait=wait, checked=spec)
         return step
 
     def write_rows(self, envs: Selection, actions: Any) -> Sequence[int]:
@@ -166,7 +156,7 @@ class Stepper:
         """Return a step to be posted, if all workers are free and none runs anything for other envs. Under the lock."""
         slots, number = self._slots, 0
         parts = (self._parts if envs is self.all else None) or self._find_parts(envs)
-        for core, _, process, _, _, _ in parts:
+        for core, _, process, _, _ in parts:
             table = core.table
             # At most states to be saved are queued then, where an interrupt has left them: without rows in flight,
             # only a running call keeps a worker from its queue.
@@ -189,7 +179,7 @@ class Stepper:
         for each in envs.ranges:
             slots.numbers[each].fill(number)
             slots.slab.posted[each].fill(number)
-        for core, rows, _, page, _, _ in parts:
+        for core, rows, _, page, _ in parts:
             core.table.last_id = rows.last = page.last_call = number
             rows.posted_at = now
             if "call" not in core.timers.when:
@@ -197,13 +187,13 @@ class Stepper:
         for each in envs.ranges:
             slots.states[each] = self._all_posted[each]
 
-    def _post_and_ring(self, step: Step, now: float, wait: int, *, pinned: bool) -> None:
+    def _post_and_ring(self, step: Step, now: float, wait: int) -> None:
         if step.envs is self.all:
             self._step = step
         try:
             self.post(step, now)
-            for _, _, _, page, indices, place in step.parts:
-                page.post_step(step.number, encode_wait(place, wait) if pinned else wait, False, indices)
+            for _, _, _, page, indices in step.parts:
+                page.post_step(step.number, wait, False, indices)
         except BaseException:
             replace_processes(step.parts)
             raise
@@ -215,7 +205,7 @@ class Stepper:
             core, rows, process = actor.core, actor.calls.rows, actor.core.process
             if rows is None or process is None or rows.has_posted():
                 return []
-            parts.append(Part(core, rows, process, process.page, indices, self._vector.actors[actor]))
+            parts.append(Part(core, rows, process, process.page, indices))
         if envs is self.all:
             self._parts = parts
         return parts
@@ -342,7 +332,7 @@ class Stepper:
                     return False
                 if not slots.infos.all_plain() and not slots.infos.are_inline(each):
                     return False
-            for core, rows, process, page, _, _ in parts:
+            for core, rows, process, page, _ in parts:
                 counters = page.counters
                 is_as_usual = core.process is process and core.phase is LIVE and not core.table.queue
                 if not is_as_usual or counters[OVERFLOWS] != process.overflows:
@@ -351,7 +341,7 @@ class Stepper:
                     return False
             for each in envs.ranges:
                 slots.halves[each] = slots.ops[each].translate(_HALF_OF)
-            for core, _, _, _, indices, _ in parts:
+            for core, _, _, _, indices in parts:
                 if core.recovery.replays:
                     core.recovery.record_all(slots, indices)
                 core.completed += len(indices)

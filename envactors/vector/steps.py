@@ -21,7 +21,6 @@ class Part(NamedTuple):
         process: Its process.
         page: Its control page.
         indices: Those of its envs that step.
-        place: The actor's position among the actors.
     """
 
     core: ActorCore
@@ -29,7 +28,6 @@ class Part(NamedTuple):
     process: ActorProcess
     page: ControlPage
     indices: Sequence[int]
-    place: int
 
 
 class Step(NamedTuple):

@@ -25,14 +25,12 @@ from envactors.mailbox.control_page import (
     WAIT,
     ControlPage,
     spin_until_all,
-    wait_cpu,
 )
 from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.messages import Attach, Fault, Frame, Kind, Start
 from envactors.mailbox.pickling import dumps, loads, pack_failure
 from envactors.mailbox.slab import PAYLOAD, Layout, Slab
 from envactors.system.clocks import boot_clock
-from envactors.system.cpus import pinned_while_sleeping
 from envactors.system.polling import Poller
 from envactors.worker import context
 from envactors.worker.env_rows import EnvRow, WriteGuard, run_all
@@ -50,9 +48,6 @@ class OpenMemory(Protocol):
         """Open a part that the parent has added, given its place."""
 
 
-_ANYWHERE = contextlib.nullcontext()
-# After this many spins a worker that has its own CPU is moved there again.
-_SPINS_PER_PINNING = 50
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
 _PAYLOADS, _RESULT = Kind.PAYLOADS, Kind.RESULT
 _IN_ARGUMENTS, _RAISED, _IN_RESULT = Fault.ARGUMENTS, Fault.RAISED, Fault.RESULT
@@ -102,7 +97,6 @@ class Server:
         self.extension: Any = None
         self.rows: list[EnvRow] = []
         self._forks = context.forks
-        self._spins = 0
         # The count of frames that were read, to compare with `FRAMES`.
         self._frames_read = 0
         # The call id of the last batch step.
@@ -131,19 +125,11 @@ class Server:
     def _wait(self, poller: Poller) -> None:
         """Wait as the parent has said until a request is posted or the channel has something to read."""
         counters, handled, fd = self._counters, self.handled, self._channel.fileno()
-        wait = counters[WAIT]
-        core = wait_cpu(wait) if wait > SPINNING else None
-        if wait & SPINNING:
-            if core is not None and self._spins % _SPINS_PER_PINNING == 0:
-                with pinned_while_sleeping(core):
-                    pass  # this moves the thread there, and the scheduler rarely moves it away soon
-            self._spins += 1
-            if spin_until_all([(counters, handled + 1)], POSTED):
-                return
-        with _ANYWHERE if core is None else pinned_while_sleeping(core):
-            # A ring may belong to a request that was seen while spinning and has run.
-            while fd not in dict(poller.poll(None)) and counters[POSTED] == handled:
-                pass
+        if counters[WAIT] == SPINNING and spin_until_all([(counters, handled + 1)], POSTED):
+            return
+        # A ring may belong to a request that was seen while spinning and has run.
+        while fd not in dict(poller.poll(None)) and counters[POSTED] == handled:
+            pass
 
     def run_posted(self) -> None:
         """Run the posted requests; if there are none, read the channel to notice whether it was closed.

@@ -17,8 +17,7 @@ from interleaving import when_this_thread_sleeps
 import envactors as ea
 from envactors.actor.reactor import Reactor
 from envactors.actor.slots import POSTED
-from envactors.actor.wait_tuner import BOTH_SPIN, BOTH_SPIN_PINNED, PINNED, SLEEP
-from envactors.system.cpus import cores
+from envactors.actor.wait_tuner import BOTH_SPIN
 from envactors.testing import EchoEnv
 from envactors.vector.stepper import Stepper
 
@@ -106,74 +105,6 @@ def test_a_thread_that_slept_through_a_restart_hears_the_new_process(monkeypatch
         began = time.monotonic()
         assert ask(envs).tolist() == [1, 1]
         assert time.monotonic() - began < SOON
-
-
-class Cores(gymnasium.Env):
-    """Its observation says on how many cores it may run."""
-
-    observation_space = spaces.Box(0, 2**16, (1,), np.int64)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        return self.count(), {}
-
-    def step(self, action):
-        return self.count(), 0.0, False, False, {}
-
-    def count(self):
-        return np.array([len(os.sched_getaffinity(0))], np.int64)
-
-
-@pytest.mark.skipif(cores() < 2, reason="takes two cores")
-@pytest.mark.parametrize("strategy", [PINNED, BOTH_SPIN_PINNED])
-def test_workers_that_sleep_pinned_wake_on_cores_of_their_own_and_run_on_all(strategy):
-    with ea.VectorEnv([Cores] * 2) as envs:
-        envs.reset(seed=0)
-        assert envs._stepper.tuner.strategy is BOTH_SPIN_PINNED, "it is tried where there are cores enough"
-        wait_always(envs, strategy)
-        mine = os.sched_getaffinity(0)
-        pids = [actor.pid for actor in envs.actors]
-        for _ in range(50):
-            obs = envs.step([0, 0])[0]
-            assert obs.ravel().tolist() == [len(mine)] * 2
-        wait_until(lambda: all(len(os.sched_getaffinity(pid)) == 1 for pid in pids))
-        assert len(set().union(*map(os.sched_getaffinity, pids))) == 2
-        wait_always(envs, SLEEP)
-        envs.step([0, 0])
-        envs.step([0, 0])
-        assert [os.sched_getaffinity(pid) for pid in pids] == [mine] * 2
-
-
-@pytest.mark.skipif(cores() < 2, reason="takes two cores")
-def test_a_worker_that_somebody_moves_while_it_sleeps_stays_there():
-    with ea.VectorEnv([Cores] * 2) as envs:
-        envs.reset(seed=0)
-        wait_always(envs, PINNED)
-        envs.step([0, 0])
-        envs.step([0, 0])
-        pid = envs.actors[0].pid
-        wait_until(lambda: len(os.sched_getaffinity(pid)) == 1)
-        (slept_on,) = os.sched_getaffinity(pid)
-        elsewhere = min(os.sched_getaffinity(0) - {slept_on})
-        os.sched_setaffinity(pid, {elsewhere})
-        assert envs.step([0, 0])[0].ravel().tolist() == [1, cores()]
-        assert os.sched_getaffinity(pid) == {elsewhere}
-
-
-def test_a_worker_that_may_not_choose_its_cores_waits_all_the_same():
-    class Confined(EchoEnv):
-        def reset(self, **kwargs):
-            os.sched_setaffinity = self.refuse
-            return super().reset(**kwargs)
-
-        def refuse(self, _pid, _cores):
-            raise PermissionError(1, "as a sandbox does")
-
-    with ea.VectorEnv([Confined] * 2) as envs:
-        envs.reset(seed=0)
-        for turn in range(5):
-            wait_always(envs, (PINNED, BOTH_SPIN_PINNED)[turn % 2])
-            assert envs.step([turn] * 2)[0][:, 2].tolist() == [turn] * 2
 
 
 def fall_asleep(envs):

@@ -37,8 +37,7 @@ class _Books:
         self.handed_out: list[Any] = []
         slots: Any = SimpleNamespace(at_rest=ROLLING)
         self.actors: list[Any] = [_Supervisor() for _ in range(2)]
-        numbers = {actor: number for number, actor in enumerate(self.actors)}
-        vector: Any = SimpleNamespace(slots=slots, actors=numbers, reader=SimpleNamespace(copies=True))
+        vector: Any = SimpleNamespace(slots=slots, actors=self.actors, reader=SimpleNamespace(copies=True))
         unused: Any = None
         self.rollouts = Rollouts(vector, unused, unused)
 

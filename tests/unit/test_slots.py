@@ -230,7 +230,7 @@ def post_some(actor, envs):
     actor.posted = actor.stepper.prepare(envs, resets)
     if actor.posted is None:
         return False
-    actor.stepper._post_and_ring(actor.posted, 100.0, ASLEEP, pinned=False)
+    actor.stepper._post_and_ring(actor.posted, 100.0, ASLEEP)
     return True
 
 

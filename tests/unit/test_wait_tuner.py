@@ -7,17 +7,9 @@ from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envactors.actor.wait_tuner import (
-    BOTH_SPIN,
-    BOTH_SPIN_PINNED,
-    PINNED,
-    SLEEP,
-    WORKERS_SPIN,
-    WORKERS_SPIN_PINNED,
-    WaitTuner,
-)
+from envactors.actor.wait_tuner import BOTH_SPIN, SLEEP, WORKERS_SPIN, WaitTuner
 
-SHORT, WITH_CORES = (SLEEP, WORKERS_SPIN, BOTH_SPIN), (SLEEP, WORKERS_SPIN, BOTH_SPIN, BOTH_SPIN_PINNED)
+SHORT = (SLEEP, WORKERS_SPIN, BOTH_SPIN)
 
 
 def run(waiting, cost, clock, seconds):
@@ -40,9 +32,9 @@ def costs(ways, low, high):
 
 
 @settings(max_examples=examples(25))
-@given(st.sampled_from([SHORT, WITH_CORES]).flatmap(lambda ways: costs(ways, 100e-6, 900e-6)))
+@given(costs(SHORT, 100e-6, 900e-6))
 def test_the_fastest_wait_mode_is_found(cost):
-    waiting = WaitTuner(may_spin=True, may_pin=BOTH_SPIN_PINNED in cost)
+    waiting = WaitTuner(may_spin=True)
     _, taken = run(waiting, cost, 0.0, 2.0)
     assert max(taken, key=taken.__getitem__) == min(cost, key=cost.__getitem__)
 
@@ -59,53 +51,24 @@ def test_the_fastest_wait_mode_is_found_again_after_a_change(cost, changed):
 
 
 @settings(max_examples=examples(25))
-@given(st.booleans(), costs((*WITH_CORES, PINNED, WORKERS_SPIN_PINNED), 2e-3, 50e-3))
-def test_long_calls_are_slept_through_or_looked_for_apart(may_spin, cost):
-    waiting = WaitTuner(may_spin, may_pin=True)
+@given(st.booleans(), costs(SHORT, 2e-3, 50e-3))
+def test_the_caller_sleeps_through_long_calls(may_spin, cost):
+    waiting = WaitTuner(may_spin)
     clock, _ = run(waiting, cost, 0.0, 1.0)
     _, taken = run(waiting, cost, clock, 20.0)
-    ways = (SLEEP, WORKERS_SPIN_PINNED if may_spin else PINNED)
+    ways = (SLEEP, WORKERS_SPIN) if may_spin else (SLEEP,)
     assert sum(taken.values()) == sum(taken[way] for way in ways)
     assert max(ways, key=taken.__getitem__) == min(ways, key=cost.__getitem__)
 
 
 @settings(max_examples=examples(25))
-@given(costs((SLEEP, WORKERS_SPIN_PINNED), 2e-3, 20e-3), costs(WITH_CORES, 100e-6, 900e-6))
-def test_looking_is_tried_again_when_calls_become_short(long, short):
-    waiting = WaitTuner(may_spin=True, may_pin=True)
-    clock, _ = run(waiting, {**dict.fromkeys(WITH_CORES, 10e-3), **long}, 0.0, 3.0)
-    cost = {WORKERS_SPIN_PINNED: 500e-6, **short}
-    clock, _ = run(waiting, cost, clock, 5.0)
-    _, taken = run(waiting, cost, clock, 2.0)
+@given(costs(SHORT, 2e-3, 20e-3), costs(SHORT, 100e-6, 900e-6))
+def test_spinning_is_tried_again_when_calls_become_short(long, short):
+    waiting = WaitTuner(may_spin=True)
+    clock, _ = run(waiting, long, 0.0, 3.0)
+    clock, _ = run(waiting, short, clock, 5.0)
+    _, taken = run(waiting, short, clock, 2.0)
     assert max(taken, key=taken.__getitem__) == min(short, key=short.__getitem__)
-
-
-@pytest.mark.parametrize(
-    ("apart", "pinned", "both_pinned"),
-    [
-        pytest.param({SLEEP: 4e-3}, WORKERS_SPIN_PINNED, 4.2e-3, id="steps of milliseconds"),
-        pytest.param({SLEEP: 300e-6, WORKERS_SPIN: 280e-6, BOTH_SPIN: 250e-6}, BOTH_SPIN_PINNED, 260e-6, id="short"),
-    ],
-)
-def test_two_workers_that_share_a_core_are_detected_and_pinned(apart, pinned, both_pinned):
-    """Some kernels wake both sleepers on one core for seconds: unpinned, each batch then takes twice as long."""
-    tuner = WaitTuner(may_spin=True, may_pin=True)
-    cost = {**dict.fromkeys((*WITH_CORES, WORKERS_SPIN_PINNED), 10e-3), **apart, pinned: both_pinned}
-    clock, _ = run(tuner, cost, 0.0, 3.0)
-    clock, taken = run(tuner, cost, clock, 2.0)
-    best = min(apart, key=apart.__getitem__)
-    assert max(taken, key=taken.__getitem__) == best, "no reason to pin yet"
-
-    together = {**cost, **{strategy: 2 * seconds for strategy, seconds in apart.items()}}
-    clock, _ = run(tuner, together, clock, 2.5)
-    assert tuner.strategy is pinned, "found out within two and a half seconds"
-    begun = clock
-    clock, taken = run(tuner, together, clock, 10.0)
-    assert clock - begun < 1.06 * sum(taken.values()) * both_pinned, "and left, but for trials"
-
-    clock, _ = run(tuner, cost, clock, 20.0)
-    _, taken = run(tuner, cost, clock, 5.0)
-    assert max(taken, key=taken.__getitem__) == best, "taken again once they wake apart"
 
 
 def test_trying_other_wait_modes_costs_less_than_five_percent():
