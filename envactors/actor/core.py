@@ -21,7 +21,7 @@ from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, Entry, Group, Request, RequestTable, shortest_deadline
-from envactors.actor.signal_deferral import DeferredCalls, StateChange
+from envactors.actor.signal_deferral import DeferredCalls, StateChange, defer_signals
 from envactors.actor.states import CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason, Phase
 from envactors.actor.timers import Timers
 from envactors.errors import ActorClosedError, ActorError, copy_error
@@ -214,7 +214,7 @@ class ActorCore:
 
     def histograms(self) -> Histograms:
         """Return how long steps and resets have taken since the first call of this, which begins to count."""
-        with self.lock:
+        with defer_signals, self.lock:
             if self._times is None:
                 self.begin_timing()
             assert self._times is not None, "just set"

@@ -22,6 +22,7 @@ from envactors.actor.engine import Launcher
 from envactors.actor.exit_decision import Next, RestartTracker, decide, decide_call
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.requests import CallRequest, Request
+from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason
 from envactors.backends.base import Backend, Worker
 from envactors.errors import ActorError, copy_error
@@ -124,7 +125,7 @@ class Lifecycle:
         """Start a worker, once per `begin_launch`: in the launcher's thread, or in the caller's if it is in-process."""
         core, config = self._core, self._core.config
         worker, refusal = None, None
-        with core.lock:
+        with defer_signals, core.lock:
             due = core.phase is LAUNCHING
             self._launched = time.monotonic()  # not when it was queued behind others
             if due and config.deadlines.start is not None and config.backend.kills:

@@ -141,7 +141,7 @@ class ActorPool(Generic[T_co]):
         """
         name = method_name(method)
         future = PoolFuture(self, Call(0, name, args, kwargs))
-        with self._lock:
+        with defer_signals, self._lock:
             if self._is_closed:
                 raise ActorClosedError(f"cannot submit {name!r}: the pool is closed")
             self._waiting.append(future)
@@ -194,7 +194,7 @@ class ActorPool(Generic[T_co]):
                 deadline.
         """
         check_timeout(timeout, "close(timeout=...)")
-        with self._lock:
+        with defer_signals, self._lock:
             self._is_closed = True
             waiting = list(self._waiting)
         for future in waiting:
@@ -206,7 +206,7 @@ class ActorPool(Generic[T_co]):
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is None:
-            with self._lock:
+            with defer_signals, self._lock:
                 waiting = list(self._waiting)
             wait(waiting)
         self.close()
@@ -216,7 +216,7 @@ class ActorPool(Generic[T_co]):
 
     def release(self, future: PoolFuture) -> None:
         """Note that the actor of a call is idle again; may be called again for the same call."""
-        with self._lock:
+        with defer_signals, self._lock:
             actor = self._running.get(future)
             if actor is not None:
                 self._idle[actor] = None
@@ -224,7 +224,7 @@ class ActorPool(Generic[T_co]):
 
     def withdraw(self, future: PoolFuture) -> bool:
         """Remove a call from the queue; return False if it was assigned to an actor already."""
-        with self._lock:
+        with defer_signals, self._lock:
             if future not in self._waiting:
                 return False
             self._waiting.remove(future)
@@ -239,7 +239,7 @@ class ActorPool(Generic[T_co]):
 
     def _match(self) -> tuple[PoolFuture, ActorHandle] | None:
         """Take the next call out of the queue, and return it with the actor that is to run it."""
-        with self._lock:
+        with defer_signals, self._lock:
             if self._is_closed or not self._waiting or not self._idle:
                 return None
             # If no idle actor can run calls any more, the call gets the error of a dead one.

@@ -79,7 +79,7 @@ class Supervisor:
     def state(self) -> ActorState:
         """Its state. Reading it has no side effects, since debuggers do so at any moment."""
         core = self.core
-        with core.lock:
+        with defer_signals, core.lock:
             phase, call = core.phase, core.table.running
             if phase is CLOSED or (phase is ENDING and core.reason is EndReason.CLOSE):
                 return ActorState.CLOSED
@@ -121,7 +121,7 @@ class Supervisor:
 
     def stacks(self, timeout: float) -> str:
         """Return the stacks of the worker's threads, or a line that says why there are none."""
-        with self.core.lock:
+        with defer_signals, self.core.lock:
             process = self.core.process
             asked = None if process is None or process.at_end else process.worker.ask_stacks()
         if asked is None:
@@ -297,7 +297,7 @@ class Supervisor:
             self.reactor.post(job)
 
     def _release(self) -> None:
-        with self.core.lock:
+        with defer_signals, self.core.lock:
             self.calls.rows = None  # with the memory of its vector
         self.config.backend.release(self.config.env_vars)
         self.closed.set()

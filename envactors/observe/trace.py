@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from envactors.actor import engine, recording
 from envactors.actor.core import ActorCore
 from envactors.actor.process import ActorProcess
+from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.supervisor import Supervisor
 from envactors.mailbox.control_page import TIMED
 from envactors.mailbox.durations import METHOD_RESET
@@ -128,7 +129,7 @@ class Trace:
                 self.on_vector(statistics)
         for member in sorted(_supervisors(), key=lambda member: member.config.first_index):
             self._track(member.core)
-            with member.core.lock:
+            with defer_signals, member.core.lock:
                 member.core.begin_timing()
                 if (process := member.core.process) is not None:
                     self._seen[process] = process.page.spans.written  # those before do not belong to this trace
@@ -142,7 +143,7 @@ class Trace:
         self._collector.join()
         recording.recorder = None
         for member in _supervisors():
-            with member.core.lock:
+            with defer_signals, member.core.lock:
                 self._take_rows(member.core, member.core.process)
                 member.core.begin_timing()  # from now on only how long steps take is of interest
         for statistics in all_statistics():

@@ -16,6 +16,7 @@ from typing import Any, Generic
 
 from envactors.actor.handle import ActorHandle, close_all
 from envactors.actor.launch import launch
+from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.type_variables import T_co
 from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, ActorTimeoutError
@@ -341,7 +342,7 @@ class SessionPool(Generic[T_co]):
         return self._read_stats()
 
     def _read_stats(self) -> SessionStats:
-        with self._lock:
+        with defer_signals, self._lock:
             places = self._places
             return self._books.stats(len(places.waiting), places.count(Phase.LEASED), places.count(Phase.READY))
 

@@ -257,7 +257,7 @@ class Stepper:
         """
         is_whole = step.envs is self.all
         if is_whole:
-            with self._lock:
+            with defer_signals, self._lock:
                 if step is not self._step:
                     return None
                 self._step = None

@@ -16,6 +16,8 @@ from envactors.worker.main import Server
 from simulation.memory import Memory, PageCells
 from simulation.world import Event, Fiber, Killed, World
 
+# How likely a process cannot be started.
+REFUSALS = 0.02
 # The process id of the first process; those after it have the numbers that follow.
 FIRST_PID = 10_000
 _SEGFAULT = ExitStatus(None, signal.SIGSEGV)
@@ -301,7 +303,7 @@ class SimulatedBackend(Backend):
 
     def launch(self, name: str, env_vars: Mapping[str, str], memory: Memory | None, envs: int = 1) -> Process:
         del env_vars
-        if self._world.chance(0.02):
+        if self._world.chance(REFUSALS):
             self._world.note(f"{name} cannot be started")
             self._world.troubles += 1
             raise OSError(11, "no process can be started")

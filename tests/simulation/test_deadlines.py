@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+
 import pytest
 
 import envactors as ea
 from envactors.testing import EchoEnv
+from simulation import processes
 from simulation.envs import Misbehaving
 from simulation.installation import installed
 from simulation.processes import SimulatedBackend
@@ -29,13 +33,18 @@ class Hanging(Misbehaving, EchoEnv):
 
 
 @pytest.fixture(params=range(5))
-def world(request):
+def world(request, monkeypatch):
     world = World(request.param)
+    monkeypatch.setattr(processes, "REFUSALS", 0.0)
+    gc.disable()  # finalizers do not run in simulated processes
+    logging.disable()
     with installed(world):
         try:
             yield world
         finally:
             world.end()
+            gc.enable()
+            logging.disable(logging.NOTSET)
 
 
 def pass_deadline(world, actor):
