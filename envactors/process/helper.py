@@ -8,6 +8,7 @@ as long as the helper.
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import socket
 import subprocess
@@ -19,6 +20,8 @@ from typing import Final, Generic, TypeVar
 _PATIENCE: Final = 1.0
 # How long to wait before a process is replaced, in seconds, so that one that always fails leaves the core to others.
 _PAUSE: Final = 0.2
+# How many processes may end, one after the other, before the thread that waits for one has seen it.
+_MOST_LOST: Final = 10
 
 
 class HelperProcess:
@@ -113,17 +116,25 @@ class Helper(Generic[ProcessT]):
             lost: A process that no longer answers. It is killed, and the next one is returned.
 
         Raises:
+            ConnectionError: The helper is stopping, or process after process has ended at once.
             Exception: The process could not be started.
         """
         with self._changed:
             if lost is not None and self._running is lost:
                 lost.kill()
                 self._running = None
-            attempts = self._attempts
-            self._changed.wait_for(lambda: self._running is not None or self._attempts > attempts or self._is_stopping)
-            if self._running is None:
-                raise self._error or ConnectionError("the helper process has ended")
-            return self._running
+            first = self._attempts
+            for seen in range(first, first + _MOST_LOST):
+                self._changed.wait_for(functools.partial(self._has_news, seen))
+                if self._running is not None:
+                    return self._running
+                if self._is_stopping or self._error is not None:
+                    raise self._error or ConnectionError("the helper process has ended")
+            raise ConnectionError(f"the helper process has ended {_MOST_LOST} times in a row just after it was started")
+
+    def _has_news(self, seen: int) -> bool:
+        """Return whether the process runs, or more starts than ``seen`` were attempted."""
+        return self._running is not None or self._attempts > seen or self._is_stopping
 
     def hang_up(self) -> None:
         """Tell the process to end, and do not replace it."""
