@@ -144,12 +144,11 @@ class ActorProcess:
 
     def watch_doorbell(self, on_ring: Callable[[], None] | None) -> None:
         """Have rings handled by the thread that reads replies; None stops that."""
-        if on_ring is not None:
-            self.on_ring = on_ring
+        self.on_ring = on_ring
+        if on_ring is None:
+            self._reactor.unwatch_bell(self.page.to_parent)
+        else:
             self._reactor.watch_bell(self.page.to_parent, on_ring)  # also if it should be: an interrupt may have come
-        elif self.on_ring is not None:
-            self._reactor.unwatch_bell(self.page.to_parent, self.on_ring)
-            self.on_ring = None
 
     def flush(self) -> None:
         """Write what did not fit before, as far as the channel has room."""

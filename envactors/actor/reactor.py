@@ -69,7 +69,7 @@ class Reactor:
             self._nudge.fileno(): lambda _mask: self._nudge.clear(),
         }
         # What is called when a doorbell rings, and the lock that guards changes.
-        self._bells: dict[Doorbell, list[Callable[[], None]]] = {}
+        self._bells: dict[Doorbell, Callable[[], None]] = {}
         self._watch_lock = threading.RLock()
         # Raised by `unwatch`: the descriptor's number may be reused, so that events polled before are stale.
         self._generation = 0
@@ -127,30 +127,20 @@ class Reactor:
     def watch_bell(self, bell: Doorbell, on_ring: Callable[[], None]) -> None:
         """Call ``on_ring()`` in the thread that reads replies when a doorbell rings, which others may watch, too."""
         with self._watch_lock:
-            callbacks = self._bells.setdefault(bell, [])
-            if on_ring not in callbacks:  # where an interrupt has left it
-                callbacks.append(on_ring)
-            self._reply_handlers[bell.fileno()] = lambda _mask: self._on_ring(bell)
+            self._bells[bell] = on_ring
+            self._reply_handlers[bell.fileno()] = lambda _mask: on_ring()
             bell.register(self._replies)
 
-    def unwatch_bell(self, bell: Doorbell, on_ring: Callable[[], None]) -> None:
-        """Stop what `watch_bell` has begun."""
+    def unwatch_bell(self, bell: Doorbell) -> None:
+        """Stop watching a doorbell of `watch_bell`, if it is watched."""
         with self._watch_lock:
-            callbacks = self._bells.get(bell, [])
-            if on_ring in callbacks:  # unless an interrupt has kept it from being watched
-                callbacks.remove(on_ring)
-            if not callbacks:
-                self._bells.pop(bell, None)
+            if self._bells.pop(bell, None) is not None:
                 self._reply_handlers.pop(bell.fileno(), None)
                 bell.unregister(self._replies)
 
-    def _on_ring(self, bell: Doorbell) -> None:
-        for on_ring in tuple(self._bells.get(bell, ())):
-            on_ring()
-
     def _hear_all(self) -> None:
         """Act as if all doorbells had rung: an interrupt may have come between a ring, told once, and its handler."""
-        for on_ring in [on_ring for callbacks in self._bells.copy().values() for on_ring in tuple(callbacks)]:
+        for on_ring in self._bells.copy().values():
             self.logs.run(on_ring)
 
     def want_write(self, fd: int, wanted: bool) -> None:

@@ -19,7 +19,6 @@ from envactors.options import is_int
 from envactors.process import reaper, starting
 from envactors.process.bootstrap import STACKS_FILE, Descriptors
 from envactors.process.descriptor_limit import DESCRIPTOR_LIMIT
-from envactors.process.doorbells import DOORBELLS
 from envactors.process.fork_server import FORK_SERVERS, Settings
 from envactors.process.interpreters import code_tag
 from envactors.process.reaping import REAPER
@@ -27,6 +26,7 @@ from envactors.process.stacks import ProcessStacks
 from envactors.system.choice import PORTABLE, SYSTEM, VARIABLE
 from envactors.system.cpus import cores
 from envactors.system.memory import SharedFile
+from envactors.system.polling import Doorbell
 from envactors.system.processes import SIGKILL, Process, fixed_layout
 from envactors.system.sockets import open_pair
 
@@ -208,13 +208,13 @@ class ProcessWorker(Worker):
             out_r, out_w = _pipe(ours, theirs)
             err_r, err_w = _pipe(ours, theirs)
             self.outputs: list[tuple[Stream, int]] = [("stdout", out_r), ("stderr", err_r)]
-            bells = DOORBELLS.take()
-            ours.callback(DOORBELLS.give_back, bells)
+            to_worker = ours.enter_context(contextlib.closing(Doorbell()))
+            to_parent = ours.enter_context(contextlib.closing(Doorbell()))
             page = theirs.enter_context(contextlib.closing(SharedFile("envactors-page")))
-            self.page: ControlPage = ControlPage(page.extend(page_size(envs))[1], *bells)
+            self.page: ControlPage = ControlPage(page.extend(page_size(envs))[1], to_worker, to_parent)
             self._stacks = SharedFile(STACKS_FILE) if PORTABLE else None
             stacks = None if self._stacks is None else self._stacks.fileno()
-            rung = bells.to_worker.fileno(), bells.to_parent.ringer()
+            rung = to_worker.fileno(), to_parent.ringer()
             self._process = start(Descriptors(channel, out_w, err_w, page.fileno(), *rung, slab, stacks))
             REAPER.watch(tag, self._process.pid)
             DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it gets the factories

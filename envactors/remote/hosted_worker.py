@@ -101,6 +101,7 @@ class HostedWorker:
         self._link.send(Record(RecordKind.LAUNCHED, self.worker_id, call_id=worker.pid))
         watches.add(self._channel.fileno(), self._on_channel)
         watches.add(worker.sentinel, lambda _mask: self._finish())
+        watches.add_bell(self._page.to_parent, self._on_bell)
         for stream, fd in worker.outputs:
             watches.add(fd, lambda _mask, stream=stream, fd=fd: self._on_output(stream, fd))  # type: ignore[misc]
 
@@ -121,11 +122,6 @@ class HostedWorker:
             self._worker.kill()
             text = f"envactors agent: this worker was ended: {why}\n".encode(errors="replace")
             self._link.send(Record(RecordKind.OUTPUT, self.worker_id, text, STREAM_CODES["stderr"]))
-
-    @property
-    def bell(self) -> int:
-        """The descriptor of the doorbell that it rings, which other workers may share."""
-        return self._page.to_parent.fileno()
 
     @property
     def is_busy(self) -> bool:
@@ -278,6 +274,10 @@ class HostedWorker:
                 record = Record(RecordKind.RESULTS, self.worker_id, payload, incarnation=self._overflows, call_id=ended)
                 self._link.send(record)
 
+    def _on_bell(self, _mask: int) -> None:
+        with self.serving():
+            self.send_results()
+
     def _on_channel(self, mask: int) -> None:
         with self.serving():
             if mask & WRITABLE:
@@ -346,6 +346,7 @@ class HostedWorker:
                     mirrored.take_back(rows)  # the next worker must not run these requests
         watches.remove(self._channel.fileno())
         watches.remove(worker.sentinel)
+        watches.remove_bell(self._page.to_parent)
         progress = None
         with self.serving():
             for stream, fd in worker.outputs:

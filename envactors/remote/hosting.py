@@ -192,17 +192,10 @@ class Hosting:
         with worker.serving():
             worker.set_lease(self._lease)
             worker.introduce()
-            self._watches.add_bell(started.page.to_parent, functools.partial(self._on_bell, worker.bell))
         if (why := self._broken_memories.get(order.memory_id)) is not None:
             worker.end_because(why)
         for record in early:
             worker.on_record(record)
-
-    def _on_bell(self, bell: int, _mask: int) -> None:
-        for worker in tuple(self.workers.values()):
-            if worker.bell == bell:
-                with worker.serving():
-                    worker.send_results()
 
     def _forget(self, worker: HostedWorker) -> None:
         del self.workers[worker.worker_id]

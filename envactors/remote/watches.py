@@ -29,9 +29,14 @@ class Watches:
         self._poller.add(fd)
 
     def add_bell(self, bell: Doorbell, handler: Callable[[int], None]) -> None:
-        """Call a function for each ring of a doorbell, until it is closed."""
+        """Call a function for each ring of a doorbell."""
         self._handlers[bell.fileno()] = handler
         bell.register(self._poller)
+
+    def remove_bell(self, bell: Doorbell) -> None:
+        """Stop listening to a doorbell."""
+        self._handlers.pop(bell.fileno(), None)
+        bell.unregister(self._poller)
 
     def remove(self, fd: int) -> None:
         """Stop watching a descriptor, if it is watched."""

@@ -1,8 +1,10 @@
-"""The limit of file descriptors: raised when it is needed, given back in workers, and refused where it is too low."""
+"""How many file descriptors an actor takes, and their limit: raised if needed, and given back in workers."""
 
 from __future__ import annotations
 
 from helpers import run_script
+
+from envactors.system.choice import PORTABLE
 
 ENV = """
 import logging, os, resource, sys, time
@@ -40,7 +42,7 @@ with ea.spawn(Env) as first:
     assert line.startswith("envactors raised the limit of open file descriptors from 250 to 1274, since ")
 
 
-def test_two_hundred_actors_fit_below_the_usual_limit():
+def test_two_hundred_actors_fit_where_the_usual_limit_is_soft():
     done = run_script(
         ENV
         + """
@@ -75,3 +77,24 @@ with ea.ActorPool(Env, 3) as pool:
     assert done.stderr == ""
     assert "file descriptors are open" in done.stdout
     assert "are wanted to start another worker, and 250 are allowed: raise the hard limit (ulimit -Hn)" in done.stdout
+
+
+def test_an_actor_takes_few_descriptors(run_warm):
+    done = run_warm(
+        """
+        import envactors as ea
+        from envactors.system.descriptors import count_descriptors
+
+        class Env:
+            def ping(self):
+                return 1
+
+        with ea.ActorPool(Env, 10) as first:
+            [actor.ping().result(30) for actor in first.actors]
+            before = count_descriptors()
+            with ea.ActorPool(Env, 10) as second:
+                [actor.ping().result(30) for actor in second.actors]
+                print((count_descriptors() - before) / 10)
+        """
+    )
+    assert (done.stdout, done.stderr) == ("10.0\n" if PORTABLE else "6.0\n", "")

@@ -58,7 +58,7 @@ class Loop:
         self._world = world
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._reply_handlers: dict[int, Callable[[int], None]] = {}
-        self._bells: dict[Bell, list[Callable[[], None]]] = {}
+        self._bells: dict[Bell, Callable[[], None]] = {}
         # What has deadlines, and until when the reactor would sleep, for all that it knows of those.
         self._timed: dict[Any, None] = {}
         self._wakes_at = _NEVER
@@ -95,16 +95,10 @@ class Loop:
         (self._writable.add if wanted else self._writable.discard)(fd)
 
     def watch_bell(self, bell: Bell, on_ring: Callable[[], None]) -> None:
-        callbacks = self._bells.setdefault(bell, [])
-        if on_ring not in callbacks:
-            callbacks.append(on_ring)
+        self._bells[bell] = on_ring
 
-    def unwatch_bell(self, bell: Bell, on_ring: Callable[[], None]) -> None:
-        callbacks = self._bells.get(bell, [])
-        if on_ring in callbacks:
-            callbacks.remove(on_ring)
-        if not callbacks:
-            self._bells.pop(bell, None)
+    def unwatch_bell(self, bell: Bell) -> None:
+        self._bells.pop(bell, None)
 
     def make_wait_set(self) -> WaitSet:
         return WaitSet()
@@ -240,8 +234,8 @@ class Loop:
     def _hear(self, bell: Bell) -> None:
         if self._world.chance(0.9):  # else it is heard once more
             bell.clear()
-        for on_ring in tuple(self._bells.get(bell, ())):
-            self._serve(on_ring)
+        if bell in self._bells:
+            self._serve(self._bells[bell])
         for wait in self._waits:
             wait.is_woken |= bell in wait.bells
 

@@ -289,8 +289,6 @@ class Inbox(Readable):
 class ControlledDoorbell(Readable):
     """Replaces `envactors.system.polling.Doorbell`."""
 
-    is_shareable = True
-
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._has_rung = False

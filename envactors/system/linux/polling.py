@@ -55,12 +55,7 @@ class Doorbell(BaseDoorbell):
 
     Args:
         fd: The descriptor of a doorbell of another process; None to make a new one.
-
-    Attributes:
-        is_shareable: Whether several processes can hear one doorbell.
     """
-
-    is_shareable = True
 
     def __init__(self, fd: int | None = None) -> None:
         fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if fd is None else fd

@@ -120,12 +120,7 @@ class Doorbell(BaseDoorbell):
 
     Args:
         fd: A descriptor from another process, which can either be rung or heard; None to make a new doorbell.
-
-    Attributes:
-        is_shareable: Whether several processes can hear one doorbell.
     """
-
-    is_shareable = False
 
     def __init__(self, fd: int | None = None) -> None:
         hearing, ringing = _bell_pair() if fd is None else (fd, fd)
