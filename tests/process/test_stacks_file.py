@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from helpers import SOON, Counter, park
+from helpers import SOON, Counter, park, wait_until
 
 import envactors as ea
 from envactors.system.choice import PORTABLE
@@ -29,6 +29,7 @@ def size_of_stacks(pid):
 def test_the_stacks_of_a_worker_take_a_bounded_amount_of_memory():
     with ea.spawn(Crowd) as actor:
         actor.gather(30).result(SOON)
+        wait_until(lambda: actor.stacks(SOON).count("in park") == 30)
         lengths = []
         for _ in range(40):
             lengths.append(len(actor.stacks(SOON)))
