@@ -26,8 +26,9 @@ from budget import LONG, examples
 from helpers import FORK_SERVER, kept_fork_server
 from hypothesis import HealthCheck, settings
 from portable import why_not_portable
+from program_server import ProgramServer
 from slow import is_slow
-from warm import warm_interpreter
+from warm import OF_SCRIPTS, warm_interpreter
 
 from envactors import backends
 from envactors.remote import local_nodes
@@ -168,6 +169,14 @@ def agent_server(request):
     modules = {item.module for item in request.session.items}
     names = {module.__name__ for module in modules if starts_nodes(module)} - OF_FRAMEWORKS
     server = AgentServer(["helpers", *sorted(names)])
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def program_server(helper_processes):
+    """Starts the interpreter from which programs are forked to which it does not matter how they start."""
+    server = ProgramServer("-W", "error", modules=OF_SCRIPTS)
     yield server
     server.close()
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
-import sys
 import threading
 
 from helpers import SOON
@@ -38,18 +36,12 @@ def monitor_threads():
 
 
 @contextlib.contextmanager
-def program(code, *arguments, **environment):
+def program(server, code, *arguments, **environment):
     """A program that runs until its input ends, and its first line."""
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    ) as process:
+    with server.start(code, [*map(str, arguments)], {**os.environ, **environment}) as process:
         try:
             yield process, process.stdout.readline().strip()
-            if process.poll() is None:
-                process.communicate(timeout=SOON)
+            process.stdin.close()
+            process.wait(SOON)
         finally:
             process.kill()

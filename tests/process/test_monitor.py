@@ -361,9 +361,9 @@ def test_the_same_path_twice_shares_the_socket(path):
         ask(path, SNAPSHOT)
 
 
-def test_the_socket_of_a_program_that_was_killed_is_replaced(path):
+def test_the_socket_of_a_program_that_was_killed_is_replaced(path, program_server):
     code = "import envactors as ea, sys; m = ea.monitor(sys.argv[1]); print(m.path, flush=True); sys.stdin.read()"
-    with program(code, path) as (other, _):
+    with program(program_server, code, path) as (other, _):
         with pytest.raises(FileExistsError):
             ea.monitor(path)
         assert pid_of(path) == other.pid

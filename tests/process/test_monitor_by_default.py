@@ -46,11 +46,11 @@ def runtime(directory, monkeypatch):
     return directory / "envactors"
 
 
-def test_every_program_with_actors_answers_unless_monitoring_is_off(runtime):
+def test_every_program_with_actors_answers_unless_monitoring_is_off(runtime, program_server):
     with (
-        program(MONITORED, "process") as (_, one),  # whose workers are no programs
-        program(MONITORED, "thread", ENVACTORS_MONITOR="1") as (_, two),
-        program(MONITORED, "thread", ENVACTORS_MONITOR="0"),
+        program(program_server, MONITORED, "process") as (_, one),  # whose workers are no programs
+        program(program_server, MONITORED, "thread", ENVACTORS_MONITOR="1") as (_, two),
+        program(program_server, MONITORED, "thread", ENVACTORS_MONITOR="0"),
     ):
         assert running_programs() == sorted([int(one), int(two)])
         for pid in (one, two):
@@ -95,9 +95,9 @@ def test_a_monitor_of_the_programs_own_outlives_its_actors(runtime):
     assert not monitor.path.exists()
 
 
-def test_sockets_of_killed_programs_are_removed_by_the_next_program_and_by_a_command(runtime):
+def test_sockets_of_killed_programs_are_removed_by_the_next_program_and_by_a_command(runtime, program_server):
     for remove in (running_programs, lambda: ea.spawn(Counter, backend="thread").close()):
-        with program(MONITORED, "thread") as (process, pid):
+        with program(program_server, MONITORED, "thread") as (process, pid):
             process.kill()
             process.wait(SOON)
         left = runtime / f"{pid}.sock"
@@ -193,8 +193,8 @@ def test_a_program_works_without_a_descriptor_for_the_socket(monkeypatch, runtim
         assert actor.add(3).result(SOON) == 3
 
 
-def test_a_client_that_waits_does_not_hold_up_the_exit(runtime):
-    with program(MONITORED, "process") as (process, pid):
+def test_a_client_that_waits_does_not_hold_up_the_exit(runtime, program_server):
+    with program(program_server, MONITORED, "process") as (process, pid):
         path = runtime / f"{pid}.sock"
         for actor in ask(path, SNAPSHOT)["actors"]:
             os.kill(actor["pid"], signal.SIGSTOP)
@@ -207,4 +207,3 @@ def test_a_client_that_waits_does_not_hold_up_the_exit(runtime):
             assert time.monotonic() - begun < promised(9.0)
             assert read_all(client) == read_all(silent) == b""
         assert not path.exists()
-        process.stdin = None

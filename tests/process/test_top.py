@@ -104,21 +104,13 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(runtime, **environment):
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), **environment}
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
+def running(server, runtime, **environment):
+    with server.start(PROGRAM, (), {**os.environ, "XDG_RUNTIME_DIR": str(runtime), **environment}) as process:
         program = None
         try:
             program = Running(process)
             yield program
-            if process.stdin is not None:
-                process.stdin.close()
+            process.stdin.close()
             process.wait(SOON)
         finally:
             for pid in [process.pid, *(program.workers if program else [])]:
@@ -136,14 +128,14 @@ def runtime(monkeypatch):
 
 
 @pytest.fixture
-def program(runtime):
-    with running(runtime) as program:
+def program(runtime, program_server):
+    with running(program_server, runtime) as program:
         yield program
 
 
 @pytest.fixture(scope="module")
-def standing_program():
-    with tempfile.TemporaryDirectory(prefix="ea") as path, running(path) as program:
+def standing_program(program_server):
+    with tempfile.TemporaryDirectory(prefix="ea") as path, running(program_server, path) as program:
         yield path, program
 
 
@@ -258,9 +250,9 @@ def test_stacks_of_all_and_of_one(standing, run):
     standing.check_steps()
 
 
-def test_a_program_is_found_by_the_path_of_its_socket(runtime, run):
+def test_a_program_is_found_by_the_path_of_its_socket(runtime, run, program_server):
     path = runtime / "own.sock"
-    with running(runtime, ENVACTORS_MONITOR="0") as program:
+    with running(program_server, runtime, ENVACTORS_MONITOR="0") as program:
         program.do(f"monitor = ea.monitor({str(path)!r})")
         assert run("top", path).stdout.startswith(f"program {program.pid} ")
         assert run("stacks", path).stdout.count("====") == 4
@@ -271,8 +263,8 @@ def test_a_program_is_found_by_the_path_of_its_socket(runtime, run):
         )
 
 
-def test_several_programs(standing, run):
-    with running(os.environ["XDG_RUNTIME_DIR"]) as other:
+def test_several_programs(standing, run, program_server):
+    with running(program_server, os.environ["XDG_RUNTIME_DIR"]) as other:
         tables = run("top", "--once")
         assert tables.returncode == 0
         assert re.findall(r"^program (\d+)", tables.stdout, re.MULTILINE) == [
@@ -603,8 +595,8 @@ def test_a_program_that_ends_while_it_is_watched(program, how):
     assert left in [f"program {program.pid} {end}\n" for end in wanted.get(how, ["has ended"])]
 
 
-def test_one_of_several_is_chosen(runtime):
-    with running(runtime) as one, running(runtime) as two, terminal() as top:
+def test_one_of_several_is_chosen(runtime, program_server):
+    with running(program_server, runtime) as one, running(program_server, runtime) as two, terminal() as top:
         first, second = sorted([one, two], key=lambda program: program.pid)
         lines = top.wait_for(
             lambda lines: all(re.search(rf"\b{p.pid} +1 +2 +0 ", "\n".join(lines)) for p in (one, two))
