@@ -224,12 +224,13 @@ def _answer(request: dict[str, Any], closing: threading.Event) -> dict[str, Any]
     if what == "stacks":
         # Compared before it is converted: an integer may be too large for a float.
         seconds = float(max(0, min(timeout, _LONGEST_WAIT))) if isinstance(timeout, (int, float)) else 1.0
-        return {"actors": _stacks(find_actors(name, key), seconds, closing)}
+        stacks = _stacks(find_actors(name, key), seconds, closing)
+        return None if stacks is None else {"actors": stacks}
     return None
 
 
-def _stacks(actors: list[Supervisor], seconds: float, closing: threading.Event) -> list[dict[str, Any]]:
-    """Return the stacks of actors, read in parallel; none if the monitor is closed meanwhile.
+def _stacks(actors: list[Supervisor], seconds: float, closing: threading.Event) -> list[dict[str, Any]] | None:
+    """Return the stacks of actors, read in parallel; None if the monitor is closed meanwhile.
 
     An executor would not do: the interpreter waits for its threads when it exits.
     """
@@ -257,7 +258,7 @@ def _stacks(actors: list[Supervisor], seconds: float, closing: threading.Event) 
     for _ in threads:
         while not done.acquire(timeout=_REST):
             if closing.is_set():
-                return []
+                return None
     return [{**_identity(actor), "stacks": found.get(number, "")} for number, actor in enumerate(actors)]
 
 

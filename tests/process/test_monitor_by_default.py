@@ -7,6 +7,7 @@ import signal
 import socket
 import stat
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from monitoring import ask, connect, monitor_threads, program, read_all
 from warm import warm_interpreter
 
 import envactors as ea
+from envactors.observe import monitor
 from envactors.observe.programs import running_programs
 from envactors.testing import EchoEnv
 
@@ -207,3 +209,16 @@ def test_a_client_that_waits_does_not_hold_up_the_exit(runtime, program_server):
             assert time.monotonic() - begun < promised(9.0)
             assert read_all(client) == read_all(silent) == b""
         assert not path.exists()
+
+
+def test_a_monitor_that_closes_sends_no_stacks_instead_of_an_empty_list(monkeypatch):
+    gate, closing = threading.Event(), threading.Event()
+
+    class Stopped:
+        def stacks(self, timeout):
+            gate.wait(timeout)
+
+    monkeypatch.setattr(monitor, "find_actors", lambda *_: [Stopped()])
+    closing.set()
+    assert monitor._answer({"get": "stacks", "timeout": 10.0}, closing) is None
+    gate.set()
