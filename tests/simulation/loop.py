@@ -121,6 +121,10 @@ class Loop:
             if wait.key is key:
                 wait.is_woken = True
 
+    def sleeps_for(self, key: Hashable) -> bool:
+        """Return whether a thread waits for something and was not woken."""
+        return any(wait.key is key and not wait.is_woken for wait in self._waits)
+
     def is_current_thread(self) -> bool:
         return self._world.context == "reactor"
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from envactors.system.cpus import usable_cores
 from simulation.forks import run_forked
 from simulation.history import run_histories
 from simulation.mutants import Mutant
@@ -68,24 +70,20 @@ class Search:
 
     def _see_reached(self, seeds: range) -> dict[int, list[int]]:
         """Return the seeds of the histories that come to each of the bugs that were not found."""
-        pieces = [seeds[start : start + _MOST_PER_TASK] for start in range(0, len(seeds), _MOST_PER_TASK)]
+        numbers = [number for number in range(len(self._mutants)) if number not in self.found]
+        size = min(_MOST_PER_TASK, -(-len(seeds) // usable_cores()))
+        pieces = [seeds[start : start + size] for start in range(0, len(seeds), size)]
         reaching: dict[int, list[int]] = collections.defaultdict(list)
-        for piece, seen in sorted(run_forked(self._see, pieces), key=lambda ended: ended[0].start):
-            for seed, (numbers, violation) in zip(piece, seen, strict=True):
+        # The processes inherit the probes.
+        with watched([self._mutants[number] for number in numbers]) as reached:
+            ended = list(run_forked(functools.partial(_see, reached=reached), pieces))
+        for piece, seen in sorted(ended, key=lambda each: each[0].start):
+            for seed, (positions, violation) in zip(piece, seen, strict=True):
                 if violation is not None:
                     raise Violation(f"seed {seed}, without a bug: {violation}")
-                for number in numbers - self.found.keys():
-                    reaching[number].append(seed)
+                for position in positions:
+                    reaching[numbers[position]].append(seed)
         return reaching
-
-    def _see(self, seeds: range) -> list[tuple[set[int], Violation | None]]:
-        """Run histories without a bug; return which bugs each one comes to, and what it violates."""
-        seen = []
-        with watched(self._mutants) as reached:
-            for _, violation in run_histories(seeds):
-                seen.append((set(reached), violation))
-                reached.clear()
-        return seen
 
     def _find(self, reaching: dict[int, list[int]]) -> Iterator[int]:
         """Run histories with the bugs that they come to; yield the number of each bug as it is found."""
@@ -106,3 +104,12 @@ class Search:
                 if violation is not None:
                     return f"seed {seed}: {violation}"
         return None
+
+
+def _see(seeds: range, reached: set[int]) -> list[tuple[set[int], Violation | None]]:
+    """Run histories without a bug; return which bugs each one comes to, and what it violates."""
+    seen = []
+    for _, violation in run_histories(seeds):
+        seen.append((set(reached), violation))
+        reached.clear()
+    return seen
