@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from simulation import stacks
 from simulation.history import run_histories, run_history
 from simulation.mutants import MUTANTS
 from simulation.reach import watched
@@ -57,13 +56,3 @@ def test_a_history_is_decided_by_its_seed():
         run_history(5, trace.append)
     assert traces[0] == traces[1]
     assert len(traces[0]) > 50
-
-
-@pytest.mark.parametrize("seed", [4, 5])
-def test_threads_and_greenlets_run_the_same_history(seed, monkeypatch):
-    pytest.importorskip("greenlet")
-    traces = []
-    for make_stack in (stacks.GreenletStack, stacks.ThreadStack):
-        monkeypatch.setattr(stacks, "make_stack", make_stack)
-        traces.append(trace_of(seed))
-    assert traces[0] == traces[1]

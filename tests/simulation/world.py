@@ -1,12 +1,13 @@
 """The simulated world: one virtual clock, and everything that can happen next, one of which a generator picks.
 
-The code of the library runs unchanged. What it runs on is simulated: processes are fibers of which one runs at a time,
+The code of the library runs unchanged. What it runs on is simulated: processes are threads of which one runs at a time,
 and which stop at each store to memory that two processes share; doorbells, channels, and ends of processes are events
 that come late, twice, or in another order; time passes only when the world says so.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import random
 import threading
@@ -14,8 +15,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
-
-from simulation import stacks
 
 # The most events of one history: one that takes longer goes round in circles.
 _MOST_EVENTS = 20_000
@@ -52,7 +51,7 @@ class Killed(BaseException):
 
 
 class Fiber:
-    """What a simulated process runs in, only while the world waits for it.
+    """A thread that runs only while the world waits for it.
 
     Args:
         world: The world.
@@ -62,13 +61,17 @@ class Fiber:
     def __init__(self, world: World, run: Callable[[], None]) -> None:
         self._world = world
         self._run = run
+        self._go = threading.Lock()
+        self._back = threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
         # How many more stores it makes until it is killed; None if it continues.
         self.stores_left: int | None = None
         # What it waits for; None while it can run.
         self.blocked_on: Callable[[], bool] | None = None
         self.is_killed = False
         self.ended = False
-        self._stack = stacks.make_stack(self._main)
+        _thread.start_new_thread(self._main, ())
 
     @property
     def can_run(self) -> bool:
@@ -79,11 +82,10 @@ class Fiber:
 
     def resume(self) -> None:
         """Let it run until it pauses or ends."""
-        world = self._world
-        before = world.fiber
-        world.fiber = self
-        self._stack.resume()
-        world.fiber = before
+        before, self._world.fiber = self._world.fiber, self
+        self._go.release()
+        self._back.acquire()
+        self._world.fiber = before
 
     def pause(self, until: Callable[[], bool] | None = None) -> None:
         """Called in the fiber: stop here, until the world resumes it.
@@ -93,12 +95,14 @@ class Fiber:
         """
         if not self.is_killed:
             self.blocked_on = until
-            self._stack.pause()
+            self._back.release()
+            self._go.acquire()
             self.blocked_on = None
         if self.is_killed:
             raise Killed
 
     def _main(self) -> None:
+        self._go.acquire()
         try:
             if not self.is_killed:
                 self._run()
@@ -108,6 +112,7 @@ class Fiber:
             self._world.errors.append(error)
         finally:
             self.ended = True
+            self._back.release()
 
 
 class World:
@@ -317,10 +322,7 @@ class World:
 
     def _get_ident(self) -> int:
         me = _get_ident()
-        if me != self._caller:
-            return me
-        # A greenlet has the id of the thread that resumes it.
-        return me + _CONTEXTS[self.context] if self.fiber is None else id(self.fiber)
+        return me + _CONTEXTS[self.context] if me == self._caller else me
 
     def end(self) -> None:
         """End all processes that are left."""
