@@ -127,10 +127,13 @@ class Launches:
     def launch(self, job, limit):
         self.queued.add(job)
 
-    def finish(self, job):
+    def withdraw(self, job):
         was_queued = job in self.queued
         self.queued.discard(job)
         return was_queued
+
+    def finish(self, job):
+        self.queued.discard(job)
 
 
 class PlayedActor:

@@ -57,14 +57,17 @@ class Launcher(CallbackExecutor):
             self.queued[job] = limit
         self.submit(self._run_queued)
 
-    def finish(self, job: Callable[[], None]) -> bool:
-        """Forget a job: its worker is ready, or will never be. Return whether the job was still queued."""
+    def withdraw(self, job: Callable[[], None]) -> bool:
+        """Take a job out of the queue, if it has not begun; return whether it was there. `finish` is to follow."""
         with self._lock:
-            was_queued = job in self.queued
+            return self.queued.pop(job, self) is not self
+
+    def finish(self, job: Callable[[], None]) -> None:
+        """Forget a job: its worker is ready, has ended, or will never be."""
+        with self._lock:
             self.queued.pop(job, None)
             self._starting.discard(job)
         self.submit(self._run_queued)
-        return was_queued
 
     def _run_queued(self) -> None:
         """Run the first jobs of the queue, as far as they may start now."""

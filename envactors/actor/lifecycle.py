@@ -176,8 +176,7 @@ class Lifecycle:
     def end(self, reason: EndReason) -> None:
         """End the process, or what is about to become one, for a reason of the parent's own."""
         core, process = self._core, self._core.process
-        coming = core.phase in (LAUNCHING, ENDING) and process is None and not self._launcher.finish(self.launch)
-        coming = coming and self._uncertain is None
+        coming = core.phase in (LAUNCHING, ENDING) and process is None and not self._launcher.withdraw(self.launch)
         core.phase, core.reason = ENDING, reason
         if process is not None:
             process.worker.kill()
@@ -187,7 +186,7 @@ class Lifecycle:
             core.process = None
             core.let_go(process)
             self._after_exit(process.drain_and_reap()[1])
-        elif not coming:
+        elif not coming or self._uncertain is not None:
             self._after_exit(ExitReport())
 
     def replace(self) -> None:

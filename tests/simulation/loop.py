@@ -273,11 +273,12 @@ class Launcher:
     def launch(self, job: Callable[[], None], limit: int | None) -> None:
         self.queued[job] = limit
 
-    def finish(self, job: Callable[[], None]) -> bool:
-        was_queued = job in self.queued
+    def withdraw(self, job: Callable[[], None]) -> bool:
+        return self.queued.pop(job, self) is not self
+
+    def finish(self, job: Callable[[], None]) -> None:
         self.queued.pop(job, None)
         self._starting.discard(job)
-        return was_queued
 
     @property
     def can_launch(self) -> bool:
