@@ -185,7 +185,7 @@ class Lifecycle:
             # It runs until its call ends; nobody waits for it.
             core.process = None
             core.let_go(process)
-            self._after_exit(process.drain_and_reap()[1])
+            self._after_exit(process.reap())
         elif not coming or self._uncertain is not None:
             self._after_exit(ExitReport())
 
@@ -215,10 +215,9 @@ class Lifecycle:
         with self._core.change, self._core.lock:
             if self._core.process is process:
                 self._core.let_go(process)
-                frames, report = process.drain_and_reap()
-                for frame in frames:
-                    self.calls.on_frame(frame)
-                self._after_exit(report, process)
+                for frame in process.drain():
+                    self.calls.on_frame(frame)  # which may post what is queued, so the doorbells must still be open
+                self._after_exit(process.reap(), process)
 
     def _after_exit(self, report: ExitReport, process: ActorProcess | None = None) -> None:
         core, reason = self._core, self._core.reason

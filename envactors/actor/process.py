@@ -180,20 +180,24 @@ class ActorProcess:
             self._reactor.unwatch_channel(self._channel.fileno())
         return frames or []
 
-    def drain_and_reap(self) -> tuple[list[Frame], ExitReport]:
-        """Read everything that an ended process has left, reap it, and free its descriptors."""
-        worker, reactor = self.worker, self._reactor
-        self.watch_doorbell(None)
+    def drain(self) -> list[Frame]:
+        """Read everything that an ended process has left."""
         frames: list[Frame] = []
         while not self.at_end and (read := self.read()) is not None:
             frames += read
+        return frames
+
+    def reap(self) -> ExitReport:
+        """Reap an ended process, and free its descriptors; from then on nothing may be sent, posted, or watched."""
+        worker, reactor = self.worker, self._reactor
+        self.watch_doorbell(None)
         for output in self._outputs:
             output.finish()
             reactor.unwatch(output.fd)
         reactor.unwatch(worker.sentinel)
         reactor.unwatch_channel(self._channel.fileno())
         tail, stacks = self.last_output.get("stderr", ""), "" if self._stacks is None else self._stacks.read()
-        return frames, ExitReport(self.pid, worker.reap(), tail, stacks, worker.refusal, worker.loss, self.untrue)
+        return ExitReport(self.pid, worker.reap(), tail, stacks, worker.refusal, worker.loss, self.untrue)
 
     def _read_output(self, output: Output, _mask: int) -> None:
         if not output.read():

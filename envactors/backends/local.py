@@ -156,7 +156,9 @@ class LocalWorker(Worker):
         to_worker = Doorbell()
         to_parent = Doorbell()
         self._replied = Doorbell()
-        to_parent.ring_open = to_parent.ring  # an abandoned worker may ring after the parent has closed the doorbell
+        # An abandoned worker may ring after the parent has closed the doorbell, and a worker that ends closes its own.
+        for bell in (to_worker, to_parent):
+            bell.ring_open = bell.ring
         self.page: ControlPage = ControlPage(bytearray(page_size(envs)), to_worker, to_parent)
         # Rung when the worker has ended.
         self._ended = Doorbell()

@@ -131,8 +131,10 @@ class Doorbell(BaseDoorbell):
 
     def answer(self, hearer: Poller) -> None:
         """Clear the doorbell for the poller that heard it, and announce the ring to the others."""
-        _empty(self._hearing)
         with self._lock:
+            if self._closed:
+                return  # another file may have the descriptor's number by now
+            _empty(self._hearing)
             for poller in self._pollers:
                 if poller is not hearer:
                     poller.announce(self._hearing)
