@@ -225,7 +225,9 @@ class InlineWorker(LocalWorker):
         super().__init__(memory, envs, rings=False)
         # The thread that posts a request also runs it and then looks for results.
         self.page.to_worker.ring_open = self.page.to_parent.ring_open = lambda: None
-        self._run_lock = threading.Lock()
+        # The thread that runs requests adds an entry, and takes it out: unlike a lock, it is never left behind by an
+        # interrupt. A dict's setdefault is atomic.
+        self._runner: dict[None, object] = {}
         # Runs most steps of its vector.
         self.loop: InlineLoop | None = None
 
@@ -235,23 +237,23 @@ class InlineWorker(LocalWorker):
     def work(self) -> bool:
         # One thread at a time runs requests, including those that other threads post meanwhile. A frame arrives before
         # the counter that announces it, so both are checked.
-        server = self.server
-        counters = self.page.counters
+        server, counters, me, before = self.server, self.page.counters, object(), context.of_thread.get()
         while (counters[POSTED] != server.handled or self._requests) and not server.closed:
-            if not self._run_lock.acquire(blocking=False):
-                return False
-            before = context.of_thread.set(server.host.running)
-            self.thread = threading.get_ident()
             try:
+                if self._runner.setdefault(None, me) is not me:
+                    return False
+                self.thread = threading.get_ident()
+                context.of_thread.set(server.host.running)
                 server.run_posted()
             except BlockingIOError:
                 break  # nothing to read
             except OSError:
                 server.closed = True  # the parent has abandoned this worker
             finally:
-                context.of_thread.reset(before)
-                self.thread = None
-                self._run_lock.release()
+                if self._runner == {None: me}:
+                    self.thread = None
+                    del self._runner[None]
+                    context.of_thread.set(before)
             if server.closed:
                 self._ended.ring()
         return bool(self._replies)
@@ -302,8 +304,9 @@ class InlineLoop:
 
     def run(self) -> None:
         """Run the rows that were taken over, but for those that a worker was sent."""
-        number, before = self._number, context.of_thread.set(self._running)
+        number, before = self._number, context.of_thread.get()
         try:
+            context.of_thread.set(self._running)
             run_all(self._rest)
             for worker in self._workers:
                 if worker.page.counters[STEP] < number:
@@ -311,7 +314,7 @@ class InlineLoop:
         except WorkerRetiredError:
             pass  # the others run what is left
         finally:
-            context.of_thread.reset(before)
+            context.of_thread.set(before)
 
     def leave(self, page: ControlPage) -> None:
         """Leave the rows of a worker, which the loop has not begun, to the worker; under the lock."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import sys
 from typing import ClassVar
 
 import pytest
@@ -11,6 +12,7 @@ from interrupting import interrupt
 
 import envactors as ea
 from envactors.actor.supervisor import Supervisor
+from envactors.backends import local
 from envactors.backends.local import InlineLoop
 from envactors.testing import EchoEnv
 
@@ -154,3 +156,71 @@ def test_what_a_signal_handler_asks_for_runs_no_env_twice(ask):
             assert envs.get_attr("steps") == [made] * 3, where
         signal.signal(signal.SIGALRM, before)
         assert line > 60
+
+
+class Named(EchoEnv):
+    def whoami(self):
+        return ea.current_actor().name
+
+
+@pytest.mark.parametrize("ask", ["call", "send", "step"])
+def test_an_interrupt_leaves_no_worker_occupied_and_no_actor_current(ask):
+    """Wherever it comes: another thread would wait forever for what the worker was asked."""
+
+    def go_on():
+        if ask == "call":
+            envs.actors[1].whoami().result(0)
+        elif ask == "send":
+            envs.send([1], env_ids=[1])
+        else:
+            envs.step([1, 1])
+
+    with ea.VectorEnv([Named] * 2, backend="inline", restart=OFTEN) as envs:
+        envs.reset(seed=0)
+        for number in itertools.count():
+            where = interrupted_at(go_on, number)
+            assert ea.current_actor() is None, where
+            results_of_rest(envs)
+            assert [actor.whoami().result(1) for actor in envs.actors] == ["env-0", "env-1"], where
+            if where is None:
+                break
+        assert number >= 3
+
+
+def interrupted_at(function, number):
+    """Interrupts a function after one of the calls of C code by what runs in-line workers, as signals do.
+
+    Returns:
+        The line of the call; None if the function has ended before.
+    """
+    left, where = number, None
+
+    def profile(frame, event, _arg):
+        nonlocal left, where
+        is_meant = frame.f_code.co_name in ("work", "run") and frame.f_code.co_filename == local.__file__
+        if event == "c_return" and is_meant:
+            left -= 1
+            if left < 0:
+                where = f"line {frame.f_lineno}"
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        function()
+    except (KeyboardInterrupt, ea.ActorError, ea.VectorStepError):
+        assert where is not None
+    finally:
+        sys.setprofile(None)
+    return where
+
+
+def results_of_rest(envs):
+    """Receives what is pending, and resets what an interrupt has replaced."""
+    while True:
+        try:
+            envs.recv(timeout=1)
+        except ea.NothingPendingError:
+            break
+        except ea.VectorStepError:
+            continue
+    envs.reset(seed=0)
