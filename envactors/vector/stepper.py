@@ -218,8 +218,8 @@ class Stepper:
         for actor in self._vector.actors:
             process = actor.core.process
             if process is not None and ears.heard.get(actor) is not process.page:
-                ears.heard[actor] = process.page
                 ears.wait_set.watch_doorbell(process.page.to_parent)
+                ears.heard[actor] = process.page  # not before: an interrupt in between must not keep it unwatched
         return ears.wait_set
 
     def spin(self, tuner: WaitTuner) -> bool:

@@ -7,9 +7,11 @@ import signal
 import time
 
 import numpy as np
+import pytest
 from helpers import FORK_SERVER, SOON, wait_until
 
 import envactors as ea
+from envactors.actor.wait_set import WaitSet
 from envactors.backends.local import ThreadWorker
 from envactors.mailbox.control_page import ASLEEP, FINISHED
 from envactors.system.portable.polling import Doorbell, Poller
@@ -61,3 +63,20 @@ def test_a_portable_doorbell_that_is_closed_is_not_read():
         bell.answer(poller)
     finally:
         poller.close()
+
+
+def test_a_thread_hears_a_doorbell_that_an_interrupt_has_kept_it_from_watching(monkeypatch):
+    watch, watched = WaitSet.watch_doorbell, []
+
+    def watch_interrupted(wait_set, bell):
+        watched.append(bell)
+        if len(watched) == 1:
+            raise KeyboardInterrupt
+        watch(wait_set, bell)
+
+    monkeypatch.setattr(WaitSet, "watch_doorbell", watch_interrupted)
+    with ea.VectorEnv([EchoEnv], backend="thread") as envs:
+        with pytest.raises(KeyboardInterrupt):
+            envs.reset(seed=1)
+        envs.reset(seed=1, timeout=SOON)
+        assert watched == [envs.actors[0]._supervisor.core.process.page.to_parent] * 2
