@@ -266,7 +266,7 @@ class ActorCore:
         """
         self.is_inconsistent = True  # until all of this is done
         self.reactor.note_timer(0.0)  # its thread does all of this if an interrupt, or a lack of stack, ends this
-        with self.lock:
+        with defer_signals, self.lock:
             if not self.is_inconsistent:
                 return  # another thread has done it, and there may be another process by now
             process = self.process

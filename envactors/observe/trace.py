@@ -128,8 +128,8 @@ class Trace:
             if not all(actor._supervisor.closed.is_set() for actor in statistics.actors):
                 self.on_vector(statistics)
         for member in sorted(_supervisors(), key=lambda member: member.config.first_index):
-            self._track(member.core)
             with defer_signals, member.core.lock:
+                self._track(member.core)
                 member.core.begin_timing()
                 if (process := member.core.process) is not None:
                     self._seen[process] = process.page.spans.written  # those before do not belong to this trace
@@ -220,7 +220,7 @@ class Trace:
     # At its end ------------------------------------------------------------------------------------------
 
     def _all_spans(self) -> list[Span]:
-        with self._lock:
+        with defer_signals, self._lock:
             spans = list(self._spans)
             collected = list(self._rows)
         for track, first_index, lead, rows in collected:

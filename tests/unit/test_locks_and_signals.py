@@ -125,3 +125,22 @@ def test_a_vector_in_use_runs_no_handler_under_its_lock(taken_at, backend, per_a
         use_vector(envs, tmp_path)
         use_policy(envs)
     assert sorted(set(taken_at)) == []
+
+
+def test_a_worker_that_an_interrupt_left_inconsistent_is_replaced_without_a_handler_under_the_lock(taken_at):
+    with ea.VectorEnv([EchoEnv], backend="thread") as envs:
+        envs.reset(seed=0)
+        envs.actors[0]._supervisor.core.is_inconsistent = True
+        envs._core.pending.is_disturbed = True
+        envs.reset(seed=0)
+        assert envs.actors[0].incarnation == 1
+    assert sorted(set(taken_at)) == []
+
+
+def test_a_trace_runs_no_handler_under_its_lock(taken_at, monkeypatch, tmp_path):
+    with ea.VectorEnv([EchoEnv], backend="thread"):
+        recording = ea.trace(tmp_path / "trace.json")
+        monkeypatch.setattr(recording, "_lock", WatchedLock())
+        with recording:
+            pass
+    assert sorted(set(taken_at)) == []
