@@ -160,7 +160,8 @@ class RowChecker:
     ) -> None:
         """Check the rows of one env; ``end`` is the first one that did not run, None if that is not known."""
         model, steps = self._models[env_id], len(rollout.rewards)
-        if env_id in self._unknown and end != 0:
+        has_begun = bool(rollout.valid[0, column]) or (0, env_id) in infos
+        if env_id in self._unknown and (has_begun if end is None else end > 0):
             self._unknown.discard(env_id)
             # An env that has raised may have taken a part of its step.
             model.last = None if rollout.valid[0, column] else np.array(rollout.obs[0, column])
