@@ -19,7 +19,7 @@ from envactors.actor.decide import Fate
 from envactors.actor.future import ActorFuture
 from envactors.actor.process import START_CALL_ID, ActorProcess
 from envactors.actor.reactor import Reactor
-from envactors.actor.requests import CallRequest, Entry, Group, shortest_deadline
+from envactors.actor.requests import CallRequest, Entry, shortest_deadline
 from envactors.actor.rows import ActorRows
 from envactors.actor.states import BACKOFF, DEAD, LAUNCHING, LIVE, STOPPING, EndReason
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
@@ -138,17 +138,17 @@ class Calls:
             return  # the process is about to be killed: nothing of what is queued may begin before
         while table.queue and core.phase is LIVE and core.process is not None and table.running is None:
             head = table.queue[0]
-            if isinstance(head, Group) and (rows is None or not any(map(rows.is_asked, head.indices))):
+            if not head.is_call and (rows is None or not any(map(rows.is_asked, head.indices))):
                 table.queue.popleft()  # what it had was withdrawn
                 continue
-            if rows is not None and (isinstance(head, CallRequest) or permits is not None) and rows.has_posted():
+            if rows is not None and (head.is_call or permits is not None) and rows.has_posted():
                 rows.watch_end()  # the thread that waits for them need not be awake
                 if rows.has_posted():
                     return
                 continue
             if permits is not None and head.needs_permit and not permits.acquire(core, head.age):
                 return
-            if isinstance(head, CallRequest):
+            if head.is_call:
                 self._send_call(table.start_call(head))
                 continue
             assert rows is not None, "only envs of a vector are posted"

@@ -145,7 +145,7 @@ class ActorCore:
     def add_first(self, indices: list[int]) -> None:
         """Queue envs before all that waits but replays."""
         if indices:
-            replays = sum(isinstance(entry, CallRequest) and entry.kind == Kind.REPLAY for entry in self.queue)
+            replays = sum(entry.is_call and entry.kind == Kind.REPLAY for entry in self.queue)
             self.queue.insert(replays, Group(indices))
 
     def watch(self, began: float, limit: float | None = None) -> None:

@@ -306,7 +306,7 @@ class Lifecycle:
         core, final = self._core, self._final_error()
         while core.phase is DEAD and core.queue:
             first = core.queue[0]
-            if isinstance(first, CallRequest) and first.kind is None:
+            if first.is_call and first.kind is None:
                 core.table.start_call(first).started = time.monotonic()
                 self.relaunch()
             else:
@@ -328,7 +328,7 @@ class Lifecycle:
         """Fail the first request of the queue and remove it; closing the env does not fail."""
         queue, rows = self._core.queue, self.calls.rows
         first = queue[0]
-        if isinstance(first, CallRequest):
+        if first.is_call:
             self.calls.end(first, None, None if first.kind == Kind.CLOSE else error(first))
         elif rows is not None:
             row_failures.fail_group(rows, first, error)

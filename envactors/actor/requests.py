@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.reactor import Reactor
@@ -49,6 +49,7 @@ class CallRequest(Request):
         kind: The kind of its frame; None for a renewal, which sends a CLOSE.
         payload: The pickled message.
         age: The older, the lower; 0 for what goes before all others. Only of actors that need permits.
+        is_call: Tells it from a `Group`.
     """
 
     future: ActorFuture | None = None
@@ -57,6 +58,7 @@ class CallRequest(Request):
     kind: Kind | None = None
     payload: bytes | bytearray = NO_ARGUMENTS
     age: int = 0
+    is_call: ClassVar[Literal[True]] = True
 
     @property
     def needs_permit(self) -> bool:
@@ -126,6 +128,7 @@ class Group:
     indices: list[int]
     age: int = 0
     needs_permit: ClassVar[bool] = True
+    is_call: ClassVar[Literal[False]] = False
 
 
 Entry = CallRequest | Group
@@ -153,7 +156,7 @@ class RequestTable:
 
     def add(self, entry: Entry, *, at_front: bool = False) -> None:
         """Queue an entry; a call gets its number."""
-        if isinstance(entry, CallRequest):
+        if entry.is_call:
             self.last_id += 1
             entry.call_id = self.last_id
         (self.queue.appendleft if at_front else self.queue.append)(entry)
@@ -177,7 +180,7 @@ class RequestTable:
     def groups(self) -> Iterator[Group]:
         """Yield the groups of envs that wait, without those that are left without envs."""
         for entry in tuple(self.queue):
-            if isinstance(entry, Group):
+            if not entry.is_call:
                 yield entry
                 if not entry.indices:
                     self.queue.remove(entry)
@@ -188,7 +191,7 @@ class RequestTable:
 
     def withdraw_calls(self, unwanted: Callable[[CallRequest], bool]) -> list[CallRequest]:
         """Take out all calls of a kind that wait."""
-        taken = [entry for entry in self.queue if isinstance(entry, CallRequest) and unwanted(entry)]
+        taken = [entry for entry in self.queue if entry.is_call and unwanted(entry)]
         for call in taken:
             self.queue.remove(call)
         return taken
