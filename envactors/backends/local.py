@@ -335,7 +335,7 @@ class InlineLoop:
 
     def _current(self) -> InlineWorker | None:
         """Return the worker that the loop is at: the last one that has begun this step."""
-        for worker in reversed(self._workers):
+        for worker in () if self.thread is None else reversed(self._workers):
             counters = worker.page.counters
             if counters[BEGUN] == self._number > counters[STEP]:
                 return worker
