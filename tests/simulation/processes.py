@@ -84,10 +84,7 @@ class Poller:
         for end in self._ends.values():
             if end.inbox or end.is_cut:
                 return True
-        for bell in self.bells:  # noqa: SIM110 # any() takes longer
-            if bell.rung:
-                return True
-        return False
+        return any(bell.rung for bell in self.bells)
 
     def poll(self, timeout: float | None) -> list[tuple[int, int]]:
         if not self._has_news():

@@ -13,8 +13,8 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 # The most events of one history: one that takes longer goes round in circles.
 _MOST_EVENTS = 20_000
@@ -23,16 +23,12 @@ _HICCUPS = 0.02
 _HICCUP = 0.001
 # How likely another process runs before a store.
 _PAUSES = 0.3
-# How often processes then run, if it is the caller that stores.
-_SLICES = range(4)
 # How likely a signal comes before one event.
 _INTERRUPTS = 0.1
 # What runs in the caller's process, and how much larger the id of each thread is than that of the first.
 _CONTEXTS = {name: number for number, name in enumerate(("user", "reactor", "callbacks", "launcher", "printing"))}
 _get_ident = threading.get_ident
 _NEVER = float("inf")
-
-T = TypeVar("T")
 
 # What it is called in traces, and what then happens.
 Event = tuple[str, Callable[[], None]]
@@ -148,8 +144,6 @@ class World:
 
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
         self.random = random.Random(seed)
-        self._draw = self.random.random
-        self._draw_bits = self.random.getrandbits
         self.now = 1000.0
         self.fiber: Fiber | None = None
         self.context = "user"
@@ -234,30 +228,20 @@ class World:
             self.context = before
 
     def chance(self, probability: float) -> bool:
-        return self._draw() < probability
-
-    def pick(self, options: Sequence[T]) -> T:
-        """Return one of some options, the one that `random.Random.choice` would, which takes longer."""
-        count = len(options)
-        bits = count.bit_length()
-        index = self._draw_bits(bits)
-        while index >= count:
-            index = self._draw_bits(bits)
-        return options[index]
+        return self.random.random() < probability
 
     # Stores ----------------------------------------------------------------------------------------------
 
     def at_store(self) -> None:
         """Called before each store to shared memory: another process may run first."""
-        fiber = self.fiber
-        if fiber is not None:
-            if fiber.stores_left is not None:
-                fiber.stores_left -= 1
-                fiber.is_killed |= fiber.stores_left <= 0
-            if fiber.is_killed or self._draw() < _PAUSES:
-                fiber.pause()
-        elif self._draw() < _PAUSES:
-            self.run_processes(self.pick(_SLICES))
+        if self.fiber is not None:
+            if self.fiber.stores_left is not None:
+                self.fiber.stores_left -= 1
+                self.fiber.is_killed |= self.fiber.stores_left <= 0
+            if self.fiber.is_killed or self.chance(_PAUSES):
+                self.fiber.pause()
+        elif self.chance(_PAUSES):
+            self.run_processes(self.random.randrange(4))
 
     def pause_worker(self) -> None:
         """Called in workers, between stores: other processes may run meanwhile."""
@@ -270,7 +254,7 @@ class World:
             runnable = [process for process in self.present if process.fiber.can_run]
             if not runnable:
                 return
-            self.pick(runnable).run_slice()
+            self.random.choice(runnable).run_slice()
 
     # Events ----------------------------------------------------------------------------------------------
 
@@ -290,10 +274,10 @@ class World:
             process.add_events(events)
         self.loop.add_events(events)
         if events:
-            name, happen = self.pick(events)
+            name, happen = self.random.choice(events)
             self.note(name)
             happen()
-            if self._draw() < _HICCUPS:
+            if self.chance(_HICCUPS):
                 self.now += self.random.expovariate(1 / _HICCUP)
             return True
         times = [process.wakes_at for process in self.present if process.wakes_at is not None]
