@@ -335,14 +335,15 @@ class InlineLoop:
 
     def _current(self) -> InlineWorker | None:
         """Return the worker that the loop is at: the last one that has begun this step."""
-        for worker in () if self.thread is None else reversed(self._workers):
+        for worker in reversed(self._workers):
             counters = worker.page.counters
             if counters[BEGUN] == self._number > counters[STEP]:
                 return worker
         return None
 
     def _running(self) -> ActorContext | None:
-        worker = self._current()
+        # None once the loop has ended: an interrupt may have left this set as the thread's context.
+        worker = None if self.thread is None else self._current()
         return None if worker is None else worker.server.host.running()
 
 
