@@ -21,6 +21,7 @@ from envactors.actor.process import START_CALL_ID, ActorProcess
 from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, Entry, shortest_deadline
 from envactors.actor.rows import ActorRows
+from envactors.actor.slots import POSTED
 from envactors.actor.states import BACKOFF, DEAD, LAUNCHING, LIVE, STOPPING, EndReason
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.errors import ActorError
@@ -184,9 +185,23 @@ class Calls:
         core = self.core
         if engine.forks != core.forks or core.run_inline is not None or core.deferred.waiting:
             self.resume()
+        if deadline is None and not core.config.backend.kills and core.runs_here and self._follows(future):
+            raise core.errors.endless()
         call, may_spin = core.table.running, self.tuner.strategy.both_spin
         if call is None or call.future is not future or not may_spin or not self._spin_for(call):
             core.reactor.wait(done, future, deadline)
+
+    def _follows(self, future: ActorFuture) -> bool:
+        """Return whether the request of a future is queued, or has not completed."""
+        with self.core.change, self.core.lock:
+            if self.rows is not None:
+                self.rows.arrive_for_others()
+            return not future.settled() and (not future.has_run or self.runs(future))
+
+    def runs(self, future: ActorFuture) -> bool:
+        """Return whether the worker was sent the request of a future, and has not completed it; under the lock."""
+        rows = self.rows
+        return self.core.table.runs(future) or (rows is not None and rows.index_of(future, POSTED) is not None)
 
     def spin(self) -> None:
         """Spin for the end of the running call, unless nobody may."""

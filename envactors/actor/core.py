@@ -10,6 +10,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 
 import numpy as np
 
@@ -109,6 +110,12 @@ class ActorCore:
         """The process id, None between two processes."""
         process = self.process
         return None if process is None else process.pid
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether code of its envs runs in this thread: its worker runs nothing else before that ends."""
+        process = self.process
+        return process is not None and process.worker.find_thread() == get_ident()
 
     @property
     def lives(self) -> bool:

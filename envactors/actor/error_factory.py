@@ -55,6 +55,13 @@ class ErrorFactory:
         text = f"{who} lives in {self._config.backend!r}, which cannot {what}"
         return ActorError(f"{text}: wait for the call, or use backend='process'", **where)
 
+    def endless(self) -> RuntimeError:
+        """Return the error of code of an env that waits for what can only run after it."""
+        return RuntimeError(
+            f"cannot wait for actor {self._config.name!r} in the code of its own envs, which runs in this thread: what "
+            "is waited for would run after it. Call the other env directly, or wait outside of the envs"
+        )
+
     def outcome(self, call: Request, frame: Frame, pid: int | None) -> tuple[Any, BaseException | None]:
         """Read a reply: return the call's (value, None), or (None, the exception that it ended with)."""
         try:

@@ -170,6 +170,10 @@ class RequestTable:
             call.future.mark_running()
         return call
 
+    def runs(self, future: ActorFuture) -> bool:
+        """Return whether the running call is that of a future."""
+        return self.running is not None and self.running.future is future
+
     def interrupt(self) -> CallRequest | None:
         """Take out the call that runs."""
         running, self.running = self.running, None

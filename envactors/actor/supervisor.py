@@ -24,7 +24,7 @@ from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.rows import ActorRows
 from envactors.actor.signal_deferral import defer_signals, is_on_stack
-from envactors.actor.slots import POSTED, Op, Slots
+from envactors.actor.slots import Op, Slots
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, ActorState, ActorStats, EndReason
 from envactors.actor.watch import is_overdue, look_unread, what_runs
 from envactors.mailbox.control_page import FINISHED
@@ -219,9 +219,7 @@ class Supervisor:
         with core.change, core.lock:
             if future.settled():
                 return False
-            call = core.table.running
-            runs_call = call is not None and call.future is future
-            if runs_call or (self.calls.rows is not None and self.calls.rows.index_of(future, POSTED) is not None):
+            if self.calls.runs(future):
                 self._check_kills("abort a running call")
                 self.lifecycle.replace()
             elif (waiting := self._withdraw(future)) is not None:  # it waits to run again

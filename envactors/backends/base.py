@@ -105,6 +105,10 @@ class Worker(Protocol):
     def kill(self) -> None:
         """End the worker now or, if the backend cannot kill, after the current call."""
 
+    def find_thread(self) -> int | None:
+        """Return the id of the thread of this process that runs code of its envs; None if none does."""
+        return None
+
     def begin_timing(self, spans: bool) -> None:
         """Have the worker time steps and resets on its page from now on; may be called again.
 

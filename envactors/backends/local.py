@@ -178,7 +178,6 @@ class LocalWorker(Worker):
         self.page.to_worker.ring()
 
     def find_thread(self) -> int | None:
-        """Return the id of the thread that runs the worker; None if it runs nothing."""
         return self.thread
 
     def ask_stacks(self) -> LocalStacks:

@@ -98,11 +98,11 @@ class Pending:
         return [env_id for env_id in env_ids if self.slots.states[env_id] not in (IDLE, READY)]
 
     @property
-    def receivable(self) -> int:
-        """Number of results that `recv` can deliver: those of all requests without futures."""
-        slots = self.slots
-        owned = sum(slot.op is not None and slot.op.future is not None for slot in slots.of)
-        return len(slots.states) - slots.states.count(IDLE) - slots.states.count(ROLLING) - owned
+    def receivable(self) -> list[int]:
+        """The envs whose results `recv` can deliver: those of all requests without futures."""
+        all_states = zip(self.slots.of, self.slots.states, strict=True)
+        asked = [slot for slot, state in all_states if state not in (IDLE, ROLLING)]
+        return [slot.index for slot in asked if slot.op is None or slot.op.future is None]
 
 
 def notes_interrupts(*names: str) -> Callable[[_Class], _Class]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slots import POSTED, READY
+from envactors.actor.slots import ASKED, POSTED, READY
 from envactors.envs.core import VectorCore
 from envactors.envs.pending import ReadyResult
 from envactors.envs.results import Batch
@@ -42,25 +42,28 @@ class Collector:
         self._stepper = stepper
         self._asker = asker
 
-    def wait_for(self, done: Callable[[], bool], count: int, deadline: float | None) -> None:
+    def wait_for(self, done: Callable[[], bool], env_ids: Sequence[int], count: int, deadline: float | None) -> None:
         """Wait until ``done()`` or the deadline.
 
         Results are read between two waits, since that may take long and other threads can read replies meanwhile.
 
         Args:
             done: Returns whether enough results are ready.
+            env_ids: The envs whose results count.
             count: Least number of results that make it true, unless one of them is a failure.
             deadline: End of the wait (`time.monotonic`); None for no limit.
 
         Raises:
             ActorClosedError: The vector was closed meanwhile.
+            RuntimeError: There is no limit, and the results that are missing can only come after this thread goes on.
         """
         if done():
             return
         for supervisor in self._vector.actors:
             supervisor.calls.resume()
         waiter, reactor = object(), self._vector.reactor
-        is_there = functools.partial(self._is_there, done, count, waiter)
+        can_hang = deadline is None and not self._vector.supervisors[0].config.backend.kills
+        is_there = functools.partial(self._is_there, done, env_ids if can_hang else (), count, waiter)
         in_time = True
         try:
             self._pending.waiting[waiter] = 0
@@ -73,8 +76,11 @@ class Collector:
             self._ask_for_rings()
             reactor.wake(self._pending)  # others look again: they may have asked for rings at the same time
 
-    def _is_there(self, done: Callable[[], bool], count: int, waiter: object) -> bool:
-        """Return whether ``done()``, or results are to be read: enough of them, a failure, or all that will come."""
+    def _is_there(self, done: Callable[[], bool], env_ids: Sequence[int], count: int, waiter: object) -> bool:
+        """Return whether ``done()``, or results are to be read: enough of them, a failure, or all that will come.
+
+        Raises if the results of ``env_ids`` that do not wait for this thread are fewer.
+        """
         states = self._slots.states
         self._stepper.listen()
         ended = all(supervisor.closed.is_set() for supervisor in self._vector.actors)
@@ -83,6 +89,10 @@ class Collector:
             return True
         if ended and not arrived:
             raise ActorClosedError("this vector env is closed: make another")
+        late = [index for index in env_ids if states[index] in (ASKED, POSTED)]
+        cores = [core for core in (self._vector.supervisors[index].core for index in late) if core.runs_here]
+        if cores and len(env_ids) - len(cores) < count:
+            raise cores[0].errors.endless()
         missing = states.count(POSTED)
         if not missing:
             return bool(arrived)
@@ -126,7 +136,7 @@ class Collector:
         """Wait for the results of an interrupted request of envs that are about to be reset, and discard them."""
         pending = self._pending
         if pending.was_disturbed:
-            self.wait_for(lambda: not pending.in_flight(env_ids), len(env_ids), deadline)
+            self.wait_for(lambda: not pending.in_flight(env_ids), env_ids, len(env_ids), deadline)
             with defer_signals:
                 pending.take(set(env_ids).intersection(pending.ready_ids()))
 
@@ -147,7 +157,7 @@ class Collector:
         pending = self._pending
         if self._stepper.spin(self._stepper.tuner):
             self.read()
-        self.wait_for(lambda: not pending.in_flight(env_ids), len(env_ids), deadline)
+        self.wait_for(lambda: not pending.in_flight(env_ids), env_ids, len(env_ids), deadline)
         late = pending.in_flight(env_ids)
         if late:
             raise VectorTimeoutError(
@@ -168,7 +178,7 @@ class Collector:
                 return True
             # Computed on every wake-up, since a signal handler or another thread may take results meanwhile.
             errors = (result.error for env_id in ready if (result := pending.ready.get(env_id)) is not None)
-            return pending.receivable == len(ready) or any(errors)
+            return len(pending.receivable) == len(ready) or any(errors)
 
         started = time.monotonic()
         with defer_signals:  # once for all of it: deferring takes a system call per signal, there and back
@@ -177,7 +187,8 @@ class Collector:
             if enough():
                 return self._deliver_ready(max_envs, started)
         receivable = pending.receivable
-        self.wait_for(enough, receivable if min_envs is None else min(min_envs, receivable), deadline)
+        count = len(receivable) if min_envs is None else min(min_envs, len(receivable))
+        self.wait_for(enough, receivable, count, deadline)
         return self._deliver_ready(max_envs, started)
 
     def _deliver_ready(self, max_envs: int | None, started: float) -> Batch:

@@ -74,7 +74,7 @@ class Stepper:
         self.tuner: WaitTuner = WaitTuner(config.spin)
         self.stream_tuner: WaitTuner = WaitTuner(config.spin)
         # Whether replies contain the rings of other machines.
-        self._is_far = backend.is_far
+        self._is_far, self._kills = backend.is_far, backend.kills
         self._ears = _Ears(vector.reactor)
         # Time at which the last step was started (`time.monotonic`).
         self._started = 0.0
@@ -267,7 +267,9 @@ class Stepper:
             return self.gather(step)
 
     def _wait(self, step: Step, deadline: float | None) -> bool:
-        """Wait until a step is finished, or an env needs more than waiting; return False if the deadline passes."""
+        """Wait until a step is finished, or an env needs more than waiting; return False if `Collector` has to."""
+        if not self._kills and any(part.core.runs_here for part in step.parts):
+            return False
         reactor, pending = self._vector.reactor, self._vector.pending
         return reactor.wait(step.is_finished, pending, deadline, self.listen(), reads_replies=self._is_far)
 

@@ -109,7 +109,7 @@ class Deliveries(RuleBasedStateMachine):
         assert list(self.pending.slots.states) == self.states
         assert [env for env in range(self.count) if self.states[env] == READY] == sorted(self.pending.ready)
         mine = [env for env in range(self.count) if self.states[env] != IDLE and not self.has_future[env]]
-        assert self.pending.receivable == len(mine)
+        assert len(self.pending.receivable) == len(mine)
 
     def teardown(self):
         """Every request is delivered once in the end."""
@@ -156,4 +156,4 @@ def test_a_result_whose_delivery_an_exception_has_interrupted_is_not_waited_for(
     with pytest.raises(KeyboardInterrupt):
         pending.take([0])
     assert pending.ready_ids() == [1]
-    assert pending.receivable == 1
+    assert len(pending.receivable) == 1

@@ -1,0 +1,172 @@
+"""Code of an env that waits for its own vector: an error where that would never end; all else is waited for."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+import envactors as ea
+from envactors.testing import EchoEnv
+
+SOON = 30
+
+
+class Shared:
+    """What an env runs in its next step or call. Factories are pickled by reference."""
+
+    asks = staticmethod(lambda: None)
+
+
+def ask_once():
+    asks, Shared.asks = Shared.asks, staticmethod(lambda: None)
+    return asks()
+
+
+class Asking(EchoEnv):
+    """Runs a function in its next step or call."""
+
+    def step(self, action):
+        ask_once()
+        return super().step(action)
+
+    def ask(self):
+        return ask_once()
+
+    def count(self):
+        return self.steps
+
+
+def outcome_of(run):
+    """Run a function in another thread; return its value, or the error that it raises."""
+    outcome = Future()
+
+    def note():
+        try:
+            outcome.set_result(run())
+        except Exception as error:
+            outcome.set_result(error)
+
+    threading.Thread(target=note, daemon=True).start()
+    return outcome.result(SOON)
+
+
+@pytest.fixture(params=["inline", "thread"])
+def envs(request):
+    Shared.asks = staticmethod(lambda: None)
+    with ea.VectorEnv([Asking] * 4, envs_per_actor=2, backend=request.param) as envs:
+        envs.reset(seed=0)
+        yield envs
+
+
+futures = []
+
+
+def noted(future):
+    futures.append(future)
+    return future
+
+
+# What the code of env 0 waits for, without a limit, and what is left to be received.
+ENDLESS = {
+    "step": (lambda envs: envs.step([1], env_ids=[1]), []),
+    "reset": (lambda envs: envs.reset(env_ids=[1]), []),
+    "recv": (lambda envs: (envs.send([1, 1], env_ids=[1, 2]), envs.recv()), [1, 2]),
+    "recv of two": (lambda envs: (envs.send([1, 1], env_ids=[1, 2]), envs.recv(min_envs=3)), [1, 2]),
+    "submit": (lambda envs: noted(envs.submit([1], env_ids=[1])[0]).result(), []),
+    "call": (lambda envs: envs[1].call("count").result(), []),
+    "call of itself": (lambda envs: envs[0].call("count").exception(), []),
+    "renewal": (lambda envs: envs.actors[0].renew().result(), []),
+}
+RUNS = {
+    "step": lambda envs: envs.step([1], env_ids=[0]),
+    "call": lambda envs: envs[0].call("ask").result(),
+}
+
+
+@pytest.mark.parametrize("within", RUNS)
+@pytest.mark.parametrize("ask", ENDLESS)
+def test_waiting_for_what_can_only_run_afterwards_is_an_error(envs, within, ask):
+    wait, left = ENDLESS[ask]
+    futures.clear()
+    Shared.asks = staticmethod(lambda: wait(envs))
+    error = outcome_of(lambda: RUNS[within](envs))
+    error = error.failures[0] if within == "step" else error
+    assert isinstance(error, RuntimeError)
+    assert str(error) == (
+        "cannot wait for actor 'envs-0-1' in the code of its own envs, which runs in this thread: what is waited for "
+        "would run after it. Call the other env directly, or wait outside of the envs"
+    )
+    if left:
+        assert sorted(envs.recv(timeout=SOON).env_ids) == left
+    for future in futures:
+        future.exception(SOON)
+    envs.reset(seed=1, timeout=SOON)
+    assert envs.step([1] * 4, timeout=SOON)[0][:, 1].tolist() == [1] * 4
+
+
+def test_waiting_in_a_step_of_all_envs_is_an_error(envs):
+    Shared.asks = staticmethod(envs.step_wait)
+    error = outcome_of(lambda: envs.step([1] * 4))
+    assert isinstance(next(iter(error.failures.values())), RuntimeError)
+    assert len(error.batch.env_ids) == 3
+
+
+@pytest.mark.parametrize("within", RUNS)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda envs: envs.step([1], env_ids=[2])[0][0],
+        lambda envs: envs.reset(env_ids=[2])[0][0],
+        lambda envs: (envs.send([1], env_ids=[2]), envs.recv(min_envs=1))[1].obs[0],
+        lambda envs: envs.submit([1], env_ids=[2])[0].result().obs,
+        lambda envs: envs[2].get("observation_space").result().sample(),
+    ],
+    ids=["step", "reset", "recv", "submit", "get"],
+)
+def test_an_env_may_wait_for_one_of_another_actor(envs, within, ask):
+    results = []
+    Shared.asks = staticmethod(lambda: results.append(ask(envs)))
+    error = outcome_of(lambda: RUNS[within](envs))
+    assert not isinstance(error, Exception), error
+    assert results[0].shape == (4,)
+
+
+class Gated(EchoEnv):
+    """Steps once a gate is open."""
+
+    gate = threading.Event()
+
+    def step(self, action):
+        assert self.gate.wait(SOON)
+        return super().step(action)
+
+
+def test_an_env_may_wait_for_one_that_another_thread_runs():
+    """As long as that takes, and also while results of others are there, but not enough."""
+    received = Future()
+    Gated.gate.clear()
+    with ea.VectorEnv([Asking, EchoEnv, Gated], backend="thread") as envs:
+        envs.reset(seed=0)
+        envs.send([1, 1], env_ids=[1, 2])
+
+        def receive():
+            Gated.gate.set()
+            received.set_result(envs.recv(min_envs=2).env_ids.tolist())
+
+        Shared.asks = staticmethod(receive)
+        envs.send([1], env_ids=[0])
+        assert sorted(received.result(SOON)) == [1, 2]
+        assert envs.recv(timeout=SOON).env_ids.tolist() == [0]
+
+
+def test_an_env_may_wait_for_a_result_that_its_own_actor_has_completed():
+    """Env 0 has stepped just before, in the same request, and nobody has looked since."""
+    futures, results = Future(), []
+    with ea.VectorEnv([EchoEnv, Asking], envs_per_actor=2, backend="thread") as envs:
+        envs.reset(seed=0)
+        Shared.asks = staticmethod(lambda: results.append(futures.result(SOON)[0].result().reward))
+        futures.set_result(envs.submit([1, 1]))
+        assert futures.result()[1].result(SOON).reward == 1.0
+    assert results == [1.0]
