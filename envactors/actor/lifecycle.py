@@ -124,7 +124,7 @@ class Lifecycle:
     def launch(self) -> None:
         """Start a worker, once per `begin_launch`: in the launcher's thread, or in the caller's if it is in-process."""
         core, config = self._core, self._core.config
-        worker, refusal = None, None
+        worker, process, refusal = None, None, None
         with defer_signals, core.lock:
             due = core.phase is LAUNCHING
             self._launched = time.monotonic()  # not when it was queued behind others
@@ -136,16 +136,20 @@ class Lifecycle:
             except Exception as error:
                 refusal = error
         with core.change, core.lock:
-            if worker is None:
+            if worker is not None:
+                try:
+                    process = ActorProcess(worker, config.name, core.reactor, self.calls.on_channel, self.on_exit)
+                except Exception as error:
+                    refusal = error
+            if process is None:
                 self._after_exit(ExitReport(refusal=refusal))
                 return
-            process = ActorProcess(worker, config.name, core.reactor, self.calls.on_channel, self.on_exit)
             core.use(process)
             if core.phase is LAUNCHING:
                 message = config.start._replace(attach=core.recovery.attach, authkey=_authkey_for(config.backend))
                 process.introduce(Kind.START, message, core.incarnation)
             else:
-                worker.kill()
+                process.worker.kill()
 
     def _on_start_reply(self, frame: Frame) -> None:
         core = self._core

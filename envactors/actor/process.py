@@ -59,6 +59,9 @@ class ActorProcess:
         on_channel: Handles an event mask of the channel; called in any one thread.
         on_exit: Handles the end of the process; called in the reactor's thread.
 
+    Raises:
+        OSError: The system cannot watch more descriptors; the worker has been ended.
+
     Attributes:
         worker: The worker.
         page: The control page that it shares with the parent.
@@ -88,10 +91,15 @@ class ActorProcess:
         self._reactor = reactor
         self._channel = worker.channel
         self._outputs = [Output(fd, name, stream, reactor.printing.submit) for stream, fd in worker.outputs]
-        for output in self._outputs:
-            reactor.watch(output.fd, functools.partial(self._read_output, output))
-        reactor.watch_channel(self._channel.fileno(), on_channel)
-        reactor.watch(worker.sentinel, lambda _mask: self._on_exit(self))
+        try:
+            for output in self._outputs:
+                reactor.watch(output.fd, functools.partial(self._read_output, output))
+            reactor.watch_channel(self._channel.fileno(), on_channel)
+            reactor.watch(worker.sentinel, lambda _mask: self._on_exit(self))
+        except BaseException:  # such as too many watched descriptors
+            worker.kill()
+            self.reap()
+            raise
 
     @property
     def pid(self) -> int | None:

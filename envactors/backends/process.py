@@ -215,14 +215,19 @@ class ProcessWorker(Worker):
             self._stacks = SharedFile(STACKS_FILE) if PORTABLE else None
             stacks = None if self._stacks is None else self._stacks.fileno()
             rung = to_worker.fileno(), to_parent.ringer()
-            self._process = start(Descriptors(channel, out_w, err_w, page.fileno(), *rung, slab, stacks))
-            REAPER.watch(tag, self._process.pid)
-            DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it gets the factories
             sock.setblocking(False)
             self.channel: Channel = Channel(sock)
+            self._process = start(Descriptors(channel, out_w, err_w, page.fileno(), *rung, slab, stacks))
             self.pid: int = self._process.pid
             self.sentinel: int = self._process.fileno()
             self._descriptors = ours.pop_all()
+            try:
+                REAPER.watch(tag, self.pid)
+                DESCRIPTOR_LIMIT.give_back(self.pid)  # before it gets the factories
+            except BaseException:
+                self.kill()
+                self.reap()
+                raise
 
     def kill(self) -> None:
         self._process.send_signal(SIGKILL)

@@ -44,7 +44,8 @@ class Poller:
         self._epoll.modify(fd, (select.EPOLLIN if readable else 0) | (select.EPOLLOUT if writable else 0))
 
     def remove(self, fd: int) -> None:
-        self._epoll.unregister(fd)
+        with contextlib.suppress(FileNotFoundError):  # it was not watched
+            self._epoll.unregister(fd)
 
     def close(self) -> None:
         self._epoll.close()
