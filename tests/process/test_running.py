@@ -49,6 +49,7 @@ class Clocked:
     def reset(self, *, seed=None, options=None):
         self.write("begin")
         time.sleep(self.pace)
+        self.wait_for_go(options == WAITS)
         self.count, self.resets = 0, self.resets + 1
         if seed is not None:
             self.total = seed
@@ -66,13 +67,16 @@ class Clocked:
                 mark.touch()
                 self.write("end")
                 os.kill(os.getpid(), signal.SIGKILL)
-        while action == WAITS and not Path(f"{self.path}.go").exists():
-            time.sleep(0.002)
+        self.wait_for_go(action == WAITS)
         self.count += 1
         self.total += 1
         result = self.observe(), 1.0, self.count >= self.length, False, {}
         self.write("end")
         return result
+
+    def wait_for_go(self, waits):
+        while waits and not Path(f"{self.path}.go").exists():
+            time.sleep(0.002)
 
     def observe(self):
         return np.array([self.index, self.count, self.total], np.float64)
@@ -404,20 +408,25 @@ def test_a_timeout_of_step_does_not_end_the_step(log):
 
 
 def test_deadlines_count_from_the_start(log):
-    """Six steps of 0.1 s one after the other, each within 0.3 s; then one that takes too long."""
-    with log.make(6, max_running=1, pace=0.1, deadlines=ea.Deadlines(call=0.3)) as envs:
+    """Steps that wait for their turn for longer than their deadline are in time; then one takes too long."""
+    limit = 1.0
+    with log.make(3, max_running=1, deadlines=ea.Deadlines(step=limit)) as envs:
         envs.reset(seed=0, timeout=SOON)
-        envs.step([WORKS] * 6, timeout=SOON)
-        begin = time.monotonic()
+        with pytest.raises(ea.VectorTimeoutError):
+            envs.reset(options=WAITS, env_ids=[0], timeout=0.0)
+        envs.send([WORKS, WORKS], env_ids=[1, 2])
+        time.sleep(1.2 * limit)
+        log.go()
+        assert receive_all(envs, 3) == [0, 1, 2]
+        Path(f"{log.path}.go").unlink()
         with pytest.raises(ea.VectorStepError) as raised:
-            envs.step([WORKS, WAITS, WORKS, WORKS, WORKS, WORKS], timeout=SOON)
+            envs.step([WORKS, WAITS, WORKS], timeout=SOON)
         [(env_id, error)] = raised.value.failures.items()
         assert env_id == 1
         assert isinstance(error, ea.ActorTimeoutError)
-        assert error.elapsed >= 0.3
-        assert time.monotonic() - begin > 0.8
+        assert error.elapsed >= limit
     begun, _, _, pid = max(event for event in log.events() if event[1:3] == ("begin", 1))
-    assert log.most({pid: begun + 0.3}) == 1
+    assert log.most({pid: begun + limit}) == 1
 
 
 def test_a_future_that_waits_can_be_cancelled(log):

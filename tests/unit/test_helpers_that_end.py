@@ -86,4 +86,4 @@ def test_a_thread_waits_for_a_limited_number_of_processes(make_helper):
 
 def test_a_process_that_cannot_be_started_is_an_error_at_once(make_helper):
     with pytest.raises(FileNotFoundError):
-        make_helper(False, FileNotFoundError(), True).current()
+        make_helper(False, FileNotFoundError()).current()
