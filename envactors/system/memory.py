@@ -6,7 +6,8 @@ import ctypes
 import mmap
 import os
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from envactors.system.choice import PORTABLE
 
@@ -76,16 +77,18 @@ def map_part(fd: int, size: int, start: int, *, frees: bool = False) -> memoryvi
         error = ctypes.get_errno()
         raise OSError(error, f"{size} bytes could not be mapped: {os.strerror(error)}")
     memory = (ctypes.c_char * size).from_address(address)
-    weakref.finalize(memory, _unmap, address, size, os.getpid() if frees else 0).atexit = False
+    place = ctypes.c_void_p(address), ctypes.c_size_t(size)
+    weakref.finalize(memory, _unmap, libc.madvise, libc.munmap, place, os.getpid() if frees else 0).atexit = False
     # A chain of references keeps the part mapped while any view of it is in use.
     return np.frombuffer(memoryview(memory), np.uint8).data
 
 
-def _unmap(address: int, size: int, owner_pid: int) -> None:
-    libc, place = ctypes.CDLL(None), (ctypes.c_void_p(address), ctypes.c_size_t(size))
-    if os.getpid() == owner_pid and hasattr(mmap, "MADV_REMOVE"):  # a forked child has the mapping, too
-        libc.madvise(*place, mmap.MADV_REMOVE)
-    libc.munmap(*place)
+def _unmap(madvise: Callable[..., int], munmap: Callable[..., int], place: tuple[Any, ...], owner_pid: int) -> None:
+    try:
+        if os.getpid() == owner_pid and hasattr(mmap, "MADV_REMOVE"):  # a forked child has the mapping, too
+            madvise(*place, mmap.MADV_REMOVE)
+    finally:  # also if a signal handler raises
+        munmap(*place)
 
 
 def next_page(size: int) -> int:

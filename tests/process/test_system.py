@@ -214,6 +214,24 @@ def test_a_mapped_part_is_shared_and_is_freed_with_its_last_view(memory):
             map_part(10_000, mmap.PAGESIZE, 0)
 
 
+def test_a_signal_handler_that_raises_while_a_part_is_freed_keeps_nothing_mapped(memory, monkeypatch):
+    raised = []
+
+    def handle():
+        raise KeyboardInterrupt
+
+    with memory.open_unnamed("test") as file, monkeypatch.context() as patches:
+        os.ftruncate(file.fileno(), mmap.PAGESIZE)
+        part = map_part(file.fileno(), mmap.PAGESIZE, 0, frees=True)
+        before = mappings_of(file)
+        patches.setattr(sys, "unraisablehook", lambda unraisable: raised.append(unraisable.exc_type))
+        patches.setattr(os, "getpid", handle)  # a handler may run after any call
+        del part
+        gc.collect()
+        assert raised == [KeyboardInterrupt]
+        assert mappings_of(file) == before - 1
+
+
 def mappings_of(file):
     """How many pieces of this process's memory are parts of a file."""
     inode = str(os.fstat(file.fileno()).st_ino)
