@@ -1,7 +1,7 @@
 """Explores the interleavings of a few real threads, one of which runs at a time.
 
-A thread may be switched at every line of the traced modules and at every lock, condition, doorbell, and poller of
-`simulation.primitives`. This module knows nothing of the code under test: a `Scenario` names the modules, builds the
+A thread may be switched at every line of the traced modules and at every lock, condition, doorbell, and poller that a
+schedule controls. This module knows nothing of the code under test: a `Scenario` names the modules, builds the
 objects, and adds the threads. `explore` enumerates schedules by the number of their preemptions, fewest first, and
 `explore_randomly` draws them from a seed. Each schedule has a name, such as ``17:1,42:2``, that replays it.
 

@@ -16,7 +16,7 @@ from envactors.backends.base import Backend, ExitStatus, Stacks, Worker
 from envactors.mailbox.control_page import ControlPage, page_size
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import dumps, loads
-from simulation.primitives import ControlledDoorbell, Inbox
+from simulation.descriptors import ControlledDoorbell, Inbox
 from simulation.schedule import Run
 from simulation.tasks import Interruption
 from simulation.waits import Check, check_errors, contained

@@ -1,7 +1,7 @@
 """One schedule of a few real threads, one of which runs at a time.
 
 The code under test runs unchanged in these threads. They are switched at the lines of the traced modules, and where
-they use one of `simulation.primitives`.
+they use one of `simulation.primitives` or `simulation.descriptors`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _PATIENCE = 60.0
 _ABORT_PATIENCE = 5.0
 # A thread that is being ended and catches this many exceptions is left where it is.
 _MOST_ABORTS = 100
-_PRIMITIVES = str(Path(__file__).with_name("primitives.py"))
+# The files whose frames do not count as places of the code under test.
+_PRIMITIVES = {str(Path(__file__).with_name(name)) for name in ("primitives.py", "descriptors.py")}
 
 
 class Chooser(Protocol):
@@ -83,7 +84,7 @@ class Run:
         is_aborting: Whether the schedule is over and what is left of it ends.
         violation: What was found.
         deviations: The options other than the default one that were taken.
-        descriptors: What the numbers of descriptors stand for; see `simulation.primitives`.
+        descriptors: What the numbers of descriptors stand for; see `simulation.descriptors`.
     """
 
     active: Run | None = None
@@ -262,7 +263,7 @@ class Run:
     def _caller() -> tuple[Any, ...]:
         """Return the place from which a primitive is used."""
         frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_code.co_filename == _PRIMITIVES:
+        while frame is not None and frame.f_code.co_filename in _PRIMITIVES:
             frame = frame.f_back
         assert frame is not None, "primitives do not call each other from nowhere"
         return frame.f_code.co_filename, frame.f_lineno, "primitive"
@@ -404,7 +405,7 @@ class Run:
         if task.ran_at < 0:
             return "begins"
         frame = current_frames().get(task.ident)
-        while frame is not None and frame.f_code.co_filename in (__file__, _PRIMITIVES):
+        while frame is not None and frame.f_code.co_filename in {__file__, *_PRIMITIVES}:
             frame = frame.f_back
         state = "can run" if task.blocked_on is None else f"waits for {task.place}"
         if frame is None:

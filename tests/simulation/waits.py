@@ -14,7 +14,8 @@ from envactors.actor import engine
 from envactors.actor.callbacks import CallbackExecutor
 from envactors.actor.reactor import Reactor
 from envactors.actor.wait_set import LockGate, WaitSet
-from simulation.primitives import ControlledDoorbell, Inbox, controlled
+from simulation.descriptors import ControlledDoorbell, Inbox
+from simulation.primitives import controlled
 from simulation.schedule import Run
 from simulation.tasks import Carriers
 
