@@ -165,6 +165,8 @@ class Lifecycle:
         core.phase, core.started = LIVE, True
         core.tell_start(self._launched)
         self._launcher.finish(self.launch)
+        if self.calls.rows is not None:
+            row_failures.lose_rest(self.calls.rows)
         renewal = core.table.interrupt()
         if renewal is not None:
             self.calls.end(renewal, core.incarnation)

@@ -56,6 +56,17 @@ def lose(rows: ActorRows, begun: list[int], error: ActorError, reason: EndReason
     core.reactor.wake(rows.waiter)
 
 
+def lose_rest(rows: ActorRows) -> None:
+    """Settle what is left of earlier processes, after an exception in the middle of `lose`; another one has started."""
+    core = rows.core
+    rows.keep_complete()
+    left = rows.posted()
+    if left:
+        lose(rows, left, core.loss_of(rows.request(left[0])), None)
+    waiting = {index for group in core.table.groups() for index in group.indices}
+    core.add_first([index for index in rows.indices if rows.is_asked(index) and index not in waiting])
+
+
 def fail(
     rows: ActorRows,
     index: int,

@@ -224,3 +224,35 @@ def results_of_rest(envs):
         except ea.VectorStepError:
             continue
     envs.reset(seed=0)
+
+
+class Raising(EchoEnv):
+    """Raises in its second step."""
+
+    def step(self, action):
+        if self.steps == 1:
+            raise ValueError
+        return super().step(action)
+
+
+def make_policy():
+    return lambda obs, context: (obs[:, 1], {})
+
+
+@pytest.mark.parametrize("on_failure", ["renew", "replay"])
+def test_a_rollout_ends_although_an_interrupt_keeps_a_failure_from_being_told(on_failure):
+    """That of the envs which have lost their process, since a neighbor has raised."""
+    for number in itertools.count():
+        envs = ea.VectorEnv(
+            [EchoEnv, Raising, EchoEnv], envs_per_actor=3, backend="inline", on_failure=on_failure, restart=OFTEN
+        )
+        with envs:
+            envs.reset(seed=0)
+            envs.set_policy(make_policy)
+            where = interrupt(lambda: envs.rollout_async(4), number, only={"settle"})  # noqa: B023
+            if where is None:
+                break
+            envs.rollout(2, timeout=5)
+            envs.reset(seed=1, timeout=5)
+            assert envs.step([1] * 3)[0][:, 1].tolist() == [1] * 3, where
+    assert number > 10
