@@ -156,10 +156,10 @@ def _dump(pickler: type[_Pickler], value: Any, place_buffer: Callable[[Any], boo
 
 
 def loads(data: bytes | bytearray | memoryview) -> Any:
-    """Load what `dumps` has pickled; large arrays are views of ``data``."""
+    """Load what `dumps` has pickled; large arrays are writable views of ``data``, or of a copy if that is constant."""
     if data[0] != bundle.MARK:
         return pickle.loads(data)
-    pickled, *large = (part for _, part in bundle.unpack(data))
+    pickled, *large = (part for _, part in bundle.unpack(bytearray(data) if memoryview(data).readonly else data))
     return pickle.loads(pickled, buffers=large)
 
 

@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 
 import envactors as ea
 from envactors.mailbox.channel import Channel, ChannelCorruptError
-from envactors.mailbox.messages import Failure, Fault, Frame
-from envactors.mailbox.pickling import dumps, loads, pack_failure, unpack_failure
+from envactors.mailbox.messages import Failure, Fault, Frame, Pickled
+from envactors.mailbox.pickling import content_of, dumps, loads, pack_failure, unpack_failure
 
 quick = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
@@ -326,6 +326,13 @@ def test_arrays_arrive_unchanged():
     again = loads(memoryview(dumps(array)))
     assert again.dtype == array.dtype
     assert np.array_equal(again, array)
+
+
+def test_large_arrays_can_be_written_to_however_they_were_sent():
+    data = dumps([np.zeros(1 << 14)])
+    within = content_of(loads(dumps(Pickled(bytes(data)))))
+    for (array,) in (loads(data), loads(bytes(data)), loads(memoryview(bytes(data))), within):
+        array[0] = 1
 
 
 def test_lambdas_and_local_classes_arrive():
