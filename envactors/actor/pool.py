@@ -46,8 +46,10 @@ class PoolFuture(ActorFuture[Any]):
         try:
             request = CallRequest(self.call.method, supervisor.config.first_index, future=self, kind=Kind.CALL)
             supervisor.calls.submit(request, self.call)
-        except ActorClosedError as error:
+        except BaseException as error:  # also what pickling the arguments raises
             self.settle(None, error, actor.incarnation)
+            if not isinstance(error, ActorClosedError):
+                raise
         finally:
             self._is_being_assigned = False
 

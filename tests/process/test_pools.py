@@ -242,3 +242,17 @@ def test_a_call_that_waits_for_an_actor_can_be_aborted():
         assert waiting.abort()
         assert waiting.cancelled()
         GATE.set()
+
+
+class Interrupted:
+    """Cannot be pickled: its reduction raises what no call can end with."""
+
+    def __reduce__(self):
+        raise KeyboardInterrupt
+
+
+def test_a_call_whose_arguments_cannot_be_pickled_for_whatever_reason_takes_no_actor_out_of_its_pool():
+    with ea.ActorPool(Worker, 1, backend=BACKEND) as pool:
+        with pytest.raises(KeyboardInterrupt):
+            pool.submit("echo", Interrupted())
+        assert pool.submit("echo", 1).result(SOON) == 1
