@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from envactors.actor.slots import IDLE, READY, ROLLING, Slots
 from envactors.envs.results import EnvStep
-from envactors.errors import AlreadyPendingError, EnvActorsError
+from envactors.errors import ActorClosedError, AlreadyPendingError, EnvActorsError
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -67,13 +67,16 @@ class Pending:
             )
 
     def note_failure(self, error: BaseException, before: bytes) -> None:
-        """Record that an exception has interrupted a request, unless it is one of the library's errors.
+        """Record that an exception has interrupted a request.
+
+        The library's errors come before or after a request, except that of an actor that was closed: the envs of other
+        actors may have been posted by then.
 
         Args:
             error: The exception.
             before: States of the envs before the request.
         """
-        if not isinstance(error, EnvActorsError):
+        if isinstance(error, ActorClosedError) or not isinstance(error, EnvActorsError):
             self.is_disturbed = True
             self.was_disturbed |= self.slots.states != before
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from budget import examples
+from helpers import SOON, Echo
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -139,6 +140,20 @@ def test_an_interrupt_disturbs_and_an_error_of_the_library_does_not():
     pending.slots.states[1] = POSTED
     pending.note_failure(KeyboardInterrupt(), before)
     assert pending.was_disturbed
+
+
+def test_envs_of_open_actors_can_be_used_after_a_request_that_a_closed_one_refuses():
+    with ea.VectorEnv([Echo] * 3, backend="thread") as envs:
+        envs.reset()
+        envs[1].close()
+        with pytest.raises(ea.ActorClosedError):
+            envs.submit([1, 1, 1])
+        envs.send([1], env_ids=[2])
+        assert envs.recv(timeout=SOON).env_ids.tolist() == [2]
+        with pytest.raises(ea.ActorClosedError):
+            envs.send([1, 1, 1])
+        envs.reset(env_ids=[0, 2], timeout=SOON)
+        assert envs.step([1, 1], env_ids=[2, 0], timeout=SOON)[1].tolist() == [1, 1]
 
 
 def test_a_result_whose_delivery_an_exception_has_interrupted_is_not_waited_for():
