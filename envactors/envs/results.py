@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import marshal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -71,6 +71,17 @@ StepResults: TypeAlias = tuple[
 # The variable-size content of a result: its info, and the object leaves of its observation.
 Content = tuple[Any, list[Any]]
 NO_CONTENT: Content = ({}, [])
+
+
+def as_dict(info: Any) -> dict[str, Any]:
+    """Return a new dict of an info, to add to it; of one that is no mapping, a dict that contains it."""
+    return dict(info) if isinstance(info, Mapping) else {"info": info}
+
+
+def failure_in(info: Any) -> BaseException | None:
+    """Return the failure that the vector has put into an info; envs may use its key for something else."""
+    failure = info.get("failure") if isinstance(info, Mapping) else None
+    return failure if isinstance(failure, BaseException) else None
 
 
 class RowReader:
@@ -203,7 +214,7 @@ class RowReader:
         if not self._slots.has_last[env_id] or self._slots.on_failure == "raise":
             return None
         step = self.last_kept(env_id, before=before)
-        return step._replace(info=dict(step.info))
+        return step._replace(info=as_dict(step.info))
 
     def last_kept(self, env_id: int, *, before: bool = False) -> EnvStep:
         """Return `last` of an env that has one, with the info that the user has got."""

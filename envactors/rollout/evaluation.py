@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from envactors.envs.results import failure_in
 from envactors.errors import VectorInputError, VectorStepError
 from envactors.options import is_int
 from envactors.rollout.results import Evaluation, Rollout
@@ -93,7 +94,7 @@ class Evaluator:
                 self._note_failure(index, failure, error)
             return list(error.failures)
         for index, info in zip(due, infos, strict=True):
-            if (renewed := info.get("failure")) is not None and self._numbers[index] < self._episodes:
+            if (renewed := failure_in(info)) is not None and self._numbers[index] < self._episodes:
                 self._failures.append((self._numbers[index], renewed))
         return []
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from envactors.actor.requests import CallRequest, Group
 from envactors.actor.slots import ASKED, NO_EPISODE, POSTED, ROLLING, Op, Slots
 from envactors.actor.supervisor import Supervisor
+from envactors.envs.results import failure_in
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Failure
 from envactors.mailbox.pickling import make_payload
@@ -371,7 +372,7 @@ class ActorPart:
         over = bool(result.terminated or result.truncated)
         # With autoreset within the step, the next process may have completed the reset in a separate row.
         was_reset = bool(slots.ops[index] & RESET_BIT) and not over
-        failure = result.info.get("failure")
+        failure = failure_in(result.info)
         op = TRUNCATED if failure is not None else RESET if was_reset else STEP
         if result.info:
             self.infos[step, index] = result.info

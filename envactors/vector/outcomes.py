@@ -16,7 +16,7 @@ from envactors.actor.requests import Group, Request
 from envactors.actor.slots import ARRIVED, ASKED, READING, Op, Outcome
 from envactors.envs.core import VectorCore
 from envactors.envs.pending import ReadyResult
-from envactors.envs.results import EnvStep
+from envactors.envs.results import EnvStep, as_dict
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Fault
 from envactors.mailbox.pickling import pack_failure, unpack_failure
@@ -162,10 +162,10 @@ class Outcomes:
             return ReadyResult()
         step = self._reader.step(index)
         if ending is not None:
-            info = {**step.info, "final_obs": ending.obs, "final_info": ending.info}
+            info = {**as_dict(step.info), "final_obs": ending.obs, "final_info": ending.info}
             step = ending._replace(obs=step.obs, info=info, incarnation=step.incarnation)
         if op.failure is not None:
-            info = {**step.info, "failure": op.failure}
+            info = {**as_dict(step.info), "failure": op.failure}
             if op.method == "step":
                 if before is not None:
                     info |= {"final_obs": before.obs, "final_info": before.info}

@@ -207,3 +207,16 @@ def test_a_gymnasium_env():
         found = envs.evaluate(6)
     assert (found.lengths > 100).all()
     assert found.returns.tolist() == found.lengths.tolist()
+
+
+class Robot(Uneven):
+    """Its infos say whether the robot has failed."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"failure": False}
+
+
+def test_what_an_env_calls_a_failure_is_none_of_the_vector():
+    with ea.VectorEnv([Robot] * 2, backend="inline") as envs:
+        envs.set_policy(make_policy, seed=6)
+        assert envs.evaluate(3).failures == []

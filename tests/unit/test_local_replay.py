@@ -18,3 +18,25 @@ def test_an_env_that_raises_continues_with_a_new_episode(backend):
         assert isinstance(infos[0]["failure"], LookupError)
         assert envs.step([5, 5])[1].tolist() == [0.0, 2.0]
         assert envs.step([5, 5])[1].tolist() == [1.0, 3.0]
+
+
+class ListsInfos(Echo):
+    """An env whose infos are no dicts."""
+
+    def step(self, action):
+        return *super().step(action)[:4], [action]
+
+
+@pytest.mark.parametrize("backend", ["thread", "inline"])
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_an_env_whose_infos_are_no_dicts_continues_after_a_failure(backend, autoreset):
+    with ea.VectorEnv([ListsInfos] * 2, backend=backend, autoreset=autoreset, on_failure="renew") as envs:
+        envs.reset(seed=1)
+        assert envs.step([5, 6])[4] == [[5], [6]]
+        envs.set_attr("wants", [("raise", (LookupError, "lost")), None])
+        *_, truncated, infos = envs.step([5, 6])
+        assert truncated.tolist() == [True, False]
+        assert isinstance(infos[0]["failure"], LookupError)
+        assert infos[1] == [6]
+        envs.reset(seed=1)
+        assert envs.step([7, 8])[4] == [[7], [8]]
