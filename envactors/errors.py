@@ -29,6 +29,7 @@ import copy
 import copyreg
 import signal as signals
 import sys
+from collections.abc import Callable
 from typing import Any
 
 if sys.version_info >= (3, 11):
@@ -78,9 +79,7 @@ class ActorError(EnvActorsError):
         call_id: The id of that call, None if the actor was idle.
         elapsed: How long the call had been running, or the process had been starting, in seconds; None if neither was
             in progress.
-        inputs: The inputs that have crashed two processes in a row: everything that the env received since its last
-            seeded reset, including the last call, as tuples such as ``("reset", seed, options)``,
-            ``("step", action)``, ``("set", name, value)`` and ``("call", method, args, kwargs)``. None otherwise.
+        read_inputs: Returns ``inputs``, which are not unpickled before; None without any.
     """
 
     actor: str | None = None
@@ -90,7 +89,17 @@ class ActorError(EnvActorsError):
     method: str | None = None
     call_id: int | None = None
     elapsed: float | None = None
-    inputs: list[tuple[Any, ...]] | None = None
+    read_inputs: Callable[[], list[tuple[Any, ...]]] | None = None
+
+    @property
+    def inputs(self) -> list[tuple[Any, ...]] | None:
+        """The inputs that have crashed two processes in a row; None if that was not the reason.
+
+        They are everything that the env received since its last seeded reset, including the last call, as tuples such
+        as ``("reset", seed, options)``, ``("step", action)``, ``("set", name, value)`` and
+        ``("call", method, args, kwargs)``.
+        """
+        return None if self.read_inputs is None else self.read_inputs()
 
 
 class ActorStartError(ActorError):

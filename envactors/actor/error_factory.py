@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from envactors.actor.config import ActorConfig
@@ -152,11 +152,11 @@ class ErrorFactory:
         text = f"{who} was replaced since {request.method} raised {type(cause).__name__}: {cause}"
         return _caused(ActorDiedError(text, aborted=True, **where), cause)
 
-    def poison(self, death: ActorError, inputs: list[tuple[Any, ...]]) -> ActorError:
+    def poison(self, death: ActorError, inputs: Callable[[], list[tuple[Any, ...]]]) -> ActorError:
         """Return the error of a second process that ended at the same point of the same inputs."""
         error = copy_error(death)
         error.args = (f"the same inputs have ended two processes and are not tried again (see .inputs): {death}",)
-        error.inputs = inputs
+        error.read_inputs = inputs
         return error
 
     def loss(self, request: Request, death: ActorError) -> ActorError:

@@ -17,6 +17,7 @@ from envactors.actor.type_variables import P, R, T_co
 from envactors.deprecations import warn_deprecated
 from envactors.errors import VectorInputError
 from envactors.mailbox.messages import Call, Get, Kind, Set
+from envactors.mailbox.pickling import Sealed
 from envactors.options import check_timeout, is_int
 
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
@@ -97,7 +98,7 @@ class Caller(Generic[T_co]):
 
     def set(self, name: str, value: Any) -> ActorFuture[Any]:
         """Write an attribute of the env, through ``set_wrapper_attr`` if it exists."""
-        return self._submit(Kind.SET, Set(self._env, public_name(name), value), "set")
+        return self._submit(Kind.SET, Set(self._env, public_name(name), Sealed(value)), "set")
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(

@@ -29,7 +29,7 @@ from envactors.mailbox.messages import (
     Set,
 )
 from envactors.mailbox.pickling import dumps, loads
-from envactors.mailbox.recorded import as_input, requests_of
+from envactors.mailbox.recorded import inputs_of
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, SEED, Slab
 from envactors.mailbox.specs import reader
 
@@ -229,13 +229,14 @@ class Journal:
         action, autoreset = (None, False) if attach is None else (attach.layout.action, attach.autoreset)
         return Replay(env, attributes, action, autoreset, self._entries, self._check)
 
-    def inputs(self, attach: Attach | None, slots: Slots, index: int) -> list[tuple[Any, ...]] | None:
-        """Return the requests that reproduce a failure, the failed one last; None if they are not known."""
+    def inputs(self, attach: Attach | None, slots: Slots, index: int) -> Callable[[], list[tuple[Any, ...]]] | None:
+        """Return a function that returns the requests that reproduce a failure; None if they are not known.
+
+        The failed one is the last. The function runs code of users, and so never under the lock.
+        """
         if not (self.whole or _is_seeded_reset(slots, index)):
             return None
-        replay = self.replay(0, attach)
-        asked = [] if replay is None else [*(Set(*loads(one)) for one in replay.attributes), *requests_of(replay)]
-        return [*map(as_input, asked), _last_input(slots, index)]
+        return functools.partial(inputs_of, self.replay(0, attach), _last_input(slots, index))
 
 
 def _is_seeded_reset(slots: Slots, index: int) -> bool:
@@ -245,7 +246,7 @@ def _is_seeded_reset(slots: Slots, index: int) -> bool:
 def _last_input(slots: Slots, index: int) -> tuple[Any, ...]:
     slot, bits, layout = slots.of[index], slots.ops[index], slots.slab.layout
     payload = slot.op.payload if slot.op is not None and bits & PAYLOAD else None
-    content = None if payload is None else loads(payload)  # a reset has one for a large seed alone, too
+    content = None if payload is None else Pickled(payload)  # a reset has one for a large seed alone, too
     if bits & RESET:
         return "reset", slots.seed_posted(index), content
     if content is not None or layout.action is None:

@@ -117,7 +117,7 @@ class Get(NamedTuple):
 
 
 class Set(NamedTuple):
-    """Write an attribute of an env."""
+    """Write an attribute of an env; the value is `Pickled`, since the parent reads the names."""
 
     env: int
     name: str

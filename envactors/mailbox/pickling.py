@@ -204,6 +204,16 @@ def safe_repr(value: object) -> str:
         return f"<{type(value).__name__} whose repr raises>"
 
 
+class Sealed:
+    """Wraps a value inside a message that arrives as `Pickled`, so that reading the message runs no code of users."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Pickled, (bytes(dumps(self._value)),)
+
+
 def content_of(value: Any) -> Any:
     """Return a value of a message after unpickling it if it is `Pickled`."""
     return loads(value.content) if isinstance(value, Pickled) else value

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from envactors.mailbox.messages import REQUESTS, RecordedSteps, Replay, Reset, Step
+from envactors.mailbox.messages import REQUESTS, RecordedSteps, Replay, Reset, Set, Step
 from envactors.mailbox.pickling import content_of, loads
 from envactors.mailbox.specs import leaves, reader
 
@@ -35,10 +35,15 @@ def _steps_of(replay: Replay, steps: RecordedSteps) -> Iterator[Any]:
             yield Step(replay.env, reader(action, columns, row)(), replay.autoreset, None)
 
 
-def as_input(message: Any) -> tuple[Any, ...]:
-    """Return a request as errors show it: its method and arguments."""
+def inputs_of(replay: Replay | None, last: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return the requests of a replay, and the one after it, as errors show them: methods and arguments."""
+    requests = [] if replay is None else [*(Set(*loads(one)) for one in replay.attributes), *requests_of(replay)]
+    return [tuple(map(content_of, one)) for one in (*map(_as_input, requests), last)]
+
+
+def _as_input(message: Any) -> tuple[Any, ...]:
     if isinstance(message, Reset):
-        return "reset", message.seed, content_of(message.options)
+        return "reset", message.seed, message.options
     if isinstance(message, Step):
-        return "step", content_of(message.action)
+        return "step", message.action
     return (type(message).__name__.lower(), *message[1:])

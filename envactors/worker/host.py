@@ -297,7 +297,7 @@ class Host:
             with contextlib.suppress(Exception):  # the call may have raised the first time, too
                 self.call(*request)
         else:
-            (self.set if isinstance(request, messages.Set) else self.restore)(*request)
+            (self.set if isinstance(request, messages.Set) else self.restore)(*map(content_of, request))
 
     def _choose(self, position: int) -> HostedEnv:
         """Return the env that a request names, once the control page says that it runs."""

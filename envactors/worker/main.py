@@ -28,7 +28,7 @@ from envactors.mailbox.control_page import (
 )
 from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.messages import Attach, Fault, Frame, Kind, Start
-from envactors.mailbox.pickling import dumps, loads, pack_failure
+from envactors.mailbox.pickling import content_of, dumps, loads, pack_failure
 from envactors.mailbox.slab import PAYLOAD, Layout, Slab
 from envactors.system.clocks import boot_clock
 from envactors.system.polling import Poller
@@ -49,7 +49,7 @@ class OpenMemory(Protocol):
 
 
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
-_PAYLOADS, _RESULT = Kind.PAYLOADS, Kind.RESULT
+_PAYLOADS, _RESULT, _SET = Kind.PAYLOADS, Kind.RESULT, Kind.SET
 _IN_ARGUMENTS, _RAISED, _IN_RESULT = Fault.ARGUMENTS, Fault.RAISED, Fault.RESULT
 
 
@@ -210,6 +210,8 @@ class Server:
         fault = _IN_ARGUMENTS
         try:
             fields = loads(payload)
+            if kind == _SET:
+                fields = [*map(content_of, fields)]
             fault = _RAISED
             result = self._handlers[kind](*fields)
             fault = _IN_RESULT

@@ -797,3 +797,35 @@ def perform(asked, envs_per_actor, kills):
 @pytest.mark.timeout(180)
 def test_kills_change_nothing_in_any_order_of_things(asked, envs_per_actor):
     assert perform(asked, envs_per_actor, kills=True) == perform(asked, envs_per_actor, kills=False)
+
+
+class OnlyElsewhere:
+    """Cannot be unpickled in the process that has made it."""
+
+    def __reduce__(self):
+        return unpickle_elsewhere, (os.getpid(),)
+
+
+def unpickle_elsewhere(pid):
+    if os.getpid() == pid:
+        raise LookupError("unpickled in the caller")
+    return "elsewhere"
+
+
+def test_the_caller_unpickles_nothing_that_it_sends():
+    with Replaying([WithoutSpec] * 2) as envs:
+        envs.set_attr("first", OnlyElsewhere())
+        for seed in (7, 8):
+            envs.reset(seed=seed, timeout=SOON)
+            envs.set_attr("second", OnlyElsewhere())
+        envs.step([0, 0], timeout=SOON)
+        for actor in envs.actors:
+            os.kill(actor.pid, signal.SIGKILL)
+        obs, *_, infos = envs.step([1, 1], timeout=SOON)
+        assert infos == [{}, {}]
+        assert obs[0][2] == 1
+        assert envs.get_attr("first") == envs.get_attr("second") == ["elsewhere"] * 2
+        *_, infos = envs.step([-1, 2], timeout=SOON)
+        failure = infos[0]["failure"]
+        with pytest.raises(LookupError, match="in the caller"):
+            print(failure.inputs)
