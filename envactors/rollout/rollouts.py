@@ -79,6 +79,7 @@ class Rollouts:
             TypeError: ``make_policy`` is not callable.
             ValueError: ``seed`` is not an int >= 0.
             AlreadyPendingError: Rollouts are in flight.
+            ActorClosedError: An actor was closed.
             Exception: Raised by ``make_policy``.
         """
         if not callable(make_policy):
@@ -88,12 +89,12 @@ class Rollouts:
         self.check_idle()
         self._policies += 1
         policy = Policy(self._policies, bytes(dumps_by_value(make_policy)), operator.index(seed))
-        futures: list[Future[bool]] = []
-        for supervisor in self._supervisors:
-            future: Future[bool] = Future()
-            futures.append(future)
+        futures: list[Future[bool]] = [Future() for _ in self._supervisors]
+        for supervisor, future in zip(self._supervisors, futures, strict=True):
             request = PolicyRequest(supervisor, policy, functools.partial(_tell_made, future))
             with supervisor.core.change, supervisor.core.lock:
+                if supervisor.core.closing:
+                    raise supervisor.core.errors.closed(request, supervisor.core.incarnation)
                 supervisor.calls.queue(request)
         can_load = [future.result() for future in futures]
         self._loads = all(can_load)

@@ -1129,3 +1129,13 @@ def test_rollouts_count_as_steps():
         stats = envs.stats()
     assert list(stats.steps) == [15, 15], "two of the rows are resets"
     assert list(stats.episodes) == [2, 2]
+
+
+@pytest.mark.parametrize("backend", ["process", "inline"])
+def test_no_policy_is_waited_for_in_a_closed_actor(backend):
+    with ea.VectorEnv([Walk] * 3, backend=backend) as envs:
+        envs.reset(seed=0)
+        envs[1].close()
+        with pytest.raises(ea.ActorClosedError, match="'env-1'"):
+            envs.set_policy(make_policy)
+        envs.step([1, 1], env_ids=[0, 2])
