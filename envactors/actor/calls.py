@@ -106,7 +106,7 @@ class Calls:
                 if not is_live or is_busy or call.bound not in (None, core.incarnation):
                     self.queue(call)
                     return
-                table.last_id = call.call_id = table.last_id + 1
+                table.ids.last = call.call_id = table.ids.last + 1
                 table.running = call
                 if call.future is not None:
                     call.future.mark_running()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess
+from envactors.actor.requests import CallIds
 from envactors.backends.base import Backend, RowMemory
 from envactors.mailbox.messages import Start
 from envactors.options import Deadlines, RestartPolicy
@@ -39,6 +40,7 @@ class ActorConfig:
         permits: What its steps and resets need to run; None if any number may.
         lock: The lock that the actors and standbys of a vector share: none waits for that of another while it holds its
             own. None for an actor with its own.
+        ids: Where its call ids come from; shared likewise.
     """
 
     name: str
@@ -54,6 +56,7 @@ class ActorConfig:
     is_standby: bool = False
     permits: Permits | None = None
     lock: threading.RLock | None = None
+    ids: CallIds = dataclasses.field(default_factory=CallIds)
 
     @property
     def spin(self) -> bool:

@@ -60,7 +60,7 @@ class ActorCore:
         self.change: StateChange = StateChange(self)
         self.timers: Timers = Timers(reactor.note_timer)
         self.errors: ErrorFactory = ErrorFactory(config)
-        self.table: RequestTable = RequestTable()
+        self.table: RequestTable = RequestTable(config.ids)
         # The waiting requests, the next one first.
         self.queue: deque[Entry] = self.table.queue
         # Sends what heads the queue, as far as the worker is free for it; set by `envactors.actor.calls`.

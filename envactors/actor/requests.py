@@ -134,6 +134,17 @@ class Group:
 Entry = CallRequest | Group
 
 
+@dataclasses.dataclass(slots=True)
+class CallIds:
+    """The call ids of some actors with one lock.
+
+    Attributes:
+        last: The call id that was given last, to a call or to rows.
+    """
+
+    last: int = 0
+
+
 def shortest_deadline(deadlines: Deadlines) -> float:
     """Return the shortest deadline of a step, reset, call, or policy, in seconds; infinity if there is none."""
     limits = (deadlines.of(method) for method in _METHOD_NAMES.values())
@@ -143,22 +154,25 @@ def shortest_deadline(deadlines: Deadlines) -> float:
 class RequestTable:
     """The running call and the waiting requests, in order.
 
+    Args:
+        ids: Where its call ids come from.
+
     Attributes:
+        ids: The same.
         running: The call that the worker was sent and has not answered; None if there is none.
         queue: The waiting requests, the next one first.
-        last_id: The call id that was given last, to a call or to rows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ids: CallIds) -> None:
+        self.ids = ids
         self.running: CallRequest | None = None
         self.queue: deque[Entry] = deque()
-        self.last_id: int = 0
 
     def add(self, entry: Entry, *, at_front: bool = False) -> None:
         """Queue an entry; a call gets its number."""
         if entry.is_call:
-            self.last_id += 1
-            entry.call_id = self.last_id
+            self.ids.last += 1
+            entry.call_id = self.ids.last
         (self.queue.appendleft if at_front else self.queue.append)(entry)
 
     def start_call(self, call: CallRequest) -> CallRequest:

@@ -106,7 +106,7 @@ class ActorRows:
         """
         core, slots, process = self.core, self.slots, self.core.process
         assert process is not None, "a live actor has a process"
-        core.table.last_id = number = core.table.last_id + 1
+        core.table.ids.last = number = core.table.ids.last + 1
         if not self.is_in_flight():
             self.posted_at = now
         if "call" not in core.timers.when:

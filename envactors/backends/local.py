@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from envactors.backends.base import Backend, ExitStatus, RowMemory, Stacks, Stream, Worker
-from envactors.mailbox.control_page import BEGUN, FINISHED, POSTED, STEP, ControlPage, page_size
+from envactors.mailbox.control_page import BEGUN, POSTED, STEP, ControlPage, page_size
 from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.messages import Frame
 from envactors.mailbox.slab import Layout, Slab
@@ -298,18 +298,13 @@ class InlineLoop:
         self._number = number
         self._due = list(zip(self._rows, ops, itertools.repeat(number)))
         self._rest = iter(self._due)
-        for worker in self._workers:
-            worker.page.is_streaming = False
 
     def run(self) -> None:
         """Run the rows that were taken over, but for those that a worker was sent."""
-        number, before = self._number, context.of_thread.get()
+        before = context.of_thread.get()
         try:
             context.of_thread.set(self._running)
             run_all(self._rest)
-            for worker in self._workers:
-                if worker.page.counters[STEP] < number:
-                    worker.page.counters[FINISHED] = number
         except WorkerRetiredError:
             pass  # the others run what is left
         finally:

@@ -12,6 +12,7 @@ from envactors.actor.handle import ActorHandle, ActorView, close_all
 from envactors.actor.launch import launch
 from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess
+from envactors.actor.requests import CallIds
 from envactors.actor.slots import Op, Slot, Slots
 from envactors.backends.base import Backend, RowMemory
 from envactors.errors import SpaceMismatchError, VectorEnvError, VectorInputError
@@ -81,6 +82,7 @@ class VectorActors:
             restart=choices.restart,
             memory=self.memory,
             lock=threading.RLock(),
+            ids=CallIds(),
             # Only actors with a process can be lost.
             max_journal=choices.max_journal if choices.on_failure == "replay" and backend.kills else None,
             seed_episodes=choices.seed_episodes,

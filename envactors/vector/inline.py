@@ -55,11 +55,11 @@ class InlineSteps:
                 if stepper.is_simple and not slots.unusual and slots.states == slots.zeros:
                     resets = stepper.write_rows(stepper.all, actions)
                     with self._lock:
-                        step = stepper.prepare(stepper.all, resets)
+                        step = stepper.prepare(stepper.all, resets, time.monotonic())
                         if step is not None:
                             loop = self._loop_of(step.parts)
                             loop.prepare(slots.ops, step.number)
-                            stepper.post(step, time.monotonic())
+                            stepper.post(step)
                             is_posted = True
                 if step is None:
                     stepper.start(stepper.all.env_ids, actions, stream=False)

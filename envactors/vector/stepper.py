@@ -23,7 +23,7 @@ from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.envs.core import VectorCore
 from envactors.envs.results import StepResults
 from envactors.envs.selection import Selection
-from envactors.mailbox.control_page import ASLEEP, FINISHED, OVERFLOWS, SPINNING, ControlPage, spin_until_all
+from envactors.mailbox.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, spin_until_all
 from envactors.mailbox.slab import HALF, RESET, SEED
 from envactors.vector.asking import Asker
 from envactors.vector.steps import Part, Step, replace_processes
@@ -69,7 +69,9 @@ class Stepper:
         self._vector = vector
         self._slots = slots = vector.slots
         self._asker = asker
-        config, self._lock = vector.supervisors[0].config, vector.supervisors[0].core.lock  # the lock of all actors
+        config = vector.supervisors[0].config
+        # Those of all actors.
+        self._lock, self._ids = vector.supervisors[0].core.lock, config.ids
         backend = config.backend
         self.tuner: WaitTuner = WaitTuner(config.spin)
         self.stream_tuner: WaitTuner = WaitTuner(config.spin)
@@ -113,9 +115,9 @@ class Stepper:
             if are_idle:
                 resets = self.write_rows(envs, actions)
                 with asker.corked(), self._lock:
-                    step = self.prepare(envs, resets)
+                    step = self.prepare(envs, resets, now)
                     if step is not None:
-                        self._post_and_ring(step, now, wait)
+                        self._post_and_ring(step, wait)
         if step is None:
             spec = self._vector.action_spec
             asker.start_steps(env_ids, actions, stream=stream, wait=wait, checked=spec)
@@ -152,46 +154,43 @@ class Stepper:
                 slots.overflow.pop(env_id, None)
         return resets
 
-    def prepare(self, envs: Selection, resets: Sequence[int]) -> Step | None:
+    def prepare(self, envs: Selection, resets: Sequence[int], now: float) -> Step | None:
         """Return a step to be posted, if all workers are free and none runs anything for other envs. Under the lock."""
-        slots, number = self._slots, 0
+        slots, ids = self._slots, self._ids
+        ids.last = number = ids.last + 1
         parts = (self._parts if envs is self.all else None) or self._find_parts(envs)
-        for core, _, process, _, _ in parts:
-            table = core.table
+        for core, rows, process, page, _ in parts:
             # At most states to be saved are queued then, where an interrupt has left them: without rows in flight,
             # only a running call keeps a worker from its queue.
             is_free = core.phase is LIVE and not core.closing and core.permits is None
-            if core.process is not process or not is_free or table.running is not None:
+            if core.process is not process or not is_free or core.table.running is not None:
                 self._parts = []
                 return None
-            if table.last_id > number:  # noqa: PLR1730 # in a third of the time that `max` takes
-                number = table.last_id
+            # Nothing reads these of an actor without rows in flight, so that they may also be those of no step.
+            rows.last = page.last_call = number
+            rows.posted_at = now
+            if "call" not in core.timers.when:
+                core.watch(now)
         if not parts or (slots.unusual and not slots.unusual.isdisjoint(envs.env_ids)):
             return None
-        return Step(envs, number + 1, parts, resets)
+        return Step(envs, number, parts, resets)
 
-    def post(self, step: Step, now: float) -> None:
+    def post(self, step: Step) -> None:
         """Post a step, but ring for no worker. Called under the lock.
 
         The private numbers come first: from then on no row is complete.
         """
-        slots, (envs, number, parts, _) = self._slots, step
+        slots, (envs, number, _, _) = self._slots, step
         for each in envs.ranges:
             slots.numbers[each].fill(number)
             slots.slab.posted[each].fill(number)
-        for core, rows, _, page, _ in parts:
-            core.table.last_id = rows.last = page.last_call = number
-            rows.posted_at = now
-            if "call" not in core.timers.when:
-                core.watch(now)
-        for each in envs.ranges:
             slots.states[each] = self._all_posted[each]
 
-    def _post_and_ring(self, step: Step, now: float, wait: int) -> None:
+    def _post_and_ring(self, step: Step, wait: int) -> None:
         if step.envs is self.all:
             self._step = step
         try:
-            self.post(step, now)
+            self.post(step)
             for _, _, _, page, indices in step.parts:
                 page.post_step(step.number, wait, False, indices)
         except BaseException:
@@ -334,19 +333,15 @@ class Stepper:
                     return False
                 if not slots.infos.all_plain() and not slots.infos.are_inline(each):
                     return False
-            for core, rows, process, page, _ in parts:
-                counters = page.counters
-                is_as_usual = core.process is process and core.phase is LIVE and not core.table.queue
-                if not is_as_usual or counters[OVERFLOWS] != process.overflows:
-                    return False
-                if counters[FINISHED] != number or rows.last != number:
+            for core, rows, _, _, _ in parts:
+                if core.phase is not LIVE or core.table.queue or rows.last != number:
                     return False
             for each in envs.ranges:
                 slots.halves[each] = slots.ops[each].translate(_HALF_OF)
             for core, _, _, _, indices in parts:
-                if core.recovery.replays:
-                    core.recovery.record_all(slots, indices)
                 core.completed += len(indices)
+                if slots.on_failure == "replay":
+                    core.recovery.record_all(slots, indices)
             for each in envs.ranges:
                 slots.states[each] = self._all_reading[each]
         for core in [part.core for part in parts] if slots.on_failure == "replay" else ():

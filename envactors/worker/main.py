@@ -194,6 +194,7 @@ class Server:
             run_all(due)
             page.is_timing = False
         page.finish_step(call_id)
+        page.is_streaming = False
 
     def _send_overflow(self, index: int, payload: bytes | bytearray) -> None:
         self._reply(Kind.OVERFLOW, bundle.pack([(index, payload)]))

@@ -195,7 +195,7 @@ def test_memory_is_bounded_and_the_last_is_kept(path, monkeypatch):
             assert running._row_count <= 500 + SPANS_KEPT
             wait_until(lambda: running._row_count <= 500)
             envs.step([0])
-            last = envs.actors[0]._supervisor.core.table.last_id
+            last = envs.actors[0]._supervisor.core.config.ids.last
     tracks, _ = check(path.read_text())
     steps = [details["call"] for name, _, _, details in tracks["env-0"] if name == "step"]
     assert 400 < len(steps) <= 500

@@ -77,7 +77,7 @@ class Invariants:
         slots, state = self._slots, self._slots.states[index]
         slot, number = slots.of[index], slots.numbers_of[index]
         completed, future = self._completed[index], None if slot.op is None else slot.op.future
-        if number > core.table.last_id or self._posted[index] != number:
+        if number > core.table.ids.last or self._posted[index] != number:
             return f"its row has {self._posted[index]}, and {number} was posted"
         if state == POSTED and core.process is None:
             return "there is no process"

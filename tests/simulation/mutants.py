@@ -146,7 +146,7 @@ MUTANTS = [
     Mutant("actor.slots:Slot.seed_with", "self.episode = 0", "pass", "episodes have their seeds"),
     Mutant("actor.slots:Slot.count_episode", "self.episode += 1", "pass", "episodes have their seeds"),
     # Rows.
-    Mutant(ROWS + "post", "core.table.last_id + 1", "core.table.last_id", ONCE),
+    Mutant(ROWS + "post", "core.table.ids.last + 1", "core.table.ids.last", ONCE),
     Mutant(ROWS + "post", "process.watch_doorbell(self._on_ring)", "pass", HANGS),
     Mutant(ROWS + "post", "core.watch(now)", "pass", HANGS),
     Mutant("actor.watch:_look", 'core.timers.set("call",', "(lambda *_: None)(None,", HANGS),
@@ -154,7 +154,7 @@ MUTANTS = [
     Mutant(CALLS + "submit", "table.running is not None or ", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", "or table.running is not None", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", " and not table.queue", "", "no call runs beside rows"),
-    Mutant(STEPPER + "prepare", "or table.running is not None", "", "no call runs beside rows"),
+    Mutant(STEPPER + "prepare", "or core.table.running is not None", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", "slots.unusual and not slots.unusual.isdisjoint(indices)", "False", LOSSES),
     Mutant(
         STEPPER + "arrive",

@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 
 import envactors as ea
 from envactors.actor.future import ActorFuture
-from envactors.actor.requests import CallRequest, Group, RequestTable
+from envactors.actor.requests import CallIds, CallRequest, Group, RequestTable
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_RESET, METHOD_STEP, PAGE, SINCE, ControlPage
 from envactors.mailbox.messages import Kind
 from envactors.system.polling import Doorbell
@@ -33,7 +33,7 @@ class Tables(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = RequestTable()
+        self.table = RequestTable(CallIds())
         self.running: CallRequest | None = None
         self.waiting: list[object] = []
         self.taken: list[object] = []
@@ -60,7 +60,7 @@ class Tables(RuleBasedStateMachine):
     @rule()
     def post_rows(self):
         """Rows take their numbers from the same count as calls."""
-        self.table.last_id += 1
+        self.table.ids.last += 1
         self.last_id += 1
 
     @precondition(lambda self: self.running is None and self.waiting and isinstance(self.waiting[0], CallRequest))
@@ -143,7 +143,7 @@ class Tables(RuleBasedStateMachine):
     def the_table_is_as_the_model(self):
         assert self.table.running is self.running
         assert list(self.table.queue) == self.waiting
-        assert self.table.last_id == self.last_id
+        assert self.table.ids.last == self.last_id
 
     @invariant()
     def every_entry_is_in_one_place(self):
@@ -173,7 +173,7 @@ class Interrupted(deque):
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupt_in_the_middle_of_a_start_loses_nothing(when):
     """What interrupts a change takes out what runs; the call is there then, once."""
-    table = RequestTable()
+    table = RequestTable(CallIds())
     first, second = make_call(), make_call()
     table.queue = Interrupted()
     table.add(first)

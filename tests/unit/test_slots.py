@@ -227,10 +227,10 @@ def post_all(actor):
 def post_some(actor, envs):
     """Starts a step of some envs; returns whether they were posted at once."""
     resets = actor.stepper.write_rows(envs, np.array(envs.env_ids, np.float64))
-    actor.posted = actor.stepper.prepare(envs, resets)
+    actor.posted = actor.stepper.prepare(envs, resets, 100.0)
     if actor.posted is None:
         return False
-    actor.stepper._post_and_ring(actor.posted, 100.0, ASLEEP)
+    actor.stepper._post_and_ring(actor.posted, ASLEEP)
     return True
 
 
@@ -273,7 +273,7 @@ def test_all_envs_are_posted_at_once_only_if_nothing_waits_or_is_out_of_the_ordi
 
 @pytest.mark.parametrize("env_ids", [[1], [2, 0], [0, 2, 1]])
 def test_some_envs_at_once_have_the_results_that_each_for_itself_has(actor, env_ids):
-    number = actor.core.table.last_id + 1
+    number = actor.core.config.ids.last + 1
     assert post_some(actor, Selection(env_ids))
     assert [actor.slots.states[env] for env in actor.ENVS] == [POSTED if env in env_ids else IDLE for env in actor.ENVS]
     actor.work()
@@ -326,8 +326,8 @@ def test_consecutive_ids_are_taken_together(env_ids, ranges):
     assert envs.index.tolist() == env_ids
 
 
-@pytest.mark.parametrize("writes", range(3 * WRITES_PER_ENV + 1))
-def test_a_step_of_all_envs_has_not_ended_before_its_worker_says_so(actor, writes):
+@pytest.mark.parametrize("writes", range(3 * WRITES_PER_ENV))
+def test_a_step_of_all_envs_has_not_ended_before_its_rows_are_complete(actor, writes):
     assert post_all(actor)
     actor.work(writes)
     assert not arrive(actor)
