@@ -30,9 +30,7 @@ from envactors.system.polling import Doorbell
 
 PAGE: Final = mmap.PAGESIZE
 
-# A spin ends after this many rounds of about a microsecond, or after this many seconds if other threads take the core
-# in each round.
-_SPIN_ROUNDS = 150
+# A spin ends after this many seconds, also if other threads take the core in each round.
 _SPIN_SECONDS = 1e-3
 
 # Written by the parent.
@@ -44,7 +42,7 @@ FRAMES: Final = 1
 STEP: Final = 2
 # Whether the results of that step are streamed: the caller uses each of them before the others are complete.
 STREAM: Final = 3
-# How the worker waits for the next request: `ASLEEP` or `SPINNING`.
+# How the worker waits for the next request: for how many rounds it spins before it sleeps.
 WAIT: Final = 4
 # The worker rings for a streamed result if at least this many rows are complete then; 0 if nobody waits.
 RING_AT: Final = 5
@@ -77,8 +75,11 @@ METHOD_POLICY: Final = 3
 # How many times to read the progress of a worker if it keeps changing.
 _MOST_READS = 100
 
+# Values of `WAIT`. A round takes about a microsecond. Workers that each have a core spin for longer: from the end of
+# their step until the slowest has ended, too, and the caller has posted the next one.
 ASLEEP: Final = 0
-SPINNING: Final = 1
+SPINNING: Final = 150
+SPINNING_LONG: Final = 1000
 
 
 def page_size(envs: int) -> int:
@@ -86,11 +87,11 @@ def page_size(envs: int) -> int:
     return PAGE + measured_size(envs)
 
 
-def spin_until_all(pairs: Sequence[tuple[memoryview, int]], index: int) -> bool:
+def spin_until_all(pairs: Sequence[tuple[memoryview, int]], index: int, rounds: int = SPINNING) -> bool:
     """Spin until ``counters[index] >= target`` for all pairs (counters, target); return whether that came true.
 
-    It spins for some tens of microseconds of this thread's time. Each round yields the core first, so that the other
-    side may use it, and calls no Python function, so that it is short. Counters only grow, so one that has reached its
+    Each round takes about a microsecond of this thread's time. It yields the core first, so that the other side may use
+    it, and calls no Python function, so that it is short. Counters only grow, so one that has reached its
     target is not read again.
     """
     yield_core = yield_cpu
@@ -98,7 +99,7 @@ def spin_until_all(pairs: Sequence[tuple[memoryview, int]], index: int) -> bool:
     end = monotonic() + _SPIN_SECONDS
     reached = 0  # how many of the pairs have come true
     wanted = len(pairs)
-    for _ in range(_SPIN_ROUNDS):
+    for _ in range(rounds):
         yield_core()
         while reached < wanted:
             counters, target = pairs[reached]
@@ -274,7 +275,7 @@ class ControlPage:
         """Record that a batch step has finished; ring if someone waits for its end rather than for its results."""
         counters = self.counters
         counters[FINISHED] = call_id
-        if counters[WAIT] & SPINNING:
+        if counters[WAIT]:
             yield_cpu()  # a caller that spins on this CPU reads the counter first, before the ring delays it
         if self.is_streaming:
             with self._barrier:

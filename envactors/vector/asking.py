@@ -83,7 +83,7 @@ class Asker:
             env_ids: Ids of the envs.
             actions: Actions as `VectorEnv.step` takes them.
             stream: Whether results are delivered one by one rather than all at once.
-            wait: How workers wait for the next request: `ASLEEP` or `SPINNING`.
+            wait: How workers wait for the next request, as `envactors.mailbox.control_page` says.
             futures: Futures that get the results; empty if `Pending` gets them.
             checked: Spec that actions are checked against; None to send them unchecked.
 
@@ -157,7 +157,7 @@ class Asker:
 
         Args:
             env_ids: Ids of the envs, with their actions in their rows.
-            wait: How workers wait for the next request: `ASLEEP` or `SPINNING`.
+            wait: How workers wait for the next request, as `envactors.mailbox.control_page` says.
             stream: Whether results are delivered one by one rather than all at once.
         """
         now = time.monotonic()

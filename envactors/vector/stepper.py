@@ -23,8 +23,9 @@ from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.envs.core import VectorCore
 from envactors.envs.results import StepResults
 from envactors.envs.selection import Selection
-from envactors.mailbox.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, spin_until_all
+from envactors.mailbox.control_page import ASLEEP, FINISHED, SPINNING, SPINNING_LONG, ControlPage, spin_until_all
 from envactors.mailbox.slab import HALF, RESET, SEED
+from envactors.system.cpus import cores
 from envactors.vector.asking import Asker
 from envactors.vector.steps import Part, Step, replace_processes
 
@@ -75,6 +76,8 @@ class Stepper:
         backend = config.backend
         self.tuner: WaitTuner = WaitTuner(config.spin)
         self.stream_tuner: WaitTuner = WaitTuner(config.spin)
+        # How workers that spin wait for the next request.
+        self._spinning = SPINNING_LONG if len(vector.actors) <= cores() else SPINNING
         # Whether replies contain the rings of other machines.
         self._is_far, self._kills = backend.is_far, backend.kills
         self._ears = _Ears(vector.reactor)
@@ -105,7 +108,7 @@ class Stepper:
         self._started = now = time.monotonic()
         tuner = self.stream_tuner if stream else self.tuner
         strategy = tuner.strategy
-        wait = SPINNING if strategy.workers_spin and now - tuner.recorded < SHORT_PAUSE else ASLEEP
+        wait = self._spinning if strategy.workers_spin and now - tuner.recorded < SHORT_PAUSE else ASLEEP
         self._step = step = None
         if self.is_simple and not stream and (not slots.unusual or slots.unusual.isdisjoint(env_ids)):
             envs = self.all if env_ids is asker.all_ids else Selection(env_ids)

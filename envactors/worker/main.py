@@ -19,7 +19,6 @@ from envactors.mailbox.control_page import (
     METHOD_CALL,
     OVERFLOWS,
     POSTED,
-    SPINNING,
     STEP,
     STREAM,
     WAIT,
@@ -125,7 +124,7 @@ class Server:
     def _wait(self, poller: Poller) -> None:
         """Wait as the parent has said until a request is posted or the channel has something to read."""
         counters, handled, fd = self._counters, self.handled, self._channel.fileno()
-        if counters[WAIT] == SPINNING and spin_until_all([(counters, handled + 1)], POSTED):
+        if spin_until_all([(counters, handled + 1)], POSTED, counters[WAIT]):
             return
         # A ring may belong to a request that was seen while spinning and has run.
         while fd not in dict(poller.poll(None)) and counters[POSTED] == handled:

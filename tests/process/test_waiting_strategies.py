@@ -18,6 +18,7 @@ import envactors as ea
 from envactors.actor.reactor import Reactor
 from envactors.actor.slots import POSTED
 from envactors.actor.wait_tuner import BOTH_SPIN
+from envactors.mailbox.control_page import SPINNING, SPINNING_LONG, WAIT
 from envactors.testing import EchoEnv
 from envactors.vector.stepper import Stepper
 
@@ -125,6 +126,16 @@ def dozing():
 def long_pauses(monkeypatch):
     """However long the pause between two steps, the caller expects its workers to spin through it."""
     monkeypatch.setattr("envactors.vector.stepper.SHORT_PAUSE", 1e9)
+
+
+@pytest.mark.usefixtures("long_pauses")
+@pytest.mark.parametrize(("cores", "rounds"), [(1, SPINNING), (2, SPINNING_LONG)])
+def test_two_workers_spin_for_longer_if_there_are_two_cores(monkeypatch, cores, rounds):
+    monkeypatch.setattr("envactors.vector.stepper.cores", lambda: cores)
+    with dozing() as envs:
+        wait_always(envs, BOTH_SPIN)
+        envs.step([0] * 4)
+        assert [actor._supervisor.core.process.page.counters[WAIT] for actor in envs.actors] == [rounds] * 2
 
 
 @pytest.mark.usefixtures("long_pauses")
