@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from budget import examples
-from helpers import SOON, Echo
+from helpers import SOON, Echo, wait_until
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -148,6 +148,7 @@ def test_envs_of_open_actors_can_be_used_after_a_request_that_a_closed_one_refus
         envs[1].close()
         with pytest.raises(ea.ActorClosedError):
             envs.submit([1, 1, 1])
+        wait_until(lambda: envs._core.slots.states[0] == IDLE)  # env 0 was posted before it was refused
         envs.send([1], env_ids=[2])
         assert envs.recv(timeout=SOON).env_ids.tolist() == [2]
         with pytest.raises(ea.ActorClosedError):
