@@ -23,7 +23,15 @@ from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.envs.core import VectorCore
 from envactors.envs.results import StepResults
 from envactors.envs.selection import Selection
-from envactors.mailbox.control_page import ASLEEP, FINISHED, SPINNING, SPINNING_LONG, ControlPage, spin_until_all
+from envactors.mailbox.control_page import (
+    ASLEEP,
+    FINISHED,
+    OVERFLOWS,
+    SPINNING,
+    SPINNING_LONG,
+    ControlPage,
+    spin_until_all,
+)
 from envactors.mailbox.slab import HALF, RESET, SEED
 from envactors.system.cpus import cores
 from envactors.vector.asking import Asker
@@ -336,8 +344,9 @@ class Stepper:
                     return False
                 if not slots.infos.all_plain() and not slots.infos.are_inline(each):
                     return False
-            for core, rows, _, _, _ in parts:
-                if core.phase is not LIVE or core.table.queue or rows.last != number:
+            for core, rows, process, page, _ in parts:
+                is_as_usual = core.phase is LIVE and not core.table.queue and rows.last == number
+                if not is_as_usual or page.counters[OVERFLOWS] != process.overflows:
                     return False
             for each in envs.ranges:
                 slots.halves[each] = slots.ops[each].translate(_HALF_OF)

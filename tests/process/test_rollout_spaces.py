@@ -203,6 +203,18 @@ def test_bare_envs(kind, options):
         assert first.obs.shape == (6, 4)
 
 
+def kill_process(actor):
+    """Kills the process of an actor; returns whether it had one."""
+    pid = actor.pid
+    if pid is None:
+        return False
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("kind", ["array", "dict"])
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
 def test_kills_change_nothing_for_bare_envs_under_replay(kind, envs_per_actor):
@@ -216,8 +228,7 @@ def test_kills_change_nothing_for_bare_envs_under_replay(kind, envs_per_actor):
         for start in range(0, 600, 150):
             future = envs.rollout_async(150)
             time.sleep(0.004 * (start // 150))
-            wait_until(lambda: envs.actors[0].pid is not None)  # that of the last round may have come behind its end
-            os.kill(envs.actors[0].pid, signal.SIGKILL)
+            wait_until(lambda: kill_process(envs.actors[0]))  # that of the last round may have come behind its end
             rollout = future.result(SOON)
             assert rollout.failures == []
             following = found[start + 150][0] if start < 450 else last
