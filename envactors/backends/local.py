@@ -197,7 +197,7 @@ class ThreadWorker(LocalWorker):
         threading.Thread(target=self._run, name=f"envactors-worker-{name}", daemon=True).start()
 
     def _run(self) -> None:
-        self.thread: int = threading.get_ident()
+        self.thread = threading.get_ident()
         server = self.server
         counters = self.page.counters
         context.of_thread.set(server.host.running)
@@ -213,6 +213,7 @@ class ThreadWorker(LocalWorker):
                     except OSError:
                         continue  # nothing to read, or the parent has abandoned this worker
         finally:
+            self.thread = None  # the next thread of this process may get the same id
             self._ended.ring()
 
 

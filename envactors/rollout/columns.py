@@ -331,7 +331,7 @@ class Columns:
             self._flat_starts[row + self._envs] = starts
             if hosted.journal:
                 self._checks[row] = hosted.check
-            if not info and not objects and type(info) is dict:
+            if type(info) is dict and not info and not objects:
                 self._encodings[row] = PLAIN
             else:
                 self._write_beside(row, info, objects)

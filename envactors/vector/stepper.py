@@ -88,6 +88,7 @@ class Stepper:
         self._spinning = SPINNING_LONG if len(vector.actors) <= cores() else SPINNING
         # Whether replies contain the rings of other machines.
         self._is_far, self._kills = backend.is_far, backend.kills
+        self._replays = vector.supervisors[0].core.recovery.replays
         self._ears = _Ears(vector.reactor)
         # Time at which the last step was started (`time.monotonic`).
         self._started = 0.0
@@ -352,11 +353,11 @@ class Stepper:
                 slots.halves[each] = slots.ops[each].translate(_HALF_OF)
             for core, _, _, _, indices in parts:
                 core.completed += len(indices)
-                if slots.on_failure == "replay":
+                if self._replays:
                     core.recovery.record_all(slots, indices)
             for each in envs.ranges:
                 slots.states[each] = self._all_reading[each]
-        for core in [part.core for part in parts] if slots.on_failure == "replay" else ():
+        for core in [part.core for part in parts] if self._replays else ():
             if core.queue:  # states of envs are to be saved
                 with core.change, core.lock:
                     core.on_idle()

@@ -115,7 +115,7 @@ def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
                 if (
                     (type(obs) is array and obs.shape == row.shape and obs.dtype == row.dtype)
                     and (type(reward) is float and type(terminated) is type(truncated) is bool)
-                    and (not info and type(info) is dict and context.forks == forks)
+                    and (type(info) is dict and not info and context.forks == forks)
                     and not (row.autoreset and (terminated or truncated))
                 ):
                     guard.writer = thread
@@ -349,7 +349,7 @@ class EnvRow:
         objects = [leaf for row, leaf in zip(self._halves[0], leaves, strict=True) if row is None]
         if self._slab.layout.reward is None:
             objects.append(fields[1])
-        if not info and not objects and type(info) is dict:
+        if type(info) is dict and not info and not objects:
             return leaves, None
         try:
             return leaves, self._infos.pack(info, objects)

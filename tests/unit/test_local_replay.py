@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 from helpers import Echo
 
 import envactors as ea
+from envactors.testing import EchoEnv
+
+
+class Saves:
+    """The envs whose states were saved. Functions are pickled by reference."""
+
+    envs: ClassVar[list[object]] = []
+
+
+def note_save(env):
+    Saves.envs.append(env)
+
+
+@pytest.mark.parametrize("backend", ["thread", "inline"])
+def test_no_states_are_saved_for_replays_that_never_come(backend):
+    Saves.envs.clear()
+    snapshot = ea.SnapshotPolicy(get=note_save, set=lambda env, state: None, every=2)
+    with ea.VectorEnv([EchoEnv] * 2, backend=backend, on_failure="replay", snapshot=snapshot) as envs:
+        envs.reset(seed=1)
+        for _ in range(6):
+            envs.step([1, 1])
+        envs.call("reset")  # after all that was queued
+    assert Saves.envs == []
 
 
 @pytest.mark.parametrize("backend", ["thread", "inline"])

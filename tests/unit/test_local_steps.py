@@ -15,6 +15,7 @@ import envactors as ea
 from envactors.actor import slots
 from envactors.backends.local import InlineWorker, ThreadWorker
 from envactors.mailbox import info_codec, pickling
+from envactors.testing import EchoEnv
 from envactors.worker import host
 
 
@@ -213,3 +214,27 @@ def test_an_abandoned_worker_rings_no_bell_that_is_closed(make):
     finally:
         os.close(fd)
         os.close(other)
+
+
+def test_a_thread_worker_that_has_ended_runs_in_no_thread():
+    """Another thread may get the id of its thread, and wait for the actor before the end was noticed."""
+    worker = ThreadWorker("ended", None, 1)
+    (thread,) = (each for each in threading.enumerate() if each.name == "envactors-worker-ended")
+    worker.kill()
+    thread.join(30)
+    assert worker.find_thread() is None
+    worker.reap()
+
+
+class ReturnsArrays(EchoEnv):
+    """An env whose infos are arrays, whose truth value raises."""
+
+    def step(self, action):
+        return *super().step(action)[:4], np.full(2, action)
+
+
+@LOCAL
+def test_an_info_may_be_an_array(backend):
+    with ea.VectorEnv([ReturnsArrays] * 2, backend=backend) as envs:
+        envs.reset(seed=0)
+        assert [info.tolist() for info in envs.step([5, 6])[4]] == [[5, 5], [6, 6]]
