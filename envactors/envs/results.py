@@ -78,6 +78,11 @@ def as_dict(info: Any) -> dict[str, Any]:
     return dict(info) if isinstance(info, Mapping) else {"info": info}
 
 
+def is_empty(info: Any) -> bool:
+    """Return whether an info has nothing in it; the truth value of an array raises."""
+    return not isinstance(info, np.ndarray) and not info
+
+
 def failure_in(info: Any) -> BaseException | None:
     """Return the failure that the vector has put into an info; envs may use its key for something else."""
     failure = info.get("failure") if isinstance(info, Mapping) else None
@@ -186,13 +191,14 @@ class RowReader:
         elif rows.layout.reward is not None:
             reward = float(reward)
         leaves = (next(others) if array is None else array[half, env_id, ...].copy()[()] for array in rows.observations)
+        info = self.contents[env_id][0]
         return EnvStep(
             env_id,
             unflatten(rows.layout.observation, leaves),
             reward,
             bool(rows.terminated[env_id]),
             bool(rows.truncated[env_id]),
-            self.contents[env_id][0] or {},  # a new dict: results without infos share an empty one
+            {} if is_empty(info) else info,  # a new dict: results without infos share an empty one
             self._slots.of[env_id].incarnation,
         )
 

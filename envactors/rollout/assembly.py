@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from envactors.envs.results import is_empty
 from envactors.errors import ActorError, VectorStepError
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode_alike
 from envactors.mailbox.specs import unflatten
@@ -84,7 +85,8 @@ def read_contents(part: ActorPart) -> Contents:
         is_done = steps < trajectory.done[part.first : part.stop][offsets]
         steps, indices = steps[is_done], offsets[is_done] + part.first
         decoded, leaves = _decode(trajectory, steps * envs + indices, part.progress.large_infos)
-        infos += [written for written in zip(steps.tolist(), indices.tolist(), decoded, strict=True) if written[2]]
+        written = zip(steps.tolist(), indices.tolist(), decoded, strict=True)
+        infos += [(step, env, info) for step, env, info in written if not is_empty(info)]
         objects.update({(int(steps[at]) + 1, int(indices[at])): content for at, content in leaves.items()})
     return Contents(infos, objects)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from envactors.actor.requests import CallRequest, Group
 from envactors.actor.slots import ASKED, NO_EPISODE, POSTED, ROLLING, Op, Slots
 from envactors.actor.supervisor import Supervisor
-from envactors.envs.results import failure_in
+from envactors.envs.results import failure_in, is_empty
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Failure
 from envactors.mailbox.pickling import make_payload
@@ -374,7 +374,7 @@ class ActorPart:
         was_reset = bool(slots.ops[index] & RESET_BIT) and not over
         failure = failure_in(result.info)
         op = TRUNCATED if failure is not None else RESET if was_reset else STEP
-        if result.info:
+        if not is_empty(result.info):
             self.infos[step, index] = result.info
         if failure is not None:
             self.failures[step, index] = failure

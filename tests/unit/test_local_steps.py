@@ -233,8 +233,14 @@ class ReturnsArrays(EchoEnv):
         return *super().step(action)[:4], np.full(2, action)
 
 
+def make_policy():
+    return lambda obs, context: np.ones(len(obs), np.int64)
+
+
 @LOCAL
 def test_an_info_may_be_an_array(backend):
     with ea.VectorEnv([ReturnsArrays] * 2, backend=backend) as envs:
         envs.reset(seed=0)
         assert [info.tolist() for info in envs.step([5, 6])[4]] == [[5, 5], [6, 6]]
+        envs.set_policy(make_policy)
+        assert [info.tolist() for _, _, info in envs.rollout(1).infos] == [[1, 1], [1, 1]]
