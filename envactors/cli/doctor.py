@@ -138,24 +138,9 @@ def _warn_of_the_system(found: dict[str, dict[str, Any]]) -> Iterator[tuple[str,
 
 
 def _examine_cores() -> dict[str, Any]:
-    from envactors.system.cpus import cores, usable_cores
+    from envactors.system.cpus import cores, cpu_quota, usable_cores
 
-    return {"machine": os.cpu_count(), "affinity": cores(), "usable": usable_cores(), "cgroup quota": _cpu_quota()}
-
-
-def _cpu_quota() -> float | None:
-    """Return the number of cores that the container may keep busy; None without a limit or if it is unknown."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        directory = Path("/sys/fs/cgroup/cpu")
-        quota, period = ((directory / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return None if int(quota) < 0 else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
+    return {"machine": os.cpu_count(), "affinity": cores(), "usable": usable_cores(), "cgroup quota": cpu_quota()}
 
 
 def _examine_memory() -> dict[str, Any]:
