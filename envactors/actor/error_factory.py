@@ -58,7 +58,7 @@ class ErrorFactory:
     def endless(self) -> RuntimeError:
         """Return the error of code of an env that waits for what can only run after it."""
         return RuntimeError(
-            f"cannot wait for actor {self._config.name!r} in the code of its own envs, which runs in this thread: what "
+            f"cannot wait for actor {self._config.name!r} in code of its envs, which runs in this thread: what "
             "is waited for would run after it. Call the other env directly, or wait outside of the envs"
         )
 

@@ -57,7 +57,7 @@ def lose(rows: ActorRows, begun: list[int], error: ActorError, reason: EndReason
 
 
 def lose_rest(rows: ActorRows) -> None:
-    """Settle what is left of earlier processes, after an exception in the middle of `lose`; another one has started."""
+    """Settle rows of earlier processes, which an exception in `lose` has left; another process has started."""
     core = rows.core
     rows.keep_complete()
     left = rows.posted()

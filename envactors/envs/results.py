@@ -74,7 +74,7 @@ NO_CONTENT: Content = ({}, [])
 
 
 def as_dict(info: Any) -> dict[str, Any]:
-    """Return a new dict of an info, to add to it; of one that is no mapping, a dict that contains it."""
+    """Return a new dict of an info, to add to it; if it is not a mapping, a dict that contains it."""
     return dict(info) if isinstance(info, Mapping) else {"info": info}
 
 

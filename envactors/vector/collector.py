@@ -55,7 +55,7 @@ class Collector:
 
         Raises:
             ActorClosedError: The vector was closed meanwhile.
-            RuntimeError: There is no limit, and the results that are missing can only come after this thread goes on.
+            RuntimeError: The wait has no limit, and the missing results can only come after it.
         """
         if done():
             return

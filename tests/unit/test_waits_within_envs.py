@@ -95,7 +95,7 @@ def test_waiting_for_what_can_only_run_afterwards_is_an_error(envs, within, ask)
     error = error.failures[0] if within == "step" else error
     assert isinstance(error, RuntimeError)
     assert str(error) == (
-        "cannot wait for actor 'envs-0-1' in the code of its own envs, which runs in this thread: what is waited for "
+        "cannot wait for actor 'envs-0-1' in code of its envs, which runs in this thread: what is waited for "
         "would run after it. Call the other env directly, or wait outside of the envs"
     )
     if left:
