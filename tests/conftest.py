@@ -21,7 +21,6 @@ from pathlib import Path
 
 import loky.backend.resource_tracker
 import pytest
-from agents import AgentServer
 from budget import LONG, examples
 from helpers import FORK_SERVER, kept_fork_server
 from hypothesis import HealthCheck, settings
@@ -31,7 +30,6 @@ from slow import is_slow
 from warm import OF_SCRIPTS, warm_interpreter
 
 from envactors import backends
-from envactors.remote import local_nodes
 from envactors.system.choice import PORTABLE
 from envactors.testing.leaks import describe, inventory, settled_inventory
 
@@ -71,7 +69,7 @@ OF_COMMANDS = {"test_bench", "test_demo"}
 
 # Folders of tests whose files are handed out first. What waits a lot comes first, so that there is something to do
 # meanwhile; many small files come last, so that all processes end at about the same time.
-FIRST = ("remote", "docs", "chaos", "process", "integrations", "simulation", "typing", "unit")
+FIRST = ("remote", "docs", "chaos", "process", "integrations", "simulation", "typing", "unit", "heart")
 
 
 # Nothing here depends on the load of the machine or, except in long runs, on chance.
@@ -157,22 +155,6 @@ def helper_processes(request):
         yield
 
 
-def starts_nodes(module):
-    """Return whether tests of a module start nodes, and it does not matter how these start."""
-    names = vars(module)
-    return names["__name__"] not in OF_FRESH_PROCESSES and bool({"LocalNodes", "SessionStorm"} & {*names})
-
-
-@pytest.fixture(scope="session")
-def agent_server(request):
-    """Starts the process from which the agents of nodes are forked."""
-    modules = {item.module for item in request.session.items}
-    names = {module.__name__ for module in modules if starts_nodes(module)} - OF_FRAMEWORKS
-    server = AgentServer(["helpers", *sorted(names)])
-    yield server
-    server.close()
-
-
 @pytest.fixture(scope="session")
 def program_server(helper_processes):
     """Starts the interpreter from which programs are forked to which it does not matter how they start."""
@@ -200,18 +182,6 @@ def run_warm(script_interpreter, tmp_path):
     return run
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_agents(request):
-    """Where it does not matter how agents start, those of local nodes are forks of the session's server."""
-    if PORTABLE or not starts_nodes(request.module):
-        yield
-        return
-    server = request.getfixturevalue("agent_server")
-    with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(local_nodes, "start_agent", server.start_agent)
-        yield
-
-
 @pytest.fixture(autouse=True)
 def quick_starts(request, monkeypatch):
     """Where it does not matter how processes start, "process" stands for the session's fork server."""
@@ -221,7 +191,7 @@ def quick_starts(request, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(helper_processes, quick_agents):
+def nothing_left_behind(helper_processes):
     """Checks that each test leaves no descriptors, threads, processes, or shared memory entries behind."""
     before = inventory()
     yield

@@ -330,7 +330,7 @@ class FixedWait:
 
 def wait_always(envs: ea.VectorEnv, strategy) -> None:
     """Has the caller and the workers of a vector wait for each other with one strategy."""
-    envs._stepper.tuner = envs._stepper.stream_tuner = FixedWait(strategy)
+    envs._engine._spin.enabled = strategy == 'spin'
 
 
 def frozen(value):
@@ -434,4 +434,5 @@ def run_script(code: str, *args: str, timeout: float = 100, **kwargs) -> subproc
 
 def journals(actor):
     """Return the requests to an actor's envs that led to their current states."""
-    return actor._supervisor.core.recovery.journals
+    envs = actor._actor.tenant
+    return [envs.table.journals[index] for index in envs.range]

@@ -1,1 +1,1 @@
-"""The parent's half of an actor: handle, future, request table, supervisor, policy, the one place that waits."""
+"""Actors: the parent's half of a worker process, and the handles and futures that users get."""

@@ -1,4 +1,7 @@
-"""The errors of one actor: what happened, to which call, in which process, with the evidence of that process."""
+"""The errors of one actor: what happened, in which call and process, and the end of its stderr.
+
+Every method but `ErrorFactory.outcome` may be called under the lock: it uses no `str` or `repr` of values of users.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envactors.actor.config import ActorConfig
+from envactors.actor.exits import Step
+from envactors.actor.incarnation import Incarnation
 from envactors.actor.process import ExitReport
-from envactors.actor.requests import Request
 from envactors.actor.states import EndReason
 from envactors.backends.base import LaunchRefusedError
 from envactors.errors import (
@@ -38,83 +42,76 @@ class ErrorFactory:
     def __init__(self, config: ActorConfig) -> None:
         self._config = config
 
-    def unpicklable(self, request: Request, incarnation: int, cause: Exception) -> ActorError:
-        """Return the error of arguments that could not be sent."""
-        who, where = self._locate(incarnation, request=request)
-        text = f"the arguments of {request.method} for {who} cannot be pickled: {cause!r}"
+    def unpicklable(self, step: Step, incarnation: int, cause: Exception, text: str) -> ActorError:
+        """Return the error of arguments that could not be sent; ``text`` is the `repr` of the cause."""
+        who, where = self._locate(incarnation, step=step)
+        text = f"the arguments of {step.method} for {who} cannot be pickled: {text}"
         return _caused(SerializationError(text, **where), cause)
 
-    def closed(self, request: Request, incarnation: int) -> ActorError:
+    def closed(self, step: Step, incarnation: int) -> ActorError:
         """Return the error of a call after the actor was closed."""
-        who, where = self._locate(incarnation, request=request)
-        return ActorClosedError(f"cannot run {request.method}: {who} is closed", **where)
+        who, where = self._locate(incarnation, step=step)
+        return ActorClosedError(f"cannot run {step.method}: {who} is closed", **where)
 
-    def cannot(self, what: str, incarnation: int) -> ActorError:
+    def unsupported(self, operation: str, incarnation: int) -> ActorError:
         """Return the error of an operation that the backend does not support."""
         who, where = self._locate(incarnation)
-        text = f"{who} lives in {self._config.backend!r}, which cannot {what}"
+        text = f"{who} lives in {self._config.backend!r}, which cannot {operation}"
         return ActorError(f"{text}: wait for the call, or use backend='process'", **where)
 
-    def endless(self) -> RuntimeError:
-        """Return the error of code of an env that waits for what can only run after it."""
-        return RuntimeError(
-            f"cannot wait for actor {self._config.name!r} in code of its envs, which runs in this thread: what "
-            "is waited for would run after it. Call the other env directly, or wait outside of the envs"
-        )
-
-    def outcome(self, call: Request, frame: Frame, pid: int | None) -> tuple[Any, BaseException | None]:
+    def outcome(self, step: Step, frame: Frame, pid: int | None) -> tuple[Any, BaseException | None]:
         """Read a reply: return the call's (value, None), or (None, the exception that it ended with)."""
         try:
             content = loads(frame.payload)
             failure = Failure(*content) if frame.kind == Kind.FAILED else None
-        except BaseException as error:  # unpickling runs any code; what it raises fails this call alone
-            return None, self.unreadable(call, frame.incarnation, pid, error)
-        return (content, None) if failure is None else (None, self.raised(call, frame.incarnation, pid, failure))
+        except (Exception, SystemExit) as error:  # unpickling runs any code; its error fails this call alone
+            return None, self.unreadable(step, frame.incarnation, pid, error)
+        return (content, None) if failure is None else (None, self.raised(step, frame.incarnation, pid, failure))
 
-    def unreadable(self, request: Request, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:
-        """Return the error of a result that cannot be unpickled."""
-        who, where = self._locate(incarnation, pid, request)
-        lines = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__)).rstrip()
-        text = f"the result of {request.method} cannot be unpickled, {who}{_after(where)}: {safe_repr(cause)}\n{lines}"
+    def unreadable(self, step: Step, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:
+        """Return the error of a result that cannot be unpickled. Formats the cause, so not under the lock."""
+        who, where = self._locate(incarnation, pid, step)
+        lines = "".join(safe_traceback(cause)).rstrip()
+        text = f"the result of {step.method} cannot be unpickled, {who}{_after(where)}: {safe_repr(cause)}\n{lines}"
         # Without its frames: where rows are read, these refer to memory, which would live as long as the error.
         return _caused(SerializationError(text, **where), cause.with_traceback(None))
 
-    def raised(self, request: Request, incarnation: int, pid: int | None, failure: Failure) -> BaseException:
-        """Return the exception that a call ended with in the worker."""
-        call, cause = request.method, unpack_failure(failure)
+    def raised(self, step: Step, incarnation: int, pid: int | None, failure: Failure) -> BaseException:
+        """Return the exception that a call ended with in the worker. Unpickles it, so not under the lock."""
+        call, cause = step.method, unpack_failure(failure)
         if failure.fault in (Fault.RAISED, Fault.RESET) and cause is not None:
             return cause
         raised = f"{call} raised an exception that cannot be pickled or unpickled"
-        what = {
+        problem = {
             Fault.RAISED: raised,
             Fault.RESET: raised,
             Fault.ARGUMENTS: f"the arguments of {call} cannot be unpickled in the worker",
             Fault.RESULT: f"the result of {call} cannot be pickled",
             Fault.TOO_LARGE: f"{call} is too large for the link to its node",
         }[failure.fault]
-        who, where = self._locate(incarnation, pid, request)
-        text = f"{what}, {who}{_after(where)}: {failure.text}\n{failure.traceback}".rstrip()
+        who, where = self._locate(incarnation, pid, step)
+        text = f"{problem}, {who}{_after(where)}: {failure.text}\n{failure.traceback}".rstrip()
         return _caused(SerializationError(text, **where), cause)
 
-    def start(self, report: ExitReport, incarnation: int, at: Request, reply: Frame | None) -> ActorError:
-        """Return the error of a process that could not be started, or ended before its envs were made.
+    def out_of_memory(self, step: Step, incarnation: int, cause: OSError) -> ActorError:
+        """Return the error of a step whose results have no room."""
+        who, where = self._locate(incarnation, step=step)
+        text = f"there is too little shared memory for the results of {step.method}, {who}: {cause}"
+        return _caused(ActorError(text, **where), cause)
 
-        Args:
-            report: What is known of the process.
-            incarnation: The number of the process.
-            at: What was going on: the env that was being made, and when the start began.
-            reply: What a worker has sent whose factory raised; None from others.
-        """
-        who, where = self._locate(incarnation, report.pid, at)
+    def start(self, report: ExitReport, incarnation: Incarnation) -> ActorError:
+        """Return the error of a process that could not be started, or ended before its envs were made."""
+        step = Step("", self._config.first_index + incarnation.envs_made, started=incarnation.launched)
+        who, where = self._locate(incarnation.index, report.pid, step)
         cause, seconds, ending = report.refusal, self._config.deadlines.start, _ending(report)
-        if reply is not None:
-            failure = Failure(*loads(reply.payload))
-            cause, ending = unpack_failure(failure), {"stderr_tail": report.stderr_tail}
+        failure, is_late = incarnation.failure, report.reason is EndReason.TIMEOUT
+        if failure is not None:
+            cause, ending = incarnation.failure_cause, {"stderr_tail": report.stderr_tail}
             text = f"the factory of {who} raised {failure.text}{_after(where)}"
             text += "" if cause is not None else f"\n{failure.traceback.rstrip()}"
             advice = self._config.backend.import_advice if isinstance(cause, ImportError) else ""
             text += f": {advice}" if advice else ""
-        elif report.reason is EndReason.TIMEOUT:
+        elif is_late:
             why = f" and was ended{_after(where)}" if cause is None else f": {cause}"
             text = f"{who} was not ready within its start deadline of {seconds} s{why}"
         elif cause is not None:
@@ -122,87 +119,88 @@ class ErrorFactory:
         else:
             text = f"{who} {_how(report)}{_after(where)} before its env was made"
         text += _appendix(report)
-        if report.reason is EndReason.TIMEOUT and reply is None:
+        if is_late and failure is None:
             cause = _timeout(text, seconds, report, where)
         return _caused(ActorStartError(text, **ending, **where), cause)
 
-    def death(self, report: ExitReport, incarnation: int, request: Request | None) -> ActorError:
-        """Return the error of a process that ended, in a call or while idle."""
+    def exit(self, report: ExitReport, incarnation: int, step: Step | None) -> ActorError:
+        """Return the error of a process that ended, in a step or while idle."""
         aborted = report.reason not in (None, EndReason.TIMEOUT)
-        who, where = self._locate(incarnation, report.pid, request)
-        if request is None:
+        who, where = self._locate(incarnation, report.pid, step)
+        if step is None:
             running = "while idle"
-        elif request.started == 0.0:
-            running = f"before {request.method} (call {request.call_id}) could run"
+        elif step.started == 0.0:
+            running = f"before {step.method} (call {step.call_id}) could run"
         else:
-            running = f"in {request.method} (call {request.call_id}){_after(where)}"
+            running = f"in {step.method} (call {step.call_id}){_after(where)}"
         running += _appendix(report)
-        if report.reason is EndReason.TIMEOUT and request is not None:
-            text = f"{who} passed its deadline of {request.timeout} s {running}"
-            return _timeout(text, request.timeout, report, where)
-        was_killed = aborted and report.loss is None and not report.untrue
-        text = f"{who} {'was ended on purpose' if was_killed else _how(report)} {running}"
+        if report.reason is EndReason.TIMEOUT and step is not None:
+            text = f"{who} passed its deadline of {step.deadline} s {running}"
+            return _timeout(text, step.deadline, report, where)
+        was_killed = aborted and report.loss is None and not report.corruption
+        how = "was ended on purpose" if was_killed else _how(report)
+        if report.reason is EndReason.INTERRUPT:
+            how = "was replaced, since an exception interrupted the caller in the middle of a change,"
+        text = f"{who} {how} {running}"
         if report.loss is not None:
             return NodeLostError(text, **report.loss._asdict(), **_ending(report), **where)
         return ActorDiedError(text, aborted=aborted, **_ending(report), **where)
 
-    def discarded(self, request: Request, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:
-        """Return the error of a process that was ended because an env raised in a request."""
-        who, where = self._locate(incarnation, pid, request)
-        text = f"{who} was replaced since {request.method} raised {type(cause).__name__}: {cause}"
+    def discarded(self, step: Step, incarnation: int, pid: int | None, cause: BaseException, text: str) -> ActorError:
+        """Return the error of a process that was ended because an env raised; ``text`` describes the cause."""
+        who, where = self._locate(incarnation, pid, step)
+        text = f"{who} was replaced since {step.method} raised {text}"
         return _caused(ActorDiedError(text, aborted=True, **where), cause)
 
-    def poison(self, death: ActorError, inputs: Callable[[], list[tuple[Any, ...]]]) -> ActorError:
+    def poison(self, crash: ActorError, inputs: Callable[[], list[tuple[Any, ...]]]) -> ActorError:
         """Return the error of a second process that ended at the same point of the same inputs."""
-        error = copy_error(death)
-        error.args = (f"the same inputs have ended two processes and are not tried again (see .inputs): {death}",)
+        error = copy_error(crash)
+        error.args = (f"the same inputs have ended two processes and are not tried again (see .inputs): {crash}",)
         error.read_inputs = inputs
         return error
 
-    def loss(self, request: Request, death: ActorError) -> ActorError:
-        """Return the error of a call that was lost with its process before it ran."""
-        _, where = self._locate(death.incarnation or 0, death.pid, request)
-        whose = "" if death.method is None else f" while {death.method} of env {death.index} was running"
+    def not_begun(self, step: Step, crash: ActorError) -> ActorError:
+        """Return the error of a step whose process ended before it could run."""
+        _, where = self._locate(crash.incarnation or 0, crash.pid, step)
+        whose = "" if crash.method is None else f" while {crash.method} of env {crash.index} was running"
         text = (
-            f"env {request.index} of actor {self._config.name!r} was lost with its process{whose}, before its own "
-            f"{request.method} (call {request.call_id}) could run: {death}"
+            f"env {step.index} of actor {self._config.name!r} was lost with its process{whose}, before its own "
+            f"{step.method} (call {step.call_id}) could run: {crash}"
         )
-        kind = NodeLostError if isinstance(death, NodeLostError) else ActorDiedError
+        kind = NodeLostError if isinstance(crash, NodeLostError) else ActorDiedError
         names = {**ActorDiedError.__annotations__, **kind.__annotations__}
-        ending = {name: value for name, value in vars(death).items() if name in names}
-        return _caused(kind(text, **ending, **where), copy_error(death))
+        ending = {name: value for name, value in vars(crash).items() if name in names}
+        return _caused(kind(text, **ending, **where), copy_error(crash))
 
-    def exhausted(self, losses: Sequence[ActorError], incarnation: int) -> ActorError:
+    def exhausted(self, crashes: Sequence[ActorError], incarnation: int) -> ActorError:
         """Return the error of every call after the last process that the restart policy allows."""
         policy = self._config.restart
-        last = losses[-1]
+        last = crashes[-1]
         # No restart was tried, or none can help.
-        final = len(losses) == 1 or isinstance(last.__cause__, LaunchRefusedError)
-        if final or 0 in (policy.max_restarts, policy.max_lifetime_restarts):
+        is_final = len(crashes) == 1 or isinstance(last.__cause__, LaunchRefusedError)
+        if is_final or 0 in (policy.max_restarts, policy.max_lifetime_restarts):
             return last
         who, where = self._locate(incarnation, last.pid)
         limit, reached = "max_restarts", f"max_restarts={policy.max_restarts}, window={policy.window}"
-        if len(losses) > policy.max_lifetime_restarts:
+        if len(crashes) > policy.max_lifetime_restarts:
             limit, reached = "max_lifetime_restarts", f"max_lifetime_restarts={policy.max_lifetime_restarts}"
         text = (
-            f"{who} was lost {len(losses)} times, and restart=RestartPolicy({reached}) allows no more restarts. If "
+            f"{who} was lost {len(crashes)} times, and restart=RestartPolicy({reached}) allows no more restarts. If "
             f"such losses are to be expected, raise {limit}, or set it to math.inf for no limit. The last time: {last}"
         )
-        return _caused(RestartsExhaustedError(text, causes=[copy_error(loss) for loss in losses], **where), last)
+        return _caused(RestartsExhaustedError(text, causes=[copy_error(crash) for crash in crashes], **where), last)
 
-    def after_all(self, final: ActorError, request: Request) -> ActorError:
-        """Return the error of a call that is submitted when the actor is dead."""
+    def after_last(self, final: ActorError, step: Step) -> ActorError:
+        """Return the error of a call to a dead actor, given the error of its last process."""
         error = copy_error(final)
         if isinstance(error, RestartsExhaustedError):
-            error.index, error.method, error.call_id = request.index, request.method, request.call_id
-            error.args = (f"{request.method} of env {request.index} (call {request.call_id}) cannot run: {final}",)
+            error.index, error.method, error.call_id = step.index, step.method, step.call_id
+            error.args = (f"{step.method} of env {step.index} (call {step.call_id}) cannot run: {final}",)
         return error
 
-    def _locate(
-        self, incarnation: int, pid: int | None = None, request: Request | None = None
-    ) -> tuple[str, dict[str, Any]]:
-        """Return where an error happened, in which request if any: in words, and as the attributes of `ActorError`."""
-        name, at = self._config.name, request or Request("", self._config.first_index)
+    def _locate(self, incarnation: int, pid: int | None = None, step: Step | None = None) -> tuple[str, dict[str, Any]]:
+        """Return where an error happened, in which step if any: in words, and as the attributes of `ActorError`."""
+        name, at = self._config.name, step or Step("", self._config.first_index)
         process = "" if pid is None else f"pid {pid}, "
         return f"actor {name!r} (env {at.index}, {process}incarnation {incarnation})", {
             "actor": name,
@@ -213,6 +211,14 @@ class ErrorFactory:
             "call_id": at.call_id or None,
             "elapsed": time.monotonic() - at.started if at.started else None,
         }
+
+
+def safe_traceback(error: BaseException) -> list[str]:
+    """Return the lines of a traceback, or only the names of exceptions whose `str` raises."""
+    try:
+        return traceback.format_exception(type(error), error, error.__traceback__)
+    except Exception:
+        return [*traceback.format_tb(error.__traceback__), safe_repr(error)]
 
 
 def _caused(error: ActorError, cause: BaseException | None) -> ActorError:
@@ -228,8 +234,8 @@ def _timeout(text: str, seconds: float | None, report: ExitReport, where: dict[s
 def _how(report: ExitReport) -> str:
     if report.loss is not None:
         return f"was lost with its node {report.loss.node!r}, {report.loss.reason},"
-    if report.untrue:
-        return f"was killed, since it has overwritten memory that it shares with the caller ({report.untrue}),"
+    if report.corruption:
+        return f"was killed, since it has overwritten memory that it shares with the caller ({report.corruption}),"
     return describe_end(*report.status)
 
 

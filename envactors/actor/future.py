@@ -1,7 +1,7 @@
-"""The future of one call: the standard library's, with a deadline outside and a way to end a running call.
+"""The future of a call: the standard library's, plus `ActorFuture.abort` and ``await``.
 
-It can be awaited in any event loop that runs in the awaiting thread. asyncio is imported by the first await: programs
-without an event loop never load it.
+The loop sets the *outcome* of a future: the bytes of a reply, and how to read them. The thread that first asks for the
+result reads it, since unpickling runs code of users. asyncio is imported by the first ``await``.
 """
 
 from __future__ import annotations
@@ -11,32 +11,143 @@ import contextlib
 import functools
 import threading
 import time
+from _thread import allocate_lock
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from envactors.actor.reactor import Reactor
-from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.latch import Latch
 from envactors.actor.type_variables import R, T
 from envactors.options import check_patience
+from envactors.runtime import Runtime
+from envactors.system.polling import remaining
 
 if TYPE_CHECKING:
     import asyncio
 
 AnyFuture = TypeVar("AnyFuture", bound="concurrent.futures.Future[Any]")
-_SETTLED = frozenset(("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"))
+# The states of the standard library.
+_PENDING, _RUNNING, _CANCELED, _FINISHED = "PENDING", "RUNNING", "CANCELLED_AND_NOTIFIED", "FINISHED"
 
 
-class AwaitableFuture(concurrent.futures.Future[R]):
-    """A `concurrent.futures.Future` that can be awaited as well."""
+class Outcome(Protocol):
+    """The outcome of a call, not read yet."""
+
+    is_failure: bool
+
+    def read(self) -> tuple[Any, BaseException | None]:
+        """Return the result, or the exception. This may run code of users."""
+
+
+class Owner(Protocol):
+    """The actor that runs the call of a future, or the pool that has not chosen one yet."""
+
+    @property
+    def runtime(self) -> Runtime: ...
+
+    def cancel(self, future: ActorFuture) -> bool:
+        """Cancel the call if it is queued."""
+
+    def abort(self, future: ActorFuture) -> bool:
+        """Cancel the call, or end it by replacing its process."""
+
+    def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
+        """Read the reply in the calling thread until the deadline (`time.monotonic`), if that is possible."""
+
+
+class ActorFuture(concurrent.futures.Future[R]):
+    """The result of one call. A real `concurrent.futures.Future` that can also be awaited.
+
+    A timeout ends the wait, never the call. Callbacks run in a thread of this library, where they may wait for other
+    calls.
+
+    Only the owner of the future changes its state, under the owner's lock. The condition of the base class serves
+    `concurrent.futures.wait` and `concurrent.futures.as_completed` alone. An exception from a signal handler can leave
+    it locked in their code, so the loop never waits for it.
+
+    Args:
+        owner: The actor that runs the call.
+        keep_alive: An object to hold until the call has ended: an actor lives while one of its futures is unfinished.
+    """
+
+    def __init__(self, owner: Owner, keep_alive: object) -> None:
+        super().__init__()
+        self._condition: Any = threading.RLock()
+        self._owner = owner
+        self._keep_alive: object | None = keep_alive
+        self._outcome: Outcome | None = None
+        self._reading = allocate_lock()
+        self._ended = Latch()
+
+    # Users -----------------------------------------------------------------------------------------------
+
+    def result(self, timeout: float | None = None) -> R:
+        """Return the call's result.
+
+        Args:
+            timeout: How long to wait, in seconds; None waits until the call has ended.
+
+        Raises:
+            ValueError: ``timeout`` is not a number.
+            concurrent.futures.TimeoutError: The call has not ended in time; it continues.
+            concurrent.futures.CancelledError: The call was canceled.
+            Exception: The exception that the env raised, or the `ActorError` that ended the call.
+        """
+        self._wait(timeout)
+        if self._exception is None:
+            return self._result  # type: ignore[return-value] # it is not None then
+        try:
+            raise self._exception
+        finally:
+            del self  # the traceback refers to this frame
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the exception that the call ended with, or None if it has a result. Wait like `result`."""
+        self._wait(timeout)
+        return self._exception
+
+    def done(self) -> bool:
+        """Return whether the call has ended, or was canceled."""
+        return self._state not in (_PENDING, _RUNNING)
+
+    def running(self) -> bool:
+        """Return whether the call is running, or waits to be retried."""
+        return self._state == _RUNNING
+
+    def cancelled(self) -> bool:
+        """Return whether the call was canceled."""
+        return self._state == _CANCELED
+
+    def cancel(self) -> bool:
+        """Take the call out of the queue. Return False if it is running or has ended."""
+        return self._owner.cancel(self)
+
+    def abort(self) -> bool:
+        """Cancel the call if it is queued; if it is running, end it by replacing its process.
+
+        The replacement does not count as a restart. The call raises ``ActorDiedError(aborted=True)``, whatever retries
+        it had.
+
+        Returns:
+            False if the call has ended already.
+        """
+        return self._owner.abort(self)
+
+    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[R]], object]) -> None:
+        """Call a function with this future once it is done, in a thread of this library; now if it is done."""
+        self._done_callbacks.append(fn)  # type: ignore[attr-defined] # of the base class
+        if self.done():
+            with contextlib.suppress(ValueError):  # the other thread has taken it
+                self._done_callbacks.remove(fn)  # type: ignore[attr-defined]
+                _call_back(self, fn)
 
     def __await__(self) -> Generator[Any, None, R]:
-        """Wait in the running event loop. If the awaiting task is cancelled, request cancellation of the call."""
+        """Wait in the running event loop. If the awaiting task is canceled, cancel the call if it is queued."""
         import asyncio
 
         loop = asyncio.get_running_loop()
-        # Not through `asyncio.wrap_future`: in Python 3.10 and 3.11 it never ends when the call raised StopIteration.
+        # Not `asyncio.wrap_future`, which never ends in Python 3.10 and 3.11 if the call raised StopIteration.
         ended: asyncio.Future[None] = loop.create_future()
-        _call_when_done(self, loop, functools.partial(_end_wait, ended))
+        _call_when_done(self, loop, lambda: None if ended.done() else ended.set_result(None))
         try:
             yield from ended
         except asyncio.CancelledError:
@@ -46,240 +157,103 @@ class AwaitableFuture(concurrent.futures.Future[R]):
             raise asyncio.CancelledError
         return self.result()
 
-
-class CallOwner(Protocol):
-    """The interface of an actor that its futures use."""
-
-    reactor: Reactor
-
-    def cancel(self, future: ActorFuture) -> bool:
-        """Take a queued call out of the queue; return whether the future is cancelled."""
-
-    def abort(self, future: ActorFuture) -> bool:
-        """Cancel a queued call, or end a running one by replacing its process."""
-
-    def wait(self, future: ActorFuture, done: Callable[[], bool], deadline: float | None) -> None:
-        """Wait until ``done()``, which says something about the future, or the deadline (`time.monotonic`)."""
-
-
-class ActorFuture(AwaitableFuture[R]):
-    """The result of one call: a real `concurrent.futures.Future` that can also be awaited.
-
-    A timeout ends the wait, never the call. Callbacks run in a thread of this library, where they may wait for other
-    calls.
-
-    Args:
-        owner: The actor that runs the call.
-        keep_alive: Held until the future is settled: an actor stays alive while one of its futures is unfinished.
-
-    Attributes:
-        incarnation: The process that the outcome came from; None until there is an outcome.
-    """
-
-    incarnation: int | None = None
-    # Reads the outcome and settles the future; None until the outcome has arrived, or if it was read at once.
-    _read: Callable[[], None] | None = None
-    # Who reads each outcome; None once that has started a retry, whose outcome may have arrived by then.
-    _readers: dict[Callable[[], None], object] | None = None
-
-    def __init__(self, owner: CallOwner, keep_alive: object) -> None:
-        # What the standard library's constructor sets, without its condition: making one takes longer than all else,
-        # and few futures need it.
-        self._state = "PENDING"
-        self._result: R = None  # type: ignore[assignment] # read only once there is a result
-        self._exception: BaseException | None = None
-        self._waiters: list[Any] = []
-        self._done_callbacks: list[Any] = []
-        # The first thread that settles the future or needs its condition adds an entry: the outcome, or None. A
-        # dict's setdefault is atomic, and unlike a lock it cannot deadlock with a finalizer.
-        self._claim: dict[None, tuple[Any, BaseException | None] | None] = {}
-        self._made: dict[None, threading.Condition] = {}
-        # The ids of the threads that wait in `ActorFuture.exception`.
-        self._waiting: list[int] = []
-        self._owner = owner
-        self._keep_alive: object | None = keep_alive
-
-    if not TYPE_CHECKING:  # typeshed has a plain attribute
-
-        @property
-        def _condition(self) -> threading.Condition:
-            """The condition that the standard library takes before it reads or changes a future; made when needed."""
-            outcome = self._claim.setdefault(None, None)
-            if outcome is not None:  # the thread that settles it may be only about to
-                self._result, self._exception = outcome
-                self._state = "FINISHED"
-            return self._made.get(None) or self._made.setdefault(None, threading.Condition())
-
-    def result(self, timeout: float | None = None) -> R:
-        """Return the call's result.
-
-        Args:
-            timeout: How long to wait, in seconds; None waits until the call ends.
-
-        Raises:
-            ValueError: ``timeout`` is not a number.
-            concurrent.futures.TimeoutError: No outcome came in time; the call continues.
-            concurrent.futures.CancelledError: The call was cancelled.
-            Exception: What the env raised, or the `ActorError` that ended the call.
-        """
-        error = self.exception(timeout)
-        if error is None:
-            return self._result
-        try:
-            raise error
-        finally:
-            del self, error  # the traceback refers to this frame
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the exception that the call ended with, None if it has a result; wait like `result`."""
+    def _wait(self, timeout: float | None) -> None:
+        """Wait for the outcome and read it."""
         if timeout is not None:
             check_patience(timeout, "result(timeout=...)")
-        if self._state not in _SETTLED:
-            self._wait(None if timeout is None else time.monotonic() + timeout)
-        # Without the future's lock, which an interrupt could leave taken.
-        state = self._state
-        if state not in _SETTLED:
-            raise concurrent.futures.TimeoutError
-        if state != "FINISHED":
+        if not self.done():
+            deadline = None if timeout is None else time.monotonic() + min(timeout, threading.TIMEOUT_MAX)
+            self._owner.read_reply(self, deadline)
+            if not self.done() and not self._ended.wait(remaining(deadline)):
+                raise concurrent.futures.TimeoutError
+        if self._state != _FINISHED:
             raise concurrent.futures.CancelledError
-        return self._exception
+        if self._outcome is not None:
+            with self._reading:
+                if self._outcome is not None:
+                    self._result, self._exception = self._outcome.read()
+                    self._outcome = None  # after an interrupt in `read`, the next caller reads it again
 
-    def _wait(self, deadline: float | None) -> None:
-        """Wait until the future is settled or the deadline (`time.monotonic`) passes; read the outcome if need be."""
-        me = threading.get_ident()
-        try:
-            self._waiting.append(me)
-            read: Callable[[], None] | None = None
-            while self._state not in _SETTLED:
-                # What another thread reads stays the same meanwhile.
-                self._owner.wait(self, functools.partial(self._is_past, read), deadline)
-                if self._read is not read:
-                    read = self._read
-                    with defer_signals:
-                        self._read_here()
-                elif deadline is not None and time.monotonic() >= deadline:
-                    break  # otherwise the reply is there, and another thread is about to settle the future
-        finally:
-            if me in self._waiting:
-                self._waiting.remove(me)
-            if self._read is not None and self._state not in _SETTLED:
-                self._owner.reactor.callbacks.submit(self._read_here)
+    # The owner -------------------------------------------------------------------------------------------
 
-    def arrive(self, read: Callable[[], None]) -> None:
-        """Have the outcome read, which may run code of users, by a thread that waits for it.
+    def set_running(self) -> None:
+        """Mark the call as running; a retried call is already."""
+        if self._state == _PENDING:
+            self._state = _RUNNING
 
-        If none does, a thread of the library's own reads it.
+    def set_outcome(self, outcome: Outcome) -> None:
+        """End the call. If it has ended before, only notify those that wait, which completes an interrupted call."""
+        if self._state in (_PENDING, _RUNNING):
+            self._outcome = outcome
+            self._state = _FINISHED
+        self._notify()
 
-        Args:
-            read: Reads the outcome and settles the future.
-        """
-        self._read = read
-        if self._waiting:
-            self._owner.reactor.wake(self)
-        else:
-            self._owner.reactor.callbacks.submit(self._read_here)
+    def set_error(self, error: BaseException) -> None:
+        """End the call with an error; see `set_outcome`."""
+        self.set_outcome(ReadyOutcome(None, error))
 
-    def _read_here(self) -> None:
-        """Read the outcome in this thread, unless another thread is reading it.
+    def set_result(self, result: R) -> None:
+        """End the call with a result; see `set_outcome`."""
+        self.set_outcome(ReadyOutcome(result))
 
-        The outcome may be a retry; then another outcome arrives later.
-        """
-        read, me = self._read, object()
-        if read is None:
-            return  # another thread has read it
-        try:
-            readers = vars(self).setdefault("_readers", {})
-            if readers.setdefault(read, me) is me and self._state not in _SETTLED:
-                read()
-                if self._state not in _SETTLED:
-                    readers[read] = None
-                    self._owner.reactor.wake(self)
-        except BaseException:  # an interrupt
-            self._owner.reactor.callbacks.submit(read)
-            raise
+    def set_exception(self, exception: BaseException | None) -> None:
+        """End the call with an exception; see `set_outcome`."""
+        self.set_outcome(ReadyOutcome(None, exception))
 
-    @property
-    def is_being_read(self) -> bool:
-        """Whether the outcome has arrived, and a thread reads it or is about to."""
-        return self._read is not None and vars(self).get("_readers", {}).get(self._read, self) is not None
+    def set_canceled(self) -> None:
+        """Mark a call that was taken out of the queue as canceled."""
+        if self._state in (_PENDING, _RUNNING):
+            self._state = _CANCELED
+        self._notify()
 
-    def _is_past(self, read: Callable[[], None] | None) -> bool:
-        """Return whether the future is settled, or there is another way to read the outcome than this one."""
-        return self._state in _SETTLED or self._read is not read
-
-    def cancel(self) -> bool:
-        """Take the call out of the queue; return False once it runs or has ended."""
-        return self._owner.cancel(self)
-
-    def abort(self) -> bool:
-        """Cancel the call if it is queued; end it by replacing its process if it is running.
-
-        The replacement is not counted as a restart. A call that was running raises
-        ``ActorDiedError(aborted=True)``, whatever retries it had.
-
-        Returns:
-            False if the call has ended already.
-        """
-        return self._owner.abort(self)
-
-    def settled(self) -> bool:
-        """Return what ``done`` returns, without taking a lock."""
-        return self._state in _SETTLED
-
-    def claim(self, value: Any, incarnation: int) -> bool:
-        """Return whether `settle` will take no lock, with this value as the result."""
-        self.incarnation = incarnation  # first: any thread may finish what was claimed
-        return self._claim.setdefault(None, (value, None)) is not None
-
-    def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
-        """Set the outcome, once; ignore a second one.
-
-        Args:
-            value: The call's result.
-            error: What it ended with instead, or None.
-            incarnation: The process that the outcome comes from.
-        """
-        if self._state not in _SETTLED:
-            self.incarnation = incarnation
-            outcome = self._claim.setdefault(None, (value, error))
-            if outcome is not None:  # without a condition nobody waits, and no callback exists
-                self._result, self._exception = outcome
-                self._state = "FINISHED"
-            elif error is None:
-                self.set_result(value)
-            else:
-                self.set_exception(error)
-        # The second time, too: an exception may have ended the first one before this.
-        # Let go of what it was made of, such as the memory of a vector: futures may be kept for long.
-        self._keep_alive = self._read = None
-        if self._readers is not None:  # looking into its dict would make one, which takes longer than all else here
-            vars(self).pop("_readers", None)
-        if self._waiting:
-            self._owner.reactor.wake(self)
-
-    @property
-    def has_run(self) -> bool:
-        """Whether the call runs, or waits to run again."""
-        return self._state == "RUNNING"
-
-    def mark_running(self) -> None:
-        """Mark the call as running; one that runs again already is."""
-        if self._state == "PENDING":
-            # As `set_running_or_notify_cancel` does, without the future's lock: nobody is notified of this change,
-            # and no other one can come in between, since each is made under the actor's lock.
-            self._state = "RUNNING"
-
-    def mark_cancelled(self) -> None:
-        """Mark a call that was taken out of the queue as cancelled, and notify its waiters."""
-        super().cancel()
-        self.set_running_or_notify_cancel()
+    def _notify(self) -> None:
+        """Wake threads that wait, and have callbacks run in another thread. Calling this again does no harm."""
+        self._ended.open()
         self._keep_alive = None
-        self._owner.reactor.wake(self)
+        # If `concurrent.futures.wait` holds the condition, it is about to add a waiter.
+        if self._done_callbacks or self._waiters or _is_locked(self._condition):  # type: ignore[attr-defined]
+            self._owner.runtime.callbacks.submit(self._notify_others)
 
-    def _invoke_callbacks(self) -> None:
-        # A callback may wait for another call, so never in the thread that reads the replies.
-        if self._done_callbacks:
-            self._owner.reactor.callbacks.submit(super()._invoke_callbacks)  # type: ignore[misc]
+    def _notify_others(self) -> None:
+        """Run callbacks, and wake the waiters of `concurrent.futures`."""
+        with self._condition:
+            for waiter in self._waiters:
+                if self in waiter.finished_futures:
+                    waiter.event.set()  # the notification was interrupted
+                elif self._state == _CANCELED:
+                    waiter.add_cancelled(self)
+                elif self._exception is not None if self._outcome is None else self._outcome.is_failure:
+                    waiter.add_exception(self)
+                else:
+                    waiter.add_result(self)
+        while self._done_callbacks:  # type: ignore[attr-defined]
+            with contextlib.suppress(IndexError):  # another thread has taken the last one
+                _call_back(self, self._done_callbacks.pop(0))  # type: ignore[attr-defined]
+
+
+def _is_locked(lock: Any) -> bool:
+    """Return whether a thread holds a reentrant lock, without taking it: an interrupt could leave it held."""
+    return repr(lock).startswith("<locked")
+
+
+def _call_back(future: ActorFuture[Any], callback: Callable[[Any], object]) -> None:
+    """Run a callback; log its exception, as the standard library does."""
+    try:
+        callback(future)
+    except Exception:
+        concurrent.futures._base.LOGGER.exception("exception calling callback for %r", future)
+
+
+class ReadyOutcome:
+    """An outcome that needs no reading: a value or an error that the parent has made."""
+
+    def __init__(self, value: Any, error: BaseException | None = None) -> None:
+        self.is_failure: bool = error is not None
+        self._content = value, error
+
+    def read(self) -> tuple[Any, BaseException | None]:
+        """Return the value, or the error."""
+        return self._content
 
 
 def results_of(futures: Sequence[ActorFuture[T]]) -> list[T]:
@@ -326,18 +300,13 @@ async def _in_order_of_completion(futures: list[AnyFuture], timeout: float | Non
         yield future
 
 
-def _end_wait(ended: asyncio.Future[None]) -> None:
-    if not ended.done():  # the awaiting task may have been cancelled
-        ended.set_result(None)
-
-
 def _call_when_done(
     future: concurrent.futures.Future[Any], loop: asyncio.AbstractEventLoop, function: Callable[[], object]
 ) -> None:
-    """Have an event loop call a function once a future is done."""
+    """Have an asyncio loop call a function once a future is done."""
 
     def notify(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nothing waits in it any more
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, so nothing waits in it any more
             loop.call_soon_threadsafe(function)
 
     future.add_done_callback(notify)

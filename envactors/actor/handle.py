@@ -1,4 +1,4 @@
-"""Handles of actors, whose methods return futures. `envactors.actor.launch` makes them."""
+"""Handles of actors, whose methods return futures. `envactors.actor.spawn` makes them."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ import functools
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Concatenate, Generic, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.requests import CallRequest, Request
+from envactors.actor.jobs import Call
 from envactors.actor.states import ActorState, ActorStats
-from envactors.actor.supervisor import Supervisor
 from envactors.actor.type_variables import P, R, T_co
-from envactors.deprecations import warn_deprecated
 from envactors.errors import VectorInputError
-from envactors.mailbox.messages import Call, Get, Kind, Set
+from envactors.mailbox import messages
+from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import Sealed
 from envactors.options import check_timeout, is_int
+
+if TYPE_CHECKING:
+    from envactors.actor.actor import Actor
+    from envactors.actor.inline import InlineActor
 
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
 _CALL = Kind.CALL
 
 
 class Lifeline:
-    """Keeps an actor alive: every handle and every unfinished future holds it; its end closes the actor."""
+    """Keeps an actor alive. Each handle and each unfinished future holds it; the actor is closed when none is left."""
 
     __slots__ = ("__weakref__",)
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        # The engine holds the supervisor until it is closed. Held here, a closed one would stay in memory if one of its
-        # errors, with the frames in its traceback, led to this object.
-        weakref.finalize(self, _abandon, weakref.ref(supervisor)).atexit = False
+    def __init__(self, actor: Actor | InlineActor) -> None:
+        # A weak reference, so that a closed actor is freed even if one of its errors leads back to this object.
+        weakref.finalize(self, _abandon, weakref.ref(actor)).atexit = False
 
 
-def _abandon(supervisor: weakref.ref[Supervisor]) -> None:
-    target = supervisor()
+def _abandon(actor: weakref.ref[Any]) -> None:
+    target = actor()
     if target is not None:
         target.abandon()
 
@@ -48,16 +50,15 @@ class Caller(Generic[T_co]):
     Names that begin with an underscore are never sent.
     """
 
-    _supervisor: Supervisor
-    # Keeps the actor alive.
+    _actor: Actor | InlineActor
     _lifeline: Lifeline
     # The position of the env within the actor.
     _env: int = 0
-    # A deadline in seconds in place of that of `Deadlines`; None for that one.
+    # A deadline in seconds that replaces that of `Deadlines`.
     _deadline: float | None = None
-    # How many crashes and deadlines each call survives.
+    # How many crashes and missed deadlines each call survives.
     _retries: int = 0
-    # Whether only the vector may step and reset the env, since it shares the process with others.
+    # Whether the env shares its process with others, so that only the vector may step and reset it.
     _is_shared: bool = False
 
     def __getattr__(self, name: str) -> Callable[..., ActorFuture[Any]]:
@@ -89,34 +90,31 @@ class Caller(Generic[T_co]):
             ActorClosedError: The actor was closed.
         """
         name = method if type(method) is str and not method.startswith("_") else method_name(method)
-        # The fields of `Call`: a named tuple takes as long as the rest of this method.
         return self._submit(_CALL, (self._env, name, args, kwargs), name)
 
     def get(self, name: str) -> ActorFuture[Any]:
         """Read an attribute of the env, even if a Gymnasium wrapper hides it."""
-        return self._submit(Kind.GET, Get(self._env, public_name(name)), "get")
+        return self._submit(Kind.GET, messages.Get(self._env, public_name(name)), "get")
 
     def set(self, name: str, value: Any) -> ActorFuture[Any]:
         """Write an attribute of the env, through ``set_wrapper_attr`` if it exists."""
-        return self._submit(Kind.SET, Set(self._env, public_name(name), Sealed(value)), "set")
+        return self._submit(Kind.SET, messages.Set(self._env, public_name(name), Sealed(value)), "set")
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
             f"{self!r} cannot be pickled or copied: it belongs to the process that made it; send its results instead"
         )
 
-    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, bound: int | None = None) -> ActorFuture[Any]:
-        if self._is_shared and method in ("step", "reset") and kind == Kind.CALL:
+    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str) -> ActorFuture[Any]:
+        if self._is_shared and method in ("step", "reset") and kind == _CALL:
             raise VectorInputError(
                 f"cannot call {method} through the handle of an env that shares its process: the vector keeps track of "
                 f"its episodes; use envs.{method}(..., env_ids=[i])"
             )
-        supervisor = self._supervisor
-        future = ActorFuture(supervisor, self._lifeline)
-        index = supervisor.config.start.first + self._env
-        # By position, which takes half the time.
-        request = CallRequest(method, index, self._deadline, future, self._retries, bound, kind)
-        supervisor.calls.submit(request, message)
+        actor = self._actor
+        future: ActorFuture[Any] = ActorFuture(actor, self._lifeline)
+        index = actor.config.start.first + self._env
+        actor.submit(Call(method, index, kind, future, self._deadline, self._retries), tuple(message))
         return future
 
 
@@ -128,74 +126,69 @@ class ActorView(Caller[T_co]):
     @property
     def name(self) -> str:
         """The actor's name."""
-        return self._supervisor.config.name
+        return self._actor.config.name
 
     @property
     def pid(self) -> int | None:
-        """The process id, None while there is no process."""
-        return self._supervisor.core.pid
+        """The process id; None while there is no process."""
+        return self._actor.pid
 
     @property
     def node(self) -> str | None:
-        """The node that runs the process; None on this machine, and while there is no process."""
-        process = self._supervisor.core.process
-        return None if process is None else process.worker.node
+        """The node that runs the process; None on this machine."""
+        return None
 
     @property
     def state(self) -> ActorState:
         """The state of the actor."""
-        return self._supervisor.state
+        return self._actor.state
 
     @property
     def incarnation(self) -> int:
-        """The index of the process, 0 for the first and one more for each replacement."""
-        return self._supervisor.core.incarnation
+        """The index of the process: 0 for the first, one more for each replacement."""
+        return self._actor.incarnation.index
 
     def stats(self) -> ActorStats:
-        """Return counts over the actor's life."""
-        return self._supervisor.stats()
+        """Return counts over the actor's lifetime."""
+        return self._actor.stats()
 
     def stacks(self, timeout: float = 1.0) -> str:
-        """Return the current stacks of the worker's threads, without disturbing the env.
+        """Return the stacks of the worker's threads, without disturbing the env.
 
         Args:
-            timeout: Longest time to wait for them, in seconds.
+            timeout: How long to wait for them, in seconds.
 
         Returns:
-            The stacks as ``faulthandler`` writes them; if none come, one line that says why.
+            The stacks as ``faulthandler`` writes them, or one line that says why there are none.
 
         Raises:
             ValueError: ``timeout`` is negative.
         """
         check_timeout(timeout, "stacks(timeout=...)")
-        self._supervisor.core.check_owner()
-        return self._supervisor.stacks(timeout)
+        self._actor.check_owner()
+        return self._actor.stacks(timeout)
 
-    def options(self, *, deadline: float | None = None, retries: int = 0, timeout: float | None = None) -> Caller[T_co]:
-        """Return the same methods with a separate deadline and a retry budget that survives restarts.
+    def options(self, *, deadline: float | None = None, retries: int = 0) -> Caller[T_co]:
+        """Return the same methods with their own deadline, and a retry budget that survives restarts.
 
         Args:
             deadline: Seconds after which the worker is killed; replaces that of `Deadlines`.
-            retries: How many crashes and deadlines a call survives; an exception is never retried.
-            timeout: The old name of ``deadline``; emits a `DeprecationWarning`.
+            retries: How many crashes and missed deadlines a call survives; an exception is never retried.
 
         Raises:
-            ValueError: A negative value.
+            ValueError: A value is negative.
         """
-        if timeout is not None:
-            warn_deprecated(f"options(timeout={timeout!r}) has another name: write options(deadline={timeout!r})")
-            deadline = timeout
         check_timeout(deadline, "options(deadline=...)")
         if not is_int(retries, 0):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")
-        return Caller(self._supervisor, self._lifeline, self._env, deadline, retries, self._is_shared)
+        return Caller(self._actor, self._lifeline, self._env, deadline, retries, self._is_shared)
 
     def __repr__(self) -> str:
         return f"<actor {self.name!r}: {self.state.value}, pid {self.pid}, incarnation {self.incarnation}>"
 
 
 class ActorHandle(ActorView[T_co]):
-    """An actor. Usable from any thread of the process that made it; also a context manager."""
+    """An actor. Usable from any thread of the process that made it, and as a context manager."""
 
     __slots__ = ("__weakref__",)
 
@@ -205,21 +198,21 @@ class ActorHandle(ActorView[T_co]):
         Returns:
             A future that resolves to the new incarnation once its env is made.
         """
-        future: ActorFuture[int] = ActorFuture(self._supervisor, self._lifeline)
-        self._supervisor.renew(future)
+        future: ActorFuture[int] = ActorFuture(self._actor, self._lifeline)
+        self._actor.renew(future)
         return future
 
     def kill(self, *, restart: bool = False) -> None:
         """Kill the process with SIGKILL immediately.
 
         Args:
-            restart: False: running and queued calls get ``ActorDiedError(aborted=True)``, later ones raise
-                `ActorClosedError`. True: only the running call fails; the queued calls run in a new process.
+            restart: False: running and queued calls get ``ActorDiedError(aborted=True)``, and later ones raise
+                `ActorClosedError`. True: only the running call fails; queued calls run in a new process.
         """
-        self._supervisor.kill(restart)
+        self._actor.kill(restart)
 
     def close(self, timeout: float | None = None) -> None:
-        """Let the queued calls run and the env close, then end the process; may be called again.
+        """Let the queued calls run and the env close, then end the process. It may be called again.
 
         Args:
             timeout: How long closing may take before the process is killed, in seconds; None for the close deadline.
@@ -236,36 +229,23 @@ class ActorHandle(ActorView[T_co]):
 
 def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
     """Close actors side by side; see `ActorHandle.close`."""
-    supervisors = [actor._supervisor for actor in actors]
-    for supervisor in supervisors:
-        supervisor.core.check_owner()
-    # One deadline for all of them: a request that waits for an actor whose time is up must not begin on the next one.
+    for actor in actors:
+        actor._actor.check_owner()
     began = time.monotonic()
-    for supervisor in supervisors:
-        supervisor.begin_close(timeout, began)
-    for supervisor in supervisors:
-        supervisor.wait_closed(timeout)
+    for actor in actors:
+        actor._actor.begin_close(timeout)
+    for actor in actors:
+        left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
+        actor._actor.wait_closed(left)
 
 
 def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:
-    """Call a method of the env, or read any other attribute; for drop-ins whose ``call`` does either."""
-    return caller._submit(Kind.CALL, Call(caller._env, public_name(name), args, kwargs, or_get=True), name)
-
-
-def call_on_incarnation(caller: Caller, incarnation: int | None, method: str, *args: Any) -> ActorFuture[Any]:
-    """Call a method in one process or in none: if that process is lost, so is the call."""
-    return caller._submit(Kind.CALL, Call(caller._env, method, args, {}), method, incarnation)
-
-
-def discard_process(handle: ActorHandle, incarnation: int | None, index: int, method: str, error: Exception) -> None:
-    """End a process whose env is not fit to be used any more; counts as a restart. See `Lifecycle.discard`."""
-    core = handle._supervisor.core
-    with core.change, core.lock:
-        core.discard(incarnation, Request(method, index), error)
+    """Call a method of the env, or read an attribute that is not a method; for drop-ins whose ``call`` does either."""
+    return caller._submit(Kind.CALL, messages.Call(caller._env, public_name(name), args, kwargs, or_get=True), name)
 
 
 def method_name(method: str | Callable[..., Any]) -> str:
-    """Return the name of a method that was given by its name, or as the env's class has it.
+    """Return the name of a method, given by its name or as the env's class has it.
 
     Raises:
         AttributeError: The name begins with an underscore.

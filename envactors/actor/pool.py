@@ -1,8 +1,8 @@
-"""Many equal actors that share a queue of calls."""
+"""`ActorPool`: equal actors that share a queue of calls."""
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import inspect
 import threading
 from collections import deque
@@ -10,79 +10,26 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import as_completed, wait
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
+from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, method_name
-from envactors.actor.launch import SpawnOptions, launch, spawn
-from envactors.actor.requests import CallRequest
-from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.jobs import Call
+from envactors.actor.spawn import SpawnOptions, launch, spawn
 from envactors.actor.type_variables import Item, P, R, T_co
 from envactors.errors import ActorClosedError
+from envactors.mailbox import messages
 from envactors.mailbox.factory import Factory
-from envactors.mailbox.messages import Call, Kind
+from envactors.mailbox.messages import Kind
+from envactors.mailbox.pickling import dumps, safe_repr
 from envactors.options import check_timeout, is_int
+from envactors.runtime import Runtime
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class PoolFuture(ActorFuture[Any]):
-    """The future of a call that waits for an idle actor, or was assigned to one.
-
-    Attributes:
-        call: The call.
-    """
-
-    def __init__(self, pool: ActorPool, call: Call) -> None:
-        super().__init__(pool.actors[0]._supervisor, pool)
-        self.call = call
-        self._pool = pool
-        # Whether `assign` runs: that thread then also assigns the calls after this one.
-        self._is_being_assigned = False
-
-    def assign(self, actor: ActorHandle) -> None:
-        """Send the call to an actor."""
-        self._owner = supervisor = actor._supervisor
-        self._is_being_assigned = True
-        try:
-            request = CallRequest(self.call.method, supervisor.config.first_index, future=self, kind=Kind.CALL)
-            supervisor.calls.submit(request, self.call)
-        except BaseException as error:  # also what pickling the arguments raises
-            self.settle(None, error, actor.incarnation)
-            if not isinstance(error, ActorClosedError):
-                raise
-        finally:
-            self._is_being_assigned = False
-
-    def cancel(self) -> bool:
-        return self._end_by(super().cancel)
-
-    def abort(self) -> bool:
-        return self._end_by(super().abort)
-
-    def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
-        super().settle(value, error, incarnation)
-        self._leave_actor()
-
-    def _end_by(self, end: Callable[[], bool]) -> bool:
-        with defer_signals:
-            if self._pool.withdraw(self):  # it has waited for an idle actor
-                self.mark_cancelled()
-                return True
-        try:
-            return end()
-        finally:
-            if self.settled():
-                self._leave_actor()  # not when it is marked as cancelled, which is done under the actor's lock
-
-    def _leave_actor(self) -> None:
-        """Have the actor run the next call; may be called again."""
-        self._pool.release(self)
-        if not self._is_being_assigned:
-            self._pool.assign_waiting()
-
-
 class ActorPool(Generic[T_co]):
-    """Equal actors that share their work; also a context manager.
+    """Equal actors that share their work. Also a context manager.
 
     Args:
         factory: Makes the env of each actor, in its worker, where `envactors.current_actor` returns the actor.
@@ -105,20 +52,20 @@ class ActorPool(Generic[T_co]):
         options = inspect.signature(spawn).bind(factory, **spawn_options)
         options.apply_defaults()
         name = options.arguments.pop("name") or "pool"
-        # Guards what follows; reentrant, since signal handlers and finalizers use pools, too.
+        # Guards what follows. Reentrant, since signal handlers and finalizers may use the pool. No lock of an actor is
+        # taken while it is held.
         self._lock = threading.RLock()
-        # Calls that no actor was assigned yet, oldest first.
-        self._waiting: deque[PoolFuture] = deque()
+        self._waiting: deque[tuple[ActorFuture[Any], str, bytes | bytearray]] = deque()
         self._is_closed = False
         self.actors: list[ActorHandle[Any]] = [
             launch([factory], name=f"{name}-{i}", first=i, **options.kwargs) for i in range(n)
         ]
-        # The actors without a call, the one that has been so for longest first; and those of the calls that run.
+        # The actors without a call; the one that has been idle for longest comes first.
         self._idle: dict[ActorHandle, None] = dict.fromkeys(self.actors)
-        self._running: dict[PoolFuture, ActorHandle] = {}
-        # In-process, env code runs when a call is assigned, and Ctrl-C must reach it.
-        is_inline = self.actors[0]._supervisor.config.backend.inline
-        self._deferral = contextlib.nullcontext() if is_inline else defer_signals
+
+    @property
+    def runtime(self) -> Runtime:
+        return self.actors[0]._actor.runtime
 
     @overload
     def submit(
@@ -133,7 +80,7 @@ class ActorPool(Generic[T_co]):
 
         Args:
             method: The method's name, or the method as its class has it; see `ActorHandle.call`.
-            *args: Its arguments.
+            *args: Its arguments, pickled immediately.
             **kwargs: Its keyword arguments.
 
         Raises:
@@ -142,12 +89,32 @@ class ActorPool(Generic[T_co]):
             ActorClosedError: The pool was closed.
         """
         name = method_name(method)
-        future = PoolFuture(self, Call(0, name, args, kwargs))
-        with defer_signals, self._lock:
-            if self._is_closed:
-                raise ActorClosedError(f"cannot submit {name!r}: the pool is closed")
-            self._waiting.append(future)
-        self.assign_waiting()
+        future: ActorFuture[Any] = ActorFuture(self, self)
+        try:
+            payload = dumps(tuple(messages.Call(0, name, args, kwargs)))  # the same for each actor
+        except Exception as error:  # the reduction of an argument may raise anything
+            actor = self.actors[0]._actor
+            step = Step(name, actor.config.first_index)
+            future.set_error(actor.errors.unpicklable(step, actor.incarnation.index, error, safe_repr(error)))
+            return future
+        handle: ActorHandle[Any] | None = None
+        try:
+            with self._lock:
+                if self._is_closed:
+                    raise ActorClosedError(f"cannot submit {name!r}: the pool is closed")
+                handle = None if self._waiting else self._find_idle()
+                if handle is None:
+                    self._waiting.append((future, name, payload))
+                else:
+                    self._idle.pop(handle, None)
+            if handle is not None:
+                self._send(handle, future, name, payload)
+            elif self._idle:
+                self.runtime.loop.call_soon(self._assign)
+        except BaseException:  # a signal handler has raised, and nobody gets the future
+            if handle is not None:
+                self._set_idle(handle)
+            raise
         return future
 
     @overload
@@ -189,16 +156,16 @@ class ActorPool(Generic[T_co]):
         return (future.result() for future in as_completed(futures, timeout))
 
     def close(self, timeout: float | None = None) -> None:
-        """Close all actors, and cancel the calls that were not assigned yet.
+        """Close all actors, and cancel the calls that wait for one.
 
         Args:
             timeout: How long closing may take before the remaining workers are killed, in seconds; None for the close
                 deadline.
         """
         check_timeout(timeout, "close(timeout=...)")
-        with defer_signals, self._lock:
+        with self._lock:
             self._is_closed = True
-            waiting = list(self._waiting)
+            waiting = [entry[0] for entry in self._waiting]
         for future in waiting:
             future.cancel()
         close_all(self.actors, timeout)
@@ -208,46 +175,72 @@ class ActorPool(Generic[T_co]):
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is None:
-            with defer_signals, self._lock:
-                waiting = list(self._waiting)
+            with self._lock:
+                waiting = [entry[0] for entry in self._waiting]
             wait(waiting)
         self.close()
 
     def __len__(self) -> int:
         return len(self.actors)
 
-    def release(self, future: PoolFuture) -> None:
-        """Note that the actor of a call is idle again; may be called again for the same call."""
-        with defer_signals, self._lock:
-            actor = self._running.get(future)
-            if actor is not None:
-                self._idle[actor] = None
-                del self._running[future]
+    # What futures use ------------------------------------------------------------------------------------
 
-    def withdraw(self, future: PoolFuture) -> bool:
-        """Remove a call from the queue; return False if it was assigned to an actor already."""
-        with defer_signals, self._lock:
-            if future not in self._waiting:
-                return False
-            self._waiting.remove(future)
-            return True
+    def cancel(self, future: ActorFuture[Any]) -> bool:
+        """Cancel a call that waits for an actor, or is queued at one."""
+        with self._lock:
+            found = next((entry for entry in self._waiting if entry[0] is future), None)
+            if found is not None:
+                future.set_canceled()
+                self._waiting.remove(found)
+        if found is None and future._owner is not self:
+            return future._owner.cancel(future)
+        return future.cancelled()
 
-    def assign_waiting(self) -> None:
-        """Send calls that wait to idle actors; called without the lock of any actor."""
-        with self._deferral:
-            while (pair := self._match()) is not None:
-                future, actor = pair
-                future.assign(actor)
+    def abort(self, future: ActorFuture[Any]) -> bool:
+        """Cancel a call, or end it by replacing its process."""
+        return self.cancel(future) or (future._owner is not self and future._owner.abort(future))
 
-    def _match(self) -> tuple[PoolFuture, ActorHandle] | None:
-        """Take the next call out of the queue, and return it with the actor that is to run it."""
-        with defer_signals, self._lock:
-            if self._is_closed or not self._waiting or not self._idle:
-                return None
-            # If no idle actor can run calls any more, the call gets the error of a dead one.
-            usable = (actor for actor in self._idle if actor._supervisor.is_usable)
-            actor = next(usable, next(iter(self._idle)))
-            future = self._waiting.popleft()
-            self._running[future] = actor
-            del self._idle[actor]
-            return future, actor
+    def read_reply(self, future: ActorFuture[Any], deadline: float | None) -> None:
+        """Do nothing: the loop reads the reply."""
+
+    # Assigning calls -------------------------------------------------------------------------------------
+
+    def _find_idle(self) -> ActorHandle[Any] | None:
+        """Return an idle actor; if none can run calls any more, a dead one, which fails the call."""
+        usable = (handle for handle in self._idle if handle._actor.is_usable)
+        return next(usable, next(iter(self._idle), None))
+
+    def _assign(self) -> None:
+        """Send calls that wait to idle actors. Runs in the loop, where no signal handler raises."""
+        while True:
+            with self._lock:
+                while self._waiting and self._waiting[0][0].done():  # it was canceled
+                    self._waiting.popleft()
+                handle = self._find_idle()
+                if self._is_closed or not self._waiting or handle is None:
+                    return
+                self._idle.pop(handle, None)
+                entry = self._waiting.popleft()
+            self._send(handle, *entry)
+
+    def _send(self, handle: ActorHandle[Any], future: ActorFuture[Any], name: str, payload: bytes | bytearray) -> None:
+        """Have an actor run a call."""
+        actor = handle._actor
+        future._owner = actor
+        on_end = functools.partial(self._release, handle)
+        call = Call(name, actor.config.first_index, Kind.CALL, future, payload=payload, on_end=on_end)
+        try:
+            actor.accept(call)
+        except ActorClosedError as error:
+            future.set_error(error)
+        if future.done():  # the actor is closed, or the call has run in this thread
+            self._set_idle(handle)
+
+    def _release(self, actor: ActorHandle[Any]) -> None:
+        """Run the next call on an actor whose call has ended."""
+        self._set_idle(actor)
+        self._assign()
+
+    def _set_idle(self, actor: ActorHandle[Any]) -> None:
+        with self._lock:
+            self._idle[actor] = None

@@ -1,36 +1,38 @@
-"""One process of an actor: its channel, its output, and the processes that it leaves behind."""
+"""One process of an actor as the parent uses it: its channel, its output, and its exit, all watched by the loop."""
 
 from __future__ import annotations
 
 import functools
+import select
 from collections.abc import Callable
 from typing import NamedTuple
 
 from envactors.actor.output import Output
-from envactors.actor.reactor import Reactor
 from envactors.actor.states import EndReason
 from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Stacks, Worker
 from envactors.mailbox.channel import ChannelCorruptError
-from envactors.mailbox.control_page import ASLEEP, ControlPage
-from envactors.mailbox.messages import Adopt, Frame, Kind, Start
-from envactors.mailbox.pickling import dumps
-from envactors.system.polling import is_disconnect
+from envactors.mailbox.control_page import ASLEEP, FINISHED, ControlPage, spin_until_all
+from envactors.mailbox.messages import Frame
+from envactors.runtime import Runtime
+from envactors.system.polling import is_disconnect, remaining
 
-# The call id of the first message of a process; requests begin with 1.
+# The call id of the first message to a process; those of jobs begin with 1.
 START_CALL_ID = 0
+# How long a thread that reads replies waits at once, in seconds.
+_LOOK_AGAIN = 0.5
 
 
 class ExitReport(NamedTuple):
-    """The facts about a process that has ended.
+    """The facts about a process that has ended, or could not be started.
 
     Attributes:
-        pid: Its process id, None if no process came to be.
+        pid: Its process id; None if there was no process.
         status: How it ended.
         stderr_tail: The last lines of its stderr.
-        stacks: The stacks that it wrote before it was killed.
-        refusal: Why no process came to be.
-        untrue: What it wrote into shared memory that cannot be true, for which it was killed.
-        loss: The loss of the node that it ran on, if that is why it counts as ended.
+        stacks: The stacks that it wrote before it was killed for a deadline.
+        refusal: Why no process could be started.
+        corruption: How it has corrupted shared memory, for which it was killed; empty if it has not.
+        loss: The loss of its node; None if that is not the reason.
         reason: Why the parent ended it; None if it ended by itself.
     """
 
@@ -39,8 +41,8 @@ class ExitReport(NamedTuple):
     stderr_tail: str = ""
     stacks: str = ""
     refusal: BaseException | None = None
+    corruption: str = ""
     loss: NodeLoss | None = None
-    untrue: str = ""
     reason: EndReason | None = None
 
     @property
@@ -50,163 +52,176 @@ class ExitReport(NamedTuple):
 
 
 class ActorProcess:
-    """A worker that the parent waits for.
+    """A worker process. Every method but `wait_for_reply` is called under the actor's lock.
 
     Args:
         worker: The worker.
         name: The actor's name.
-        reactor: Watches its descriptors.
-        on_channel: Handles an event mask of the channel; called in any one thread.
-        on_exit: Handles the end of the process; called in the reactor's thread.
+        runtime: Watches its descriptors.
+        on_channel: Called in the loop with this object and the events of its channel.
+        on_exit: Called in the loop with this object when the process has ended.
 
     Raises:
-        OSError: The system cannot watch more descriptors; the worker has been ended.
+        OSError: The system cannot watch more descriptors; the worker was killed.
 
     Attributes:
         worker: The worker.
         page: The control page that it shares with the parent.
         at_end: Whether its channel has ended.
-        on_ring: Called when the worker rings, in the thread that reads replies; None if nobody has asked for that.
-        overflows: How many parts have come in OVERFLOW frames; compared with the page's own count.
-        untrue: What `distrust` has killed it for.
+        corruption: How it has corrupted shared memory; empty if it has not.
+        channel_fd: The descriptor of its channel.
+        watches_rings: Whether the loop acts on rings of the worker.
     """
 
     def __init__(
         self,
         worker: Worker,
         name: str,
-        reactor: Reactor,
-        on_channel: Callable[[int], None],
-        on_exit: Callable[[ActorProcess], None],
+        runtime: Runtime,
+        on_channel: Callable[[ActorProcess, int], object],
+        on_exit: Callable[[ActorProcess], object],
     ) -> None:
         self.worker = worker
         self.page: ControlPage = worker.page
         self.at_end: bool = False
-        self.on_ring: Callable[[], None] | None = None
-        self.overflows = 0
-        self.untrue: str = ""
-        # The stacks that a passed deadline has requested.
-        self._stacks: Stacks | None = None
-        self._on_exit = on_exit
-        self._reactor = reactor
+        self.corruption: str = ""
+        self.channel_fd: int = worker.channel.fileno()
+        self.watches_rings: bool = False
+        self._loop = runtime.loop
         self._channel = worker.channel
-        self._outputs = [Output(fd, name, stream, reactor.printing.submit) for stream, fd in worker.outputs]
+        self._outputs = [Output(fd, name, stream, runtime.printer) for stream, fd in worker.outputs]
+        self._stacks: Stacks | None = None
         try:
             for output in self._outputs:
-                reactor.watch(output.fd, functools.partial(self._read_output, output))
-            reactor.watch_channel(self._channel.fileno(), on_channel)
-            reactor.watch(worker.sentinel, lambda _mask: self._on_exit(self))
-        except BaseException:  # such as too many watched descriptors
+                self._loop.watch(output.fd, functools.partial(self._read_output, output))
+            self._loop.watch(worker.sentinel, lambda _events: on_exit(self))
+            self._loop.watch(self.channel_fd, functools.partial(on_channel, self))
+        except BaseException:
             worker.kill()
             self.reap()
             raise
 
     @property
-    def pid(self) -> int | None:
-        """Its process id; None while another machine has not told it."""
-        return self.worker.pid or None
+    def pid(self) -> int:
+        """The process id."""
+        return self.worker.pid
 
-    def move(self, name: str, on_channel: Callable[[int], None], on_exit: Callable[[ActorProcess], None]) -> None:
-        """Make it another actor's, which gets what has come and was not read yet."""
-        self._on_exit = on_exit
-        self._reactor.watch_channel(self._channel.fileno(), on_channel)
-        for output in self._outputs:
-            output.name = name
-
-    @property
-    def last_output(self) -> dict[str, str]:
-        """The last lines of each output stream."""
-        return {output.stream: output.tail for output in self._outputs}
-
-    def ask_stacks(self) -> None:
-        """Request the stacks of the worker, for the report of its end."""
-        self._stacks = self.worker.ask_stacks()
-
-    def introduce(self, kind: Kind, message: Start | Adopt, incarnation: int) -> None:
-        """Send the first message: whose the process is."""
-        self.send(Frame(kind, incarnation, START_CALL_ID, dumps(tuple(message))), ASLEEP)
-
-    def send(self, frame: Frame, wait: int) -> None:
-        """Send a frame; what does not fit at once follows when there is room.
+    def send(self, frame: Frame, wait: int = ASLEEP) -> None:
+        """Send a frame, or as much of it as fits; the loop sends the rest.
 
         Args:
             frame: The frame.
-            wait: How the worker waits for the request after this one, as `envactors.mailbox.control_page` says.
+            wait: How the worker waits for the next request; see `envactors.mailbox.control_page`.
         """
-        channel, page = self._channel, self.page
+        page = self.page
         page.last_call = max(page.last_call, frame.call_id)
         try:
-            channel.send(frame)
+            self._channel.send(frame)
         except OSError as error:
             if not is_disconnect(error):
                 raise
-            return
+            return  # its exit is about to be noticed
         page.post_frame(wait)
-        if channel.backlog:
-            self._reactor.want_write(channel.fileno(), True)
+        if self._channel.backlog:
+            self._loop.want_write(self.channel_fd, True)
 
-    def distrust(self, untrue: str) -> None:
-        """Kill it, since env code has overwritten the memory that it shares with this process."""
-        self.untrue = self.untrue or untrue
-        self.worker.kill()
-
-    def watch_doorbell(self, on_ring: Callable[[], None] | None) -> None:
-        """Have rings handled by the thread that reads replies; None stops that."""
-        self.on_ring = on_ring
-        if on_ring is None:
-            self._reactor.unwatch_bell(self.page.to_parent)
-        else:
-            self._reactor.watch_bell(self.page.to_parent, on_ring)  # also if it should be: an interrupt may have come
+    @property
+    def has_backlog(self) -> bool:
+        """Whether the loop still has to send a part of a frame."""
+        return bool(self._channel.backlog)
 
     def flush(self) -> None:
-        """Write what did not fit before, as far as the channel has room."""
+        """Send as much of the backlog as fits."""
         try:
             self._channel.flush()
         except OSError as error:
             if not is_disconnect(error):
                 raise
-        if not self._channel.backlog:
-            self._reactor.want_write(self._channel.fileno(), False)
+            self._loop.want_write(self.channel_fd, False)
+            return
+        self._loop.want_write(self.channel_fd, bool(self._channel.backlog))
 
-    def read(self) -> list[Frame] | None:
-        """Read once; return None if there was nothing, and no frames if none is complete.
-
-        `at_end` says when nothing will come any more.
-        """
-        frames: list[Frame] | None = None
+    def read(self) -> list[Frame]:
+        """Return the frames that have come; set ``at_end`` if no more will."""
         try:
             frames = self._channel.receive()
         except BlockingIOError:
-            return None
+            return []
+        except ChannelCorruptError as error:
+            self.kill_corrupted(f"in its channel {error}")
+            frames = None
         except OSError as error:
             if not is_disconnect(error):
                 raise
-        except ChannelCorruptError as error:
-            self.distrust(f"in its channel {error}")
+            frames = None
         if frames is None:
             self.at_end = True
-            self._reactor.unwatch_channel(self._channel.fileno())
+            self._loop.unwatch(self.channel_fd)
         return frames or []
 
+    def wait_for_reply(self, deadline: float | None, *, spins: bool) -> bool:
+        """Wait in a thread that reads replies in place of the loop.
+
+        Args:
+            deadline: When to stop (`time.monotonic`); None for no limit.
+            spins: Whether to spin first.
+
+        Returns:
+            Whether to continue: False at the exit of the process, or after the deadline.
+        """
+        if spins and spin_until_all([(self.page.counters, self.page.last_call)], FINISHED):
+            return True
+        poll = select.poll()
+        poll.register(self.channel_fd, select.POLLIN)
+        poll.register(self.worker.sentinel, select.POLLIN)
+        seconds = remaining(deadline)
+        # The caller looks again after a while: a signal handler in this thread may have had the loop read the reply.
+        events = poll.poll(1000 * (_LOOK_AGAIN if seconds is None else min(seconds, _LOOK_AGAIN)))
+        if not events:
+            return seconds is None or seconds > _LOOK_AGAIN
+        return all(fd == self.channel_fd for fd, _ in events) and not self.at_end
+
     def drain(self) -> list[Frame]:
-        """Read everything that an ended process has left."""
+        """Return everything that an ended process has sent."""
         frames: list[Frame] = []
-        while not self.at_end and (read := self.read()) is not None:
-            frames += read
+        while not self.at_end and (more := self.read()):
+            frames += more
         return frames
 
+    def watch_rings(self, on_ring: Callable[[], object]) -> None:
+        """Have the loop call a function after each ring of the worker."""
+        if not self.watches_rings:
+            self.watches_rings = True
+            self._loop.watch_bell(self.page.to_parent, on_ring)
+
+    def unwatch_rings(self) -> None:
+        """End `watch_rings`."""
+        if self.watches_rings:
+            self.watches_rings = False
+            self._loop.unwatch(self.page.to_parent.fileno())
+
+    def kill_corrupted(self, corruption: str) -> None:
+        """Kill the worker, since env code has corrupted memory that it shares with this process."""
+        self.corruption = self.corruption or corruption
+        self.worker.kill()
+
+    def request_stacks(self) -> None:
+        """Have the worker write its stacks, for the report of its exit."""
+        self._stacks = self.worker.ask_stacks()
+
     def reap(self) -> ExitReport:
-        """Reap an ended process, and free its descriptors; from then on nothing may be sent, posted, or watched."""
-        worker, reactor = self.worker, self._reactor
-        self.watch_doorbell(None)
+        """Reap the ended process and close its descriptors."""
+        self.unwatch_rings()
         for output in self._outputs:
             output.finish()
-            reactor.unwatch(output.fd)
-        reactor.unwatch(worker.sentinel)
-        reactor.unwatch_channel(self._channel.fileno())
-        tail, stacks = self.last_output.get("stderr", ""), "" if self._stacks is None else self._stacks.read()
-        return ExitReport(self.pid, worker.reap(), tail, stacks, worker.refusal, worker.loss, self.untrue)
+            self._loop.unwatch(output.fd)
+        self._loop.unwatch(self.worker.sentinel)
+        self._loop.unwatch(self.channel_fd)
+        tail = next((output.tail for output in self._outputs if output.stream == "stderr"), "")
+        stacks = "" if self._stacks is None else self._stacks.read()
+        status = self.worker.reap()
+        return ExitReport(self.pid, status, tail, stacks, self.worker.refusal, self.corruption, self.worker.loss)
 
-    def _read_output(self, output: Output, _mask: int) -> None:
+    def _read_output(self, output: Output, _events: int) -> None:
         if not output.read():
-            self._reactor.unwatch(output.fd)
+            self._loop.unwatch(output.fd)

@@ -1,4 +1,4 @@
-"""The states of an actor, and what is counted of it."""
+"""The states of an actor, the reasons why its process ends, and the counts that `ActorHandle.stats` returns."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ class ActorState(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class ActorStats:
-    """Counts over an actor's life, and its present activity.
+    """Counts over an actor's lifetime, and its current state.
 
     Attributes:
         completed: Calls that returned or raised.
-        failed: Calls ended by a crash, a deadline, or an abort.
+        failed: Calls that ended with a crash, a deadline, or an abort.
         restarts: Processes that replaced a lost one.
         stale: Replies that matched no running call and were dropped.
-        queued: Calls that wait now.
-        last_failure: The last crash or failed start, None if there was none.
+        queued: Calls that are queued now.
+        last_failure: The last crash or failed start; None if there was none.
         state: Its state.
-        pid: The process id, None while there is no process.
+        pid: The process id; None while there is no process.
         node: The node that runs the process; None on this machine.
         incarnation: The index of the process: 0 for the first, one more for each replacement.
-        method: The method that runs; None if none does.
-        elapsed: How long that method has been running, in seconds; 0.0 if none is.
+        method: The running method; None if none is running.
+        elapsed: How long that method has been running, in seconds.
         rss: Resident memory, in bytes; 0 while there is no process.
         started_in: How long the last start took, in seconds; None before the first.
         replays: How often an env was replayed by ``on_failure="replay"``.
-        longest_replay: The longest replay, in seconds.
     """
 
     completed: int
@@ -57,30 +56,29 @@ class ActorStats:
     rss: int
     started_in: float | None
     replays: int
-    longest_replay: float
 
 
 class Phase(enum.Enum):
-    """The phases of an actor's life cycle, drawn in `envactors.actor.lifecycle`."""
+    """What an actor is doing with its process.
 
-    LAUNCHING = enum.auto()  # a process is being started, or waits for its turn to be
-    LIVE = enum.auto()  # the process answers requests
-    STOPPING = enum.auto()  # CLOSE has been sent
-    ENDING = enum.auto()  # the process is being killed
-    BACKOFF = enum.auto()  # waits before the next start
-    DEAD = enum.auto()  # the restart allowance is spent; a renewal revives it
-    CLOSED = enum.auto()  # never changes again
+    STARTING ──▶ LIVE ──▶ STOPPING ──▶ ENDING ──▶ STARTING, BACKOFF, DEAD, or CLOSED
+    """
 
-
-# Before Python 3.12 looking up an enum's member costs as much as a call; these are read several times per step.
-LAUNCHING, LIVE, STOPPING, ENDING, BACKOFF, DEAD, CLOSED = Phase
+    STARTING = enum.auto()  # a process is being launched, or makes its envs
+    LIVE = enum.auto()  # the process takes requests
+    STOPPING = enum.auto()  # it closes its envs, or writes its stacks after a deadline; it takes no more requests
+    ENDING = enum.auto()  # it was killed, and its exit was not reported yet
+    BACKOFF = enum.auto()  # the next process starts after a delay
+    DEAD = enum.auto()  # no other process may start, unless the user renews the actor
+    CLOSED = enum.auto()
 
 
 class EndReason(enum.Enum):
-    """Why the parent itself ends a process."""
+    """Why the parent ends a process."""
 
     TIMEOUT = enum.auto()  # a deadline passed
-    ABORT = enum.auto()  # a call was aborted, or the user killed it
-    RENEW = enum.auto()  # a renewal is running
-    DISCARDED = enum.auto()  # an env of it raised, and on_failure wants a fresh process
-    CLOSE = enum.auto()  # the actor is closed
+    ABORT = enum.auto()  # the user aborted a call, or killed the process
+    RENEW = enum.auto()  # the user asked for another process, or the recycle policy did
+    DISCARD = enum.auto()  # one of its envs raised, and on_failure replaces the process
+    INTERRUPT = enum.auto()  # an exception interrupted a change of the parent's state
+    CLOSE = enum.auto()  # the actor is being closed

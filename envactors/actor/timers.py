@@ -1,57 +1,127 @@
-"""The deadlines of one actor."""
+"""The timers of one actor, and the watch over its deadlines."""
 
 from __future__ import annotations
 
+import functools
 import math
+import time
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING
 
-# What happens when a timer is due.
-# start: the worker is ended, since its start takes too long. call: what the worker runs is looked at, since it may take
-# too long. kill: the worker is killed. close: likewise, since `close` takes too long. backoff: the next process starts.
-Timer = Literal["start", "call", "kill", "close", "backoff"]
+from envactors.actor import slow_calls
+from envactors.actor.jobs import METHOD_NAMES
+from envactors.loop import Loop, Timer
+from envactors.options import Deadlines
+
+if TYPE_CHECKING:
+    from envactors.actor.actor import Actor
 
 
 class Timers:
-    """Up to one deadline of each kind.
+    """Named timers, whose callbacks run under the actor's lock.
 
     Args:
-        notify: Called with each deadline that is set, so that the reactor does not sleep past it.
-
-    Attributes:
-        when: The deadlines that are set (`time.monotonic`).
+        loop: Runs them.
+        run: Runs a callback under the lock.
     """
 
-    def __init__(self, notify: Callable[[float], None]) -> None:
-        self._notify = notify
-        self.when: dict[Timer, float] = {}
+    def __init__(self, loop: Loop, run: Callable[..., None]) -> None:
+        self._loop = loop
+        self._run = run
+        self._timers: dict[str, Timer] = {}
 
-    def set(self, timer: Timer, when: float) -> None:
-        """Set a deadline (`time.monotonic`), in place of one of the same kind."""
-        self.when[timer] = when
-        if when != math.inf:
-            self._notify(when)
+    def set(self, name: str, when: float, callback: Callable[[], object]) -> None:
+        """Run a callback at a time of `time.monotonic`, in place of an earlier timer of this name."""
+        self.cancel(name)
+        self._timers[name] = self._loop.call_at(when, functools.partial(self._run, self._fire, name, callback))
 
-    def set_earlier(self, timer: Timer, when: float) -> None:
-        """Set a deadline unless an earlier one is set."""
-        if when < self.when.get(timer, math.inf):
-            self.set(timer, when)
+    def set_earliest(self, name: str, when: float, callback: Callable[[], object]) -> None:
+        """Set a timer, unless one of this name runs earlier."""
+        timer = self._timers.get(name)
+        if timer is None or when < timer.when:
+            self.set(name, when, callback)
 
-    def cancel(self, *timers: Timer) -> None:
-        """Forget deadlines."""
-        for timer in timers:
-            self.when.pop(timer, None)
+    def cancel(self, *names: str) -> None:
+        """Cancel timers, if they are set."""
+        for name in names:
+            timer = self._timers.pop(name, None)
+            if timer is not None:
+                timer.cancel()
 
-    def next(self) -> float:
-        """Return the next deadline, infinity for none; called from any thread, without the actor's lock."""
-        return min(self.when.copy().values(), default=math.inf)
+    def cancel_all(self) -> None:
+        """Cancel all timers."""
+        self.cancel(*self._timers)
 
-    def is_due(self, timer: Timer, now: float) -> bool:
-        """Return whether a deadline has passed and was not acted upon yet."""
-        return self.when.get(timer, math.inf) <= now
+    def _fire(self, name: str, callback: Callable[[], object]) -> None:
+        self._timers.pop(name, None)
+        callback()
 
-    def pop_due(self, now: float) -> list[Timer]:
-        """Return the kinds whose deadline has passed, and forget these."""
-        due = [timer for timer, when in self.when.items() if when <= now]
-        self.cancel(*due)
-        return due
+
+class DeadlineWatch:
+    """Checks in time whether the worker is late or slow.
+
+    There is one timer. It stays set when a step has ended, so that a loop of short steps sets no timers.
+
+    Args:
+        actor: The actor.
+
+    Attributes:
+        shortest: The shortest deadline or slow threshold, in seconds; infinity if there is none.
+        next_check_at: When the next check is due (`time.monotonic`); infinity if none is.
+    """
+
+    def __init__(self, actor: Actor) -> None:
+        deadlines = actor.config.deadlines
+        self._actor = actor
+        self._slow = deadlines.slow
+        self.shortest: float = _shortest(deadlines)
+        self.next_check_at: float = math.inf
+        # When the last step began that was reported as slow.
+        self._reported = 0.0
+
+    def watch(self, started: float, deadline: float | None = None) -> None:
+        """Schedule a check for a step that starts now.
+
+        Args:
+            started: When it starts (`time.monotonic`).
+            deadline: Its own deadline in seconds; None for those of `Deadlines`.
+        """
+        soonest = started + (self.shortest if deadline is None else min(deadline, self.shortest))
+        if soonest < self.next_check_at:
+            self._check_at(soonest)
+
+    def stop(self) -> None:
+        """Check nothing more of an ended process."""
+        self.next_check_at = math.inf
+        self._actor.timers.cancel("check")
+
+    def _check_at(self, when: float) -> None:
+        self.next_check_at = when
+        self._actor.timers.set("check", when, self._check)
+
+    def _check(self) -> None:
+        """Report the current step if it is slow, and end the process if it is late."""
+        self.next_check_at = math.inf
+        actor = self._actor
+        step = actor.find_current_step()
+        if step is None:
+            return
+        now = time.monotonic()
+        checks = [now + self.shortest]
+        if step.deadline is not None:
+            if now >= step.started + step.deadline:
+                actor.on_late(step)
+                return
+            checks.append(step.started + step.deadline)
+        if self._slow is not None:
+            if now >= step.started + self._slow and step.started != self._reported:
+                self._reported = step.started
+                slow_calls.warn(actor, step, now - step.started)
+            checks.append(step.started + self._slow)
+        self._check_at(min(check for check in checks if check > now))
+
+
+def _shortest(deadlines: Deadlines) -> float:
+    """Return the shortest deadline of a call, step, or reset, or the slow threshold, in seconds; infinity if none."""
+    limits = [*map(deadlines.of, METHOD_NAMES.values()), deadlines.slow]
+    return min((limit for limit in limits if limit is not None), default=math.inf)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from envactors.backends.base import Backend
-from envactors.backends.local import InlineBackend, ThreadBackend
+from envactors.backends.inline import InlineBackend
 from envactors.backends.process import ProcessBackend
 
 _BACKENDS: dict[str, Callable[[], Backend]] = {
     "process": ProcessBackend,
-    "thread": ThreadBackend,
     "inline": InlineBackend,
 }
 

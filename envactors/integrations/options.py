@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from envactors.actor.handle import ActorHandle
-from envactors.actor.launch import launch
+from envactors.actor.spawn import launch
 from envactors.backends import resolve
 from envactors.backends.process import ProcessBackend
 from envactors.errors import VectorInputError
 from envactors.integrations.adapter import for_inner_env
 from envactors.mailbox.factory import Factory
 from envactors.process.starting import DEFAULT
-from envactors.vector.facade import VectorEnv
-from envactors.vector.inputs import check_flags, group_envs, limit_running
+from envactors.vector.env import VectorEnv
+from envactors.vector.inputs import check_flags, group_envs
 from envactors.vector.options import Choices, CommonOptions, VectorOptions, check_names
 
 if TYPE_CHECKING:
@@ -112,7 +112,6 @@ def launch_each(
     choices = Choices(**given)
     check_flags(seed_episodes=choices.seed_episodes)
     backend = resolve(choices.backend)
-    permits = limit_running(choices.max_running, len(factories), backend)
     groups, variables = group_envs(list(factories), 1, choices.env_vars, backend)
     return [
         launch(
@@ -123,7 +122,6 @@ def launch_each(
             deadlines=choices.deadlines,
             restart=choices.restart,
             env_vars=env_vars,
-            permits=permits,
         )
         for index, (group, name, env_vars) in enumerate(zip(groups, names, variables, strict=True))
     ]

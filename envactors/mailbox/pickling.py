@@ -204,6 +204,14 @@ def safe_repr(value: object) -> str:
         return f"<{type(value).__name__} whose repr raises>"
 
 
+def safe_str(error: BaseException) -> str:
+    """Return the type and the text of an exception of a user's class, or what stands for it if that raises."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} whose str raises"
+
+
 class Sealed:
     """Wraps a value inside a message that arrives as `Pickled`, so that reading the message runs no code of users."""
 

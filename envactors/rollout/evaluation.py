@@ -9,11 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from envactors.envs.results import failure_in
 from envactors.errors import VectorInputError, VectorStepError
 from envactors.options import is_int
 from envactors.rollout.results import Evaluation, Rollout
 from envactors.rollout.rollouts import Rollouts
+from envactors.rollout.serial import SerialRollouts
+from envactors.vector.results import failure_in
 
 # Steps per rollout. Envs whose episodes have ended begin the next ones after it: shorter rollouts cost more messages,
 # longer ones more steps after the end of an episode, which are discarded.
@@ -44,7 +45,7 @@ class Evaluator:
         VectorInputError: ``episodes`` is not an int >= 1.
     """
 
-    def __init__(self, rollouts: Rollouts, reset: Reset, episodes: int) -> None:
+    def __init__(self, rollouts: Rollouts | SerialRollouts, reset: Reset, episodes: int) -> None:
         if not is_int(episodes):
             raise VectorInputError(f"episodes is {episodes!r}: expected an int >= 1")
         count, shape = rollouts.num_envs, rollouts.reward_shape

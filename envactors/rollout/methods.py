@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import abc
 import concurrent.futures
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorView
-from envactors.backends.base import RowMemory
-from envactors.envs.core import VectorCore
 from envactors.errors import VectorInputError, VectorTimeoutError
-from envactors.options import check_timeout
-from envactors.rollout.books import Books
+from envactors.options import check_timeout, is_int
 from envactors.rollout.evaluation import Evaluator
 from envactors.rollout.results import Evaluation, Rollout
 from envactors.rollout.rollouts import Rollouts
+from envactors.rollout.serial import SerialRollouts
+from envactors.vector.engine import RowEngine
 
 
 class RolloutMethods(abc.ABC):
     """Base class of `envactors.VectorEnv` with the methods for rollouts."""
 
-    _core: VectorCore
-    _handles: list[ActorView]
-    _memory: RowMemory
-    _rollouts: Rollouts | None = None
+    _engine: Any
+    _memory: Any
+    _rollouts: Rollouts | SerialRollouts | None = None
 
     @abc.abstractmethod
     def _check_open(self) -> None:
-        """Check that the vector is open.
-
-        Raises:
-            ActorClosedError: The vector is closed.
-        """
+        """Raise `ActorClosedError` if the vector is closed."""
 
     @abc.abstractmethod
     def reset(
@@ -65,9 +59,14 @@ class RolloutMethods(abc.ABC):
             Exception: Raised by ``make_policy``.
         """
         self._check_open()
+        if not callable(make_policy):
+            raise TypeError(f"make_policy is {make_policy!r}: expected a function without arguments")
+        if not is_int(seed, 0):
+            raise ValueError(f"seed is {seed!r}: expected an int >= 0")
         if self._rollouts is None:
-            self._rollouts = Rollouts(self._core, Books(self._core, self._handles), self._memory)
-        self._rollouts.set_policy(make_policy, seed)
+            is_parallel = isinstance(self._engine, RowEngine)
+            self._rollouts = Rollouts(self._engine, self._memory) if is_parallel else SerialRollouts(self._engine)
+        self._rollouts.set_policy(make_policy, operator.index(seed))
 
     def rollout(self, steps: int, parameters: Any = None, timeout: float | None = None) -> Rollout:
         """Step every env with the policy of `set_policy` in the workers, and wait for the result.
@@ -80,8 +79,8 @@ class RolloutMethods(abc.ABC):
             timeout: Longest time to wait, in seconds; None waits until the rollout has ended.
 
         Returns:
-            The steps of all envs. Its arrays are views of the shared memory that the workers have written to, which is
-            reused once nothing refers to them. While two such results are kept, further results are copies.
+            The steps of all envs. With ``copy=False`` its arrays are views of the shared memory, valid until the next
+            rollout but one begins.
 
         Raises:
             VectorInputError: No policy is set, ``steps`` is not an int >= 1, or an env needs a reset first.
@@ -143,10 +142,13 @@ class RolloutMethods(abc.ABC):
             rollouts.end_episodes()
 
     def _start_rollout(self, steps: int, parameters: Any, *, each: bool) -> list[ActorFuture[Rollout]]:
-        return self._check_policy("rollout").start(steps, parameters, each=each)
+        rollouts = self._check_policy("rollout")
+        if not is_int(steps):
+            raise VectorInputError(f"steps is {steps!r}: expected an int >= 1")
+        return rollouts.start(operator.index(steps), parameters, each=each)  # a small int of NumPy would overflow
 
-    def _check_policy(self, what: str) -> Rollouts:
+    def _check_policy(self, caller: str) -> Rollouts | SerialRollouts:
         self._check_open()
         if self._rollouts is None or not self._rollouts.has_policy:
-            raise VectorInputError(f"{what} needs a policy: call set_policy first")
+            raise VectorInputError(f"{caller} needs a policy: call set_policy first")
         return self._rollouts

@@ -1,37 +1,38 @@
-"""The rollouts of a vector, of which at most two are in flight."""
+"""The rollouts of a vector whose envs run in workers. At most two are in flight."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import itertools
 import operator
-import threading
-from concurrent.futures import Future
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from envactors.actor.future import ActorFuture
-from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slots import IDLE, ROLLING, Slots
-from envactors.actor.supervisor import Supervisor
+from envactors.actor.exits import Step
+from envactors.actor.future import ActorFuture, results_of
+from envactors.actor.jobs import Call
+from envactors.actor.process import ExitReport
+from envactors.actor.states import EndReason
 from envactors.backends.base import RowMemory
-from envactors.envs.core import VectorCore
 from envactors.errors import AlreadyPendingError, VectorInputError
+from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, decode_alike
+from envactors.mailbox.messages import Extend, Kind
 from envactors.mailbox.pickling import dumps_by_value
 from envactors.mailbox.slab import PLAIN_REWARD
-from envactors.mailbox.specs import ArraySpec, batches_alike
-from envactors.options import is_int
-from envactors.rollout.assembly import assemble, error_of, read_contents
-from envactors.rollout.books import Books
-from envactors.rollout.buffers import TrajectoryBuffer, TrajectoryBuffers, Views, make_views
-from envactors.rollout.orders import Stop
-from envactors.rollout.parameters import ParameterStore
-from envactors.rollout.part import ActorPart
-from envactors.rollout.requests import Policy, PolicyRequest
+from envactors.mailbox.specs import ArraySpec, flatten, unflatten
+from envactors.rollout import runner
+from envactors.rollout.memory import ParameterStore, TrajectoryBuffer, TrajectoryBuffers
+from envactors.rollout.messages import Policy, Stop
+from envactors.rollout.part import RolloutPart
 from envactors.rollout.results import Rollout
-from envactors.rollout.run import Run
-from envactors.rollout.trajectory import TrajectoryLayout
+from envactors.rollout.trajectory import STEP, TRUNCATED, Trajectory, TrajectoryLayout
+from envactors.runtime import Runtime
+from envactors.vector.actor_envs import ActorEnvs
+from envactors.vector.engine import RowEngine
+from envactors.vector.failures import step_error
+from envactors.vector.results import as_dict
 
 # Most rollouts in flight.
 _MOST = 2
@@ -41,68 +42,70 @@ class Rollouts:
     """Runs the rollouts of a vector.
 
     Args:
-        vector: The vector.
-        books: Counts and last results of the envs.
+        engine: Steps the envs.
         memory: Shared memory of the vector.
     """
 
-    def __init__(self, vector: VectorCore, books: Books, memory: RowMemory) -> None:
-        self._slots = vector.slots
-        self._supervisors = vector.actors
-        self._books = books
+    def __init__(self, engine: RowEngine, memory: RowMemory) -> None:
+        self._engine = engine
+        self._table = engine.table
         self._memory = memory
-        # Whether results stay valid for as long as the user keeps them.
-        self._copy = vector.reader.copies
-        self._lock = threading.RLock()
-        self._policies = 0
+        for envs in engine.table.actors:
+            envs.rollouts = self
+        self._actors = [envs.actor for envs in engine.table.actors]
+        self._policy_ids = itertools.count(1)
         self._policy: Policy | None = None
-        self._parameters = ParameterStore(memory)
+        # The last policy of each actor's process, and the incarnation of that process.
+        self._policies: dict[ActorEnvs, tuple[int, int]] = {}
         # Whether the policy can load parameters.
         self._loads = False
+        self._parameters = ParameterStore(memory)
+        # Rollouts in flight, oldest first.
+        self._runs: list[Run] = []
         # Index of the next rollout since the policy was set.
         self._next = 0
         self._buffers = TrajectoryBuffers(memory)
-        self._extras: tuple[tuple[str, ArraySpec], ...] = ()
-        # Spec of one env's action, learned if the envs have no action space.
-        self._action: ArraySpec | None = None
-        # Rollouts in flight, oldest first.
-        self._runs: list[Run] = []
+        # The specs of the policy's extras, and of actions if the envs have no action space.
+        self.extras: tuple[tuple[str, ArraySpec], ...] = ()
+        self.action: ArraySpec | None = None
         # Last error of each env that failed.
-        self._lost: dict[int, BaseException] = {}
+        self.lost: dict[int, BaseException] = {}
 
     # The policy ------------------------------------------------------------------------------------------
 
     def set_policy(self, make_policy: Any, seed: int) -> None:
-        """Have each worker make the policy, and wait until all have.
-
-        Raises:
-            TypeError: ``make_policy`` is not callable.
-            ValueError: ``seed`` is not an int >= 0.
-            AlreadyPendingError: Rollouts are in flight.
-            ActorClosedError: An actor was closed.
-            Exception: Raised by ``make_policy``.
-        """
-        if not callable(make_policy):
-            raise TypeError(f"make_policy is {make_policy!r}: expected a function without arguments")
-        if not is_int(seed, 0):
-            raise ValueError(f"seed is {seed!r}: expected an int >= 0")
+        """Have each worker make the policy, and wait until all have; see `RolloutMethods.set_policy`."""
         self.check_idle()
-        self._policies += 1
-        policy = Policy(self._policies, bytes(dumps_by_value(make_policy)), operator.index(seed))
-        futures: list[Future[bool]] = [Future() for _ in self._supervisors]
-        for supervisor, future in zip(self._supervisors, futures, strict=True):
-            request = PolicyRequest(supervisor, policy, functools.partial(_tell_made, future))
-            with supervisor.core.change, supervisor.core.lock:
-                if supervisor.core.closing:
-                    raise supervisor.core.errors.closed(request, supervisor.core.incarnation)
-                supervisor.calls.queue(request)
-        can_load = [future.result() for future in futures]
-        self._loads = all(can_load)
-        self._policy = policy
-        self._extras = ()
-        self._action = None
-        self._next = 0
+        if self._engine.reader.learns:
+            raise VectorInputError("rollouts need envs with an observation space: give the envs one")
+        policy = Policy(next(self._policy_ids), bytes(dumps_by_value(make_policy)), seed)
+        before = [actor.incarnation.index for actor in self._actors]
+        futures: list[ActorFuture[Any]] = []
+        for actor in self._actors:
+            future: ActorFuture[Any] = ActorFuture(actor, None)
+            deadline = actor.config.deadlines.start
+            call = Call("set_policy", actor.config.first_index, Kind.EXTEND, future, deadline)
+            actor.submit(call, Extend(runner.set_policy, tuple(policy)))
+            futures.append(future)
+        self._loads = all(results_of(futures))
+        for envs, incarnation in zip(self._table.actors, before, strict=True):
+            if envs.actor.incarnation.index == incarnation:
+                self._policies[envs] = policy.policy_id, incarnation
+        self._policy, self._next, self.extras, self.action = policy, 0, (), None
         self._parameters = ParameterStore(self._memory)
+
+    def policy_of(self, envs: ActorEnvs) -> tuple[int, int]:
+        """Return the id of the last policy of an actor's process, and the incarnation of that process."""
+        return self._policies.get(envs, (0, 0))
+
+    def set_policy_of(self, envs: ActorEnvs, policy_id: int) -> None:
+        """Record that an actor's current process has a policy."""
+        self._policies[envs] = policy_id, envs.actor.incarnation.index
+
+    @property
+    def runtime(self) -> Runtime:
+        """The threads that serve the actors."""
+        return self._actors[0].runtime
 
     @property
     def has_policy(self) -> bool:
@@ -115,40 +118,33 @@ class Rollouts:
         Raises:
             TypeError: The policy has no method ``load``.
         """
-        if parameters is None:
-            return
-        if not self._loads:
-            raise TypeError(
-                "cannot give parameters to a policy that has no method load(parameters): add one, or leave them out"
-            )
-        self._parameters.give(parameters)
+        if parameters is not None:
+            check_loads(self._loads)
+            self._parameters.give(parameters)
 
     # Evaluations -----------------------------------------------------------------------------------------
 
     @property
     def num_envs(self) -> int:
         """Number of envs."""
-        return len(self._slots.of)
+        return len(self._table.status)
 
     @property
     def reward_shape(self) -> tuple[int, ...]:
         """Shape of one env's reward."""
-        return (self._slots.slab.layout.reward or PLAIN_REWARD).shape
+        return (self._table.slab.layout.reward or PLAIN_REWARD).shape
 
     def seed_of_episode(self, number: int) -> int:
         """Return the seed of an episode of `evaluate`."""
         assert self._policy is not None, "the caller has checked it"
-        return int(np.random.SeedSequence(self._policy.seed, spawn_key=(1, number)).generate_state(1)[0])
+        return evaluation_seed(self._policy.seed, number)
 
     def end_episodes(self) -> None:
         """Require a reset of every env before its next step."""
-        if self._runs:
-            return  # an exception has interrupted the evaluation
-        for supervisor in self._supervisors:
-            first = supervisor.config.first_index
-            with supervisor.core.change, supervisor.core.lock:
-                for index in range(first, first + len(supervisor.config.start.factories)):
-                    self._slots.lose_episode(index, resets_next=False)
+        table, lock = self._table, self._table.lock
+        with lock, lock.change(*self._actors):
+            for index in range(self.num_envs) if not table.rollouts else ():  # else it was interrupted
+                table.episodes.lose(index)
 
     # Rollouts --------------------------------------------------------------------------------------------
 
@@ -164,237 +160,301 @@ class Rollouts:
             copy: Whether results stay valid for as long as the user keeps them; None for the option of the vector.
 
         Raises:
-            VectorInputError: ``steps`` is not an int >= 1.
             AlreadyPendingError: Two rollouts are in flight, or results are pending.
+            VectorInputError: An env needs a reset first.
             TypeError: The policy has no method ``load``.
         """
         assert self._policy is not None, "the caller has checked it"
-        if not is_int(steps):
-            raise VectorInputError(f"steps is {steps!r}: expected an int >= 1")
-        steps = operator.index(steps)  # a small int of NumPy would overflow
+        table, lock = self._table, self._table.lock
+        lock.reset_if_interrupted()
         self._check_free(_MOST)
-        if not self._runs:
-            self._books.check_steppable()
+        if not table.rollouts:
+            self._engine.check_steppable(self._engine.all)
         self.give(parameters)
-        with defer_signals, self._lock:
-            run = Run(
-                self._supervisors,
-                self._take_buffer(steps),
-                copy=self._copy if copy is None else copy,
-                count=len(self._supervisors) if each else 1,
-                prepare=self._prepare,
-                read=self._read,
-            )
-            futures = run.futures
-            run.parts = [self._make_part(run, self._policy, supervisor, steps) for supervisor in self._supervisors]
-            run.left = set(run.parts)
-            ready = [part for part in run.parts if self._first_part(part.supervisor) is None]
-            try:
-                self._count(run)
-            except BaseException:
-                self._runs = [other for other in self._runs if other is not run]
-                self._rest()
-                raise
-        try:
-            self._begin_all(ready)
-        except BaseException:
-            run.reactor.post(functools.partial(self._begin_all, ready))
-            raise
+        copies = self._engine.reader.copies if copy is None else copy
+        run = Run(self, steps, len(self._actors) if each else 1, copies=copies)
+        fields = run, self._policy, self._next, self._parameters.last
+        run.parts = [RolloutPart(envs, *fields) for envs in table.actors]
+        futures = list(run.futures)
+        with lock, lock.change(*self._actors):
+            closing = next((actor for actor in self._actors if actor.is_closing), None)
+            if closing is None:
+                self._next += 1
+                self._runs.append(run)
+                for part in run.parts:
+                    part.enqueue()
+                table.rollouts = len(self._runs)
+        if closing is not None:
+            raise closing.errors.closed(Step("rollout", closing.config.first_index), closing.incarnation.index)
         return futures
 
-    def _count(self, run: Run) -> None:
-        """Count a rollout among those in flight."""
-        self._next += 1
-        if not self._runs:
-            self._slots.states[:] = bytes([ROLLING]) * len(self._slots.states)
-            self._slots.at_rest = ROLLING
-        self._runs.append(run)
-
-    def _rest(self) -> None:
-        """Make the envs idle if no rollout is in flight."""
-        if not self._runs:
-            self._slots.at_rest = IDLE
-            self._slots.make_all_idle()
-
-    def _begin_all(self, parts: list[ActorPart]) -> None:
-        for part in parts:
-            _begin(part, self._slots)
-
-    def _first_part(self, supervisor: Supervisor) -> ActorPart | None:
-        """Return the part of an actor that it is in, or is to begin, if there is one."""
-        number = self._supervisors.index(supervisor)
-        return next((run.parts[number] for run in self._runs if run.parts[number] in run.left), None)
-
-    def _make_part(self, run: Run, policy: Policy, supervisor: Supervisor, steps: int) -> ActorPart:
-        part = ActorPart(
-            supervisor,
-            self._slots,
-            self._books,
-            policy,
-            self._next,
-            steps,
-            self._parameters.last,
-            self._lost,
-            functools.partial(self._on_learnt, run),
-            functools.partial(self._on_part_end, run),
-        )
-        part.progress.trajectory = run.buffer.trajectory
-        part.place = run.buffer.place
-        return part
-
     def check_idle(self) -> None:
-        """Check that no rollout is in flight and no result is pending.
-
-        Raises:
-            AlreadyPendingError: A rollout is in flight, or a result is pending.
-        """
+        """Raise `AlreadyPendingError` if a rollout is in flight or a result is pending."""
         self._check_free(1)
 
     def _check_free(self, most: int) -> None:
-        """Check that fewer than ``most`` rollouts are in flight and no result is pending.
-
-        Raises:
-            AlreadyPendingError: There are, or a result is pending.
-        """
-        with defer_signals, self._lock:  # another thread may be about to end a rollout
-            count = len(self._runs)
-            busy = [index for index, state in enumerate(self._slots.states) if state != self._slots.at_rest]
+        count, busy = self._table.rollouts, self._engine.busy()
         if count >= most:
             raise AlreadyPendingError(f"{count} rollouts are in flight: wait for the oldest one first")
-        if not count and busy:
+        if busy:
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them before a rollout")
 
-    def _take_buffer(self, steps: int) -> TrajectoryBuffer:
-        """Return the memory of a new rollout."""
-        rows, observation = self._slots.slab.layout, self._books.observation_spec
-        assert observation is not None, "the envs have been reset"
+    def take_buffer(self, steps: int) -> TrajectoryBuffer:
+        """Return the memory of a rollout. Called by the caller of `start` and by the loop.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        rows, reader = self._table.slab.layout, self._engine.reader
+        assert reader.observation_spec is not None, "set_policy has checked it"
         layout = TrajectoryLayout(
-            observation,
-            rows.action or self._action,
-            rows.reward,
-            self._extras,
-            rows.envs,
-            steps,
-            is_learnt=not batches_alike(rows.observation, observation),
+            reader.observation_spec, rows.action or self.action, rows.reward, self.extras, rows.envs, steps
         )
-        return self._buffers.take(layout, [run.buffer for run in self._runs])
+        with self._table.lock:
+            return self._buffers.take(layout)
 
-    def _on_learnt(self, run: Run, part: ActorPart, stop: Stop) -> None:
-        """Move a rollout to a trajectory that has a place for what its policy returns."""
-        with self._lock:
-            layout = run.buffer.trajectory.layout
-            if layout.extras != stop.learnt or (layout.action is None and stop.action is not None):
-                self._extras = stop.learnt
-                self._action = stop.action
-                buffer = self._take_buffer(layout.steps)
-                for ended in set(run.parts) - run.left:
-                    ended.move(buffer.trajectory, buffer.place)
-                run.buffer = buffer
-            part.move(run.buffer.trajectory, run.buffer.place)
-        part.ask()
+    def end(self, run: Run) -> None:
+        """Record that all parts of a rollout have ended. Called under the lock."""
+        self._runs.remove(run)
+        self._table.rollouts = len(self._runs)
+        self._table.waiters.ring()
 
-    # Ends ------------------------------------------------------------------------------------------------
-
-    def _on_part_end(self, run: Run, part: ActorPart) -> None:
-        """Begin the actor's part of the next rollout, and hand out the result; may run again after an interrupt."""
-        with self._lock:
-            part.move(run.buffer.trajectory, run.buffer.place)
-            self._lost.update(part.errors)
-            run.left.discard(part)
-            following = self._first_part(part.supervisor)
-            futures = run.futures  # another thread may settle the rollout, which forgets them
-            is_last = not run.left
-        if following is not None:
-            _begin(following, self._slots)
-        if not futures:
-            return  # the rollout was settled before the interrupt
-        if len(futures) > 1:
-            self._hand_out(run, [part], futures[run.parts.index(part)])
-        elif is_last:
-            self._hand_out(run, run.parts, futures[0])
-        else:
-            run.ended.append(part)
-            run.reactor.wake(futures[0])
-
-    def _hand_out(self, run: Run, parts: list[ActorPart], future: ActorFuture[Rollout]) -> None:
-        """Have a result built by a thread that waits for it, or else in the thread for callbacks."""
-        future.arrive(functools.partial(self._settle, run, parts, future))
-
-    def _settle(self, run: Run, parts: list[ActorPart], future: ActorFuture[Rollout]) -> None:
-        if future.settled():
-            return
-        rollout: Any = None
-        error: BaseException | None
-        try:
-            contents = [run.contents.get(part) or read_contents(part) for part in parts]
-            rollout = assemble(run.buffer.trajectory, parts, self._views(run, parts), contents)
-            error = error_of(parts, rollout)
-        except BaseException as failure:
-            error = failure
-        with self._lock:
-            # Only now may another rollout take the memory; the user may start one as soon as the future is settled.
-            run.unsettled.discard(future)
-            # In order: a rollout counts as in flight until those before it have ended.
-            while self._runs and not self._runs[0].unsettled:
-                self._runs.pop(0)
-            self._rest()
-        future.settle(rollout if error is None else None, error, 0)
-        if not run.unsettled:
-            # The run and its parts refer to each other: a result must not live until they are collected.
-            run.futures = []
-            run.contents = {}
-            run.prepared = None
-
-    def _read(self, run: Run, part: ActorPart) -> None:
-        """Read what a part has left while others run: on its core, that takes no time from theirs."""
-        with defer_signals, contextlib.suppress(BaseException):  # it is raised when the result is built
-            contents = read_contents(part)
-            with self._lock:
-                if run.unsettled:
-                    run.contents[part] = contents
-
-    def _prepare(self, run: Run) -> None:
-        """Make the views for a result that stays valid, unless single actors have results or too many are kept."""
-        with defer_signals, self._lock:
-            if run.copy and run.unsettled and len(run.futures) == 1 and not run.has_views:
-                views = self._buffers.lend(run.buffer)
-                if views is not None:
-                    run.prepared = run.buffer, views
-
-    def _views(self, run: Run, parts: list[ActorPart]) -> Views:
-        """Return what the result of some actors shows."""
-        with self._lock:
-            # The memory is lent once: otherwise it would count as free while the user keeps the first views.
-            self._prepare(run)
-            if run.prepared is not None and run.has_views:
-                return run.prepared[1]
-            views = make_views(run.buffer.trajectory, parts[0].first, parts[-1].stop)
-            # Views of single actors would keep the memory of all; and few results may be lent at a time.
-            return views.map(np.copy) if run.copy else views
+    def reset_after_interrupt(self, envs: ActorEnvs) -> None:
+        """End the parts of an actor that it does not know of: the change that began the rollout was interrupted."""
+        actor = envs.actor
+        report = ExitReport(reason=EndReason.INTERRUPT)
+        for run in list(self._runs):
+            part = run.parts[self._table.actors.index(envs)]
+            part.fail(actor, lambda step: actor.errors.exit(report, actor.incarnation.index, step))
+        self._table.rollouts = len(self._runs)
 
 
-def _begin(part: ActorPart, slots: Slots) -> None:
-    """Begin a part; first replace a process that is due for it, if the next step resets its env anyway.
+class Run:
+    """One rollout, which its futures belong to: nothing but closing the vector ends it.
 
-    May run again after an interrupt.
+    Args:
+        rollouts: The rollouts of the vector.
+        steps: Number of steps.
+        count: Number of futures: one for all actors, or one for each.
+        copies: Whether results stay valid for as long as the user keeps them.
+
+    Attributes:
+        parts: The part of each actor.
+        futures: The futures; empty once all parts have ended.
+        buffer: The memory of its trajectory.
+        lost: Last error of each env that failed in a rollout.
     """
-    if part.has_gone_on(None):
-        return
-    # Envs that leave their process are unusual, and most often none is.
-    mine = range(part.first, part.stop) if slots.unusual else ()
-    if any(slots.of[index].retiring and slots.ended[index] for index in mine):
-        core = part.supervisor.core
-        with core.change, core.lock:
-            if core.lives and not core.closing:
-                part.supervisor.calls.queue_renewal()
-    part.begin()
+
+    _unread = 0  # of a rollout that was interrupted before it began
+
+    def __init__(self, rollouts: Rollouts, steps: int, count: int, *, copies: bool) -> None:
+        self.parts: list[RolloutPart] = []
+        self.buffer: TrajectoryBuffer = rollouts.take_buffer(steps)
+        self.buffer.hold(self)
+        self.lost = rollouts.lost
+        self.runtime: Runtime = rollouts.runtime
+        self.futures: list[ActorFuture[Rollout]] = [ActorFuture(self, None) for _ in range(count)]
+        for future in self.futures:
+            future.set_running()
+        self.policy_of = rollouts.policy_of
+        self.set_policy_of = rollouts.set_policy_of
+        self._rollouts = rollouts
+        self._steps = steps
+        self._copies = copies
+        self._unread = count
+        self._ended = 0
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all futures were read, so that the memory may be used again."""
+        return self._unread == 0
+
+    # For futures -----------------------------------------------------------------------------------------
+
+    def cancel(self, future: ActorFuture[Any]) -> bool:
+        """Return False: rollouts cannot be canceled."""
+        del future
+        return False
+
+    abort = cancel
+
+    def read_reply(self, future: ActorFuture[Any], deadline: float | None) -> None:
+        """Do nothing: the loop reads the replies."""
+
+    # For parts, under the lock ---------------------------------------------------------------------------
+
+    def learn(self, stop: Stop) -> None:
+        """Move to a trajectory that has a place for everything that the policy returns.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        layout = self.buffer.trajectory.layout
+        if layout.extras != stop.extras or (layout.action is None and stop.action is not None):
+            self._rollouts.extras, self._rollouts.action = stop.extras, stop.action
+            buffer = self._rollouts.take_buffer(self._steps)
+            buffer.hold(self)
+            self.buffer = buffer
+
+    def on_part_end(self, part: RolloutPart) -> None:
+        """Deliver the result of a part, or that of all parts with the last one."""
+        self._ended += 1
+        is_over, futures = self._ended == len(self.parts), self.futures
+        if is_over:
+            self._rollouts.end(self)
+            self.futures = []  # they refer to this
+        if len(futures) > 1:
+            futures[self.parts.index(part)].set_outcome(RolloutOutcome(self, [part]))
+        elif is_over:
+            futures[0].set_outcome(RolloutOutcome(self, self.parts))
+
+    # The result ------------------------------------------------------------------------------------------
+
+    def read(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
+        """Return the result of consecutive actors, or the error to raise. Runs code of users."""
+        rollout = assemble(self.buffer.trajectory, parts, copies=self._copies)
+        self._unread -= 1
+        for part in parts:
+            if part.policy_error is not None:
+                return None, part.policy_error.read()[1]
+        failures = {index: error for part in parts for index, error in part.errors.items()}
+        for part in parts:
+            if part.error is not None:
+                failures.update(dict.fromkeys(range(part.first, part.stop), part.error))
+        if not failures:
+            return rollout, None
+        return None, step_error(failures, rollout, len(rollout.env_ids), "rollout")
 
 
-def _tell_made(future: Future[bool], loads: bool, error: BaseException | None) -> None:
-    """Settle the future of a request for a policy; it may be called twice."""
-    if future.done():
+class RolloutOutcome:
+    """The outcome of a rollout, which the thread that waits for it puts together."""
+
+    def __init__(self, run: Run, parts: list[RolloutPart]) -> None:
+        self.is_failure: bool = any(part.errors or part.error or part.policy_error for part in parts)
+        self._run, self._parts = run, parts
+
+    def read(self) -> tuple[Rollout | None, BaseException | None]:
+        """Return the rollout, or the error."""
+        try:
+            return self._run.read(self._parts)
+        except (Exception, SystemExit) as error:  # of code that unpickles an info
+            return None, error
+
+
+def assemble(trajectory: Trajectory, parts: Sequence[RolloutPart], *, copies: bool) -> Rollout:
+    """Return the result of consecutive actors.
+
+    Args:
+        trajectory: The trajectory that the actors have written to.
+        parts: Their parts.
+        copies: Whether to copy the arrays.
+
+    Raises:
+        BaseException: Whatever unpickling raises.
+    """
+    layout, first, stop = trajectory.layout, parts[0].first, parts[-1].stop
+    steps, mine = layout.steps, slice(first, stop)
+
+    def view(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return array[:steps, mine].copy() if copies else array[:steps, mine]
+
+    valid = trajectory.ops[:, mine] == STEP
+    done = trajectory.done[mine]
+    if min(done.tolist()) < steps:
+        valid &= np.arange(steps)[:, None] < done
+    infos: dict[tuple[int, int], Any] = {}
+    objects: dict[tuple[int, int], list[Any]] = {}
+    for part in parts:
+        _read_contents(trajectory, part, infos, objects)
+    # Leaves without a place in the trajectory become object arrays of steps + 1 rows.
+    count = sum(array is None for array in trajectory.observations)
+    beside = [np.full((steps + 1, stop - first), None, object) for _ in range(count)]
+    for (step, index), leaves in objects.items():
+        for batch, leaf in zip(beside, leaves, strict=True):
+            batch[step, index - first] = leaf
+    others, last_others = (batch[:steps] for batch in beside), (batch[steps].copy() for batch in beside)
+    obs = (next(others) if array is None else view(array) for array in trajectory.observations)
+    last_obs = (next(last_others) if array is None else array[steps, mine].copy() for array in trajectory.observations)
+    rollout = Rollout(
+        np.arange(first, stop),
+        unflatten(layout.observation, obs),
+        None if layout.action is None else unflatten(layout.action, map(view, trajectory.actions)),
+        view(trajectory.rewards),
+        view(trajectory.terminated),
+        view(trajectory.truncated),
+        view(trajectory.starts),
+        {name: view(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
+        unflatten(layout.observation, last_obs),
+        [],
+        sorted(((*at, error) for part in parts for at, error in part.failures.items()), key=operator.itemgetter(0, 1)),
+        np.array([part.version for part in parts]),
+        valid,
+    )
+    for step, index, error in rollout.failures:
+        if trajectory.ops[step, index] == TRUNCATED and trajectory.done[index] > step:
+            info = {**as_dict(infos.get((step, index), {})), "failure": error}
+            if trajectory.starts[step + 1, index]:  # of a reset in the next process
+                leaves = [column[step, index - first] for column in flatten(layout.observation, rollout.obs)]
+                info["final_obs"] = unflatten(layout.observation, iter(leaves))
+                info["final_info"] = as_dict(infos.get((step - 1, index), {}))
+            infos[step, index] = info
+    rollout.infos.extend((*at, infos[at]) for at in sorted(infos))
+    return rollout
+
+
+def _read_contents(
+    trajectory: Trajectory,
+    part: RolloutPart,
+    infos: dict[tuple[int, int], Any],
+    objects: dict[tuple[int, int], list[Any]],
+) -> None:
+    """Read the infos and object leaves of an actor's steps.
+
+    Args:
+        trajectory: The trajectory.
+        part: The actor's part.
+        infos: Gets all infos that are not empty, by (step, env).
+        objects: Gets the leaves of observations that have no place in the trajectory, by (step, env).
+
+    Raises:
+        BaseException: Whatever unpickling raises.
+    """
+    layout, mine = trajectory.layout, slice(part.first, part.stop)
+    for at, content in part.contents.items():
+        objects[at] = [] if content is None else decode(content)[1]
+    encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]
+    if not encodings.any():
         return
-    if error is None:
-        future.set_result(loads)
-    else:
-        future.set_exception(error)
+    steps, positions = (encodings != PLAIN).nonzero()
+    is_done = steps < trajectory.done[mine][positions]
+    steps, indices = steps[is_done], positions[is_done] + part.first
+    rows = steps * layout.envs + indices
+    reader = Infos(trajectory)
+    # Infos of one size are most often of one layout, too, and are then decoded together.
+    sizes = trajectory.inline_info_sizes[rows] * (trajectory.info_encoding[rows] == INLINE_INFO)
+    for size in np.unique(sizes):
+        places = np.flatnonzero(sizes == size)
+        keys = list(zip(steps[places].tolist(), indices[places].tolist(), strict=True))
+        alike = decode_alike(trajectory.inline_infos[rows[places], :size]) if size else None
+        if alike is not None:
+            infos.update(zip(keys, alike, strict=True))
+            continue
+        for row, (step, index) in zip(rows[places].tolist(), keys, strict=True):
+            info, leaves = reader.decode(row, part.large_infos.get(row))
+            if leaves:
+                objects[step + 1, index] = leaves
+            if not (isinstance(info, dict) and not info):
+                infos[step, index] = info
+
+
+def check_loads(loads: bool) -> None:
+    """Raise `TypeError` unless the policy can load parameters."""
+    if not loads:
+        raise TypeError(
+            "cannot give parameters to a policy that has no method load(parameters): add one, or leave them out"
+        )
+
+
+def evaluation_seed(policy_seed: int, number: int) -> int:
+    """Return the seed of an episode of `evaluate`."""
+    return int(np.random.SeedSequence(policy_seed, spawn_key=(1, number)).generate_state(1)[0])

@@ -1,7 +1,4 @@
-"""The worker's half of rollouts: call the policy and step the envs until an order is complete.
-
-`envactors.rollout.columns` steps the envs and writes the trajectory.
-"""
+"""The worker's half of rollouts: call the policy and step the envs until an order is complete."""
 
 from __future__ import annotations
 
@@ -9,20 +6,34 @@ import functools
 import os
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from envactors.errors import SpaceMismatchError
-from envactors.mailbox.control_page import METHOD, METHOD_POLICY, SINCE, TIMED
-from envactors.mailbox.specs import ArraySpec
-from envactors.rollout.columns import Column, Columns, EnvFailedError
+from envactors.mailbox.control_page import (
+    ENV_INDEX,
+    METHOD,
+    METHOD_CALL,
+    METHOD_POLICY,
+    METHOD_RESET,
+    METHOD_STEP,
+    SINCE,
+    TIMED,
+)
+from envactors.mailbox.info_codec import PLAIN, Infos, decode
+from envactors.mailbox.messages import Failure, Fault, episode_seed
+from envactors.mailbox.pickling import copy_value, pack_failure
+from envactors.mailbox.slab import PLAIN_REWARD
+from envactors.mailbox.specs import ArraySpec, flatten, reader, split_batch, unflatten
 from envactors.rollout.context import PolicyContext, StepGenerators
-from envactors.rollout.orders import DONE, LEARNT, NEEDS_POLICY, RAISED, Order, Parameters, Stop
-from envactors.rollout.trajectory import Trajectory
+from envactors.rollout.messages import DONE, LEARNT, RAISED, Order, Parameters, Stop
+from envactors.rollout.trajectory import REPEAT, RESET, STEP, Trajectory
 from envactors.worker import context
+from envactors.worker.env_rows import PayloadError, as_failure
+from envactors.worker.host import Fields, HostedEnv
 from envactors.worker.main import Server
 
 # How much memory stays open: two rollouts may be in flight while the user keeps two results; parameters alternate
@@ -31,31 +42,73 @@ _MOST_TRAJECTORIES = 4
 _MOST_PARAMETERS = 2
 
 
-def set_policy(server: Server, number: int, pickled: bytes, seed: int) -> bool:
-    """Make the policy in this worker; return whether it can load parameters.
-
-    Args:
-        server: The worker's server.
-        number: Id of the policy.
-        pickled: Pickled function that makes the policy.
-        seed: Seed of the policy.
-    """
-    server.page.record_env(METHOD_POLICY, 0)
+def set_policy(server: Server, policy_id: int, pickled: bytes, seed: int) -> bool:
+    """Make the policy in this worker; return whether it can load parameters. The arguments are those of `Policy`."""
+    del policy_id
+    server.page.record_env(METHOD_CALL, 0)
     policy = pickle.loads(pickled)()
-    server.extension = RolloutRunner(server, number, policy, seed)
+    server.extension = RolloutRunner(server, policy, seed)
     return hasattr(policy, "load")
 
 
 def run_rollout(server: Server, *fields: Any) -> tuple[Any, ...]:
-    """Carry out an order, given as the fields of `Order`; return the fields of a `Stop`.
+    """Carry out an order, given as the fields of `Order`; return the fields of a `Stop`."""
+    runner: RolloutRunner = server.extension
+    return tuple(runner.run(Order(*fields)))
 
-    The caller reads a plain tuple in the thread that waits for the rollout, since no code of users can run in that.
+
+class EnvFailedError(Exception):
+    """An env raised in a step of a rollout, or returned what cannot be written.
+
+    Args:
+        position: Position of the env in the actor.
+        failure: What has failed.
     """
-    order = Order(*fields)
-    runner: RolloutRunner | None = server.extension
-    if runner is None or runner.number != order.policy:
-        return tuple(Stop(NEEDS_POLICY))
-    return tuple(runner.run(order))
+
+    def __init__(self, position: int, failure: Failure) -> None:
+        super().__init__(position, failure)
+        self.position = position
+        self.failure = failure
+
+
+class Column:
+    """One env in a rollout, and what its next step does.
+
+    Args:
+        hosted: Env to step.
+        start: First step that it takes.
+        op: What its next step does: `STEP`, `RESET`, or `REPEAT`.
+        seed: Seed of its next reset; None lets the env choose.
+        root_seed: Seed that the seeds of later episodes are derived from; None if episodes are not seeded.
+        episode: Index of the present episode.
+    """
+
+    def __init__(
+        self, hosted: HostedEnv, start: int, op: int, seed: int | None, root_seed: int | None, episode: int
+    ) -> None:
+        self.hosted = hosted
+        self.start = start
+        self.position: int = hosted.position
+        self.index: int = hosted.index
+        self.env_step: Callable[[Any], Any] = hosted.env.step
+        self.op = op
+        self.seed = seed
+        self._root_seed = root_seed
+        self._episode = episode
+
+    def begin_episode(self) -> None:
+        """Choose the next operation, and the seed of the next reset, after a reset."""
+        self.op, self.seed = STEP, None
+        if self._root_seed is not None:
+            self._episode += 1
+            self.seed = episode_seed(self._root_seed, self._episode)
+
+    def end_episode(self, autoreset: str) -> None:
+        """Choose the next operation after the last step of an episode."""
+        if autoreset == "same_step":
+            self.begin_episode()
+        else:
+            self.op = RESET if autoreset == "next_step" else REPEAT
 
 
 class RolloutRunner:
@@ -63,32 +116,22 @@ class RolloutRunner:
 
     Args:
         server: The worker's server.
-        number: Id of the policy.
         policy: The policy.
         seed: Seed of the policy.
-
-    Attributes:
-        number: Id of the policy.
     """
 
-    def __init__(self, server: Server, number: int, policy: Any, seed: int) -> None:
-        self.number = number
+    def __init__(self, server: Server, policy: Any, seed: int) -> None:
         self._server = server
-        self._page = server.page
-        self._counters, self._times = server.page.counters, server.page.times
         self._policy = policy
-        self._forks = context.forks
-        hosted_envs = server.host.hosted_envs
-        self._first = hosted_envs[0].index
-        self._count = len(hosted_envs)
-        self._generators = StepGenerators(seed, self._first)
-        self._env_ids = np.arange(self._first, self._first + self._count)
-        self._columns_at = functools.lru_cache(_MOST_TRAJECTORIES)(self._open_columns)
-        self._parameters_at = functools.lru_cache(_MOST_PARAMETERS)(functools.partial(self._open_part, writable=False))
+        first, count = server.host.hosted_envs[0].index, len(server.host.hosted_envs)
+        self._env_ids = np.arange(first, first + count)
+        self._generators = StepGenerators(seed, first)
+        self._writer_at = functools.lru_cache(_MOST_TRAJECTORIES)(self._open_trajectory)
+        self._parameters_at = functools.lru_cache(_MOST_PARAMETERS)(functools.partial(self._open, writable=False))
         # Version of the parameters that the policy loaded last.
         self._version = 0
         # The rollout, step, and return value of a policy call whose result had no place in the trajectory.
-        self._chosen: tuple[tuple[int, int], Any] | None = None
+        self._kept: tuple[tuple[int, int], Any] | None = None
 
     def run(self, order: Order) -> Stop:
         """Carry out an order.
@@ -96,155 +139,410 @@ class RolloutRunner:
         Raises:
             BaseException: Raised by the policy.
         """
+        server = self._server
         if order.parameters is not None:
-            parameters = Parameters(*order.parameters)
-            if parameters.version != self._version:
-                self._load(parameters)
+            self._load(Parameters(*order.parameters))
         self._generators.rollout = order.rollout
-        written = self._columns_at(order.place, order.layout)
-        written.objects = order.objects
-        hosted_envs = self._server.host.hosted_envs
+        writer = self._writer_at(order.place, order.layout)
+        hosted_envs = server.host.hosted_envs
         columns = [Column(hosted, *plan) for hosted, plan in zip(hosted_envs, order.plans, strict=True)]
-        due = [columns[position] for position in order.due]
-        written.clear(order.start, [column.hosted.index for column in due])
-        self._page.is_timing = self._counters[TIMED] != 0
-        steps = written.run(range(order.start, order.stop), due, columns, order.autoreset)
+        writer.begin(order, columns)
+        server.page.is_timing = server.page.counters[TIMED] != 0
         try:
-            stop = self._choose_actions(written, steps, order.rollout, order.start)
+            return self._run(writer, order, columns)
         except EnvFailedError as error:
             return Stop(RAISED, error.position, tuple(error.failure))
-        self._page.is_timing = False
-        return stop
+        finally:
+            server.page.is_timing = False
 
-    def _choose_actions(self, written: Columns, steps: Iterator[int], rollout: int, start: int) -> Stop:
-        """Have the policy choose the actions of each step before the envs take it.
-
-        Args:
-            written: Steps the envs.
-            steps: Takes one step per iteration.
-            rollout: Index of the rollout.
-            start: First step.
-        """
-        times, counters, chosen, first = self._times, self._counters, written.chosen, self._first
-        policy, env_ids, generators, now, array = (
-            self._policy,
-            self._env_ids,
-            self._generators,
-            time.monotonic,
-            np.ndarray,
-        )
-        observed, starts, mine = written.observed, written.starts, written.my_action
-        dtype, shape = written.action_dtype, written.action_shape
-        is_kept = self._chosen is not None and self._chosen[0] == (rollout, start)
-        if chosen[first] > start:
-            next(steps)  # the actions of the first step were chosen in a process that has ended
-        for step in steps:
-            if self._forks != context.forks:
+    def _run(self, writer: TrajectoryWriter, order: Order, columns: list[Column]) -> Stop:
+        """Alternate between the policy and the envs. Loops of light envs spend most of their time in this function."""
+        page, policy, env_ids, generators = self._server.page, self._policy, self._env_ids, self._generators
+        counters, times, now, array, forks = page.counters, page.times, time.monotonic, np.ndarray, context.forks
+        observed, starts, chosen, first, envs = writer.observed, writer.starts, writer.chosen, writer.first, writer.envs
+        my_actions, dtype, shape = writer.my_actions, writer.plain_action_dtype, writer.action_shape
+        done, rewards, cells, copies = writer.done, writer.rewards, writer.cells, writer.copies_action
+        is_within = order.autoreset == "same_step"
+        due: list[Column] = []
+        size = 0 if page.is_timing else writer.size  # of a plain observation; 0 if results are not plain
+        for step in range(order.start, order.stop):
+            if context.forks != forks:
                 os._exit(1)  # env code forked, and its child returned to this loop
-            if is_kept and self._chosen is not None:
-                returned, is_kept = self._chosen[1], False
-            else:
+            if chosen[first] <= step:  # else they were chosen in a process that has ended
+                if self._kept is not None and self._kept[0] == (order.rollout, step):
+                    returned, self._kept = self._kept[1], None
+                else:
+                    times[SINCE] = now()
+                    counters[METHOD] = METHOD_POLICY
+                    returned = policy(observed[step], PolicyContext(env_ids, starts[step], step, generators))
+                # Most actions are written here: the same as `_write`, without its calls.
+                if type(returned) is array and returned.dtype is dtype and returned.shape == shape:
+                    my_actions[step] = returned
+                elif (learnt := self._write(writer, step, returned)) is not None:
+                    self._kept = (order.rollout, step), returned
+                    return learnt
+                chosen[first] = step + 1
+            if len(due) < len(columns):
+                due = [column for column in columns if column.start <= step]
+            row = step * envs
+            actions = writer.actions_of(step)
+            for column in due:
+                index, op = column.index, column.op
                 times[SINCE] = now()
-                counters[METHOD] = METHOD_POLICY
-                returned = policy(observed[step], PolicyContext(env_ids, starts[step], step, generators))
-            # Most actions are written here: the same as `_write`, without its calls.
-            if type(returned) is array and returned.dtype is dtype and returned.shape == shape:
-                mine[step] = returned
-            elif (learnt := self._write(written, rollout, step, returned)) is not None:
-                return learnt
-            chosen[first] = step + 1
+                counters[METHOD] = METHOD_STEP
+                counters[ENV_INDEX] = column.position
+                try:
+                    if op == STEP:
+                        result = column.env_step(actions[index].copy() if copies else actions[index])
+                    elif op == RESET:
+                        counters[METHOD] = METHOD_RESET
+                        result = column.hosted.reset(column.seed, None)
+                    else:
+                        writer.repeat(column.hosted, step)
+                        continue
+                    if size and type(result) is tuple and len(result) == 5:
+                        # Plain results are written here: the same as `TrajectoryWriter.finish`, without its calls.
+                        obs, reward, terminated, truncated, info = result
+                        is_turn = terminated or truncated or op == RESET
+                        if isinstance(reward, float) and type(info) is dict and not (is_turn and is_within):
+                            cell = (row + envs + index) * size
+                            try:
+                                cells[cell : cell + size] = obs
+                                rewards[row + index] = reward
+                                if info:
+                                    writer.write_beside(row + index, info, [])
+                                if is_turn:
+                                    writer.write_turn(column, step, terminated, truncated, order.autoreset)
+                                done[index] = step + 1
+                                continue
+                            except (TypeError, ValueError, BufferError):
+                                pass  # the observation has another type, dtype, or shape
+                    writer.finish(column, step, result, order.autoreset)
+                except BaseException as error:
+                    raise EnvFailedError(column.position, as_failure(error, page)) from error
         return Stop(DONE)
 
-    def _open_columns(self, place: tuple[int, int], layout: bytes) -> Columns:
-        trajectory = Trajectory(pickle.loads(layout), self._open_part(place, writable=True))
-        return Columns(trajectory, self._server, self._first, self._count)
+    def _open_trajectory(self, place: tuple[int, int], layout: bytes) -> TrajectoryWriter:
+        return TrajectoryWriter(Trajectory(pickle.loads(layout), self._open(place, writable=True)), self._server)
 
-    def _open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
+    def _open(self, place: tuple[int, int], *, writable: bool) -> memoryview:
         assert self._server.memory is not None, "envs of a vector have memory"
         return self._server.memory.open_part(place, writable=writable)
 
     # The policy ------------------------------------------------------------------------------------------
 
     def _load(self, parameters: Parameters) -> None:
-        """Have the policy load parameters, whose arrays are read-only views of the shared memory."""
+        """Have the policy load parameters that it has not, whose arrays are read-only views of the shared memory."""
+        if parameters.version == self._version:
+            return
         buffers: list[memoryview] = []
         if parameters.place is not None:
             part = self._parameters_at(parameters.place)
             buffers = [part[start:stop] for start, stop in parameters.spans]
-        self._page.record_env(METHOD_POLICY, 0)
+        self._server.page.record_env(METHOD_POLICY, 0)
         self._policy.load(pickle.loads(parameters.pickled, buffers=buffers))
         self._version = parameters.version
 
-    def _write(self, written: Columns, rollout: int, step: int, returned: Any) -> Stop | None:
-        """Write what the policy has returned; return a `Stop` if the trajectory has no place for it."""
-        layout = written.trajectory.layout
-        actions, extras = self._split(written, returned)
-        learnt = self._write_extras(written.trajectory, step, extras)
-        action = self._learn_action(actions) if layout.action is None else None
-        if learnt or action is not None:
-            self._chosen = (rollout, step), returned
-            return Stop(LEARNT, learnt=learnt or layout.extras, action=action)
-        written.write_actions(step, actions)
+    def _write(self, writer: TrajectoryWriter, step: int, returned: Any) -> Stop | None:
+        """Write the policy's actions and extras; return a `Stop` if the trajectory has no place for them."""
+        layout, count = writer.trajectory.layout, len(self._env_ids)
+        actions, extras = split_returned(layout.action, returned, count)
+        expected = layout.extras
+        if not expected and extras and writer.chosen[writer.first] == 0:
+            expected = specs_of_extras(extras)
+        action = spec_of_actions(actions, count) if layout.action is None else None
+        if expected != layout.extras or action is not None:
+            return Stop(LEARNT, extras=expected, action=action)
+        check_extras(expected, extras)
+        mine = slice(writer.first, writer.first + count)
+        for (name, _), column in zip(expected, writer.trajectory.extras, strict=True):
+            column[step, mine] = extras[name]
+        writer.write_actions(step, actions)
         return None
 
-    def _learn_action(self, actions: Any) -> ArraySpec:
-        """Return the spec of one action.
+
+def split_returned(action: Any, returned: Any, count: int) -> tuple[Any, dict[str, npt.NDArray[Any]]]:
+    """Split the return value of a policy into actions and extras.
+
+    Args:
+        action: Spec of one env's action; None if it is not known.
+        returned: What it has returned.
+        count: Number of envs.
+
+    Raises:
+        ValueError: An extra does not have one row per env.
+    """
+    if type(returned) is not tuple or len(returned) != 2 or not isinstance(returned[1], dict):
+        return returned, {}
+    if isinstance(action, tuple) and not isinstance(returned[0], (tuple, list)):
+        return returned, {}  # the actions themselves are a pair
+    extras = {name: np.asarray(values) for name, values in returned[1].items()}
+    for name, values in extras.items():
+        if values.shape[:1] != (count,):
+            raise ValueError(
+                f"the policy returned the extra {name!r} of shape {values.shape}: expected {count} along the first "
+                "axis, one per env"
+            )
+    return returned[0], extras
+
+
+def specs_of_extras(extras: dict[str, npt.NDArray[Any]]) -> tuple[tuple[str, ArraySpec], ...]:
+    """Return the names and specs of extras, for one env.
+
+    Raises:
+        TypeError: They are not numbers.
+    """
+    specs = tuple((name, ArraySpec(array.shape[1:], array.dtype)) for name, array in extras.items())
+    if not all(spec.batchable for _, spec in specs):
+        raise TypeError(f"the policy returned the extras {extras}: expected arrays of numbers")
+    return specs
+
+
+def check_extras(expected: tuple[tuple[str, ArraySpec], ...], extras: dict[str, npt.NDArray[Any]]) -> None:
+    """Check that extras are like those of earlier steps.
+
+    Raises:
+        TypeError: They are not.
+    """
+    for name, spec in expected:
+        values = extras.get(name)
+        if values is None or values.shape[1:] != spec.shape or values.dtype != spec.dtype:
+            raise TypeError(f"the policy returned {values!r} as the extra {name!r}: expected one {spec} per env")
+    if len(extras) != len(expected):
+        raise TypeError(f"the policy returned the extras {list(extras)}: expected {[name for name, _ in expected]}")
+
+
+def spec_of_actions(actions: Any, count: int) -> ArraySpec:
+    """Return the spec of one action of envs that have no action space.
+
+    Raises:
+        SpaceMismatchError: The actions are not numbers or arrays of one shape, one per env.
+    """
+    try:
+        array = np.asarray(actions)
+    except ValueError:  # ragged
+        array = np.empty(0, object)
+    spec = ArraySpec(array.shape[1:], array.dtype)
+    if not spec.batchable or array.shape[:1] != (count,):
+        raise SpaceMismatchError(
+            f"the policy returned the actions {actions!r}: expected numbers or arrays of one shape, one per env "
+            f"({count}), because the envs have no action space"
+        )
+    return spec
+
+
+class _Observed:
+    """Observations of several leaves, or of leaves without a place in the trajectory, by step.
+
+    Args:
+        writer: Has the leaves without a place.
+        seen: Read-only array per leaf; None for leaves without a place.
+    """
+
+    def __init__(self, writer: TrajectoryWriter, seen: list[Any]) -> None:
+        self._writer = writer
+        self._seen = seen
+
+    def __getitem__(self, step: int) -> Any:
+        objects = zip(*self._writer.objects, strict=True)
+        leaves = (list(next(objects)) if array is None else array[step] for array in self._seen)
+        return unflatten(self._writer.trajectory.layout.observation, leaves)
+
+
+class _Actions:
+    """Actions of several leaves in one step, by env.
+
+    Args:
+        trajectory: The trajectory that has them.
+        step: The step.
+    """
+
+    def __init__(self, trajectory: Trajectory, step: int) -> None:
+        self._spec: Any = trajectory.layout.action
+        self._arrays = [array[step] for array in trajectory.actions]
+
+    def __getitem__(self, index: int) -> Any:
+        return reader(self._spec, self._arrays, index)()
+
+
+class TrajectoryWriter:
+    """Writes the columns of a worker's envs.
+
+    Args:
+        trajectory: Trajectory to write to.
+        server: The worker's server.
+
+    Attributes:
+        trajectory: Trajectory to write to.
+        first: Index of the worker's first env.
+        envs: Number of envs of the trajectory.
+        objects: Leaves of each env's last observation that have no place in the trajectory.
+        observed, starts: Read-only batches by step: the observations before it, and whether each is the first of its
+            episode; starts is bool, shape (t + 1, n).
+        my_actions: Actions that are single arrays, shape (t, n, ...); None for others.
+        copies_action: Whether the env gets a copy of such an action, since it may modify it.
+        action_shape: Shape of one step's actions in it.
+        plain_action_dtype: Their dtype, as policies return it; None if the policy returns more than such actions.
+        chosen, done, rewards: Memory of the trajectory; single numbers are written to it in a third of the time.
+        cells: All observations as one sequence of numbers, if they are arrays of one axis and may be written without
+            `finish`. Assigning a slice of a memoryview checks the dtype and the shape, and takes half of the time that
+            NumPy takes.
+        size: How many numbers one observation has in it; 0 if results have to be written by `finish`.
+    """
+
+    def __init__(self, trajectory: Trajectory, server: Server) -> None:
+        layout, hosted = trajectory.layout, server.host.hosted_envs
+        self.trajectory = trajectory
+        self._server = server
+        self._infos = Infos(trajectory)
+        self._spec = layout.observation
+        self.envs: int = layout.envs
+        self.first: int = hosted[0].index
+        count = len(hosted)
+        mine = slice(self.first, self.first + count)
+        self.objects: list[list[Any]] = [[] for _ in hosted]
+        single = trajectory.actions[0] if isinstance(layout.action, ArraySpec) else None
+        self.copies_action: bool = single is not None and single.ndim > 2
+        self._single = single
+        self.my_actions: Any = None if single is None else single[:, mine]
+        self.action_shape: tuple[int, ...] = () if single is None else (count, *single.shape[2:])
+        # NumPy's own object, as policies return it: one that was unpickled is another.
+        self.plain_action_dtype: Any = None if single is None or layout.extras else np.dtype(single.dtype.type)
+        # The policy gets read-only views, since they also are the observations of the result.
+        seen = [None if array is None else array[:, mine] for array in trajectory.observations]
+        self.starts: npt.NDArray[np.bool_] = trajectory.starts[:, mine]
+        for view in (*seen, self.starts):
+            if view is not None:
+                view.flags.writeable = False
+        self.observed: Any = seen[0] if isinstance(self._spec, ArraySpec) and trajectory.is_whole else None
+        self._only: Any = None if self.observed is None else trajectory.observations[0]
+        if self.observed is None:
+            self.observed = _Observed(self, seen)
+        self.chosen: memoryview[int] = trajectory.chosen.data
+        self.done: memoryview[int] = trajectory.done.data
+        self.rewards: Any = trajectory.rewards.reshape(-1).data if layout.reward == PLAIN_REWARD else None
+        self._terminated = trajectory.terminated.reshape(-1).data
+        self._truncated = trajectory.truncated.reshape(-1).data
+        self._ops = trajectory.ops.reshape(-1).data
+        self._starts = trajectory.starts.reshape(-1).data
+        self._checks = trajectory.checks.reshape(-1).data
+        self._encodings = trajectory.info_encoding.data
+        only: Any = self._only
+        is_flat = only is not None and only.ndim == 3 and only.dtype.kind in "biuf"
+        is_plain = is_flat and self.rewards is not None and not hosted[0].journal
+        self.size: int = only.shape[2] if is_plain else 0
+        self.cells: Any = only.reshape(-1).data if is_plain else None
+
+    def begin(self, order: Order, columns: list[Column]) -> None:
+        """Read the object leaves of the observations before the first step, and clear the flags of the steps to come.
+
+        Results then only write what differs.
+        """
+        for position, content in enumerate(order.contents):
+            self.objects[position] = [] if content is None else decode(content)[1]
+        last = max(column.start for column in columns)
+        for column in columns:
+            if column.start < last:
+                self.trajectory.flags[:, column.start + 1 : last + 1, column.index] = 0
+        self.trajectory.flags[:, last + 1 :, self.first : self.first + len(columns)] = 0
+
+    def actions_of(self, step: int) -> Any:
+        """Return the actions of a step, to be indexed by env."""
+        if self._single is not None:
+            return self._single[step]
+        return _Actions(self.trajectory, step)
+
+    def write_actions(self, step: int, actions: Any) -> None:
+        """Write the actions that the policy has chosen.
 
         Raises:
-            SpaceMismatchError: The actions are not numbers or arrays of one shape, one per env.
+            SpaceMismatchError: The actions do not conform to the action spec.
+        """
+        spec, count = self.trajectory.layout.action, len(self.objects)
+        assert spec is not None, "the spec was learned"
+        values = split_batch(spec, actions, count, "the policy's actions")
+        if self.my_actions is not None:
+            self.my_actions[step] = values
+            return
+        for index, value in enumerate(values, self.first):
+            for array, leaf in zip(self.trajectory.actions, flatten(spec, value), strict=True):
+                array[step, index] = leaf
+
+    def write_turn(self, column: Column, step: int, terminated: Any, truncated: Any, autoreset: str) -> None:
+        """Write that an episode has ended, or that a reset has begun one, and choose the env's next operation."""
+        row = step * self.envs + column.index
+        is_over = bool(terminated) or bool(truncated)
+        self._terminated[row], self._truncated[row], self._ops[row] = bool(terminated), bool(truncated), column.op
+        self._starts[row + self.envs] = column.op == RESET or (is_over and autoreset == "same_step")
+        if column.op == RESET:
+            column.begin_episode()
+        elif is_over:
+            column.end_episode(autoreset)
+
+    def finish(self, column: Column, step: int, result: Any, autoreset: str) -> None:
+        """Write the result of a step or a reset.
+
+        Raises:
+            PayloadError: It cannot be written.
+            BaseException: A reset within the step raises.
+        """
+        hosted, page, index = column.hosted, self._server.page, column.index
+        fields: Fields = result if column.op == RESET else hosted.take(result, autoreset == "same_step", column.seed)
+        if page.is_timing:
+            method = page.counters[METHOD]
+            page.spans.add(page.times[SINCE], time.monotonic(), self._server.call_id, column.position, method)
+        obs, reward, terminated, truncated, info = fields
+        try:
+            objects: list[Any] = []
+            if self._only is not None:
+                self._only[step + 1, index] = obs
+            else:
+                leaves = flatten(self._spec, obs)
+                for array, leaf in zip(self.trajectory.observations, leaves, strict=True):
+                    if array is not None:
+                        array[step + 1, index] = leaf
+                objects = self._objects_in(leaves)
+            self.trajectory.rewards[step, index] = reward
+            if hosted.journal:
+                self._checks[step * self.envs + index] = hosted.check
+            if type(info) is not dict or info or objects:
+                self.write_beside(step * self.envs + index, info, objects)
+            self.objects[column.position] = objects
+            self.write_turn(column, step, terminated, truncated, autoreset)
+        except PayloadError:
+            raise
+        except BaseException as error:
+            raise PayloadError(pack_failure(error, Fault.RESULT)) from error
+        self.done[index] = step + 1
+
+    def write_beside(self, row: int, info: Any, objects: list[Any]) -> None:
+        """Write an info and the leaves that have no place.
+
+        Raises:
+            PayloadError: They cannot be pickled.
         """
         try:
-            array = np.asarray(actions)
-        except ValueError:  # ragged
-            array = np.empty(0, object)
-        spec = ArraySpec(array.shape[1:], array.dtype)
-        if not spec.batchable or array.shape[:1] != (self._count,):
-            raise SpaceMismatchError(
-                f"the policy returned the actions {actions!r}: expected numbers or arrays of one shape, one per env "
-                f"({self._count}), because the envs have no action space"
-            )
-        return spec
+            part = self._infos.put(row, self._infos.pack(info, objects))
+        except BaseException as error:
+            raise PayloadError(pack_failure(error, Fault.RESULT)) from error
+        if part is not None:
+            self._server.send_part(row, part)
 
-    def _split(self, written: Columns, returned: Any) -> tuple[Any, dict[str, npt.NDArray[Any]]]:
-        """Split what the policy returned into actions and extras.
+    def repeat(self, hosted: HostedEnv, step: int) -> None:
+        """Write the last observation of an env again."""
+        trajectory, index, row = self.trajectory, hosted.index, step * self.envs + hosted.index
+        for array in trajectory.observations:
+            if array is not None:
+                array[step + 1, index] = array[step, index]
+        trajectory.rewards[step, index] = 0
+        self._encodings[row] = PLAIN
+        if self.objects[hosted.position]:
+            self.write_beside(row, {}, self.objects[hosted.position])
+        self._ops[row] = REPEAT
+        self._checks[row] = hosted.check
+        self.done[index] = step + 1
 
-        Raises:
-            ValueError: An extra does not have one row per env.
-        """
-        if type(returned) is not tuple or len(returned) != 2 or not isinstance(returned[1], dict):
-            return returned, {}
-        spec = written.trajectory.layout.action
-        if isinstance(spec, tuple) and not isinstance(returned[0], (tuple, list)):
-            return returned, {}  # the actions themselves are a pair
-        extras = {name: np.asarray(values) for name, values in returned[1].items()}
-        for name, values in extras.items():
-            if values.shape[:1] != (self._count,):
-                raise ValueError(
-                    f"the policy returned the extra {name!r} of shape {values.shape}: expected {self._count} along the "
-                    "first axis, one per env"
-                )
-        return returned[0], extras
-
-    def _write_extras(
-        self, trajectory: Trajectory, step: int, extras: dict[str, npt.NDArray[Any]]
-    ) -> tuple[tuple[str, ArraySpec], ...]:
-        """Write the extras of a step; return their specs if the trajectory has no place for them.
-
-        Raises:
-            TypeError: The extras differ from those of earlier steps, or are not numbers.
-        """
-        expected = trajectory.layout.extras
-        if not expected and extras and trajectory.chosen[self._first] == 0:
-            learnt = tuple((name, ArraySpec(array.shape[1:], array.dtype)) for name, array in extras.items())
-            if not all(spec.batchable for _, spec in learnt):
-                raise TypeError(f"the policy returned the extras {extras}: expected arrays of numbers")
-            return learnt
-        first, stop = self._first, self._first + self._count
-        for (name, spec), array in zip(expected, trajectory.extras, strict=True):
-            values = extras.get(name)
-            if values is None or values.shape[1:] != spec.shape or values.dtype != spec.dtype:
-                raise TypeError(f"the policy returned {values!r} as the extra {name!r}: expected one {spec} per env")
-            array[step, first:stop] = values
-        if len(extras) != len(expected):
-            raise TypeError(f"the policy returned the extras {list(extras)}: expected {[name for name, _ in expected]}")
-        return ()
+    def _objects_in(self, leaves: list[Any]) -> list[Any]:
+        """Return copies of the leaves without a place in the trajectory, since the env may change them later."""
+        pairs = zip(self.trajectory.observations, leaves, strict=True)
+        return [copy_value(leaf) for array, leaf in pairs if array is None]

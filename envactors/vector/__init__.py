@@ -1,1 +1,1 @@
-"""The facade: batches over handles and their futures."""
+"""Vector envs: many envs in actors, stepped as one through shared memory."""

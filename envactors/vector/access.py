@@ -14,14 +14,11 @@ import numpy.typing as npt
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import call_or_get
-from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slots import IDLE, Autoreset
-from envactors.envs.core import EnvFuture
-from envactors.envs.results import Batch
-from envactors.mailbox.control_page import ASLEEP
+from envactors.errors import NothingPendingError
 from envactors.options import deadline_after
-from envactors.vector.asking import Asker
-from envactors.vector.facade import VectorEnv
+from envactors.vector.env import EnvFuture, VectorEnv
+from envactors.vector.options import Autoreset
+from envactors.vector.results import Batch
 
 
 class VectorAccess:
@@ -37,54 +34,49 @@ class VectorAccess:
     @property
     def autoreset(self) -> Autoreset:
         """What happens at the end of an episode."""
-        return self._envs._core.slots.autoreset
+        autoreset: Autoreset = self._envs._engine.autoreset
+        return autoreset
 
     def resets_next(self) -> npt.NDArray[np.bool_]:
         """Return whether the next step of each env resets it, by autoreset; bool, shape (n,)."""
-        ended: npt.NDArray[np.bool_] = self._envs._core.slots.ended.copy()
-        return ended
+        return np.array(self._envs._engine.resets_next, np.bool_)
 
     def busy(self) -> list[int]:
-        """Return the envs whose results have not been delivered.
+        """Return the envs whose results were not delivered.
 
         Raises:
             ActorClosedError: The vector is closed, or belongs to another process.
         """
         self._envs._check_open()
-        return [env_id for env_id, state in enumerate(self._envs._core.slots.states) if state != IDLE]
+        busy: list[int] = self._envs._engine.busy()
+        return busy
 
-    def let_envs_judge(self) -> None:
+    def disable_reset_checks(self) -> None:
         """Allow steps of envs that were never reset or whose episode is over, and leave it to the envs to refuse them.
 
         For drop-ins of vector envs that do not check this. An env that has crashed still needs a reset.
         """
-        slots = self._envs._core.slots
-        for slot in slots.of:
-            slot.needs_reset = False
-            slot.strict = False
-            slots.note_usual(slot.index)
+        self._envs._engine.disable_reset_checks()
 
     def start_reset(
         self, env_ids: list[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
     ) -> None:
         """Start resets, whose results `gather` delivers."""
-        self._asker().start_resets(env_ids, seeds, options)
+        self._envs._engine.start_resets(self._envs._select(env_ids), seeds, options)
 
     def submit_reset(self, env_id: int, seed: int | None, options: dict[str, Any] | None) -> EnvFuture:
         """Start a reset and return the future of its result."""
-        future = self._envs._core.make_future(self._envs._handles[env_id], env_id)
-        self._asker().start_resets([env_id], [seed], [options], [future])
+        future = self._envs._make_future(env_id)
+        self._envs._engine.start_resets(self._envs._select([env_id]), [seed], [options], [future])
         return future
 
-    def start_steps(self, env_ids: list[int], actions: Any) -> None:
-        """Start steps, whose results `gather` delivers."""
-        self._envs._start(env_ids, actions, stream=False)
+    def start_steps(self, env_ids: list[int] | None, actions: Any) -> None:
+        """Start steps of some envs, or of all for None, whose results `gather` delivers."""
+        self._envs._engine.start_steps(self._envs._select(env_ids), actions, rings_each=False)
 
     def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
         """Start steps with one unchecked and unconverted action per env. `gather` delivers their results."""
-        asker = self._asker()
-        with defer_signals:
-            asker.start_steps(env_ids, actions, stream=True, wait=ASLEEP)
+        self._envs._engine.start_steps(self._envs._select(env_ids), actions, rings_each=True, is_checked=False)
 
     def start_calls(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ActorFuture[Any]]:
         """Start to call a method of each env, or to read an attribute that is not a method.
@@ -94,21 +86,22 @@ class VectorAccess:
         """
         return [call_or_get(handle, name, args, kwargs) for handle in self._envs._handles]
 
-    def _asker(self) -> Asker:
-        asker = self._envs._asker
-        self._envs._check_open()
-        return asker
-
-    def gather(self, env_ids: list[int], timeout: float | None, what: str) -> Batch:
+    def gather(self, env_ids: list[int] | None, timeout: float | None, caller: str) -> Batch:
         """Wait for results and deliver them.
 
         Args:
-            env_ids: Ids of the envs.
+            env_ids: Ids of the envs; None for all.
             timeout: Longest time to wait, in seconds; None for no limit.
-            what: Name of the user's call, for errors.
+            caller: Name of the user's method, for errors.
 
         Raises:
+            NothingPendingError: Nothing was started, or the results were taken meanwhile.
             VectorTimeoutError: The timeout passed; nothing is lost.
             VectorStepError: Some envs failed.
         """
-        return self._envs._collector.gather(env_ids, timeout, deadline_after(timeout, what), what)
+        envs, engine = self._envs._select(env_ids), self._envs._engine
+        deadline = deadline_after(timeout, f"{caller}(timeout=...)")
+        if env_ids is None and not engine.receivable():
+            raise NothingPendingError(f"{caller} has nothing to wait for: start a step first")
+        batch: Batch = engine.finish(envs, timeout, deadline, caller)
+        return batch

@@ -1,26 +1,30 @@
-"""Make the actors of a vector and the handles of its envs, ask for specs, and share memory with them."""
+"""Building a vector: launch its actors, compare the specs of its envs, and share memory with its workers."""
 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from envactors.actor.future import results_of
-from envactors.actor.handle import ActorHandle, ActorView, close_all
-from envactors.actor.launch import launch
-from envactors.actor.permits import Permits
-from envactors.actor.process import ActorProcess
-from envactors.actor.requests import CallIds
-from envactors.actor.slots import Op, Slot, Slots
+from envactors.actor.change import ChangeLock
+from envactors.actor.future import ActorFuture, results_of
+from envactors.actor.handle import ActorHandle, ActorView
+from envactors.actor.jobs import Call
+from envactors.actor.spawn import launch
 from envactors.backends.base import Backend, RowMemory
 from envactors.errors import SpaceMismatchError, VectorEnvError, VectorInputError
 from envactors.mailbox.factory import Factory
-from envactors.mailbox.messages import Attach, Describe, Description, Kind
+from envactors.mailbox.messages import Describe, Description, Kind
 from envactors.mailbox.slab import Layout
 from envactors.mailbox.specs import OBJECT, ArraySpec, batches_alike, leaves
+from envactors.vector.actor_envs import ActorEnvs
+from envactors.vector.episodes import Episodes
 from envactors.vector.options import Choices
+from envactors.vector.results import RowReader
+from envactors.vector.table import EnvTable
+
+# Retries of the attach request. A worker that crashes before it has the rows gets them with its first message.
+_ANY_NUMBER = 1 << 31
 
 
 class EnvHandle(ActorView):
@@ -30,139 +34,131 @@ class EnvHandle(ActorView):
 
     def renew(self) -> NoReturn:
         """Raise, since this would end the other envs of the process."""
-        self._refuse("renew()")
+        self._refuse("renew")
 
     def kill(self, *, restart: bool = False) -> NoReturn:
         """Raise, since this would end the other envs of the process."""
-        self._refuse(f"kill(restart={restart})")
+        del restart
+        self._refuse("kill")
 
     def close(self, timeout: float | None = None) -> NoReturn:
         """Raise, since this would end the other envs of the process."""
-        self._refuse(f"close({timeout})")
+        del timeout
+        self._refuse("close")
 
-    def _refuse(self, call: str) -> NoReturn:
+    def _refuse(self, method: str) -> NoReturn:
         raise VectorInputError(
-            f"cannot call {call} through the handle of env {self._supervisor.config.first_index + self._env}, which "
-            f"shares its process with other envs: use envs.actors[j].{call} for all of {self.name!r}, "
-            "or make the vector with envs_per_actor=1"
+            f"cannot {method} env {self._actor.config.start.first + self._env} alone: it shares the process of "
+            f"actor {self.name!r}; use envs.actors[i].{method}(), which concerns all envs of that process"
         )
 
 
-class VectorActors:
-    """The actors of a vector and its standbys.
+def launch_actors(
+    choices: Choices,
+    backend: Backend,
+    groups: Sequence[list[Factory]],
+    env_vars: Sequence[Mapping[str, str] | None],
+    memory: RowMemory | None,
+) -> tuple[list[ActorHandle], list[ActorView]]:
+    """Launch one actor per group of factories.
 
-    Args:
-        choices: Options of the vector.
-        backend: Starts the workers.
-
-    Attributes:
-        memory: The memory of their rows.
-        actors: One handle per process.
-        handles: One handle per env.
-        standbys: Actors that hold processes for the others.
+    Returns:
+        The handles of the actors, and those of the envs.
     """
-
-    def __init__(self, choices: Choices, backend: Backend) -> None:
-        self.memory: RowMemory = backend.make_memory()
-        self.actors: list[ActorHandle] = []
-        self.handles: list[ActorView] = []
-        self.standbys: list[ActorHandle] = []
-        self._choices = choices
-        self._backend = backend
-
-    def launch(
-        self, groups: Sequence[list[Factory]], env_vars: Sequence[Mapping[str, str] | None], permits: Permits | None
-    ) -> None:
-        """Launch one actor per group of factories, and the standbys."""
-        choices, backend = self._choices, self._backend
-        launch_alike = functools.partial(
-            launch,
-            backend=backend,
-            deadlines=choices.deadlines,
-            restart=choices.restart,
-            memory=self.memory,
-            lock=threading.RLock(),
-            ids=CallIds(),
-            # Only actors with a process can be lost.
-            max_journal=choices.max_journal if choices.on_failure == "replay" and backend.kills else None,
-            seed_episodes=choices.seed_episodes,
-            snapshot=choices.snapshot,
-        )
-        # Filled below, and read when an actor needs another process.
-        givers: list[Callable[[float], ActorProcess | None]] = []
-        shares, largest = len(groups[0]) > 1, groups[0]
+    launch_alike: Callable[..., ActorHandle] = functools.partial(
+        launch,
+        backend=backend,
+        deadlines=choices.deadlines,
+        restart=choices.restart,
+        memory=memory,
+        lock=ChangeLock(),
+        has_journal=choices.on_failure == "replay" and backend.kills,
+        seed_episodes=choices.seed_episodes,
+    )
+    actors: list[ActorHandle] = []
+    handles: list[ActorView] = []
+    is_shared = len(groups[0]) > 1
+    try:
         for group, variables in zip(groups, env_vars, strict=True):
-            first = len(self.handles)
-            name = f"envs-{first}-{first + len(group) - 1}" if shares else f"env-{first}"
-            actor = launch_alike(group, name=name, first=first, env_vars=variables, standbys=givers, permits=permits)
-            self.actors.append(actor)
-            parts = actor._supervisor, actor._lifeline
+            first = len(handles)
+            name = f"envs-{first}-{first + len(group) - 1}" if is_shared else f"env-{first}"
+            actor = launch_alike(group, name=name, first=first, env_vars=variables)
+            actors.append(actor)
+            parts = actor._actor, actor._lifeline
             envs = [EnvHandle(*parts, position, _is_shared=True) for position in range(len(group))]
-            self.handles += envs if shares else [actor]
-        for number in range(choices.standbys):
-            name, first = f"standby-{number}", -len(largest)
-            standby = launch_alike(largest, name=name, first=first, env_vars=env_vars[0], is_standby=True)
-            givers.append(standby._supervisor.lifecycle.give_process)
-            self.standbys.append(standby)
-        first_actor = self.actors[0]._supervisor
-        for method in ("step", "reset"):
-            first_actor.core.warn_of_deadline(first_actor.config.deadlines.of(method))
+            handles += envs if is_shared else [actor]
+    except BaseException:
+        for actor in actors:
+            actor.kill()
+        raise
+    return actors, handles
 
-    def describe_envs(self) -> Description:
-        """Return the specs and metadata of the envs.
 
-        Raises:
-            ActorStartError: An env could not be made.
-            SpaceMismatchError: The specs differ, so that values of different envs cannot be batched.
-        """
-        futures = [handle._submit(Kind.DESCRIBE, Describe(handle._env), "describe") for handle in self.handles]
-        expected, *others = [Description(*value) for value in results_of(futures)]
-        for env_id, other in enumerate(others, 1):
-            for what in ("observation", "action", "reward"):
-                ours, theirs = getattr(expected, what), getattr(other, what)
-                if not batches_alike(ours, theirs):
-                    raise SpaceMismatchError(
-                        f"the {what} spec of env {env_id} is {theirs}: expected that of env 0, {ours}; envs of one "
-                        "vector have values of one shape and dtype"
-                    )
-        return expected
+def describe_envs(handles: Sequence[ActorView]) -> Description:
+    """Return the specs and the metadata of the envs.
 
-    def make_slots(self, description: Description) -> Slots:
-        """Create the rows and slots of all envs.
+    Raises:
+        ActorStartError: An env could not be made.
+        SpaceMismatchError: The specs differ, so that values of different envs cannot be batched.
+    """
+    futures = [handle._submit(Kind.DESCRIBE, Describe(handle._env), "describe") for handle in handles]
+    expected, *others = [Description(*value) for value in results_of(futures)]
+    for env_id, other in enumerate(others, 1):
+        for name in ("observation", "action", "reward"):
+            ours, theirs = getattr(expected, name), getattr(other, name)
+            if not batches_alike(ours, theirs):
+                raise SpaceMismatchError(
+                    f"the {name} spec of env {env_id} is {theirs}: expected that of env 0, {ours}; envs of one "
+                    "vector have values of one shape and dtype"
+                )
+    return expected
 
-        Raises:
-            VectorEnvError: There is not enough memory.
-        """
-        observation, action, reward, _, _ = description
-        is_plain = isinstance(reward, ArraySpec) and reward.batchable
-        has_actions = action is not None and all(leaf.batchable for leaf in leaves(action))
-        layout = Layout(
-            OBJECT if observation is None else observation,
-            action if has_actions else None,
-            reward if is_plain else None,
-            len(self.handles),
-        )
-        try:
-            slab, infos = self.memory.create(layout)
-        except (OSError, ValueError, OverflowError) as error:
-            raise VectorEnvError(
-                f"cannot allocate {layout.size} bytes of shared memory for {layout.envs} envs ({error}): use fewer "
-                "envs, or give the process more memory"
-            ) from error
-        of = [Slot(index, handle._env) for index, handle in enumerate(self.handles)]
-        choices = self._choices
-        return Slots(of, slab, infos, choices.autoreset, choices.on_failure, pickles=self._backend.pickles)
 
-    def attach(self, slots: Slots, waiter: object, read: Callable[[int, Op], None]) -> None:
-        """Have all actors use the rows of their envs; for the arguments see `Supervisor.attach`."""
-        attach = Attach(slots.slab.layout, slots.autoreset == "same_step")
-        results_of([actor._supervisor.attach(attach, slots, waiter, read) for actor in self.actors])
+def share_rows(
+    choices: Choices, actors: Sequence[ActorHandle], count: int, described: Description, memory: RowMemory
+) -> tuple[EnvTable, RowReader]:
+    """Create the rows of all envs, and have all workers use them.
 
-    def close(self, timeout: float | None) -> bool:
-        """Close all actors, and then the memory; return False if some are still closing."""
-        actors = [*self.actors, *self.standbys]
-        close_all(actors, timeout)
-        if not all(actor._supervisor.closed.is_set() for actor in actors):
-            return False
-        self.memory.close()  # not earlier: a process that was still starting may have needed it
-        return True
+    Raises:
+        VectorEnvError: There is not enough memory.
+    """
+    observation, action, reward, _, _ = described
+    is_plain_reward = isinstance(reward, ArraySpec) and reward.batchable
+    has_actions = action is not None and all(leaf.batchable for leaf in leaves(action))
+    layout = Layout(
+        OBJECT if observation is None else observation,
+        action if has_actions else None,
+        reward if is_plain_reward else None,
+        count,
+    )
+    try:
+        slab, infos = memory.create(layout)
+    except (OSError, ValueError, OverflowError) as error:
+        raise VectorEnvError(
+            f"cannot allocate {layout.size} bytes of shared memory for {layout.envs} envs ({error}): use fewer "
+            "envs, or give the process more memory"
+        ) from error
+    recycle = choices.recycle
+
+    def is_recycling_due(index: int) -> bool:
+        return recycle is not None and table.owners[index].is_recycling_due(recycle, index)
+
+    episodes = Episodes(count, choices.autoreset, None if recycle is None else is_recycling_due)
+    table: EnvTable = EnvTable(actors[0]._actor.config.lock, slab, infos, episodes, choices.on_failure)
+    reader = RowReader(table, described, copies=choices.copy)
+    futures = []
+    bounds = [*(handle._actor.config.first_index for handle in actors), count]
+    for handle, first, stop in zip(actors, bounds, bounds[1:], strict=False):
+        actor: Any = handle._actor  # an `Actor`
+        envs = ActorEnvs(table, actor, stop - first)
+        envs.reader = reader
+        table.add_actor(envs, choices.max_journal)
+        actor.tenant = envs
+        future: ActorFuture[None] = ActorFuture(actor, None)
+        actor.submit(Call("attach", first, Kind.ATTACH, future, retries=_ANY_NUMBER), tuple(envs.attach))
+        futures.append(future)
+    results_of(futures)
+    table.incarnations[:] = [owner.actor.incarnation.index for owner in table.owners]
+    if choices.seed_episodes:
+        episodes.seed_episodes()
+    return table, reader

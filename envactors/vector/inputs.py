@@ -9,32 +9,24 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from envactors.actor.permits import Permits
-from envactors.actor.slots import Autoreset, OnFailure
 from envactors.backends.base import Backend
-from envactors.deprecations import warn_deprecated
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
 from envactors.options import RecyclePolicy, is_int
-from envactors.vector.options import Choices
+from envactors.vector.options import UNSUPPORTED, Autoreset, Choices, OnFailure
 
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
 
 
-def check_flags(*, shared_memory: object = True, **flags: object) -> None:
-    """Check that options are bools, and warn about ``shared_memory=False``.
+def check_flags(**flags: object) -> None:
+    """Check that options are bools.
 
     Raises:
         VectorInputError: An option is not a bool.
     """
-    for name, flag in {"shared_memory": shared_memory, **flags}.items():
+    for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise VectorInputError(f"{name} is {flag!r}: expected True or False")
-    if not shared_memory:
-        warn_deprecated(
-            "VectorEnv(shared_memory=False) has no effect any more, since steps and resets always use shared memory: "
-            "leave the argument out"
-        )
 
 
 def check_counts(least: int, **counts: object) -> None:
@@ -63,13 +55,13 @@ def check_choices(
     for name, kind in (("autoreset", Autoreset), ("on_failure", OnFailure)):
         if (value := getattr(choices, name)) not in get_args(kind):
             raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
-    check_counts(0, max_journal=choices.max_journal, standbys=choices.standbys)
-    if choices.checkpoint_every is not None:
-        check_counts(1, checkpoint_every=choices.checkpoint_every)
-    check_flags(shared_memory=choices.shared_memory, copy=choices.copy, seed_episodes=choices.seed_episodes)
+    check_counts(0, max_journal=choices.max_journal)
+    for name, default in UNSUPPORTED.items():
+        if getattr(choices, name) != default:
+            raise VectorInputError(f"{name} is {getattr(choices, name)!r}: this version does not support it yet")
+    check_flags(copy=choices.copy, seed_episodes=choices.seed_episodes)
     groups, variables = group_envs(factories, choices.envs_per_actor, choices.env_vars, backend)
     check_recycling(choices.recycle, groups, backend)
-    check_standbys(choices.standbys, factories, variables, backend)
     return groups, variables
 
 
@@ -117,42 +109,6 @@ def check_recycling(recycle: RecyclePolicy | None, groups: Sequence[Sequence[obj
         )
 
 
-def check_standbys(
-    standbys: int, factories: list[Factory], env_vars: Sequence[Mapping[str, str] | None], backend: Backend
-) -> None:
-    """Check that a standby can replace the process of any actor.
-
-    Raises:
-        VectorInputError: The actors differ, or have no processes.
-    """
-    if not standbys:
-        return
-    if not backend.kills:
-        raise VectorInputError(
-            f"standbys={standbys} with {backend!r}, where no process can be lost: expected 0, or backend='process'"
-        )
-    make, same = factories[0], env_vars[0]
-    odd = [f"the factory of env {i} is {one!r}, not {make!r}" for i, one in enumerate(factories) if one is not make]
-    odd += [f"the env_vars of actor {i} are {one!r}, not {same!r}" for i, one in enumerate(env_vars) if one != same]
-    if odd:
-        raise VectorInputError(
-            f"standbys={standbys}, and {odd[0]}: expected one and the same object for all ([make] * n, say) and equal "
-            "env_vars, since a standby is started before it is known which process it will replace"
-        )
-
-
-def limit_running(max_running: int | None, actors: int, backend: Backend) -> Permits | None:
-    """Return the permits that the actors share; None if they need none.
-
-    Raises:
-        VectorInputError: ``max_running`` is not an int >= 1.
-    """
-    if max_running is None:
-        return None
-    check_counts(1, max_running=max_running)
-    return None if max_running >= actors or backend.inline else Permits(max_running)
-
-
 def check_env_ids(env_ids: Any, count: int) -> list[int]:
     """Return env ids as ints.
 
@@ -191,7 +147,7 @@ def seeds_for(seed: int | Sequence[int | None] | None, env_ids: Sequence[int]) -
     return [None if one is None else operator.index(one) for one in seeds]
 
 
-def one_each(values: Any, count: int, what: str, prefix: str = "") -> list[Any]:
+def one_each(values: Any, count: int, name: str, prefix: str = "") -> list[Any]:
     """Return one value per env: those of a list or tuple, or the same value for all.
 
     Raises:
@@ -199,7 +155,7 @@ def one_each(values: Any, count: int, what: str, prefix: str = "") -> list[Any]:
     """
     each = list(values) if isinstance(values, (list, tuple)) else [values] * count
     if len(each) != count:
-        raise VectorInputError(f"{prefix}{len(each)} {what} for {count} envs: expected one per env")
+        raise VectorInputError(f"{prefix}{len(each)} {name} for {count} envs: expected one per env")
     return each
 
 

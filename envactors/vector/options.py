@@ -9,13 +9,15 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypedDict
 
-from envactors.actor.slots import Autoreset, OnFailure
 from envactors.backends.base import Backend
 from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, SnapshotPolicy
 
+Autoreset = Literal["next_step", "same_step", "disabled"]
+OnFailure = Literal["raise", "renew", "replay"]
+
 
 class CommonOptions(TypedDict, total=False):
-    """`VectorOptions` without ``copy`` and ``shared_memory``, which some libraries have as their own arguments."""
+    """`VectorOptions` without ``copy``, which some libraries have as their own argument."""
 
     envs_per_actor: int | Literal["auto"]
     autoreset: Autoreset
@@ -30,7 +32,6 @@ class CommonOptions(TypedDict, total=False):
     max_running: int | None
     seed_episodes: bool
     snapshot: SnapshotPolicy | None
-    checkpoint_every: int | None
 
 
 class VectorOptions(CommonOptions, total=False):
@@ -75,14 +76,10 @@ class VectorOptions(CommonOptions, total=False):
             seed, and a replay never reaches back beyond the current episode.
         snapshot: Functions that read and write the state of an env, for ``snapshot()`` and ``restore()``. With
             ``on_failure="replay"`` the state is saved every ``snapshot.every`` steps, and a replay starts there.
-        checkpoint_every: The file of the last ``checkpoint()`` is written again each time an env has made this many
-            more steps; None (default) for never.
-        shared_memory: Deprecated: it has no effect, and False emits a `DeprecationWarning`.
         copy: True (default) to return copies of observations; False to return views of the shared memory, valid until
             that env's next step.
     """
 
-    shared_memory: bool
     copy: bool
 
 
@@ -102,12 +99,12 @@ class Choices(NamedTuple):
     max_running: int | None = None
     seed_episodes: bool = False
     snapshot: SnapshotPolicy | None = None
-    checkpoint_every: int | None = None
-    shared_memory: bool = True
     copy: bool = True
 
 
 OPTIONS = Choices._fields
+# Options that this version does not implement yet, by their defaults.
+UNSUPPORTED = {"standbys": 0, "max_running": None, "snapshot": None}
 
 
 def check_names(whose: str, given: Iterable[str], own: Iterable[str] = ()) -> None:

@@ -166,7 +166,7 @@ class Server:
             self._check_lease()
         kind, self._incarnation, self.call_id, payload = frame
         self.page.start_request(self.call_id, METHOD_CALL, 0)
-        self._reply(*self._execute(kind, payload))
+        self._reply(*self.execute(kind, payload))
         self.page.finish_frame(self.call_id)
         self.closed = kind == Kind.CLOSE
 
@@ -205,7 +205,7 @@ class Server:
         if lease and boot_clock() > lease:
             os._exit(1)
 
-    def _execute(self, kind: int, payload: Any) -> tuple[Kind, bytes | bytearray]:
+    def execute(self, kind: int, payload: Any) -> tuple[Kind, bytes | bytearray]:
         """Run one request and return its reply; an exception fails only this request."""
         fault = _IN_ARGUMENTS
         try:

@@ -113,7 +113,7 @@ def test_without_start_serially_all_start_side_by_side(make, tmp_path):
 @pytest.mark.parametrize("name", ["fork", "spawn", None])
 def test_start_methods(make, name):
     env = make([AlfEnv], start_method=name)
-    assert env.actors[0]._supervisor.config.backend.start_method == (name or starting.DEFAULT)
+    assert env.actors[0]._actor.config.backend.start_method == (name or starting.DEFAULT)
     assert rows(env.reset()) == [(0, 1, 0)]
 
 

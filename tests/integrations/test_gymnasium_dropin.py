@@ -28,7 +28,6 @@ from gymnasium.utils.env_checker import data_equivalence  # noqa: E402
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: E402
 
 from envactors.integrations.gymnasium import ActorVectorEnv, make_vec, register  # noqa: E402
-from envactors.remote import LocalNodes  # noqa: E402
 
 
 def cartpole(**kwargs):
@@ -128,7 +127,7 @@ def test_invalid_arguments_raise():
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_context_is_how_processes_start(context):
     envs = ActorVectorEnv([Probe], context=context)
-    assert envs.actors[0]._supervisor.config.backend.start_method == context
+    assert envs.actors[0]._actor.config.backend.start_method == context
     assert envs.reset(seed=3)[0].tolist() == [[3, 1.5]]
     envs.close()
 

@@ -623,7 +623,7 @@ def test_real_run_options_are_read(make):
     given.engine_settings.width, given.engine_settings.height = 40, 30
     given.env_settings.max_lifetime_restarts = 2
     manager = make(1, run_options=given, restart=None)
-    policy = manager.env_workers[0].actor._supervisor.config.restart
+    policy = manager.env_workers[0].actor._actor.config.restart
     assert (policy.max_restarts, policy.window, policy.max_lifetime_restarts) == (1, 60, 2)
     manager.reset({"mass": settings.ConstantSettings(value=4.0), "size": settings.GaussianSettings(mean=1.0)})
     assert ask(manager, "engine")[0]["SCREEN_RESOLUTION"] == (40, 30)

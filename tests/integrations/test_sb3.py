@@ -36,7 +36,6 @@ from stable_baselines3.common.vec_env import (  # noqa: E402
 )
 
 from envactors.integrations.sb3 import ActorVecEnv  # noqa: E402
-from envactors.remote import LocalNodes  # noqa: E402
 
 torch.set_num_threads(1)  # its threads would count as leaked
 
@@ -80,7 +79,7 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize("name", ["forkserver", "spawn", "fork"])
 def test_start_methods_by_name(make, name, monkeypatch):
     def method(envs):
-        return envs.vector.actors[0]._supervisor.config.backend.start_method
+        return envs.vector.actors[0]._actor.config.backend.start_method
 
     envs = make(tellers(1), name)
     assert method(envs) == name
@@ -92,7 +91,7 @@ def test_start_methods_by_name(make, name, monkeypatch):
 @pytest.mark.fresh_processes
 def test_the_import_of_torch_is_done_once_for_the_envs_of_make_vec_env(make):
     def preload(envs):
-        return envs.vector.actors[0]._supervisor.config.backend._preload
+        return envs.vector.actors[0]._actor.config.backend._preload
 
     envs = make_vec_env("CartPole-v1", 2, vec_env_cls=ActorVecEnv)
     try:

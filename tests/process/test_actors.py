@@ -491,7 +491,7 @@ class Interleaved(dict):
 @pytest.mark.parametrize("error", [None, KeyError("k")], ids=["result", "error"])
 def test_a_future_that_ends_while_a_waiter_registers_notifies_it(actor, place, when, first, error):
     """Runs the threads in both orders, and interrupts one of them at every point."""
-    future, seen, called = ActorFuture(actor._supervisor, None), [], threading.Semaphore(0)
+    future, seen, called = ActorFuture(actor._actor, None), [], threading.Semaphore(0)
 
     def look(future):
         seen.append(future)
@@ -542,7 +542,7 @@ def test_a_finalizer_may_wait_for_a_call_while_a_future_gets_its_condition(actor
     thresholds = gc.get_threshold()
     try:
         for objects in range(1, 30):
-            future = ActorFuture(actor._supervisor, None)
+            future = ActorFuture(actor._actor, None)
             gc.collect()
             gc.disable()
             Last()
@@ -722,7 +722,7 @@ def test_an_actor_whose_crash_was_raised_where_its_handle_is_known_is_freed():
             with pytest.raises(ea.ActorDiedError):
                 actor.die().result()
             actor.add(1).result()
-            return weakref.ref(actor._supervisor)
+            return weakref.ref(actor._actor)
 
     supervisor = lose()
     gc.collect()

@@ -139,7 +139,7 @@ def test_the_steps_of_a_vector_are_awaited_together():
 
 def test_a_rollout_is_awaited():
     async def main():
-        with ea.VectorEnv(["helpers:Echo"] * 2, backend=FORK_SERVER) as envs:
+        with ea.make_vec("CartPole-v1", 2, backend=FORK_SERVER) as envs:
             envs.reset(seed=0)
             envs.set_policy(lambda: lambda obs, context: [0] * len(obs))
             return await envs.rollout_async(3)

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from storms import checksum_of_run
 
 import envactors as ea
-from envactors.remote import LocalNodes
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 Seeding = functools.partial(ea.VectorEnv, seed_episodes=True, restart=ALWAYS)
@@ -112,7 +111,7 @@ class Track:
         self.reset_ended((batch.terminated | batch.truncated)[order])
 
     def reset_ended(self, ended):
-        if ended.any() and self.envs._core.slots.autoreset == "disabled":
+        if ended.any() and self.envs._engine.autoreset == "disabled":
             self.reset(np.flatnonzero(ended).tolist())
 
 
@@ -350,10 +349,10 @@ def test_a_journal_that_was_given_up_begins_again_with_the_next_episode():
         track, tried = Track(envs), 0
         track.reset(seed=1)
         while tried < 3:
-            if journals(envs.actors[0])[0].whole:
+            if journals(envs.actors[0])[0].can_replay:
                 track.step([1])
                 continue
-            while not journals(envs.actors[0])[0].whole:
+            while not journals(envs.actors[0])[0].can_replay:
                 track.step([1])
             kill(envs.actors[0])
             track.step([1])

@@ -50,7 +50,7 @@ def check(found, episodes, num_envs, policy_seed):
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
-@pytest.mark.parametrize("options", [{}, {"envs_per_actor": 2}, {"backend": "thread"}, {"backend": "inline"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"envs_per_actor": 2}, {"backend": "inline"}], ids=str)
 def test_episodes_are_those_of_a_loop(options, autoreset):
     with ea.VectorEnv([Uneven] * 3, autoreset=autoreset, **options) as envs:
         envs.set_policy(make_policy, seed=6)

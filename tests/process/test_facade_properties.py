@@ -163,8 +163,13 @@ class Facade(RuleBasedStateMachine):
         def expect():
             return {i: self.models[i].reset(one, {"k": 1}) for i, one in zip(ids, seeds, strict=True)}
 
+        is_owing = any(i in self.collected or i in self.submitted for i in ids)
+        for i in ids:
+            self.collected.pop(i, None)  # a reset waits for what the envs run, and drops results that nobody took
+
         def ask():
-            return self.envs.reset(seed=seed, options={"k": 1}, env_ids=env_ids, timeout=timeout)
+            patient = PATIENCE if is_owing else timeout
+            return self.envs.reset(seed=seed, options={"k": 1}, env_ids=env_ids, timeout=patient)
 
         result = self.request(ids, ask, expect, stepping=False)
         if result is not None:

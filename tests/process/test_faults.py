@@ -132,7 +132,7 @@ def test_a_crash_while_idle_is_noticed_and_fails_no_call():
 def test_a_call_made_before_a_crash_is_noticed_runs_on_the_new_incarnation():
     with ea.spawn(Counter, restart=MANY) as actor:
         actor.add(5).result(SOON)
-        with actor._supervisor.core.lock:  # until the call is sent, no thread notices the crash
+        with actor._actor.lock:  # until the call is sent, no thread notices the crash
             pid = actor.pid
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: is_gone(pid))
@@ -478,7 +478,7 @@ class LateOrLarge(EchoEnv):
 
 
 def test_a_large_result_of_a_process_that_is_about_to_be_killed_counts(monkeypatch, tmp_path):
-    ask_stacks, kill = ActorProcess.ask_stacks, ProcessWorker.kill
+    ask_stacks, kill = ActorProcess.request_stacks, ProcessWorker.kill
 
     def note_and_ask(process):  # the deadline has passed
         (tmp_path / "late").touch()
@@ -491,8 +491,8 @@ def test_a_large_result_of_a_process_that_is_about_to_be_killed_counts(monkeypat
     factories = [lambda i=i: LateOrLarge(i, tmp_path / "late") for i in range(2)]
     with ea.VectorEnv(factories, envs_per_actor=2, deadlines=ea.Deadlines(step=0.5)) as envs:
         envs.reset()
-        rows = envs._core.slots.slab
-        monkeypatch.setattr(ActorProcess, "ask_stacks", note_and_ask)
+        rows = envs._engine.table.slab
+        monkeypatch.setattr(ActorProcess, "request_stacks", note_and_ask)
         monkeypatch.setattr(ProcessWorker, "kill", kill_late)
         with pytest.raises(ea.VectorStepError) as caught:
             envs.step([1, 2], timeout=SOON)

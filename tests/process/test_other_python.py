@@ -304,7 +304,7 @@ def test_infos_can_be_read_with_an_older_numpy(spawn):
 
 def test_a_vector_steps_through_shared_memory(server):
     with ea.VectorEnv([MAKE] * 4, envs_per_actor=2, backend=server, env_vars=PATH) as envs:
-        assert envs._stepper is not None
+        assert envs._engine is not None
         obs, infos = envs.reset(seed=1)
         assert obs[:, 1].tolist() == [infos[0]["version"][1]] * 4
         for number in range(1, 30):

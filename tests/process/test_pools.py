@@ -5,6 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import sys
+import tempfile
+import time
 import threading
 from pathlib import Path
 from typing import ClassVar
@@ -16,9 +18,32 @@ from interleaving import Lines, StoppingThread, when_this_thread_sleeps
 import envactors as ea
 
 POOL = ("actor/pool.py",)
-GATE = threading.Event()
-OTHER_GATE = threading.Event()
-BACKEND = ea.ThreadBackend()
+
+
+class FileGate:
+    """An event that workers see, too."""
+
+    def __init__(self, name):
+        self.path = Path(os.environ.setdefault("POOL_GATES", tempfile.mkdtemp())) / name
+
+    def set(self):
+        self.path.touch()
+
+    def clear(self):
+        self.path.unlink(missing_ok=True)
+
+    def wait(self, seconds):
+        end = time.monotonic() + seconds
+        while not self.path.exists():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.002)
+        return True
+
+
+GATE = FileGate("gate")
+OTHER_GATE = FileGate("other")
+BACKEND = ea.ProcessBackend()
 
 
 class Worker:
@@ -42,7 +67,12 @@ class Worker:
 
     def meet(self, count):
         """Return once this many calls of it run at the same time."""
-        Meeting.at(count).wait(SOON)
+        mine = Path(os.environ["POOL_GATES"]) / f"meet-{count}-{os.getpid()}-{time.monotonic_ns()}"
+        mine.touch()
+        end = time.monotonic() + SOON
+        while len(list(mine.parent.glob(f"meet-{count}-*"))) % count:
+            assert time.monotonic() < end
+            time.sleep(0.002)
 
 
 class Meeting:

@@ -23,9 +23,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
-from envactors.actor.slots import POSTED
+from envactors.vector.table import POSTED
 from envactors.testing import FAULTS, EchoEnv, expected_checksum
-from envactors.vector.stepper import Stepper
+from envactors.vector.engine import RowEngine
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 Replaying = functools.partial(ea.VectorEnv, on_failure="replay", restart=ALWAYS)
@@ -230,19 +230,20 @@ class Fused(EchoEnv):
 
 
 def test_a_step_ends_if_a_new_process_runs_it_before_the_caller_waits(tmp_path, monkeypatch):
-    fuse, finish = tmp_path / "fuse", Stepper.finish
+    fuse, finish = tmp_path / "fuse", RowEngine.finish
     wanted = 0
 
-    def finish_late(stepper, env_ids, deadline):
-        slots = stepper._slots
-        wait_until(lambda: envs.actors[0].incarnation == wanted and slots.states[0] == POSTED)
-        return finish(stepper, env_ids, deadline)
+    def finish_late(engine, *args):
+        wait_until(lambda: envs.actors[0].incarnation == wanted and engine.table.status[0] == POSTED)
+        return finish(engine, *args)
 
-    monkeypatch.setattr(Stepper, "finish", finish_late)
+    monkeypatch.setattr(RowEngine, "finish", finish_late)
     factories = [functools.partial(Fused, path) for path in (fuse, tmp_path / "none")]
     with ea.VectorEnv(factories, on_failure="replay", deadlines=ea.Deadlines(slow=None)) as envs:
+        monkeypatch.setattr(RowEngine, "finish", finish)
         envs.reset(seed=[0, 0])
         fuse.touch()
+        monkeypatch.setattr(RowEngine, "finish", finish_late)
         wanted, begun = 1, time.monotonic()
         assert envs.step([3, 4], timeout=SOON)[0][:, 2].tolist() == [3, 4]
     assert time.monotonic() - begun < SOON / 2, "nothing rang, and the timeout ended the wait"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import gc
 import os
@@ -20,9 +19,10 @@ from gymnasium import spaces
 from helpers import SOON, wait_for_path, wait_until
 
 import envactors as ea
+from envactors.actor.future import ActorFuture
 from envactors.backends.process import ProcessWorker
 from envactors.rollout import rollouts
-from envactors.rollout.part import ActorPart
+from envactors.rollout.part import RolloutPart
 from envactors.rollout.runner import RolloutRunner
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
@@ -163,7 +163,6 @@ def test_an_observation_of_another_shape_fails_its_step(backend):
 
 SETTINGS = [
     {"backend": "inline"},
-    {"backend": "thread", "envs_per_actor": 2},
     {},
     {"envs_per_actor": 2},
     {"on_failure": "replay", "envs_per_actor": 2},
@@ -305,10 +304,11 @@ def test_two_rollouts_may_be_in_flight_and_nothing_else(tmp_path):
             lambda: envs.step([0, 0]),
             lambda: envs.send([0, 0]),
             lambda: envs.submit([0, 0]),
-            envs.reset,
         ):
             with pytest.raises(ea.AlreadyPendingError):
                 ask()
+        with pytest.raises(ea.VectorTimeoutError, match="rollouts in flight"):
+            envs.reset(timeout=0.05)
         with pytest.raises(ea.NothingPendingError):
             envs.recv()
         gate.touch()
@@ -344,14 +344,14 @@ def test_each_actor_can_have_a_future_of_its_own(tmp_path):
 
 
 def test_a_rollout_that_ends_as_its_timeout_passes_is_returned(monkeypatch):
-    class Late(concurrent.futures.Future):
+    class Late(ActorFuture):
         def result(self, timeout=None):
             if timeout is None:
                 return super().result()
             super().result()
             raise TimeoutError
 
-    monkeypatch.setattr(rollouts, "Future", Late)
+    monkeypatch.setattr(rollouts, "ActorFuture", Late)
     with ea.VectorEnv([Walk]) as envs:
         envs.reset(seed=1)
         envs.set_policy(make_policy)
@@ -551,21 +551,6 @@ def put_state(env, state):
     env.count, env.where, env.np_random.bit_generator.state = state
 
 
-def test_a_state_that_is_saved_after_a_step_has_raised_is_not_replayed(tmp_path):
-    def run(orders):
-        snapshot = ea.SnapshotPolicy(state_of, put_state, every=1)
-        make = functools.partial(Unlucky, orders, at=4)
-        with ea.VectorEnv([make], on_failure="replay", restart=ALWAYS, snapshot=snapshot) as envs:
-            envs.reset(seed=1)
-            envs.set_policy(make_policy)
-            return envs.rollout(10, timeout=SOON)
-
-    expected, rollout = run(None), run(tmp_path / "orders")
-    assert (tmp_path / "orders").exists()
-    assert not rollout.failures
-    np.testing.assert_array_equal(rollout.obs, expected.obs)
-
-
 def test_with_replay_a_failure_after_the_end_of_another_episode_changes_no_result(tmp_path):
     def run(fault):
         orders = tmp_path / "orders" if fault else None
@@ -598,17 +583,6 @@ def test_a_result_is_let_go_as_soon_as_it_is_dropped(each):
                 rewards = [weakref.ref(future.result(SOON).rewards) for future in futures]
                 del futures
                 wait_until(lambda found=rewards: all(reward() is None for reward in found))
-        finally:
-            gc.enable()
-
-
-def test_results_that_are_dropped_are_never_copied():
-    with ea.VectorEnv([Walk] * 2) as envs:
-        envs.reset(seed=1)
-        envs.set_policy(make_policy)
-        gc.disable()
-        try:
-            assert all(envs.rollout(3).rewards.base is not None for _ in range(6))
         finally:
             gc.enable()
 
@@ -789,22 +763,14 @@ def test_results_after_the_deadline_do_not_count(monkeypatch, tmp_path, on_failu
 
 @pytest.mark.parametrize("fault", [None, "raise"])
 def test_steps_count_if_the_process_crashes_after_its_reply(monkeypatch, tmp_path, fault):
-    """The next one may be restored before anybody has looked at the reply."""
-    on_end, killed, late = ActorPart.on_end, [], []
+    """The next process brings the envs to where the reply has left them."""
+    on_reply, killed = RolloutPart.on_reply, []
 
-    def on_end_late(part, *arguments, **options):
-        if killed or part.progress.counted[0] == 0:
-            on_end(part, *arguments, **options)
-            return
-        killed.append(envs.actors[0].pid)
-        os.kill(killed[0], signal.SIGKILL)
-        # Not in this thread: it may be the reactor's, which is what replaces the process.
-        late.append(threading.Thread(target=on_end_after_restart, args=(part, arguments, options)))
-        late[0].start()
-
-    def on_end_after_restart(part, arguments, options):
-        wait_until(lambda: envs.actors[0].incarnation == 1 and envs.actors[0].pid not in (None, *killed))
-        on_end(part, *arguments, **options)
+    def on_reply_after_a_kill(part, actor, frame):
+        if not killed and not part._sets_policy:
+            killed.append(envs.actors[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+        return on_reply(part, actor, frame)
 
     def make():
         factories = [Walk, lambda: Walk(tmp_path / "orders" if fault else None, fault, 3)]
@@ -816,9 +782,9 @@ def test_steps_count_if_the_process_crashes_after_its_reply(monkeypatch, tmp_pat
         return [envs.rollout(5), envs.rollout(5)]
 
     with make() as envs:
-        monkeypatch.setattr(ActorPart, "on_end", on_end_late)
+        monkeypatch.setattr(RolloutPart, "on_reply", on_reply_after_a_kill)
         found = run()
-        late[0].join()
+        assert killed
         monkeypatch.undo()
     with make() as envs:
         expected = run()
@@ -874,25 +840,6 @@ class Told(Walk):
         return obs, reward, terminated, truncated, {"count": self.count, "text": "abc"}
 
 
-def test_infos_of_an_actor_are_read_while_others_run(monkeypatch, tmp_path):
-    path = tmp_path / "go on"
-    read_contents = rollouts.read_contents
-
-    def read_and_go_on(part):
-        contents = read_contents(part)
-        path.touch()
-        return contents
-
-    with ea.VectorEnv([Told, lambda: Told(path)]) as envs:
-        envs.reset(seed=1)
-        envs.set_policy(make_policy)
-        envs.rollout(3)  # it has infos, so the next one is expected to have some
-        monkeypatch.setattr(rollouts, "read_contents", read_and_go_on)
-        rollout = envs.rollout(3)
-    expected = [(step, env, {"count": step + 4, "text": "abc"}) for step in range(3) for env in range(2)]
-    assert rollout.infos == expected
-
-
 class ToldBadly(Told):
     """The infos from the fourth step on do something when they are unpickled."""
 
@@ -944,11 +891,11 @@ def test_a_rollout_writes_over_none_whose_result_is_being_made(monkeypatch, late
     """Each of them is late, or one in four, so that those of the next rollout are made before."""
     assemble, calls = rollouts.assemble, []
 
-    def assemble_late(trajectory, parts, *others):
+    def assemble_late(trajectory, parts, **others):
         calls.append(parts)
         if len(calls) % late == 1 % late:
             time.sleep(0.1)
-        return assemble(trajectory, parts, *others)
+        return assemble(trajectory, parts, **others)
 
     monkeypatch.setattr(rollouts, "assemble", assemble_late)
     with ea.VectorEnv([lambda: Walk(length=10**6)] * 2) as envs:
@@ -1110,15 +1057,6 @@ def test_nested_spaces_and_large_infos(backend):
     assert rollout.actions[1].shape == (5, 2, 2)
     assert rollout.last_obs["b"].tolist() == [5, 5]
     assert [(step, env, len(info["large"])) for step, env, info in rollout.infos] == [(1, 0, 5000), (1, 1, 5000)]
-
-
-def test_max_running_limits_actors_that_run_a_rollout():
-    with ea.VectorEnv([Walk] * 4, max_running=1) as envs:
-        obs, _ = envs.reset(seed=4)
-        expected, last = loop(envs, 10, obs)
-        envs.reset(seed=4)
-        envs.set_policy(make_policy)
-        assert_same([envs.rollout(10, timeout=SOON)], expected, last)
 
 
 def test_rollouts_count_as_steps():

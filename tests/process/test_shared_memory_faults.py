@@ -16,10 +16,13 @@ from gymnasium import spaces
 from helpers import FORK_SERVER, SOON, ExplodesOnArrival, wait_always, wait_for_path, wait_until
 
 import envactors as ea
-from envactors.actor import row_failures
-from envactors.actor.wait_tuner import BOTH_SPIN, SLEEP
 from envactors.mailbox.control_page import FINISHED, SINCE, ControlPage
 from envactors.testing import EchoEnv, FaultyEnv
+from envactors.vector import actor_envs as row_module
+from envactors.vector.access import VectorAccess
+from envactors.vector.actor_envs import ActorEnvs
+
+SLEEP, BOTH_SPIN = "sleep", "spin"
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 
@@ -116,10 +119,10 @@ def test_an_env_that_is_lost_between_the_halves_of_a_step_is_reported_by_the_sec
         envs.reset(seed=0)
         envs[1].arm("crash").result()
         pid = envs[1].pid
-        envs.step_async([1, 2])
+        VectorAccess(envs).start_steps(None, [1, 2])
         wait_until(lambda: envs[1].pid != pid)
         with pytest.raises(ea.VectorStepError) as caught:
-            envs.step_wait()
+            VectorAccess(envs).gather(None, None, "step_wait")[1:6]
         assert caught.value.batch.env_ids.tolist() == [0]
         assert isinstance(caught.value.failures[1], ea.ActorDiedError)
 
@@ -133,14 +136,14 @@ def test_a_crash_just_before_a_step_begins_leaves_the_step_before_it_alone(on_fa
         envs.reset(seed=0)
         envs.step([1, 1])
         actor = envs.actors[1]
-        owner, name = envs._asker, "write_actions" if moment == "as actions are written" else "corked"
+        owner, name = envs._engine, "_write_actions" if moment == "as actions are written" else "_post"
         usual = getattr(owner, name)
 
-        def dies_first(*args):
+        def dies_first(*args, **kwargs):
             setattr(owner, name, usual)
             os.kill(actor.pid, signal.SIGKILL)
             wait_until(lambda: actor.incarnation == 1 and actor.state is ea.ActorState.IDLE)
-            return usual(*args)
+            return usual(*args, **kwargs)
 
         setattr(owner, name, dies_first)
         if on_failure == "raise":
@@ -184,16 +187,16 @@ def test_a_result_that_comes_while_anothers_failure_is_handled_is_delivered(tmp_
     path = tmp_path / "late"
     with ea.VectorEnv([Refusing, lambda: Late(path)], envs_per_actor=2, on_failure="renew", restart=ALWAYS) as envs:
         envs.reset(seed=0)
-        outcomes, slots = envs._collector._outcomes, envs._core.slots
-        fail = outcomes._fail
+        state = envs._engine.table
+        fail = row_module.recover
 
         def fail_late(*args, **kwargs):
-            outcomes._fail = fail
+            row_module.recover = fail
             path.touch()
-            wait_until(lambda: slots.slab.completed[1] == slots.numbers[1])
+            wait_until(lambda: state.slab.completed[1] == state.call_ids[1])
             return fail(*args, **kwargs)
 
-        outcomes._fail = fail_late
+        row_module.recover = fail_late
         envs.send([1, 7])
         infos, observations = {}, {}
         while len(infos) < 2:
@@ -215,29 +218,29 @@ def test_a_result_after_its_deadline_does_not_count(on_failure, call, moment, tm
         [lambda: Late(tmp_path / "late")] * 2, on_failure=on_failure, deadlines=ea.Deadlines(step=1.0), restart=ALWAYS
     ) as envs:
         envs.reset(seed=0)
-        core, slots = envs.actors[0]._supervisor.core, envs._core.slots
-        set_timer, turn = core.timers.set, row_failures.turn
+        core, state = envs.actors[0]._actor, envs._engine.table
+        set_timer, step = core.timers.set_earliest, ActorEnvs.step
 
         def end_step():
             (tmp_path / "late").touch()
-            wait_until(lambda: slots.slab.completed[0] == slots.numbers[0])
+            wait_until(lambda: state.slab.completed[0] == state.call_ids[0])
 
-        def ends_before_the_kill(timer, when):
+        def ends_before_the_kill(timer, when, callback):
             if timer == "kill":
-                core.timers.set = set_timer
+                core.timers.set_earliest = set_timer
                 end_step()
-            set_timer(timer, when)
+            set_timer(timer, when, callback)
 
-        def ends_as_it_is_looked_at(rows):
-            if time.monotonic() >= core.process.page.times[SINCE] + 1.0:
-                monkeypatch.setattr(row_failures, "turn", turn)
+        def ends_as_it_is_looked_at(rows, actor):
+            if time.monotonic() >= core.incarnation.process.page.times[SINCE] + 1.0:
+                monkeypatch.setattr(ActorEnvs, "step", step)
                 end_step()
-            return turn(rows)
+            return step(rows, actor)
 
         if moment == "before the kill":
-            core.timers.set = ends_before_the_kill
+            core.timers.set_earliest = ends_before_the_kill
         else:
-            monkeypatch.setattr(row_failures, "turn", ends_as_it_is_looked_at)
+            monkeypatch.setattr(ActorEnvs, "step", ends_as_it_is_looked_at)
         failures = {}
         if call == "send":
             envs.send([7, 1])
@@ -296,7 +299,7 @@ def test_a_step_counts_whose_worker_ends_between_its_last_number_and_its_ring(en
         envs.reset(seed=0)
         envs.step([1, 1])
         wait_always(envs, strategy)
-        pages = [actor._supervisor.core.process.page for actor in envs.actors]
+        pages = [actor._actor.incarnation.process.page for actor in envs.actors]
         pids = [actor.pid for actor in envs.actors]
         before = [page.counters[FINISHED] for page in pages]
         errors = []
@@ -433,7 +436,7 @@ def test_a_failure_is_received_after_what_was_complete_before_it(tmp_path):
     with ea.VectorEnv([Env] * 2, on_failure="renew") as envs:
         envs.reset(seed=0)
         envs.send([5, 9])
-        wait_until(lambda: envs._core.slots.slab.completed[0] == envs._core.slots.numbers[0])
+        wait_until(lambda: envs._engine.table.slab.completed[0] == envs._engine.table.call_ids[0])
         (tmp_path / "first").touch()
         wait_until(lambda: envs[1].incarnation == 1)
         batch = envs.recv()

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from helpers import FORK_SERVER, SOON, Counter, frozen, wait_for_path, wait_until
 
 import envactors as ea
+from envactors.vector.access import VectorAccess
 from envactors.mailbox.slab import INLINE_INFO_ROOM
 from envactors.testing import EchoEnv, FaultyEnv
 
@@ -105,7 +106,7 @@ def test_views_hold_until_the_next_step():
         for turn in range(4):
             obs = envs.step([turn] * 4)[0]
             assert obs[:, :3].tolist() == [[i, turn + 1, turn] for i in range(4)]
-            assert np.shares_memory(obs, envs._core.slots.slab.observations[0]), "a contiguous batch costs no copy"
+            assert np.shares_memory(obs, envs._engine.table.slab.observations[0]), "a contiguous batch costs no copy"
             views.append(obs)
         assert np.shares_memory(views[0], views[2])
         assert views[2][:, 1].tolist() == [3] * 4, "still the last but one"
@@ -152,7 +153,7 @@ def test_results_come_in_the_order_of_completion(tmp_path):
     with ea.VectorEnv([lambda i=i: Waits(i) for i in range(4)]) as envs:
         envs.reset(seed=0)
         envs.send([5] * 4)
-        rows = envs._core.slots.slab
+        rows = envs._engine.table.slab
 
         def let(env_id):
             (tmp_path / str(env_id)).touch()
@@ -336,16 +337,19 @@ def test_a_step_in_two_halves_is_pending_in_between():
         envs.reset(seed=0)
         expected = envs.step([5, 6, 7])[0]
         envs.reset(seed=0)
-        envs.step_async([5, 6, 7])
-        assert np.array_equal(envs.step_wait()[0], expected)
-        for ask in (lambda: envs.step([0] * 3), lambda: envs.send([0], env_ids=[2]), lambda: envs.reset(env_ids=[1])):
+        access = VectorAccess(envs)
+        access.start_steps(None, [5, 6, 7])
+        assert np.array_equal(access.gather(None, None, "step_wait").obs, expected)
+        for ask in (lambda: envs.step([0] * 3), lambda: envs.send([0], env_ids=[2])):
             envs.reset(seed=0)
-            envs.step_async([5, 6, 7])
+            access.start_steps(None, [5, 6, 7])
             with pytest.raises(ea.AlreadyPendingError):
                 ask()
-            assert np.array_equal(envs.step_wait()[0], expected)
+            assert np.array_equal(access.gather(None, None, "step_wait").obs, expected)
         envs.reset(seed=0)
-        envs.step_async([5, 6, 7])
+        access.start_steps(None, [5, 6, 7])
+        assert np.array_equal(envs.reset(seed=0)[0].shape, expected.shape), "a reset drops results that nobody took"
+        access.start_steps(None, [5, 6, 7])
         batch = envs.recv()
         assert np.array_equal(batch.obs[np.argsort(batch.env_ids)], expected)
 

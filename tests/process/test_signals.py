@@ -13,9 +13,9 @@ import pytest
 from helpers import SOON, wait_always, wait_for_path, wait_until
 
 import envactors as ea
-from envactors.actor.signal_deferral import SignalDeferral
-from envactors.actor.wait_tuner import BOTH_SPIN, SLEEP
 from envactors.testing import EchoEnv
+
+SLEEP, BOTH_SPIN = "sleep", "spin"
 
 
 def test_an_interrupt_in_the_middle_of_a_short_step_loses_no_result():
@@ -65,7 +65,7 @@ def test_a_signal_handler_may_use_the_vector_in_the_middle_of_a_step(closes, tmp
             envs.step([1, 1])
             wait_always(envs, SLEEP)
             if closes:
-                rows = envs._core.slots.slab
+                rows = envs._engine.table.slab
                 first = int(rows.posted[0])
 
                 def watch():
@@ -121,39 +121,6 @@ def test_a_signal_handler_may_take_the_results_that_are_waited_for(ask, strategy
         signal.signal(signal.SIGALRM, before)
 
 
-class Boom(Exception):
-    pass
-
-
-def boom(*_):
-    raise Boom
-
-
-@pytest.mark.parametrize("method", ["__enter__", "__exit__"])
-def test_handlers_that_raise_while_signals_are_deferred_leave_no_handler_replaced(method):
-    """A signal whose handler raises, before whichever line of the deferral itself."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(signum, boom) for signum in signals]
-    stuck = []
-    try:
-        for signum in signals:
-            for line in itertools.count():
-                for one in signals:
-                    signal.signal(one, boom)
-                deferral = SignalDeferral()
-                has_come = raise_at_line(getattr(SignalDeferral, method).__code__, line, signum, deferral)
-                with contextlib.suppress(Boom), deferral:
-                    pass
-                stuck += [(signum, line, one) for one in signals if signal.getsignal(one) is not boom]
-                if not has_come:
-                    break
-            assert line > 2, "the signals came"
-    finally:
-        for one, handler in zip(signals, before, strict=True):
-            signal.signal(one, handler)
-    assert not stuck
-
-
 def test_what_a_handler_raises_while_arguments_are_pickled_reaches_the_caller():
     class Late(Exception):
         pass
@@ -180,27 +147,3 @@ def test_what_a_handler_raises_while_arguments_are_pickled_reaches_the_caller():
             assert actor.echo(5).result(SOON) == 5
     finally:
         signal.signal(signal.SIGALRM, before)
-
-
-def raise_at_line(code, line, signum, deferral):
-    """Enters and leaves a deferral, with a signal before its line number ``line``; False if it has no such line."""
-    lines, has_come = itertools.count(), False
-
-    def trace(frame, event, _arg):
-        nonlocal has_come
-        if frame.f_code is not code:
-            return None
-        if event == "line" and next(lines) == line:
-            has_come = True
-            sys.settrace(None)
-            frame.f_trace = None
-            signal.raise_signal(signum)
-        return trace
-
-    sys.settrace(trace)
-    try:
-        with contextlib.suppress(Boom), deferral:
-            pass
-    finally:
-        sys.settrace(None)
-    return has_come

@@ -139,7 +139,7 @@ def test_two_workers_spin_for_longer_if_there_are_two_cores(monkeypatch, cores, 
     with dozing() as envs:
         wait_always(envs, BOTH_SPIN)
         envs.step([0] * 4)
-        assert [actor._supervisor.core.process.page.counters[WAIT] for actor in envs.actors] == [rounds] * 2
+        assert [actor._supervisor.process.page.counters[WAIT] for actor in envs.actors] == [rounds] * 2
 
 
 @pytest.mark.usefixtures("long_pauses")
@@ -156,7 +156,7 @@ def test_workers_whose_spin_has_ended_are_woken_before_anybody_waits_for_them():
         for turn in range(20):
             fall_asleep(envs)
             envs.step_async(np.full(4, turn))
-            slab = envs._core.slots.slab
+            slab = envs._engine.state.slab
             wait_until(lambda slab=slab: (slab.completed == slab.posted).all())
             assert envs.step_wait()[0][:, 2].tolist() == [turn] * 4
 

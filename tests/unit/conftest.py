@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 
 import pytest
-from plainrows import PlayedActor, running_reactor
-from plainworker import Parent
 
 # What Python reports before it starts a process.
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
@@ -34,40 +32,3 @@ def no_processes(nothing_left_behind):
     _watched = True
     yield
     _watched = False
-
-
-@pytest.fixture(scope="module")
-def reactor():
-    with running_reactor() as reactor:
-        yield reactor
-
-
-@pytest.fixture
-def make_actor(reactor):
-    """Returns a function that makes an actor, whose envs have made a step unless it says otherwise."""
-    actors = []
-
-    def make(*, begins=True, **options):
-        actor = PlayedActor(reactor, **options)
-        actors.append(actor)
-        if begins:
-            actor.begin()
-        return actor
-
-    yield make
-    for actor in actors:
-        actor.close()
-
-
-@pytest.fixture
-def make_parent():
-    """Returns a function that makes the parent's half of a worker in this thread."""
-    parents = []
-
-    def make(*args, **options):
-        parents.append(Parent(*args, **options))
-        return parents[-1]
-
-    yield make
-    for parent in parents:
-        parent.close()

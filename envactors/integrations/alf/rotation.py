@@ -20,7 +20,7 @@ from envactors.errors import VectorInputError, VectorStepError
 from envactors.mailbox.specs import split_batch
 from envactors.options import is_int
 from envactors.vector.access import VectorAccess
-from envactors.vector.facade import VectorEnv
+from envactors.vector.env import VectorEnv
 from envactors.vector.inputs import seeds_for
 
 

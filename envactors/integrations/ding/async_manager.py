@@ -3,7 +3,7 @@
     step    a step of all envs, or send and recv for some envs ──▶ timesteps, by env id
     reset   one future per env, collected by the next call ──▶ state RUN, or the next attempt
 
-`envactors.vector.facade.VectorEnv` runs the envs, with ``autoreset="disabled"``. The states of envs and the attempts of
+`envactors.vector.env.VectorEnv` runs the envs, with ``autoreset="disabled"``. The states of envs and the attempts of
 resets live in `envactors.integrations.ding.states` and `envactors.integrations.ding.resets`.
 """
 
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from envactors.actor.states import ActorState
-from envactors.envs.results import Batch
 from envactors.errors import VectorStepError
 from envactors.integrations.ding.adapter import RawTimestep
 from envactors.integrations.ding.config import CONFIG, check_entries, check_values
@@ -28,6 +27,7 @@ from envactors.integrations.ding.values import EnvState, config_dict, read_times
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.specs import ArraySpec, split_batch
 from envactors.options import RestartPolicy
+from envactors.vector.results import Batch
 
 _log = logging.getLogger("envactors")
 

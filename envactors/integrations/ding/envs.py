@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from envactors.actor.handle import ActorHandle
-from envactors.actor.launch import spawn
+from envactors.actor.spawn import spawn
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
 from envactors.errors import ActorError
@@ -23,7 +23,7 @@ from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines, RestartPolicy
 from envactors.process.starting import as_elsewhere
 from envactors.vector.access import VectorAccess
-from envactors.vector.facade import VectorEnv
+from envactors.vector.env import VectorEnv
 from envactors.vector.inputs import EnvVars
 
 # Entries of the configuration that are options of the vector.
@@ -226,7 +226,7 @@ class Envs(BaseEnvManager):
         except ActorError as error:
             raise RuntimeError(f"cannot create an env: {error}") from error
         self._access = VectorAccess(self._vector)
-        self._access.let_envs_judge()
+        self._access.disable_reset_checks()
 
     def _factories(self) -> list[Factory]:
         """Return the factory of each env.

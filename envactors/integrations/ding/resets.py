@@ -14,11 +14,10 @@ from concurrent.futures import wait as wait_for
 from typing import Any
 
 from envactors.actor.states import ActorState
-from envactors.envs.core import EnvFuture
 from envactors.errors import ActorError, RemoteTraceback, SerializationError
 from envactors.integrations.ding.adapter import ResetInfo
 from envactors.vector.access import VectorAccess
-from envactors.vector.facade import VectorEnv
+from envactors.vector.env import EnvFuture, VectorEnv
 
 _log = logging.getLogger("envactors")
 

@@ -1,6 +1,6 @@
 """`ActorVectorEnv`: Gymnasium's ``AsyncVectorEnv`` on actors.
 
-It translates spaces, infos, errors, and names between Gymnasium and `envactors.vector.facade.VectorEnv`, which does the
+It translates spaces, infos, errors, and names between Gymnasium and `envactors.vector.env.VectorEnv`, which does the
 work.
 """
 
@@ -36,7 +36,7 @@ from envactors.integrations.options import check_one_backend, make_vector
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines
 from envactors.vector.access import VectorAccess
-from envactors.vector.facade import VectorEnv
+from envactors.vector.env import VectorEnv
 from envactors.vector.options import CommonOptions
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         try:
             self.actors: list[ActorHandle[Any]] = self.vector.actors
             self._access = VectorAccess(self.vector)
-            self._access.let_envs_judge()
+            self._access.disable_reset_checks()
             self.metadata: dict[str, Any] = {**self.vector.metadata, "autoreset_mode": self.autoreset_mode}
             self.render_mode: str | None = self.vector.render_mode
             self._take_spaces(strictly=shared_memory is True)
@@ -287,12 +287,16 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def step_async(self, actions: Any) -> None:
         """Start a step of all envs; `step_wait` returns the result. The step is queued behind a step that timed out."""
         self._assert_is_running()
-        envs, access, pending = self.vector, self._access, self._pending
+        access, pending = self._access, self._pending
         pending.check_free("step_async")
         if pending.has_late_results():
             actions = copying.deepcopy(actions)
         if self._actions.fits(actions):
-            pending.start("step", lambda: envs.step_async(actions), envs.step_wait)
+            pending.start(
+                "step",
+                lambda: access.start_steps(None, actions),
+                lambda timeout: access.gather(None, timeout, "step_wait")[1:6],
+            )
         else:
             # As in Gymnasium, the envs decide about actions that do not fit the space. Only their number is checked.
             each = list(iterate(self.action_space, actions))

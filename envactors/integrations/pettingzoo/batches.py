@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from envactors.envs.results import Batch
 from envactors.errors import SpaceMismatchError
 from envactors.integrations.pettingzoo.adapter import Agents, action_spec
 from envactors.integrations.pettingzoo.layout import LIVE, REPORTED, TERMINATED, TRUNCATED, AgentLayout
 from envactors.mailbox.specs import conform, spec_of_space, split_batch
+from envactors.vector.results import Batch
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 

@@ -14,7 +14,7 @@ from envactors.integrations.failures import or_first_failure
 from envactors.integrations.pettingzoo.adapter import Agents
 from envactors.integrations.pettingzoo.batches import AgentBatches
 from envactors.vector.access import VectorAccess
-from envactors.vector.facade import VectorEnv
+from envactors.vector.env import VectorEnv
 
 
 class ActorParallelEnvCopy(ParallelEnv):  # type: ignore[misc] # mypy skips its module

@@ -3,7 +3,7 @@
     actions by agent ──▶ AgentBatches.pack ──▶ facade ──▶ ParallelEnvAdapter in each worker ──▶ ParallelEnv
     results by agent ◀── AgentBatches.unpack ◀── arrays of all possible agents, in shared memory ◀──┘
 
-`envactors.vector.facade.VectorEnv` handles failures, autoreset, seeds, standbys, and replays.
+`envactors.vector.env.VectorEnv` handles failures, autoreset, seeds, standbys, and replays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from envactors.integrations.pettingzoo.batches import AgentBatches
 from envactors.integrations.pettingzoo.copies import ActorParallelEnvCopy
 from envactors.mailbox.factory import Factory
 from envactors.vector.access import VectorAccess
-from envactors.vector.facade import VectorEnv
+from envactors.vector.env import VectorEnv
 from envactors.vector.inputs import check_env_ids
 from envactors.vector.options import CommonOptions
 
@@ -199,7 +199,7 @@ class ActorParallelEnv:
 
     def step_async(self, actions: Any) -> None:
         """Start a step of all copies; `step_wait` returns its results. Arguments and errors are those of `step`."""
-        self.vector.step_async(self._batches.pack(actions, self._all_ids))
+        VectorAccess(self.vector).start_steps(None, self._batches.pack(actions, self._all_ids))
 
     def step_wait(self) -> tuple[Any, ...]:
         """Wait for the step that `step_async` started, and return its results in the form of `step`.
@@ -209,7 +209,7 @@ class ActorParallelEnv:
             VectorStepError: Some copies failed; the other results are in ``.batch``.
         """
         with self._converted_failures():
-            results = self.vector.step_wait()
+            results = VectorAccess(self.vector).gather(None, None, "step_wait")[1:6]
         return self._unpack(self._all_ids, results)
 
     def _unpack(self, ids: list[int], results: tuple[Any, ...]) -> tuple[Any, ...]:

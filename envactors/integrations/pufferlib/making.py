@@ -10,7 +10,7 @@ from envactors.backends.base import Backend
 from envactors.integrations.options import make_vector
 from envactors.integrations.pufferlib.adapter import PufferEnvAdapter
 from envactors.integrations.pufferlib.vec_env import ActorVecEnv, Sizes
-from envactors.vector.facade import VectorEnv
+from envactors.vector.env import VectorEnv
 from envactors.vector.options import VectorOptions
 
 if TYPE_CHECKING:

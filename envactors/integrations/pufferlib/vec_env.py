@@ -19,7 +19,8 @@ from envactors.actor.handle import ActorView
 from envactors.errors import NothingPendingError, VectorStepError
 from envactors.integrations.failures import or_first_failure
 from envactors.integrations.pufferlib.adapter import ARRAYS
-from envactors.vector.facade import VectorEnv
+from envactors.vector.access import VectorAccess
+from envactors.vector.env import VectorEnv
 
 # Observations, rewards, terminals, truncations, infos, agent ids, masks.
 Received = tuple[Any, Any, Any, Any, list[Any], Any, Any]
@@ -103,7 +104,8 @@ class ActorVecEnv:
 
     def _discard(self) -> None:
         """Wait for the steps that are pending, which may be those of other envs than the last batch's."""
-        wait = self.vector.step_wait if self._parts is None else self.vector.recv
+        access = VectorAccess(self.vector)
+        wait = self.vector.recv if self._parts is not None else lambda: access.gather(None, None, "step_wait")
         while True:
             try:
                 wait()
@@ -128,7 +130,7 @@ class ActorVecEnv:
         elif self._reset is not None:
             results = self._reset
         else:
-            obs, *_, infos = or_first_failure(self.vector.step_wait)
+            obs, *_, infos = or_first_failure(lambda: VectorAccess(self.vector).gather(None, None, "step_wait"))[1:6]
             results = Results.of_step(obs, infos)
         self._reset = None
         obs, rewards, terminals, truncations, masks = (
@@ -149,7 +151,7 @@ class ActorVecEnv:
         actions = send_precheck(self, actions)
         actions = actions.reshape(len(self._batch), self._agents_per_env, *self.single_action_space.shape)
         if self._parts is None:
-            self.vector.step_async(actions)
+            VectorAccess(self.vector).start_steps(None, actions)
         else:
             self.vector.send(actions, self._batch)
 

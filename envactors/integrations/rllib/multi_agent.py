@@ -18,7 +18,6 @@ from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 from ray.tune.registry import ENV_CREATOR, _global_registry
 
 from envactors.actor.future import results_of
-from envactors.envs.results import Batch
 from envactors.integrations.adapter import adapter_factories
 from envactors.integrations.failures import or_first_failure
 from envactors.integrations.options import make_vector, preloading
@@ -26,8 +25,9 @@ from envactors.integrations.rllib.adapter import ALL, Agents, AgentStep, MultiAg
 from envactors.integrations.rllib.creator import REFUSED, EnvCreator
 from envactors.mailbox.factory import Factory
 from envactors.vector.access import VectorAccess
-from envactors.vector.facade import VectorEnv
+from envactors.vector.env import VectorEnv
 from envactors.vector.options import CommonOptions
+from envactors.vector.results import Batch
 
 Dicts: TypeAlias = list[dict[Any, Any]]
 

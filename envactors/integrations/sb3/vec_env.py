@@ -2,7 +2,7 @@
 
     step_async ──▶ starts a step of all envs      step_wait ──▶ its results, with the names of stable-baselines3
 
-`envactors.vector.facade.VectorEnv` runs the envs, with ``autoreset="same_step"``.
+`envactors.vector.env.VectorEnv` runs the envs, with ``autoreset="same_step"``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from envactors.integrations.sb3.adapter import StableBaselinesEnvAdapter
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.mailbox.pickling import dumps_by_value
 from envactors.process.starting import DEFAULT, as_elsewhere
-from envactors.vector.facade import VectorEnv
+from envactors.vector.access import VectorAccess
+from envactors.vector.env import VectorEnv
 from envactors.vector.options import VectorOptions
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # mypy skips its module
             raise AlreadyPendingError(
                 "cannot call step_async(): the previous step is still pending. Call step_wait() first"
             )
-        self.vector.step_async(actions)
+        VectorAccess(self.vector).start_steps(None, actions)
         self.waiting = True
 
     def step_wait(self) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
@@ -122,7 +123,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # mypy skips its module
         if not self.waiting:
             raise NothingPendingError("cannot call step_wait(): no step is pending. Call step_async(actions) first")
         try:
-            obs, rewards, terminated, truncated, infos = self.vector.step_wait()
+            obs, rewards, terminated, truncated, infos = VectorAccess(self.vector).gather(None, None, "step_wait")[1:6]
         except VectorStepError as error:
             failed = error
         else:

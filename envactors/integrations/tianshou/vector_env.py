@@ -17,7 +17,7 @@ from tianshou.env.worker import EnvWorker
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle
-from envactors.actor.launch import next_name
+from envactors.actor.spawn import next_name
 from envactors.integrations.adapter import adapted
 from envactors.integrations.options import launch_each
 from envactors.integrations.tianshou.adapter import TianshouEnvAdapter

@@ -3,7 +3,7 @@
     _step ──▶ steps all envs, or those selected by ``"_step"``      ──▶ a TensorDict of shape [num_envs]
     _reset ─▶ resets all envs, or those selected by ``"_reset"``    ──▶ likewise
 
-`envactors.vector.facade.VectorEnv` runs the envs, with ``autoreset="disabled"``: TorchRL requests every reset. The
+`envactors.vector.env.VectorEnv` runs the envs, with ``autoreset="disabled"``: TorchRL requests every reset. The
 facade returns copies of the shared memory, since TorchRL keeps the TensorDicts of a rollout, and tensors use these
 copies directly. Specs and conversions live in `envactors.integrations.torchrl.values`.
 """
@@ -25,7 +25,7 @@ from envactors.integrations.failures import or_first_failure
 from envactors.integrations.options import make_vector
 from envactors.integrations.torchrl.values import Infos, Values, make_specs, spread
 from envactors.mailbox.factory import Factory, as_factories
-from envactors.vector.facade import VectorEnv
+from envactors.vector.env import VectorEnv
 from envactors.vector.options import VectorOptions
 
 if TYPE_CHECKING:

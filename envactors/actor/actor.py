@@ -1,0 +1,784 @@
+"""The parent's half of one actor: its phase, its queue of jobs, the running job, and its process.
+
+Every method is an event: callers submit, cancel, and close; the loop reports frames, exits, and timers. Each event is a
+change under the lock, as `envactors.actor.change` describes. Threads of callers send jobs to an idle worker, and kill
+the process; processes are started, and their exits are handled, by the threads of this library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import multiprocessing
+import os
+import threading
+import time
+from _thread import allocate_lock
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from envactors import runtime as runtimes
+from envactors.actor import slow_calls
+from envactors.actor.config import ActorConfig
+from envactors.actor.error_factory import ErrorFactory
+from envactors.actor.exits import Exit, JobFate, Next, Plan, RestartTracker, Step, decide_next
+from envactors.actor.future import ActorFuture
+from envactors.actor.incarnation import Incarnation
+from envactors.actor.jobs import Call, Close, ErrorOf, Job, Renewal
+from envactors.actor.latch import Latch
+from envactors.actor.loan import ChannelLoan
+from envactors.actor.process import START_CALL_ID, ActorProcess, ExitReport
+from envactors.actor.spinning import SpinPolicy
+from envactors.actor.states import ActorState, ActorStats, EndReason, Phase
+from envactors.actor.tenant import NO_TENANT, Tenant
+from envactors.actor.timers import DeadlineWatch, Timers
+from envactors.backends.base import Worker
+from envactors.errors import ActorClosedError, ActorError
+from envactors.mailbox.messages import Failure, Frame, Kind
+from envactors.mailbox.pickling import dumps, load_plain, loads, safe_repr, unpack_failure
+from envactors.runtime import Runtime
+from envactors.system.polling import READABLE, WRITABLE
+
+# Its messages also reach users as errors and results, so nothing is printed if they have not set up logging.
+_log = logging.getLogger("envactors.actors")
+_log.addHandler(logging.NullHandler())
+
+# How long a worker that has closed its envs, or its channel, may take to exit, in seconds.
+_EXIT_GRACE = 1.0
+# How long a worker may take to write its stacks before it is killed for a deadline, in seconds.
+_STACKS_GRACE = 0.2
+# How long a killed worker may take to exit, in seconds.
+_KILL_GRACE = 0.9
+# Before Python 3.12 looking up a member of an enum takes as long as a function call.
+_LIVE, _FAILED, _REPLIES = Phase.LIVE, Kind.FAILED, (Kind.RESULT, Kind.FAILED)
+
+
+class Actor:
+    """The parent's half of one actor.
+
+    Args:
+        config: The settings of the actor.
+
+    Attributes:
+        config: As above.
+        lock: Its lock, which all actors of a vector share.
+        errors: Makes its errors.
+        tenant: Lives in its processes.
+        runtime: The threads that serve it.
+        closed: Opened once nothing of the actor is left.
+        phase: What it is doing with its process.
+        incarnation: The current process, the one that is starting, or the last one.
+        queue: The jobs that wait, the next one first.
+        running: The job that the worker runs; while no process lives, a renewal that waits for the next one.
+        unfinished: All jobs that were accepted and have not ended. Each is in the queue, or it is the running one.
+        is_closing: Whether it accepts no more jobs.
+        last_crash: The error of the last exit of a process: the reason why an episode was lost.
+        timers: Its timers.
+        deadline_watch: Checks whether the running job is late.
+        spin: Decides who spins.
+        completed, replays: How many requests have returned or raised, and how many of them were replays.
+    """
+
+    def __init__(self, config: ActorConfig) -> None:
+        self.config = config
+        self.lock = config.lock
+        self.errors: ErrorFactory = ErrorFactory(config)
+        self.tenant: Tenant = NO_TENANT
+        self.closed: Latch = Latch()
+        self.phase: Phase = Phase.STARTING
+        self.incarnation: Incarnation = Incarnation(0)
+        self.queue: deque[Job] = deque()
+        self.running: Job | None = None
+        self.unfinished: dict[Job, None] = {}
+        self.is_closing: bool = False
+        self.last_crash: ActorError | None = None
+        self.completed: int = 0
+        self.replays: int = 0
+        self._failed = self._restarts = self._stale = 0
+        self._started_in: float | None = None
+        self._restart_tracker = RestartTracker(config.restart)
+        self._owner_pid, self._forks = os.getpid(), runtimes.forks
+        self.runtime: Runtime = runtimes.join(self)
+        self.timers: Timers = Timers(self.runtime.loop, self.run)
+        self.deadline_watch: DeadlineWatch = DeadlineWatch(self)
+        self.spin: SpinPolicy = SpinPolicy(config.backend.spin)
+        self._loan = ChannelLoan(self.runtime.loop, self.lock)
+        try:
+            config.backend.retain(config.env_vars, self.runtime.loop)  # type: ignore[arg-type] # only remote ones use it
+        except BaseException:
+            self.runtime.leave(self)
+            raise
+        self._start(self.incarnation)
+
+    # State, whose reading changes nothing ----------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name of the actor."""
+        return self.config.name
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None while there is no process."""
+        process = self.incarnation.process
+        return None if process is None else process.pid
+
+    @property
+    def state(self) -> ActorState:
+        """The state of the actor."""
+        with self.lock:
+            phase, incarnation = self.phase, self.incarnation
+            if phase is Phase.CLOSED or (self.is_closing and phase in (Phase.ENDING, Phase.BACKOFF, Phase.DEAD)):
+                return ActorState.CLOSED
+            if phase is Phase.DEAD:
+                return ActorState.DEAD
+            if phase is Phase.STARTING and incarnation.index == 0:
+                return ActorState.STARTING
+            if phase in (Phase.STARTING, Phase.BACKOFF) or incarnation.end_reason is EndReason.RENEW:
+                return ActorState.RENEWING
+            return ActorState.IDLE if self._current_step() is None else ActorState.BUSY
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can run calls, now or once a process has started. Takes no lock."""
+        return not self.is_closing and self.phase not in (Phase.DEAD, Phase.CLOSED)
+
+    def stats(self) -> ActorStats:
+        """Return counts over the actor's lifetime. The worker notices nothing."""
+        process = self.incarnation.process
+        rss = 0 if process is None else process.worker.resident_memory()  # may take long, so not under the lock
+        with self.lock:
+            step = self._current_step()
+            return ActorStats(
+                completed=self.completed,
+                failed=self._failed,
+                restarts=self._restarts,
+                stale=self._stale,
+                queued=len(self.queue),
+                last_failure=self._restart_tracker.last,
+                state=self.state,
+                pid=self.pid,
+                node=None,
+                incarnation=self.incarnation.index,
+                method=None if step is None else step.method,
+                elapsed=0.0 if step is None else time.monotonic() - step.started,
+                rss=rss,
+                started_in=self._started_in,
+                replays=self.replays,
+            )
+
+    def stacks(self, timeout: float) -> str:
+        """Return the stacks of the worker's threads, or a line that says why there are none."""
+        with self.lock:
+            process = self.incarnation.process
+            stacks = None if process is None or process.at_end else process.worker.ask_stacks()
+        if stacks is None:
+            return f"actor {self.name!r} has no process now: it is {self.state.value}\n"
+        return stacks.wait(timeout)
+
+    def check_owner(self) -> None:
+        """Raise in a forked process, which must not use the actors of its parent.
+
+        Raises:
+            ActorClosedError: This is not the process that made the actor.
+        """
+        if runtimes.forks != self._forks:
+            where = f"process {self._owner_pid} and this is its fork {os.getpid()}"
+            raise ActorClosedError(
+                f"actor {self.name!r} belongs to {where}: make an actor here, or call it there", actor=self.name
+            )
+
+    def _current_step(self) -> Step | None:
+        return None if self.running is None else self.running.step(self)
+
+    # Events of callers -----------------------------------------------------------------------------------
+
+    def submit(self, call: Call, message: tuple[Any, ...]) -> None:
+        """Pickle a call and send it, or queue it.
+
+        Args:
+            call: The call.
+            message: The fields of its message, one of `envactors.mailbox.messages`.
+
+        Raises:
+            ActorClosedError: The actor was closed, or belongs to another process.
+        """
+        if runtimes.forks != self._forks:
+            self.check_owner()
+        try:
+            call.payload = dumps(message)
+        except Exception as error:  # the reduction of an argument may raise anything
+            step = Step(call.method, call.index)
+            call.future.set_error(self.errors.unpicklable(step, self.incarnation.index, error, safe_repr(error)))
+            return
+        self.accept(call)
+
+    def accept(self, call: Call) -> None:
+        """Send a pickled call, or queue it. For the errors see `submit`."""
+        if call.deadline is None:
+            call.deadline = self.config.deadlines.of(call.method)
+        self._accept(call, call.method, call.index)
+
+    def renew(self, future: ActorFuture | None) -> None:
+        """Queue the replacement of the process; the future gets the new incarnation."""
+        self.check_owner()
+        self._accept(Renewal(future), "renew", self.config.first_index)
+
+    def _accept(self, job: Job, method: str, index: int) -> None:
+        with self.lock, self.lock.change(self):
+            is_refused = self.is_closing
+            if not is_refused:
+                self.enqueue(job)
+        if is_refused:
+            raise self.errors.closed(Step(method, index), self.incarnation.index)
+
+    def cancel(self, future: ActorFuture) -> bool:
+        """Cancel a queued call; return whether it is canceled."""
+        self.check_owner()
+        with self.lock, self.lock.change(self):
+            if not future.running() and self._withdraw(future) is not None:
+                future.set_canceled()
+        return future.cancelled()
+
+    def abort(self, future: ActorFuture) -> bool:
+        """Cancel a queued call, or end a running one by replacing its process."""
+        if self.cancel(future):
+            return True
+        with self.lock, self.lock.change(self):
+            is_running = self.running is not None and self.running.future is future
+            if is_running or self.tenant.is_running(future):
+                self._end(EndReason.ABORT)
+                return True
+            step = None if future.done() else self._withdraw(future)  # it waits to run again
+            if step is not None:
+                report = ExitReport(reason=EndReason.ABORT)
+                future.set_error(self.errors.exit(report, self.incarnation.index, step))
+            return step is not None
+
+    def kill(self, restart: bool) -> None:
+        """Kill the process; without ``restart`` the actor is closed."""
+        self.check_owner()
+        with self.lock, self.lock.change(self):
+            if not restart:
+                self.is_closing = True
+                self._end(EndReason.CLOSE)
+            elif not self.is_closing:
+                self._end(EndReason.ABORT)
+
+    def begin_close(self, timeout: float | None) -> None:
+        """Let queued jobs run and the envs close, then end the process.
+
+        Args:
+            timeout: When the process is killed, in seconds from now; None for the close deadline.
+        """
+        with self.lock, self.lock.change(self):
+            if not self.is_closing:
+                self.is_closing = True
+                close = Close()
+                self.unfinished[close] = None
+                self.queue.append(close)
+            patience = self._close_patience(timeout)
+            if patience is not None and self.phase is not Phase.CLOSED:
+                end = functools.partial(self._end, EndReason.CLOSE)
+                self.timers.set_earliest("close", time.monotonic() + patience, end)
+            self._proceed_soon()
+
+    def wait_closed(self, timeout: float | None) -> None:
+        """Wait until nothing of the actor is left. In the loop, return at once: only the loop can end it."""
+        if self.runtime.loop.is_current_thread():
+            return
+        patience = self._close_patience(timeout)
+        self.closed.wait(None if patience is None else min(patience + _KILL_GRACE, threading.TIMEOUT_MAX))
+        self.runtime.join_if_ended()
+
+    def abandon(self) -> None:
+        """Close the actor without waiting. Takes no lock, so finalizers may call it."""
+        if runtimes.forks == self._forks and not self.runtime.has_ended:
+            self.runtime.loop.call_soon(lambda: self.begin_close(None))
+
+    def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
+        """Read the reply to the running call in the thread that waits for it; see `ChannelLoan`.
+
+        Args:
+            future: The future of the call. If that is not running, do nothing.
+            deadline: When to stop (`time.monotonic`); None for no limit.
+        """
+        self.lock.reset_if_interrupted()
+        held = allocate_lock()
+        with held:
+            try:
+                with self.lock:
+                    process = self._find_lendable(future)
+                    if process is None:
+                        return
+                    self._loan.begin(held, process)
+                spins = self.spin.caller_spins
+                while not future.done() and process.wait_for_reply(deadline, spins=spins) and self._loan.is_held(held):
+                    self.run(self.on_channel, process, READABLE)
+                    spins = False
+            finally:
+                if self._loan.is_held(held):
+                    with self.lock:
+                        self._loan.end()
+
+    def _find_lendable(self, future: ActorFuture) -> ActorProcess | None:
+        """Return the process whose channel the thread that waits for a future may read; None if it may not."""
+        process = self.incarnation.process
+        if self._loan.is_mine and process is not None:
+            # A signal handler waits in the thread that reads. The loop reads from now on, also for the outer wait.
+            self._loan.end()
+        is_running = self.phase is _LIVE and self.running is not None and self.running.future is future
+        if not is_running or process is None or process.has_backlog or self._loan.is_active:
+            return None
+        return process
+
+    def _withdraw(self, future: ActorFuture) -> Step | None:
+        """Take the request of a future out of the queue; return its step, or None if it is not there."""
+        job = next((job for job in self.queue if job.future is future), None)
+        if job is None:
+            return self.tenant.withdraw(future)
+        self.queue.remove(job)
+        self.unfinished.pop(job, None)
+        job.on_withdrawn(self)
+        return job.step(self)
+
+    def _close_patience(self, timeout: float | None) -> float | None:
+        return self.config.deadlines.close if timeout is None else timeout
+
+    # For jobs and tenants, under the lock ----------------------------------------------------------------
+
+    def enqueue(self, job: Job, *, first: bool = False) -> None:
+        """Queue a job, ahead of all others or behind them, and start it if the worker is free."""
+        job.call_id = 0
+        self.unfinished[job] = None
+        (self.queue.appendleft if first else self.queue.append)(job)
+        if self.phase is _LIVE:
+            self.dispatch()
+        elif self.phase in (Phase.DEAD, Phase.CLOSED):
+            self._proceed_soon()
+
+    def dispatch(self) -> None:
+        """Start queued jobs that the worker can accept."""
+        while self.queue and self.phase is _LIVE:
+            job, running = self.queue[0], self.running
+            if running is not None and not job.can_join(running):
+                if not running.is_finished():
+                    running.call_when_finished()
+                    return
+                if self.running is running:
+                    self.running = None
+                continue  # that may have queued another job, or started one
+            self.queue.popleft()
+            job.call_id, job.started, self.running = self.lock.next_call_id(), time.monotonic(), job
+            if not job.start(self):
+                self.unfinished.pop(job, None)
+                if self.running is job:
+                    self.running = None
+
+    def end_job(self, job: Job) -> None:
+        """Forget a job that has ended without a reply, and start the next one."""
+        self.unfinished.pop(job, None)
+        self.dispatch()
+
+    def can_post(self, rows: Job) -> bool:
+        """Return whether rows may be posted now: nothing runs but earlier rows, and nothing waits."""
+        is_free = self.running is None or self.running is rows
+        return is_free and self.phase is _LIVE and not self.queue and not self.is_closing
+
+    def send(self, kind: Kind, call_id: int, payload: Any) -> None:
+        """Send a message to the worker."""
+        process = self.incarnation.process
+        assert process is not None, "jobs start in a live process"
+        process.send(Frame(kind, self.incarnation.index, call_id, payload), self.spin.start(time.monotonic()))
+
+    def begin_stop(self, reason: EndReason) -> None:
+        """Start no more jobs: the worker is about to close its envs and to exit."""
+        self.phase = Phase.STOPPING
+        self.incarnation.blame(reason)
+        if reason is EndReason.RENEW and self.config.deadlines.close is not None:
+            self.timers.set("kill", time.monotonic() + self.config.deadlines.close, self._kill)
+
+    def discard(self, incarnation: int, error: ActorError) -> None:
+        """Replace a process whose envs are not fit for use any more; this counts as a restart.
+
+        Args:
+            incarnation: The process; another one is left alone.
+            error: The error that says which env raised there.
+        """
+        if incarnation == self.incarnation.index and self.phase is _LIVE:
+            self.incarnation.discard_error = error
+            self._end(EndReason.DISCARD)
+
+    # Events of the loop ----------------------------------------------------------------------------------
+
+    def run(self, event: Callable[..., object], *args: object) -> None:
+        """Run an event as a change."""
+        with self.lock, self.lock.change(self):
+            event(*args)
+
+    def on_channel(self, process: ActorProcess, events: int) -> None:
+        """Read frames, and send the rest of one that was too large to send at once."""
+        if process is not self.incarnation.process or process.at_end:
+            return
+        if events & WRITABLE:
+            process.flush()
+        if events & READABLE and (not self._loan.is_active or self._loan.is_mine):
+            self._read(process)
+
+    def on_exit(self, process: ActorProcess) -> None:
+        """Handle the exit of a process."""
+        if process is not self.incarnation.process:
+            return
+        if self._loan.is_active:
+            self._loan.leave_exit(process)
+            return
+        for frame in process.drain():
+            self._on_frame(frame)
+        self._after_exit(process.reap())
+
+    def find_current_step(self) -> Step | None:
+        """Return the step that the worker runs, once its replies were read; None if it runs none, or is ending."""
+        process = self.incarnation.process
+        if self.phase is not _LIVE or process is None:
+            return None
+        # A caller that was stopped itself finds both at once: replies that came in time, and deadlines.
+        self.on_channel(process, READABLE)
+        self.tenant.collect_completed()
+        step = self._current_step() if self.phase is _LIVE else None
+        if step is not None:
+            untrue = process.page.find_untrue(len(self.config.start.factories))
+            corruption = f"{untrue} on its control page cannot be true" if untrue else self.tenant.check_memory()
+            if corruption:
+                process.kill_corrupted(corruption)
+                return None
+        return step
+
+    def on_late(self, step: Step) -> None:
+        """End the process because a step has missed its deadline."""
+        if self.running is not None:
+            self.running.on_late(step)
+        self.phase = Phase.STOPPING
+        self._kill_late()
+
+    def _on_start_deadline(self) -> None:
+        if self.phase is Phase.STARTING:
+            self.phase = Phase.ENDING
+            self._kill_late()
+
+    def _kill_late(self) -> None:
+        """Ask the worker for its stacks, and kill it 0.2 s later."""
+        self.incarnation.blame(EndReason.TIMEOUT)
+        if self.incarnation.process is not None:
+            self.incarnation.process.request_stacks()
+            self.timers.set_earliest("kill", time.monotonic() + _STACKS_GRACE, self._kill)
+
+    def _kill(self) -> None:
+        if self.incarnation.process is not None:
+            self.incarnation.process.worker.kill()
+
+    def _read(self, process: ActorProcess) -> None:
+        for frame in process.read():
+            self._on_frame(frame)
+        if process.at_end and self.incarnation.process is process and self.phase is not Phase.STOPPING:
+            # Only the sentinel reports the exit. Until then the worker cannot do any work.
+            self.timers.set_earliest("kill", time.monotonic() + _EXIT_GRACE, self._kill)
+
+    def _on_frame(self, frame: Frame) -> None:
+        kind, incarnation, call_id, payload = frame
+        job = self.running
+        is_reply = job is not None and call_id == job.call_id and kind in _REPLIES
+        if kind == Kind.LOGGED:
+            self.runtime.log(functools.partial(slow_calls.handle_record, payload))
+        elif incarnation != self.incarnation.index:
+            self._stale += 1
+        elif is_reply and self.phase is _LIVE:
+            self._on_reply(frame)
+        elif is_reply and self.phase is Phase.STOPPING and not self.incarnation.is_late:
+            # The envs are closed. If something keeps the process alive, such as a thread that never ends, kill it.
+            self.timers.set_earliest("kill", time.monotonic() + _EXIT_GRACE, self._kill)
+        elif kind == Kind.OVERFLOW:
+            self.tenant.on_overflow(frame)
+        elif kind == Kind.PART and job is not None:
+            job.on_part(frame)
+        elif call_id == START_CALL_ID and self.phase is Phase.STARTING:
+            self._on_start_reply(frame)
+        else:
+            self._stale += 1
+
+    def _on_reply(self, frame: Frame) -> None:
+        job, self.running = self.running, None
+        assert job is not None, "the frame is its reply"
+        self.completed += 1
+        self.spin.complete(time.monotonic())
+        if job.on_reply(self, frame):
+            self.unfinished.pop(job, None)
+        if self.queue:
+            if self._loan.is_active:  # the jobs of other threads are not the borrower's work
+                self._proceed_soon()
+            else:
+                self.dispatch()
+
+    # Jobs ------------------------------------------------------------------------------------------------
+
+    def _fail(self, job: Job, error_of: ErrorOf) -> None:
+        """End a job that no process will run."""
+        self._failed += job.future is not None
+        job.fail(self, error_of)
+        self.unfinished.pop(job, None)
+
+    def _fail_queue(self) -> None:
+        """Fail the jobs that wait for a dead actor, up to a renewal, which starts a process."""
+        error_of = functools.partial(self.errors.after_last, self._final_error())
+        while self.queue:
+            job = self.queue.popleft()
+            if job.revives and self.phase is Phase.DEAD:
+                self.running, job.started = job, time.monotonic()
+                if job.future is not None:
+                    job.future.set_running()
+                self._start_next()
+                return
+            self._fail(job, error_of)
+
+    def _final_error(self) -> ActorError:
+        """Return the error of everything that comes after the last process that was allowed."""
+        return self.errors.exhausted(self._restart_tracker.errors, self.incarnation.index)
+
+    # Starting --------------------------------------------------------------------------------------------
+
+    def _start_next(self) -> None:
+        self._start(Incarnation(self.incarnation.index + 1))
+
+    def _start(self, incarnation: Incarnation) -> None:
+        """Start a process."""
+        self.phase, self.incarnation = Phase.STARTING, incarnation
+        incarnation.is_launching, incarnation.launched = True, time.monotonic()
+        self.runtime.launcher.submit(self._launch, self.config.backend.max_starting)
+
+    def _launch(self) -> None:
+        """Launch a worker, in the launcher's thread."""
+        config, incarnation = self.config, self.incarnation
+        with self.lock, self.lock.change(self):
+            is_wanted = self.phase is Phase.STARTING
+            incarnation.launched = time.monotonic()
+            if is_wanted and config.deadlines.start is not None:
+                self.timers.set("start", incarnation.launched + config.deadlines.start, self._on_start_deadline)
+        worker: Worker | None = None
+        refusal: BaseException | None = None
+        if is_wanted:
+            try:
+                worker = config.backend.launch(config.name, config.env_vars, config.memory, len(config.start.factories))
+            except Exception as error:
+                refusal = error
+        with self.lock, self.lock.change(self):
+            incarnation.is_launching = False
+            if worker is not None:
+                try:
+                    on_channel = functools.partial(self.run, self.on_channel)
+                    on_exit = functools.partial(self.run, self.on_exit)
+                    incarnation.process = ActorProcess(worker, config.name, self.runtime, on_channel, on_exit)
+                except Exception as error:
+                    refusal = error
+            if incarnation.process is None:
+                self._after_exit(ExitReport(refusal=refusal))
+            elif self.phase is Phase.STARTING:
+                authkey = bytes(multiprocessing.current_process().authkey)
+                start = config.start._replace(attach=self.tenant.attach, authkey=authkey)
+                incarnation.process.send(Frame(Kind.START, incarnation.index, START_CALL_ID, dumps(tuple(start))))
+            else:
+                incarnation.process.worker.kill()  # it was ended meanwhile
+
+    def _on_start_reply(self, frame: Frame) -> None:
+        incarnation = self.incarnation
+        if frame.kind == Kind.ENV_MADE:
+            incarnation.envs_made = load_plain(frame.payload)
+        elif frame.kind == _FAILED:
+            incarnation.failure = Failure(*loads(frame.payload))
+            self.runtime.callbacks.submit(functools.partial(self._read_start_failure, incarnation, incarnation.failure))
+        else:
+            self._on_started()
+
+    def _read_start_failure(self, incarnation: Incarnation, failure: Failure) -> None:
+        """Unpickle the exception of a factory, in a thread that code of users may block."""
+        self.run(self._on_start_failure, incarnation, unpack_failure(failure))
+
+    def _on_start_failure(self, incarnation: Incarnation, cause: BaseException | None) -> None:
+        incarnation.failure_cause = cause
+        if incarnation is self.incarnation and self.phase is Phase.STARTING:
+            self.phase = Phase.ENDING
+            self._kill()
+
+    def _on_started(self) -> None:
+        incarnation = self.incarnation
+        self.timers.cancel("start")
+        self.runtime.launcher.finish(self._launch)
+        self.phase, incarnation.has_started = _LIVE, True
+        self._started_in = time.monotonic() - incarnation.launched
+        self._log(logging.INFO, f"actor {self.name!r} has started in {self._started_in:.3g} s, pid {self.pid}")
+        kept, self.running = self.running, None
+        if kept is not None:
+            kept.on_next_start(incarnation.index)
+            self.unfinished.pop(kept, None)
+        first = self.tenant.on_started(incarnation, is_renewal=kept is not None)
+        self.unfinished.update(dict.fromkeys(first))
+        self.queue.extendleft(reversed(first))
+        self.dispatch()
+
+    # Ending ----------------------------------------------------------------------------------------------
+
+    def _end(self, reason: EndReason) -> None:
+        """Kill the process, or the one that is being launched; start another one if that was the reason."""
+        if self.phase is Phase.CLOSED:
+            return
+        self.incarnation.end(reason)
+        if self.phase not in (Phase.BACKOFF, Phase.DEAD):
+            self.phase = Phase.ENDING
+        self._proceed_soon()
+
+    def _proceed_soon(self) -> None:
+        self.runtime.loop.call_soon(functools.partial(self.run, self._proceed))
+
+    def _proceed(self) -> None:
+        """Continue after a change by a caller, in the loop."""
+        incarnation = self.incarnation
+        is_unwanted = self.is_closing or incarnation.is_replaced
+        if incarnation.process is not None:
+            self.dispatch()  # if it is ending, its exit continues
+        elif incarnation.is_launching:
+            has_jobs = self.phase is Phase.STARTING and (not self.is_closing or len(self.queue) > 1)
+            if not has_jobs and self.runtime.launcher.withdraw(self._launch):
+                self._after_exit(ExitReport())
+        elif self.phase is Phase.CLOSED:
+            while self.queue:
+                self._fail(self.queue.popleft(), lambda step: self.errors.closed(step, incarnation.index))
+        elif self.phase is Phase.DEAD and not is_unwanted:
+            self._fail_queue()
+        elif self.phase is not Phase.BACKOFF or is_unwanted:
+            self._after_exit(ExitReport())
+
+    def _after_exit(self, report: ExitReport) -> None:
+        """Handle the exit of the process, or of a launch that has made none, in five steps."""
+        incarnation, job, self.phase = self.incarnation, self.running, Phase.ENDING
+        report = report._replace(reason=incarnation.end_reason)
+        incarnation.is_launching = False
+        self.runtime.launcher.finish(self._launch)
+        self.deadline_watch.stop()
+        self.timers.cancel("start", "kill", "backoff")
+        self.queue = deque(job for job in self.queue if not job.is_of_process)
+        # 1. Settle: record the results that the worker has completed.
+        self.tenant.collect_completed()
+        if job is not None:
+            job.count_completed()
+        # 2. Describe: find the step that it was running.
+        culprit = None if job is None else job.culprit(self)
+        error = self._describe_exit(report, culprit)
+        # 3. Decide: another process, now or later, or none.
+        plan = self._plan(report, error)
+        exit = Exit(incarnation, report.reason, culprit, error, plan)  # noqa: A001
+        if incarnation.has_started:
+            self.last_crash = error
+        if plan.next is not Next.CLOSE:
+            self._log_exit(exit)
+        # 4. Lose: end the episodes and the job that cannot continue in the next process.
+        self.tenant.on_exit(exit)
+        self.running = self._lose(job, exit)
+        # 5. Continue: only this starts a process, fails the queue, or frees anything.
+        self._continue(exit, report)
+
+    def _describe_exit(self, report: ExitReport, culprit: Step | None) -> ActorError:
+        """Return the error that says how the process ended."""
+        incarnation = self.incarnation
+        if report.reason is EndReason.DISCARD and incarnation.discard_error is not None:
+            return incarnation.discard_error
+        if incarnation.has_started:
+            return self.errors.exit(report, incarnation.index, culprit)
+        return self.errors.start(report, incarnation)
+
+    def _plan(self, report: ExitReport, error: ActorError) -> Plan:
+        """Decide whether another process comes; count the exit if it is a crash."""
+        incarnation = self.incarnation
+        is_hopeless = report.is_refused or (incarnation.failure is not None and incarnation.index == 0)
+        chosen = decide_next(is_closing=self.is_closing, is_replaced=incarnation.is_replaced, is_hopeless=is_hopeless)
+        if chosen in (Next.CLOSE, Next.START):
+            return Plan(chosen)
+        delay = self._restart_tracker.add(error, time.monotonic())
+        return Plan(Next.DIE) if delay is None or chosen is Next.DIE else Plan(Next.RESTART, delay)
+
+    def _lose(self, job: Job | None, exit: Exit) -> Job | None:  # noqa: A002
+        """End the job that was running, or queue it again; return it if it waits for the start of a process."""
+        if job is None:
+            return None
+        fate = job.after_exit(self, exit)
+        if fate is JobFate.KEEP:
+            return job
+        if fate is JobFate.AGAIN:
+            job.call_id = 0
+            self.queue.appendleft(job)
+        else:
+            self._failed += job.future is not None
+            self.unfinished.pop(job, None)
+        return None
+
+    def _continue(self, exit: Exit, report: ExitReport) -> None:  # noqa: A002
+        """Start the next process, now or later, or fail everything that waits for one."""
+        self.incarnation.process = None
+        chosen, delay = exit.plan
+        if chosen is Next.START:
+            self._start_next()
+        elif chosen is Next.RESTART:
+            self.phase = Phase.BACKOFF
+            self.timers.set("backoff", time.monotonic() + delay, self._on_backoff)
+        elif chosen is Next.DIE:
+            self.phase = Phase.DEAD
+            kept, self.running = self.running, None
+            if kept is not None:
+                self._fail(kept, functools.partial(self.errors.after_last, self._final_error()))
+            self._fail_queue()
+        else:
+            self.phase = Phase.CLOSED
+            closing = report if report.reason is None else report._replace(reason=EndReason.CLOSE)
+            while self.queue:
+                self._fail(self.queue.popleft(), functools.partial(self.errors.exit, closing, exit.incarnation.index))
+            self.timers.cancel_all()
+            self.tenant = NO_TENANT  # which has the memory of the vector
+            self.runtime.callbacks.submit(self._release)
+
+    def _on_backoff(self) -> None:
+        if self.phase is Phase.BACKOFF:
+            self._restarts += 1
+            self._start_next()
+
+    def _release(self) -> None:
+        """Free everything that the actor has of the backend, which may take long."""
+        with contextlib.suppress(OSError):
+            self.config.backend.release(self.config.env_vars)
+        self.runtime.leave(self)
+        self.closed.open()
+
+    # Other -----------------------------------------------------------------------------------------------
+
+    def reset_after_interrupt(self) -> None:
+        """Establish the invariant from any state; see `envactors.actor.change`."""
+        self._log(logging.WARNING, f"actor {self.name!r} gets another process: a change of its state was interrupted")
+        report = ExitReport(reason=EndReason.INTERRUPT)
+        error_of = functools.partial(self.errors.exit, report, self.incarnation.index)
+        queued = set(self.queue)
+        for job in tuple(self.unfinished):
+            if job not in queued or job.call_id != 0 or not job.survives_interrupt:
+                self._fail(job, error_of)
+        self.queue = deque(job for job in self.queue if job in self.unfinished)
+        self.running = None
+        self.tenant.reset_after_interrupt()
+        self._end(EndReason.INTERRUPT)
+
+    def _log_exit(self, exit: Exit) -> None:  # noqa: A002
+        if exit.reason in (EndReason.ABORT, EndReason.RENEW):
+            self._log(logging.INFO, f"actor {self.name!r} gets a new process, on request")
+        else:
+            self._log(logging.WARNING, str(exit.error).partition("\n")[0])
+
+    def _log(self, level: int, text: str) -> None:
+        """Log a message in a thread where handlers may block."""
+        extra = {"actor": self.name, "incarnation": self.incarnation.index, "env_id": self.config.first_index}
+        self.runtime.log(lambda: _log.log(level, "%s", text, extra=extra))

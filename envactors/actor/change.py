@@ -1,0 +1,130 @@
+"""The lock of an actor or of all actors of a vector, and the rule about interrupted changes.
+
+An exception from a signal handler, an asynchronous exception, or a RecursionError can end a change of the state at any
+point. Nobody tries to prevent or to undo that. Instead:
+
+1. Every change is made in ``with lock, lock.change(*actors):``, which names the actors that it concerns. It is short,
+   raises nothing itself, and runs no code of users. Waiting, pickling, and copying happen outside.
+2. Between changes, the state satisfies this invariant. For an actor: every job in `Actor.unfinished` is in the queue,
+   or it is the running one, and an end of the process is reported to the loop. For an env: see
+   `envactors.vector.table.EnvTable`.
+3. The next change calls ``reset_after_interrupt()`` of the actors that an interrupted change has named. It establishes
+   the invariant from any state: jobs that may have been sent fail, envs need a reset, and the process is replaced. So
+   the order of statements inside a change does not matter to interrupts.
+
+An exception while a thread waits is no problem, since no change is made then.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from envactors.runtime import Runtime
+
+    class RLock:
+        """`_thread.RLock`, which type checkers do not know as a class."""
+
+        def __enter__(self) -> bool: ...
+        def __exit__(self, *_: object) -> None: ...
+
+else:
+    from _thread import RLock
+
+
+class Changeable(Protocol):
+    """An actor, as its lock uses it."""
+
+    @property
+    def runtime(self) -> Runtime: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def reset_after_interrupt(self) -> None:
+        """Establish the invariant from any state."""
+
+
+class ChangeLock(RLock):
+    """The lock, with the actors that the current change concerns.
+
+    It is a reentrant lock of `_thread`, which ``with`` enters and leaves in single steps that no exception can
+    interrupt. It is reentrant only so that a signal handler or a finalizer that uses an actor in the middle of a change
+    gets an error rather than a deadlock.
+
+    Attributes:
+        last_call_id: The last call id that was given to a job of these actors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last_call_id: int = 0
+        self._changing: tuple[Changeable, ...] = ()
+        self._frame: FrameType | None = None  # the frame that makes the change
+        self._scope = _Scope(self)
+
+    def next_call_id(self) -> int:
+        """Return a new call id. Call this under the lock."""
+        self.last_call_id += 1
+        return self.last_call_id
+
+    def change(self, *actors: Changeable) -> _Scope:
+        """Return the context of a change of these actors, once an interrupted change was repaired.
+
+        The lock must be held.
+
+        Raises:
+            RuntimeError: A signal handler or a finalizer has interrupted a change, and tries to make another one.
+        """
+        if self._changing:
+            self._reset()
+        self._changing, self._frame = actors, sys._getframe(1)
+        return self._scope
+
+    def reset_if_interrupted(self) -> None:
+        """Repair an interrupted change, if there is one. Threads call this before they wait."""
+        if self._changing:
+            with self:
+                if self._changing:
+                    self._reset()
+
+    def _reset(self) -> None:
+        self._check_not_nested()
+        for actor in dict.fromkeys(self._changing):
+            actor.reset_after_interrupt()
+        self._changing, self._frame = (), None
+
+    def _check_not_nested(self) -> None:
+        """Raise if the change is not interrupted, but still goes on below in the stack of this thread."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame is self._frame:
+                names = ", ".join(repr(actor.name) for actor in self._changing)
+                raise RuntimeError(
+                    f"cannot use actor {names} in a signal handler or finalizer that has interrupted a change of its "
+                    "state: let the handler set a flag, and use the actor after it"
+                )
+            frame = frame.f_back
+
+
+class _Scope:
+    """The context of a change."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, lock: ChangeLock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        lock = self._lock
+        if kind is None:
+            lock._changing, lock._frame = (), None
+        elif lock._changing:
+            lock._frame = None
+            # Other threads may wait for a result that only the repair provides.
+            lock._changing[0].runtime.loop.call_soon(lock.reset_if_interrupted)

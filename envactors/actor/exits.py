@@ -1,0 +1,165 @@
+"""What follows from the exit of a process: facts, pure decisions, and the count of restarts.
+
+closing ................ every request fails, and the actor is closed
+renewed or aborted ..... the next process starts at once, and does not count as a restart
+all else ............... counts as a restart; the running call fails, or runs again if it has retries
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from envactors.actor.states import EndReason
+from envactors.errors import ActorError, copy_error
+from envactors.options import RestartPolicy
+
+if TYPE_CHECKING:
+    from envactors.actor.incarnation import Incarnation
+
+
+class Step(NamedTuple):
+    """One step of a job, as errors and deadlines need it.
+
+    Attributes:
+        method: Name of the method.
+        index: Index of the env in its vector; 0 for a lone actor.
+        call_id: Its call id; 0 if it has none yet.
+        started: When the worker was free to begin it (`time.monotonic`); 0.0 if it was not.
+        deadline: How long it may run, in seconds; None for no limit.
+    """
+
+    method: str
+    index: int  # type: ignore[assignment] # the method of this name is not used
+    call_id: int = 0
+    started: float = 0.0
+    deadline: float | None = None
+
+
+class Next(enum.Enum):
+    """What the actor does next."""
+
+    CLOSE = enum.auto()
+    START = enum.auto()  # start another process at once, without counting it
+    RESTART = enum.auto()  # start another process after a delay
+    DIE = enum.auto()  # start none
+
+
+class Plan(NamedTuple):
+    """What the actor does next, and the delay of a restart, in seconds."""
+
+    next: Next
+    delay: float = 0.0
+
+    @property
+    def has_process(self) -> bool:
+        """Whether another process comes."""
+        return self.next in (Next.START, Next.RESTART)
+
+
+class Exit(NamedTuple):
+    """The exit of a process, once it is decided what the actor does next.
+
+    Attributes:
+        incarnation: The process.
+        reason: Why the parent ended it; None if it ended by itself.
+        culprit: The step that it was running; None if it was idle.
+        error: The error that says all this.
+        plan: What the actor does next.
+    """
+
+    incarnation: Incarnation
+    reason: EndReason | None
+    culprit: Step | None
+    error: ActorError
+    plan: Plan
+
+
+class JobFate(enum.Enum):
+    """What becomes of the running job after an exit."""
+
+    DONE = enum.auto()  # it has ended
+    AGAIN = enum.auto()  # it is the first job of the next process
+    KEEP = enum.auto()  # it ends with the start of the next process, as a renewal does
+
+
+def decide_next(*, is_closing: bool, is_replaced: bool, is_hopeless: bool) -> Next:
+    """Decide what an actor does after its process has ended. `RESTART` is subject to the restart policy.
+
+    Args:
+        is_closing: Whether the actor is being closed.
+        is_replaced: Whether another process was requested.
+        is_hopeless: Whether the process could not be started, and another one could not be either.
+    """
+    if is_closing:
+        return Next.CLOSE
+    if is_replaced:
+        return Next.START
+    return Next.DIE if is_hopeless else Next.RESTART
+
+
+def decide_call(*, has_begun: bool, retries: int, reason: EndReason | None, is_closing: bool) -> JobFate:
+    """Decide whether the call that a process was sent ends with an error, or runs again.
+
+    Args:
+        has_begun: Whether the process had begun it, or is blamed for it.
+        retries: How many more crashes the call survives.
+        reason: Why the parent ended the process; None if it ended by itself.
+        is_closing: Whether the actor is being closed.
+    """
+    if not has_begun:
+        return JobFate.AGAIN
+    is_excluded = is_closing or reason in (EndReason.ABORT, EndReason.DISCARD, EndReason.INTERRUPT)
+    return JobFate.AGAIN if retries > 0 and not is_excluded else JobFate.DONE
+
+
+def restart_delay(policy: RestartPolicy, granted: Sequence[float], now: float) -> float | None:
+    """Decide whether a process may be restarted, and when.
+
+    Args:
+        policy: The policy.
+        granted: When earlier restarts were granted, in seconds of the same clock as ``now``, oldest first.
+        now: When the process has ended.
+
+    Returns:
+        The delay in seconds; None if the policy allows no more restarts.
+    """
+    recent = sum(now - time < policy.window for time in granted)
+    if recent >= policy.max_restarts or len(granted) >= policy.max_lifetime_restarts:
+        return None
+    return float(min(policy.backoff_max, policy.backoff * 2.0 ** min(recent, 64)))  # 2 ** 64 exceeds every limit
+
+
+class RestartTracker:
+    """The crashes of an actor that count against its restart policy.
+
+    Args:
+        policy: The policy.
+
+    Attributes:
+        last: The error of the last one; None if there was none.
+    """
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        # (time of a crash, its error, whether a restart was granted), oldest first.
+        self._crashes: list[tuple[float, ActorError, bool]] = []
+        self.last: ActorError | None = None
+
+    @property
+    def errors(self) -> list[ActorError]:
+        """The errors of the crashes, oldest first."""
+        return [error for _, error, _ in self._crashes]
+
+    def add(self, error: ActorError, now: float) -> float | None:
+        """Count a crash; return what `restart_delay` returns."""
+        if self._policy.max_lifetime_restarts == math.inf:  # otherwise that limit bounds the list
+            self._crashes = [crash for crash in self._crashes if now - crash[0] < self._policy.window]
+        delay = restart_delay(self._policy, [when for when, _, granted in self._crashes if granted], now)
+        # A copy, since the traceback of a raised error refers to the handles in its frames, and the actor would never
+        # be garbage-collected.
+        self.last = copy_error(error)
+        self._crashes.append((now, self.last, delay is not None))
+        return delay

@@ -1,0 +1,78 @@
+"""One process of an actor, from its launch to its exit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from envactors.actor.states import EndReason
+from envactors.errors import ActorError
+from envactors.mailbox.messages import Failure
+
+if TYPE_CHECKING:
+    from envactors.actor.process import ActorProcess
+
+
+class Incarnation:
+    """One process of an actor. The next process is another object, so no field outlives its process.
+
+    Args:
+        index: 0 for the first process of the actor, one more for each next one.
+
+    Attributes:
+        index: As above.
+        process: The process; None before it is launched, and after its exit.
+        is_launching: Whether the launcher has not returned it yet.
+        launched: When the launch began (`time.monotonic`).
+        envs_made: How many envs it has made.
+        failure: The failure of a factory; None if none has failed.
+        failure_cause: The exception of that factory, once it was unpickled.
+        has_started: Whether all envs were made.
+        end_reason: Why the parent ends it; None while it does not. The first reason wins.
+        is_replaced: Whether the next process starts without counting as a restart: the user has asked for it, or an
+            interrupted change has.
+        discard_error: The error that says which env raised, if it is ended for that reason.
+    """
+
+    __slots__ = (
+        "discard_error",
+        "end_reason",
+        "envs_made",
+        "failure",
+        "failure_cause",
+        "has_started",
+        "index",
+        "is_launching",
+        "is_replaced",
+        "launched",
+        "process",
+    )
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.process: ActorProcess | None = None
+        self.is_launching: bool = False
+        self.launched: float = 0.0
+        self.envs_made: int = 0
+        self.failure: Failure | None = None
+        self.failure_cause: BaseException | None = None
+        self.has_started: bool = False
+        self.end_reason: EndReason | None = None
+        self.is_replaced: bool = False
+        self.discard_error: ActorError | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it has missed a deadline."""
+        return self.end_reason is EndReason.TIMEOUT
+
+    def blame(self, reason: EndReason) -> None:
+        """Record why the parent ends the process. The first reason wins, but an abort also ends a renewal."""
+        if self.end_reason is None or (self.end_reason is EndReason.RENEW and reason is EndReason.ABORT):
+            self.end_reason = reason
+        self.is_replaced |= reason in (EndReason.RENEW, EndReason.ABORT, EndReason.INTERRUPT)
+
+    def end(self, reason: EndReason) -> None:
+        """Record the reason, and kill the process if there is one."""
+        self.blame(reason)
+        if self.process is not None:
+            self.process.worker.kill()

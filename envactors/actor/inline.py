@@ -1,0 +1,267 @@
+"""In-process actors: a call runs at once, in the thread that makes it, and its future is finished when it returns.
+
+They have the interface of `envactors.actor.actor.Actor`, as far as handles and futures use it. Factories, arguments,
+and results are pickled all the same, so that neither side can change the other's values.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from envactors import runtime as runtimes
+from envactors.actor.config import ActorConfig
+from envactors.actor.error_factory import ErrorFactory
+from envactors.actor.exits import Step
+from envactors.actor.future import ActorFuture, ReadyOutcome
+from envactors.actor.incarnation import Incarnation
+from envactors.actor.jobs import Call, UnreadReply
+from envactors.actor.latch import Latch
+from envactors.actor.process import ExitReport
+from envactors.actor.states import ActorState, ActorStats
+from envactors.errors import ActorClosedError, ActorError, copy_error
+from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size
+from envactors.mailbox.messages import Fault, Frame, Kind
+from envactors.mailbox.pickling import dumps, pack_failure, safe_repr, unpack_failure
+from envactors.runtime import Runtime
+from envactors.system.threads import current_frames
+from envactors.worker import context
+from envactors.worker.context import ActorContext
+from envactors.worker.host import HostedEnv
+from envactors.worker.main import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class InlineActor:
+    """An actor whose envs run in the threads of its callers.
+
+    Args:
+        config: The settings of the actor.
+    """
+
+    def __init__(self, config: ActorConfig) -> None:
+        self.config = config
+        self.errors: ErrorFactory = ErrorFactory(config)
+        self.incarnation: Incarnation = Incarnation(0)
+        self.pid: int = os.getpid()
+        self.closed: Latch = Latch()
+        self._forks = runtimes.forks
+        # Held while env code runs; the actors of a vector share it. Env code may use its own actor.
+        self._lock = config.lock
+        self._thread: int | None = None
+        self._completed = self._call_id = 0
+        # The error of all calls, if a factory has raised.
+        self._start_error: ActorError | None = None
+        self._server: Server | None = None
+        deadlines = config.deadlines
+        if any(deadlines.of(method) is not None for method in ("call", "step", "reset")):
+            text = f"actor {config.name!r} lives in {config.backend!r}, where deadlines are not enforced"
+            warnings.warn(text, stacklevel=4)
+        self.runtime: Runtime = runtimes.join(self)
+        self._start()
+
+    # State -----------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name of the actor."""
+        return self.config.name
+
+    @property
+    def state(self) -> ActorState:
+        """The state of the actor."""
+        if self.closed.is_open:
+            return ActorState.CLOSED
+        if self._start_error is not None:
+            return ActorState.DEAD
+        return ActorState.IDLE if self._thread is None else ActorState.BUSY
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can run calls."""
+        return not self.closed.is_open and self._start_error is None
+
+    @property
+    def hosted_envs(self) -> list[tuple[HostedEnv, ActorContext]]:
+        """The envs and their contexts; empty if a factory has raised."""
+        host = None if self._server is None else self._server.host
+        return [] if host is None else list(zip(host.hosted_envs, host._contexts, strict=True))
+
+    def stats(self) -> ActorStats:
+        """Return counts over the actor's lifetime."""
+        return ActorStats(
+            completed=self._completed,
+            failed=0,
+            restarts=0,
+            stale=0,
+            queued=0,
+            last_failure=None,
+            state=self.state,
+            pid=self.pid,
+            node=None,
+            incarnation=self.incarnation.index,
+            method=None,
+            elapsed=0.0,
+            rss=0,
+            started_in=None,
+            replays=0,
+        )
+
+    def stacks(self, timeout: float) -> str:
+        """Return the stack of the thread that runs env code."""
+        del timeout
+        frame = None if self._thread is None else current_frames().get(self._thread)
+        return "no env code is running\n" if frame is None else "".join(traceback.format_stack(frame))
+
+    def check_owner(self) -> None:
+        """Raise in a forked process."""
+        if runtimes.forks != self._forks:
+            name = self.config.name
+            text = f"actor {name!r} belongs to process {self.pid} and this is its fork {os.getpid()}: make one here"
+            raise ActorClosedError(text, actor=name)
+
+    # Requests --------------------------------------------------------------------------------------------
+
+    def submit(self, call: Call, message: tuple[Any, ...]) -> None:
+        """Run a call.
+
+        Raises:
+            ActorClosedError: The actor was closed.
+        """
+        self.check_owner()
+        try:
+            call.payload = dumps(message)
+        except Exception as error:
+            step = Step(call.method, call.index)
+            call.future.set_error(self.errors.unpicklable(step, self.incarnation.index, error, safe_repr(error)))
+            return
+        self.accept(call)
+
+    def accept(self, call: Call) -> None:
+        """Run a pickled call. For the errors see `submit`."""
+        step, future = Step(call.method, call.index), call.future
+        if self.closed.is_open:
+            raise self.errors.closed(step, self.incarnation.index)
+        if self._server is None:
+            error = self._start_error or self.errors.closed(step, self.incarnation.index)
+            future.set_error(copy_error(error))
+            return
+        self._call_id += 1
+        step = step._replace(call_id=self._call_id, started=time.monotonic())
+        future.set_running()
+        with self.running_env(self._server):
+            kind, payload = self._server.execute(call.kind, call.payload)
+        self._completed += 1
+        reply = Frame(kind, self.incarnation.index, self._call_id, payload)
+        future.set_outcome(UnreadReply(self.errors, step, reply, self.pid))
+
+    @contextmanager
+    def running_env(self, server: Server | None = None) -> Iterator[None]:
+        """Return the context in which env code runs."""
+        server = server or self._server
+        assert server is not None, "a factory has raised"
+        with self._lock:
+            before, token = self._thread, context.of_thread.set(server.host.running)
+            self._thread = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._thread = before
+                context.of_thread.reset(token)
+
+    def renew(self, future: ActorFuture) -> None:
+        """Close the envs and make new ones."""
+        self.check_owner()
+        if self.closed.is_open:
+            raise self.errors.closed(Step("renew", self.config.first_index), self.incarnation.index)
+        self._close_envs()
+        self.replace()
+        future.set_outcome(ReadyOutcome(self.incarnation.index, self._start_error))
+
+    def replace(self) -> None:
+        """Make new envs."""
+        with self._lock:
+            self.incarnation = Incarnation(self.incarnation.index + 1)
+            self._start()
+
+    def kill(self, restart: bool) -> None:
+        """Drop the envs without closing them; with ``restart``, make new ones."""
+        self.check_owner()
+        if self._thread is not None:
+            raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
+        if restart:
+            self.replace()
+        else:
+            self._close()
+
+    def begin_close(self, timeout: float | None) -> None:
+        """Close the envs."""
+        del timeout
+        with self._lock:
+            if not self.closed.is_open:
+                self._close_envs()
+                self._close()
+
+    def wait_closed(self, timeout: float | None) -> None:
+        """Wait until the actor is closed."""
+        self.closed.wait(timeout)
+        self.runtime.join_if_ended()
+
+    def abandon(self) -> None:
+        """Close the actor; called by a finalizer."""
+        if runtimes.forks == self._forks and not self.runtime.has_ended:
+            self.runtime.callbacks.submit(lambda: self.begin_close(None))
+
+    # For futures, whose calls have ended when they are returned -------------------------------------------
+
+    def cancel(self, future: ActorFuture) -> bool:
+        """Return whether the call was canceled."""
+        return future.cancelled()
+
+    def abort(self, future: ActorFuture) -> bool:
+        """Return False: the call has ended."""
+        if not future.done():
+            raise self.errors.unsupported("abort a running call", self.incarnation.index)
+        return False
+
+    def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
+        """Do nothing."""
+
+    # Envs ------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Make the envs."""
+        config, count = self.config, len(self.config.start.factories)
+        page: Any = ControlPage(bytearray(page_size(count)), None, None)  # type: ignore[arg-type] # nobody rings
+        server = Server(None, page, send=lambda _frame: None)  # type: ignore[arg-type] # nothing is sent
+        self._start_error = self._server = None
+        incarnation = self.incarnation
+        incarnation.launched = time.monotonic()
+        with self.running_env(server):
+            try:
+                server.host.start(config.start, incarnation.index, lambda _made: None)
+            except Exception as error:
+                incarnation.envs_made = len(server.host._made)
+                incarnation.failure = pack_failure(error, Fault.RAISED)
+                incarnation.failure_cause = unpack_failure(incarnation.failure)
+                self._start_error = self.errors.start(ExitReport(self.pid), incarnation)
+                return
+        page.record_env(METHOD_CALL, 0)
+        self._server = server
+
+    def _close_envs(self) -> None:
+        if self._server is not None:
+            with self.running_env():
+                self._server.execute(Kind.CLOSE, dumps(()))
+
+    def _close(self) -> None:
+        self._server = None
+        self.runtime.leave(self)
+        self.closed.open()

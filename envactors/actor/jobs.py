@@ -1,0 +1,304 @@
+"""Jobs: the entries of an actor's queue. The worker runs one job at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from envactors.actor.exits import Exit, JobFate, Next, Step, decide_call
+from envactors.actor.future import ActorFuture, ReadyOutcome
+from envactors.actor.states import EndReason
+from envactors.errors import ActorError
+from envactors.mailbox.control_page import METHOD_CALL, METHOD_POLICY, METHOD_RESET, METHOD_STEP
+from envactors.mailbox.messages import Frame, Kind
+from envactors.mailbox.pickling import dumps, load_plain
+
+if TYPE_CHECKING:
+    from envactors.actor.actor import Actor
+    from envactors.actor.error_factory import ErrorFactory
+
+# Makes the error of a step that no process will run.
+ErrorOf: TypeAlias = Callable[[Step], ActorError]
+METHOD_NAMES = {METHOD_CALL: "call", METHOD_STEP: "step", METHOD_RESET: "reset", METHOD_POLICY: "policy"}
+# Before Python 3.12 looking up a member of an enum takes as long as a function call.
+_FAILED = Kind.FAILED
+
+
+class Job:
+    """An entry of an actor's queue. The actor calls every method under its lock.
+
+    Attributes:
+        future: The future of its outcome; None if nobody waits for it.
+        call_id: Its call id; 0 as long as the worker has received nothing of it.
+        started: When it was sent (`time.monotonic`); 0.0 until then.
+        deadline: How long it may run, in seconds; None for no limit.
+        is_of_process: Whether it ends with the process, since the next process gets another one.
+        revives: Whether it starts a process of a dead actor.
+        survives_interrupt: Whether it stays in the queue when an interrupted change is repaired.
+    """
+
+    future: ActorFuture | None = None
+    call_id: int = 0
+    started: float = 0.0
+    deadline: float | None = None
+    is_of_process: bool = False
+    revives: bool = False
+    survives_interrupt: bool = True
+
+    def can_join(self, running: Job) -> bool:
+        """Return whether it may start before the running job has ended."""
+        del running
+        return False
+
+    def start(self, actor: Actor) -> bool:
+        """Send it to the worker, which is free for it; return False if nothing of it is left to run."""
+        raise NotImplementedError
+
+    def is_finished(self) -> bool:
+        """Return whether the worker has ended it without a reply."""
+        return False
+
+    def call_when_finished(self) -> None:
+        """Have the actor notice that it is finished, since another job waits for that."""
+
+    def step(self, actor: Actor) -> Step | None:
+        """Return the step that the worker runs, or begins next; None if it is finished."""
+        raise NotImplementedError
+
+    def culprit(self, actor: Actor) -> Step | None:
+        """Return the step that an ended process was running, or missed its deadline in; None if it had not begun."""
+        process, step = actor.incarnation.process, self.step(actor)
+        is_blamed = actor.incarnation.end_reason in (EndReason.TIMEOUT, EndReason.ABORT)
+        has_begun = process is None or process.page.progress().call_id == self.call_id
+        return step if has_begun or is_blamed else None
+
+    def on_late(self, step: Step) -> None:
+        """Ignore all later progress of the worker: a step has missed its deadline."""
+        self.deadline = step.deadline
+
+    def on_part(self, frame: Frame) -> None:
+        """Take a part of the reply."""
+
+    def on_reply(self, actor: Actor, frame: Frame) -> bool:
+        """Take the reply; return whether the job has ended."""
+        del actor, frame
+        return True
+
+    def on_next_start(self, incarnation: int) -> None:
+        """End a job that was kept until the next process has started."""
+
+    def count_completed(self) -> None:
+        """Count the steps that an ended process has completed, before anything is decided about its envs."""
+
+    def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
+        """Continue or end after the exit of the process that it was sent to."""
+        raise NotImplementedError
+
+    def on_withdrawn(self, actor: Actor) -> None:
+        """End without an outcome: the user has taken it out of the queue."""
+
+    def fail(self, actor: Actor, error_of: ErrorOf) -> None:
+        """End with an error: no process will run it."""
+
+
+class Call(Job):
+    """A call of a method, or another request with one reply.
+
+    Args:
+        method: The method, for deadlines and errors.
+        index: The index of the env.
+        kind: The kind of its message.
+        future: The future of its outcome.
+        deadline: Its own deadline; None for that of `Deadlines`.
+        retries: How many crashes and missed deadlines it survives.
+        payload: Its message, pickled.
+        on_end: Runs in the loop once it has ended; None for nothing.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        index: int,
+        kind: Kind,
+        future: ActorFuture,
+        deadline: float | None = None,
+        retries: int = 0,
+        payload: bytes | bytearray = b"",
+        on_end: Callable[[], object] | None = None,
+    ) -> None:
+        self.method = method
+        self.index = index
+        self.kind = kind
+        self.future: ActorFuture = future
+        self.deadline = deadline
+        self.retries = retries
+        self.payload = payload
+        self.on_end = on_end
+        self.call_id = 0
+        self.started = 0.0
+
+    def start(self, actor: Actor) -> bool:
+        """Send the message."""
+        self.future.set_running()
+        actor.deadline_watch.watch(self.started, self.deadline)
+        actor.send(self.kind, self.call_id, self.payload)
+        return True
+
+    def step(self, actor: Actor) -> Step:
+        """Return the call."""
+        del actor
+        return Step(self.method, self.index, self.call_id, self.started, self.deadline)
+
+    def on_reply(self, actor: Actor, frame: Frame) -> bool:
+        """Pass the reply to the future."""
+        actor.tenant.on_call(self, frame)
+        self._end(actor, UnreadReply(actor.errors, self.step(actor), frame, actor.pid))
+        return True
+
+    def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
+        """Run again if the worker had not begun it, or if it has retries."""
+        has_begun, is_closing = exit.culprit is not None, exit.plan.next is Next.CLOSE
+        fate = decide_call(has_begun=has_begun, retries=self.retries, reason=exit.reason, is_closing=is_closing)
+        if fate is JobFate.DONE:
+            self._end(actor, ReadyOutcome(None, exit.error))
+        elif has_begun:
+            self.retries -= 1
+        return fate
+
+    def fail(self, actor: Actor, error_of: ErrorOf) -> None:
+        """End with an error."""
+        self._end(actor, ReadyOutcome(None, error_of(self.step(actor))))
+
+    def _end(self, actor: Actor, outcome: Any) -> None:
+        self.future.set_outcome(outcome)
+        self.on_withdrawn(actor)
+
+    def on_withdrawn(self, actor: Actor) -> None:
+        """Report the end to the pool."""
+        if self.on_end is not None:
+            actor.runtime.loop.call_soon(self.on_end)
+
+
+class UnreadReply:
+    """The reply to a call, not read yet; see `envactors.actor.future.Outcome`."""
+
+    __slots__ = ("_errors", "_frame", "_pid", "_step", "is_failure")
+
+    def __init__(self, errors: ErrorFactory, step: Step, frame: Frame, pid: int | None) -> None:
+        self.is_failure: bool = frame.kind == _FAILED
+        self._errors, self._step, self._frame, self._pid = errors, step, frame, pid
+
+    def read(self) -> tuple[Any, BaseException | None]:
+        """Unpickle the reply, which runs code of users."""
+        return self._errors.outcome(self._step, self._frame, self._pid)
+
+
+class Replay(Job):
+    """Repeats the journal of an env in a new process.
+
+    Args:
+        index: The index of the env.
+        payload: A pickled `envactors.mailbox.messages.Replay`.
+        on_end: Called with whether the env is where it was.
+    """
+
+    is_of_process = True
+
+    def __init__(self, index: int, payload: bytes | bytearray, on_end: Callable[[bool], object]) -> None:
+        self.index = index
+        self._payload = payload
+        self._on_end = on_end
+
+    def start(self, actor: Actor) -> bool:
+        """Send the journal."""
+        actor.deadline_watch.watch(self.started)
+        actor.send(Kind.REPLAY, self.call_id, self._payload)
+        return True
+
+    def step(self, actor: Actor) -> Step:
+        """Return the request that is repeated now: each one has its own deadline."""
+        process = actor.incarnation.process
+        progress = None if process is None else process.page.progress()
+        if progress is None or progress.call_id != self.call_id:
+            return Step("reset", self.index, self.call_id, self.started, actor.config.deadlines.of("reset"))
+        method = METHOD_NAMES.get(progress.method, "call")
+        return Step(method, self.index, self.call_id, progress.since, actor.config.deadlines.of(method))
+
+    def on_reply(self, actor: Actor, frame: Frame) -> bool:
+        """Pass the result on."""
+        actor.replays += 1
+        self._on_end(frame.kind != _FAILED and load_plain(frame.payload) is True)
+        return True
+
+    def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
+        """End: the next process gets another replay."""
+        del actor, exit
+        return JobFate.DONE
+
+
+class Close(Job):
+    """Closes the envs; then the process ends."""
+
+    reason = EndReason.CLOSE
+
+    def start(self, actor: Actor) -> bool:
+        """Ask the worker to close its envs and to exit."""
+        actor.begin_stop(self.reason)
+        actor.send(Kind.CLOSE, self.call_id, dumps(()))
+        return True
+
+    def step(self, actor: Actor) -> Step:
+        """Return the closing."""
+        return Step("close", actor.config.first_index, self.call_id, self.started)
+
+    def culprit(self, actor: Actor) -> Step:
+        """Return this: the worker ends because of it."""
+        return self.step(actor)
+
+    def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
+        """End."""
+        del actor, exit
+        return JobFate.DONE
+
+
+class Renewal(Close):
+    """Replaces the process.
+
+    Args:
+        future: Its result is the index of the new incarnation; None if nobody waits for it.
+    """
+
+    reason = EndReason.RENEW
+    revives = True
+
+    def __init__(self, future: ActorFuture | None = None) -> None:
+        self.future = future
+
+    def start(self, actor: Actor) -> bool:
+        """Ask the worker to close its envs and to exit."""
+        if self.future is not None:
+            self.future.set_running()
+        return super().start(actor)
+
+    def step(self, actor: Actor) -> Step:
+        """Return the renewal."""
+        return Step("renew", actor.config.first_index, self.call_id, self.started)
+
+    def on_next_start(self, incarnation: int) -> None:
+        """End with the new incarnation."""
+        if self.future is not None:
+            self.future.set_outcome(ReadyOutcome(incarnation))
+
+    def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
+        """Wait for the next process, unless the user has aborted this."""
+        del actor
+        if exit.plan.next is Next.CLOSE or exit.reason is EndReason.ABORT:
+            if self.future is not None:
+                self.future.set_error(exit.error)
+            return JobFate.DONE
+        return JobFate.KEEP
+
+    def fail(self, actor: Actor, error_of: ErrorOf) -> None:
+        """End with an error."""
+        if self.future is not None:
+            self.future.set_error(error_of(self.step(actor)))

@@ -1,0 +1,39 @@
+"""A latch: an event that threads wait for, and that an interrupt cannot leave locked."""
+
+from __future__ import annotations
+
+import contextlib
+from _thread import LockType, allocate_lock
+
+
+class Latch:
+    """Opens once; then all threads that wait for it continue.
+
+    Unlike those of `threading.Event`, its methods enter no lock in Python code, where an exception from a signal
+    handler could leave it held. Every waiting thread sleeps on its own lock.
+    """
+
+    __slots__ = ("_gates", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._gates: list[LockType] = []
+
+    def open(self) -> None:
+        """Let all threads continue. It may be called again, also to complete an interrupted call."""
+        self.is_open = True
+        for gate in tuple(self._gates):
+            with contextlib.suppress(RuntimeError):  # it is released already
+                gate.release()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait until the latch is open, at most this long (None: no limit); return whether it is."""
+        gate = allocate_lock()
+        gate.acquire()
+        self._gates.append(gate)
+        try:
+            if not self.is_open:  # looked at again, now that the gate is known
+                gate.acquire(timeout=-1 if seconds is None else seconds)
+        finally:
+            self._gates.remove(gate)
+        return self.is_open

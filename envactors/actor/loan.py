@@ -1,0 +1,79 @@
+"""The loan of a channel to a waiting thread, which saves the switch to the loop and back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from _thread import LockType, allocate_lock
+
+from envactors.actor.change import ChangeLock
+from envactors.actor.process import ActorProcess
+from envactors.loop import Loop
+
+# How often the loop looks whether a loan was forgotten, in seconds.
+_PERIOD = 0.5
+_NEVER_HELD = allocate_lock()
+
+
+class ChannelLoan:
+    """Lends the channels of an actor's processes to one waiting thread at a time.
+
+    The borrower reads replies in place of the loop, and the exit of the process is left to it, too. A loan is a lock
+    that the borrower holds in a ``with`` statement: whatever ends the borrower, the loan has ended. The loop may
+    learn that late, so a timer has it look again. Every method is called under the actor's lock.
+
+    Args:
+        loop: The loop that watches the channels.
+        lock: The actor's lock.
+    """
+
+    def __init__(self, loop: Loop, lock: ChangeLock) -> None:
+        self._loop = loop
+        self._lock = lock
+        self._held: LockType = _NEVER_HELD
+        self._borrower = 0
+        self._process: ActorProcess | None = None
+        self._has_timer = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a thread has borrowed the channel."""
+        return self._held.locked()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the calling thread has: a signal handler may use the actor while its thread waits."""
+        return self._held.locked() and self._borrower == threading.get_ident()
+
+    def is_held(self, held: LockType) -> bool:
+        """Return whether this loan is the current one."""
+        return self._held is held
+
+    def begin(self, held: LockType, process: ActorProcess) -> None:
+        """Lend the channel of a process to the calling thread, for as long as it holds the lock."""
+        if not self._has_timer:
+            self._loop.call_at(time.monotonic() + _PERIOD, self._check)
+            self._has_timer = True
+        self._held, self._borrower, self._process = held, threading.get_ident(), process
+        self._loop.lend(process.channel_fd)
+
+    def end(self) -> None:
+        """Have the loop watch the process again."""
+        process, self._held = self._process, _NEVER_HELD
+        if process is not None:
+            self._loop.take_back(process.channel_fd)
+            self._loop.take_back(process.worker.sentinel)
+            self._process = None
+
+    def leave_exit(self, process: ActorProcess) -> None:
+        """Leave the exit of the process to the borrower, which notices it, too, and then ends the loan."""
+        self._loop.lend(process.worker.sentinel)
+
+    def _check(self) -> None:
+        """End a loan that was forgotten. This runs in the loop, and looks again while there are loans."""
+        with self._lock:
+            self._has_timer = self._held.locked()
+            if self._has_timer:
+                self._loop.call_at(time.monotonic() + _PERIOD, self._check)
+            else:
+                self.end()

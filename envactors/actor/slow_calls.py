@@ -1,0 +1,80 @@
+"""Warnings about calls that take long, and log records that come from workers."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import re
+from typing import TYPE_CHECKING
+
+from envactors.actor.exits import Step
+
+if TYPE_CHECKING:
+    from envactors.actor.actor import Actor
+
+_log = logging.getLogger("envactors")
+# How long a worker may take to write its stacks, in seconds.
+_STACKS_PATIENCE = 1.0
+_FRAME = re.compile(r"^  File ", re.MULTILINE)
+# The modules that call env code.
+_LIBRARY = re.compile(r"^.*[/\\]envactors[/\\](actor|backends|integrations|mailbox|rollout|vector|worker)[/\\]")
+
+
+def warn(actor: Actor, step: Step, seconds: float) -> None:
+    """Log a warning about a step that has been running for ``seconds``, with the stacks of its worker."""
+    config, incarnation, process = actor.config, actor.incarnation.index, actor.incarnation.process
+    assert process is not None, "it runs the step"
+    stacks, where = process.worker.ask_stacks(), {"actor": config.name, "incarnation": incarnation}
+    text = (
+        f"{step.method} of env {step.index} of actor {config.name!r} (pid {process.pid}, incarnation {incarnation}) "
+        f"has been running for {seconds:.1f} s (Deadlines(slow={config.deadlines.slow:g})) and continues"
+    )
+
+    def log_with_stacks() -> None:
+        evidence = order_stacks(stacks.wait(_STACKS_PATIENCE))
+        extra = {**where, "env_id": step.index}
+        actor.runtime.log(lambda: _log.warning("%s; the stacks of its worker:\n%s", text, evidence, extra=extra))
+
+    actor.runtime.callbacks.submit(log_with_stacks)
+
+
+def handle_record(payload: bytes | memoryview) -> None:
+    """Pass a log record of a worker on to the logger of the same name."""
+    record = logging.makeLogRecord(pickle.loads(payload))
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)
+
+
+def levels_of_loggers() -> dict[str, int]:
+    """Return the levels that were set in this process, by logger; that of the root logger under the empty name."""
+    loggers = logging.root.manager.loggerDict.items()  # some are placeholders, which have no level
+    levels = {name: level for name, logger in loggers if (level := getattr(logger, "level", logging.NOTSET))}
+    return {**levels, "": max(logging.root.level, logging.root.manager.disable + 1)}
+
+
+def order_stacks(text: str) -> str:
+    """Return stacks with the thread that runs the env first, the innermost frame on top, and less of this library.
+
+    Args:
+        text: The stacks as a worker has written them. Text of another form is returned as it is.
+    """
+    threads = re.split(r"\n\n(?=.*\(most recent call first\))", text.strip("\n"))
+    trimmed = [_trim(thread) for thread in threads]
+    trimmed.sort(key=lambda thread: not thread[1])  # stable: the others keep their order
+    return "\n\n".join(stack for stack, _ in trimmed)
+
+
+def _trim(stack: str) -> tuple[str, bool]:
+    """Remove the frames of this library that lead to the env from a thread's stack; return whether there were any."""
+    head, *frames = _FRAME.split(stack)
+    if "most recent call first" not in head:
+        frames.reverse()
+    ours = [_LIBRARY.match(frame) is not None for frame in frames]
+    if not any(ours):
+        return stack, False
+    end = len(ours) - ours[::-1].index(True)  # those after it have started the library
+    while end > 0 and ours[end - 1]:
+        end -= 1
+    kept = frames[:end] or frames
+    return head + "".join(f"  File {frame.rstrip()}\n" for frame in kept).rstrip(), bool(end)

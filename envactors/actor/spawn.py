@@ -1,0 +1,149 @@
+"""Making actors: `spawn` for users, and `launch` for pools, vectors, and drop-ins."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypedDict, overload
+
+from envactors import backends
+from envactors.actor.actor import Actor
+from envactors.actor.change import ChangeLock
+from envactors.actor.config import ActorConfig
+from envactors.actor.handle import ActorHandle, Lifeline
+from envactors.actor.inline import InlineActor
+from envactors.actor.slow_calls import levels_of_loggers
+from envactors.actor.type_variables import T
+from envactors.backends.base import Backend, RowMemory
+from envactors.errors import SerializationError
+from envactors.mailbox import registry
+from envactors.mailbox.factory import Factory, as_callable
+from envactors.mailbox.messages import Start
+from envactors.mailbox.pickling import dumps_by_value, has_code, safe_repr
+from envactors.options import Deadlines, RestartPolicy, as_deadlines, check_env_vars
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from envactors.actor.type_variables import Ts
+
+_numbers = itertools.count()
+
+
+class SpawnOptions(TypedDict, total=False):
+    """The keyword arguments of `spawn`, which describes them."""
+
+    name: str | None
+    backend: str | Backend
+    deadlines: Deadlines | float
+    restart: RestartPolicy
+    env_vars: Mapping[str, str] | None
+
+
+@overload
+def spawn(factory: Callable[[Unpack[Ts]], T], *args: Unpack[Ts], **options: Unpack[SpawnOptions]) -> ActorHandle[T]: ...
+
+
+@overload
+def spawn(factory: str, *args: Any, **options: Unpack[SpawnOptions]) -> ActorHandle[Any]: ...
+
+
+def spawn(  # type: ignore[misc] # mypy does not accept Any for the types of several arguments
+    factory: Factory,
+    *args: Any,
+    name: str | None = None,
+    backend: str | Backend = "process",
+    deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
+    restart: RestartPolicy = RestartPolicy(max_restarts=0),  # noqa: B008 # frozen
+    env_vars: Mapping[str, str] | None = None,
+) -> ActorHandle[Any]:
+    """Start an actor and return at once; the worker makes the env in the background.
+
+    Args:
+        factory: Called in the worker to make the env: any callable, such as a lambda or a local class, or a string
+            ``"module:callable"``, whose module only the worker imports.
+        *args: Arguments of the factory, pickled immediately.
+        name: Name of the actor in errors and output; None for a generated name.
+        backend: Where the actor runs: the name of a backend, or a backend.
+        deadlines: Time limits in seconds; a number means ``Deadlines(call=number)``.
+        restart: How often a process that crashed or missed a deadline is replaced.
+        env_vars: Environment variables of the worker, set before it imports anything.
+
+    Raises:
+        TypeError: ``factory`` is neither a callable nor a string, or ``env_vars`` is not a mapping of strings.
+        SerializationError: ``factory`` or an argument cannot be pickled, or contains code of a version of
+            Python that is not the worker's.
+        ValueError: There is no such backend, ``factory`` is a string of another form, ``deadlines`` is a number that is
+            not above 0, or ``env_vars`` has names or values that no environment can have.
+    """
+    name = next_name() if name is None else name
+    if args:
+        factory = functools.partial(as_callable(factory, f"actor {name!r}"), *args)
+    return launch(
+        [factory], name=name, first=0, backend=backend, deadlines=deadlines, restart=restart, env_vars=env_vars
+    )
+
+
+def next_name() -> str:
+    """Return a name for an actor that was given none."""
+    return f"actor-{next(_numbers)}"
+
+
+def launch(
+    factories: list[Factory],
+    *,
+    name: str,
+    first: int,
+    backend: str | Backend,
+    deadlines: Deadlines | float,
+    restart: RestartPolicy,
+    env_vars: Mapping[str, str] | None,
+    memory: RowMemory | None = None,
+    lock: ChangeLock | None = None,
+    has_journal: bool = False,
+    seed_episodes: bool = False,
+) -> ActorHandle:
+    """Make an actor of several envs.
+
+    Args:
+        factories: One factory per env.
+        name: Name of the actor.
+        first: The index of the first env.
+        backend: As for `spawn`.
+        deadlines: As for `spawn`.
+        restart: As for `spawn`.
+        env_vars: As for `spawn`.
+        memory: As for `ActorConfig`.
+        lock: As for `ActorConfig`.
+        has_journal: Whether workers compute checksums over observations.
+        seed_episodes: Whether the infos of resets contain their seeds.
+    """
+    who = f"actor {name!r}"
+    pickled = [_pickle(as_callable(factory, who), f"the factory of {who}", name) for factory in factories]
+    resolved = backends.resolve(backend)
+    variables = check_env_vars(env_vars)
+    if variables and not resolved.kills:
+        raise ValueError(f"env_vars for {name!r}: {resolved!r} shares the caller's environment. Leave env_vars out.")
+    registrations: tuple[list[bytes], list[bytes]] = ([], []) if resolved.inline else registry.collect()
+    start = Start(name, first, pickled, registrations, None, has_journal, levels_of_loggers(), seed_episodes)
+    if any(map(has_code, pickled)) and not resolved.loads_code(variables):
+        raise SerializationError(
+            f"the factories of {who} are pickled by value, as code of {sys.implementation.cache_tag}, which workers "
+            f"of {resolved!r} do not run: put them into a module that workers can import, and name a factory as "
+            "'module:callable'",
+            actor=name,
+        )
+    deadlines = as_deadlines(deadlines)
+    config = ActorConfig(name, resolved, start, deadlines, restart, variables, memory, lock or ChangeLock())
+    actor = InlineActor(config) if resolved.inline else Actor(config)
+    return ActorHandle(actor, Lifeline(actor))
+
+
+def _pickle(value: object, title: str, name: str) -> bytes:
+    try:
+        return dumps_by_value(value)
+    except Exception as error:
+        text = f"{title} cannot be pickled: {safe_repr(error)}; make the object inside instead of capturing it"
+        raise SerializationError(text, actor=name) from error

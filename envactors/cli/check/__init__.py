@@ -1,1 +1,0 @@
-"""``envactors check``: find defects of an env before training does."""

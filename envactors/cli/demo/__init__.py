@@ -1,1 +1,0 @@
-"""``envactors demo``: learn to balance CartPole on actors, with a live view."""

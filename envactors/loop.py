@@ -1,0 +1,220 @@
+"""The event loop: one thread that reads replies, notices exits, and runs timers for all actors of this process.
+
+Callbacks are short, and never run code of users. If a callback raises, the loop reports the error and continues.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from envactors.system.polling import LONGEST_WAIT, Doorbell, Poller
+
+# A callback of a descriptor that raises this often is removed: the descriptor would be reported again at once.
+_MOST_ERRORS = 2
+
+
+class Timer:
+    """A callback that the loop runs once, unless it is canceled before.
+
+    Attributes:
+        when: When it runs, in seconds of `time.monotonic`.
+    """
+
+    __slots__ = ("_callback", "when")
+
+    def __init__(self, when: float, callback: Callable[[], object]) -> None:
+        self.when = when
+        self._callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        """Make sure that the callback does not run any more."""
+        self._callback = None
+
+    def run(self) -> None:
+        """Run the callback, unless the timer was canceled or has run."""
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+class _Descriptor:
+    """A watched descriptor and its events.
+
+    Attributes:
+        fd: The descriptor.
+        callback: Called with the events.
+        wants_write: Whether to report that it is writable, too.
+        is_lent: Whether another thread reads it in place of the loop.
+        is_watched: False once it was removed; an event that was polled before is then ignored.
+        bell: The doorbell that it belongs to; None for other descriptors.
+        errors: How often the callback has raised.
+    """
+
+    __slots__ = ("bell", "callback", "errors", "fd", "is_lent", "is_watched", "wants_write")
+
+    def __init__(self, fd: int, callback: Callable[[int], object], bell: Doorbell | None = None) -> None:
+        self.fd = fd
+        self.callback = callback
+        self.wants_write = self.is_lent = False
+        self.is_watched = True
+        self.bell = bell
+        self.errors = 0
+
+
+class Loop:
+    """An event loop that runs in its own daemon thread.
+
+    Every method may be called from any thread. `call_soon` takes no lock, so finalizers may call it.
+
+    Args:
+        on_error: Called with each exception that a callback raises.
+    """
+
+    def __init__(self, on_error: Callable[[BaseException], object]) -> None:
+        self._on_error = on_error
+        self._poller = Poller()
+        self._wake = Doorbell()
+        self._descriptors: dict[int, _Descriptor] = {}
+        self._soon: deque[Callable[[], object]] = deque()
+        # Guards the descriptors and the timers. Reentrant, since a signal handler may interrupt a thread that holds it.
+        self._lock = threading.RLock()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        # When the thread wakes up without an event.
+        self._wakes_at = math.inf
+        self._is_stopping = False
+        self.watch(self._wake.fileno(), lambda _events: self._wake.clear())
+        self._thread = threading.Thread(target=self._run, name="envactors-loop", daemon=True)
+        self._thread.start()
+
+    # Descriptors -----------------------------------------------------------------------------------------
+
+    def watch(self, fd: int, callback: Callable[[int], object]) -> None:
+        """Call ``callback(events)`` whenever a descriptor is readable."""
+        with self._lock:
+            self._descriptors[fd] = _Descriptor(fd, callback)
+            self._poller.add(fd)
+
+    def watch_bell(self, bell: Doorbell, callback: Callable[[], object]) -> None:
+        """Call a function after each ring of a doorbell. Other threads may watch it, too."""
+        with self._lock:
+            self._descriptors[bell.fileno()] = _Descriptor(bell.fileno(), lambda _events: callback(), bell)
+            bell.register(self._poller)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching a descriptor, if it is watched. Call this before it is closed."""
+        with self._lock:
+            descriptor = self._descriptors.pop(fd, None)
+            if descriptor is None:
+                return
+            descriptor.is_watched = False
+            if descriptor.bell is None:
+                self._poller.remove(fd)
+            else:
+                descriptor.bell.unregister(self._poller)
+
+    def want_write(self, fd: int, wanted: bool) -> None:
+        """Choose whether a watched descriptor is also reported when it is writable."""
+        self._change(fd, wants_write=wanted)
+
+    def lend(self, fd: int) -> None:
+        """Leave reading a watched descriptor to another thread, until `take_back`."""
+        self._change(fd, is_lent=True)
+
+    def take_back(self, fd: int) -> None:
+        """Read a descriptor again after `lend`."""
+        self._change(fd, is_lent=False)
+
+    def _change(self, fd: int, *, wants_write: bool | None = None, is_lent: bool | None = None) -> None:
+        """Change the events of a descriptor, if it is watched. Only this computes the mask."""
+        with self._lock:
+            descriptor = self._descriptors.get(fd)
+            if descriptor is not None:
+                descriptor.wants_write = descriptor.wants_write if wants_write is None else wants_write
+                descriptor.is_lent = descriptor.is_lent if is_lent is None else is_lent
+                self._poller.watch(fd, readable=not descriptor.is_lent, writable=descriptor.wants_write)
+
+    # Callbacks -------------------------------------------------------------------------------------------
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Run a callback in the loop's thread as soon as possible."""
+        self._soon.append(callback)
+        self._wake.ring()
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        """Run a callback in the loop's thread at a time of `time.monotonic`."""
+        timer = Timer(when, callback)
+        with self._lock:
+            heapq.heappush(self._timers, (when, next(self._order), timer))
+            if when < self._wakes_at:
+                self._wake.ring()
+        return timer
+
+    def is_current_thread(self) -> bool:
+        """Return whether the calling thread is that of the loop."""
+        return threading.current_thread() is self._thread
+
+    def stop(self) -> None:
+        """Tell the thread to end; do not wait for it."""
+        self._is_stopping = True
+        self._wake.ring()
+
+    def join(self, timeout: float) -> None:
+        """Wait until the thread has ended, unless it is the calling one."""
+        if not self.is_current_thread():
+            self._thread.join(timeout)
+
+    # The thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            self._contain(self._run_once)
+        self._wake.close()
+        self._poller.close()
+
+    def _run_once(self) -> None:
+        """Wait for events, and run the callbacks of descriptors, timers, and `call_soon`, in this order."""
+        events = self._poller.poll(self._timeout())
+        self._wakes_at = -math.inf  # nobody has to wake a thread that is awake
+        # Looked up first: a callback may close a descriptor, and another one may get its number.
+        ready = [(self._descriptors.get(fd), mask) for fd, mask in events]
+        for descriptor, mask in ready:
+            if descriptor is not None and descriptor.is_watched and not self._contain(descriptor.callback, mask):
+                descriptor.errors += 1
+                if descriptor.errors == _MOST_ERRORS:
+                    self.unwatch(descriptor.fd)
+        for timer in self._due():
+            self._contain(timer.run)
+        for _ in range(len(self._soon)):
+            self._contain(self._soon.popleft())
+
+    def _timeout(self) -> float | None:
+        """Return how many seconds to wait for events; None for no limit."""
+        with self._lock:
+            self._wakes_at = self._timers[0][0] if self._timers else math.inf
+            if self._soon:
+                return 0.0
+            return min(max(0.0, self._wakes_at - time.monotonic()), LONGEST_WAIT) if self._timers else None
+
+    def _due(self) -> list[Timer]:
+        """Remove and return the timers whose time has come."""
+        due = []
+        with self._lock:
+            while self._timers and self._timers[0][0] <= time.monotonic():
+                due.append(heapq.heappop(self._timers)[2])
+        return due
+
+    def _contain(self, callback: Callable[..., object], *args: object) -> bool:
+        """Run a callback and report its error; return whether it has succeeded."""
+        try:
+            callback(*args)
+        except BaseException as error:  # an error about one actor must not end the loop of all
+            self._on_error(error)
+            return False
+        return True

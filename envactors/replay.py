@@ -1,0 +1,180 @@
+"""Journals: the requests of an env since its last seeded reset, which bring it back in a new process.
+
+A seeded reset begins a journal. Later steps, resets, calls, and attributes are added in the order in which the worker
+ran them. A new process repeats them (`envactors.mailbox.messages.Replay`); a checksum over all observations tells
+whether the env is at the same point again. Everything here happens under the lock of the vector.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from envactors.mailbox.messages import Attach, Kind, Pickled, RecordedSteps, Replay, Set
+from envactors.mailbox.pickling import dumps, loads
+from envactors.mailbox.recorded import inputs_of
+from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, Slab
+from envactors.mailbox.specs import reader
+
+if TYPE_CHECKING:
+    from envactors.vector.table import EnvTable
+
+# A larger entry, in bytes, counts as several steps, so that the limit on steps bounds the memory, too.
+_STEP_SIZE = 1024
+
+
+class Journal:
+    """The requests of one env since its last seeded reset.
+
+    Args:
+        position: The position of the env in its actor.
+        limit: How many steps it may hold. A call counts as one, and so does each further KiB of either.
+
+    Attributes:
+        can_replay: Whether it leads from a seeded reset to where the env is now.
+    """
+
+    def __init__(self, position: int, limit: int) -> None:
+        self.can_replay: bool = False
+        self._position = position
+        self._limit = limit
+        self._size = 0
+        # The checksum over all observations, as the worker has computed it.
+        self._check = 0
+        # Consecutive steps in rows, or the kind and the payload of another request.
+        self._entries: list[RecordedSteps | tuple[int, bytes]] = []
+        # Attributes that were set before the journal began: pickled `Set` messages by name.
+        self._attributes: dict[str, bytes] = {}
+        # The size of the journal at the last crash.
+        self._crashed_at: int | None = None
+
+    # Recording -------------------------------------------------------------------------------------------
+
+    def record_call(self, kind: int, payload: bytes, *, failed: bool) -> None:
+        """Record a call, or an attribute that was set."""
+        if kind == Kind.CALL or (kind == Kind.SET and not failed):
+            self._record_message(kind, payload, self._check)
+
+    def record_row(self, table: EnvTable, index: int) -> None:
+        """Record a step or a reset from its complete row."""
+        slab, op, request = table.slab, int(table.ops[index]), table.requests.get(index)
+        check = int(slab.checks[op & HALF, index])
+        payload = request.payload if request is not None and op & PAYLOAD else None
+        ends = bool(slab.terminated[index]) or bool(slab.truncated[index])
+        resets_within = table.autoreset == "same_step" and ends and not op & (NO_AUTORESET | RESET)
+        seed = table.posted_seed(index)
+        if seed is not None and (resets_within or op & RESET):
+            self.begin(seed, check, None if resets_within or payload is None else Pickled(payload))
+        elif payload is not None:
+            message: tuple[Any, ...] = self._position, None, Pickled(payload)
+            if not op & RESET:
+                autoreset = table.autoreset == "same_step" and not op & NO_AUTORESET
+                message = self._position, Pickled(payload), autoreset, None
+            self._record_message(Kind.RESET if op & RESET else Kind.STEP, bytes(dumps(message)), check)
+        else:
+            self.record_step(slab, index, check, is_reset=bool(op & RESET))
+
+    def begin(self, seed: int, check: int, options: Pickled | None = None) -> None:
+        """Begin anew with a seeded reset."""
+        self.forget()
+        self.can_replay, self._check = True, check
+        self._entries = [(Kind.RESET, bytes(dumps((self._position, seed, options))))]
+
+    def record_step(self, slab: Slab, index: int, check: int, *, is_reset: bool) -> None:
+        """Record a step whose action is in its row, or a reset without a seed."""
+        if self.can_replay:
+            self.record_steps([array[index].tobytes() for array in slab.actions], bytes([is_reset]), check)
+
+    def record_steps(self, actions: Sequence[bytes], resets: bytes, check: int) -> None:
+        """Record consecutive steps and resets without a seed.
+
+        Args:
+            actions: Their actions, for each leaf of the action.
+            resets: Whether each of them is a reset.
+            check: The checksum after the last one.
+        """
+        if not self.can_replay:
+            return
+        steps = self._entries[-1]
+        if not isinstance(steps, RecordedSteps):
+            steps = RecordedSteps([bytearray() for _ in actions], bytearray())
+            self._entries.append(steps)
+        for column, content in zip(steps.columns, actions, strict=True):
+            column.extend(content)
+        steps.resets.extend(resets)
+        self._grow(check, sum(map(len, actions)), len(resets))
+
+    def record_action(self, action: Any, *, autoreset: bool, check: int) -> None:
+        """Record a step whose action does not fit into rows."""
+        message = self._position, Pickled(bytes(dumps(action))), autoreset, None
+        self._record_message(Kind.STEP, bytes(dumps(message)), check)
+
+    def record_reset(self, check: int) -> None:
+        """Record a reset without a seed of an env whose actions do not fit into rows."""
+        self._record_message(Kind.RESET, bytes(dumps((self._position, None, None))), check)
+
+    def _record_message(self, kind: int, payload: bytes, check: int) -> None:
+        if self.can_replay:
+            self._entries.append((kind, payload))
+            self._grow(check, len(payload))
+        elif kind == Kind.SET:
+            self._attributes[Set(*loads(payload)).name] = payload
+
+    def _grow(self, check: int, size: int, count: int = 1) -> None:
+        self._check = check
+        self._size += count + size // count // _STEP_SIZE * count
+        if self._size > self._limit:
+            self.forget()
+
+    def forget(self) -> None:
+        """Discard all requests but the attributes. The env cannot be replayed until its next seeded reset."""
+        for entry in self._entries:
+            if not isinstance(entry, RecordedSteps) and entry[0] == Kind.SET:
+                self._attributes[Set(*loads(entry[1])).name] = entry[1]
+        self._entries = []
+        self._size = 0
+        self._crashed_at = None
+        self.can_replay = False
+
+    # Replaying -------------------------------------------------------------------------------------------
+
+    def replay(self, attach: Attach) -> Replay | None:
+        """Return the message that brings the env to where it was; None if there is nothing to repeat."""
+        attributes = list(self._attributes.values())
+        if not self.can_replay and not attributes:
+            return None
+        action, autoreset = attach.layout.action, attach.autoreset
+        return Replay(self._position, attributes, action, autoreset, self._entries, self._check)
+
+    def can_retry(self, table: EnvTable, index: int) -> bool:
+        """Return whether a request that has failed may run once more. The same inputs are not tried a third time."""
+        return (self.can_replay or _is_seeded_reset(table, index)) and self._crashed_at != self._size
+
+    def count_crash(self) -> None:
+        """Record that the request after the last one that is recorded has failed."""
+        self._crashed_at = self._size
+
+    def inputs(self, table: EnvTable, index: int, attach: Attach) -> Callable[[], list[tuple[Any, ...]]] | None:
+        """Return a function that returns the requests which reproduce a failure; None if they are not known.
+
+        The function unpickles, and must not be called under the lock.
+        """
+        if not (self.can_replay or _is_seeded_reset(table, index)):
+            return None
+        return functools.partial(inputs_of, self.replay(attach), _last_input(table, index))
+
+
+def _is_seeded_reset(table: EnvTable, index: int) -> bool:
+    return bool(table.ops[index] & RESET) and table.posted_seed(index) is not None
+
+
+def _last_input(table: EnvTable, index: int) -> tuple[Any, ...]:
+    layout, request, op = table.slab.layout, table.requests.get(index), int(table.ops[index])
+    payload = request.payload if request is not None and op & PAYLOAD else None
+    content = None if payload is None else Pickled(payload)
+    if op & RESET:
+        return "reset", table.posted_seed(index), content
+    if content is not None or layout.action is None:
+        return "step", content
+    return "step", reader(layout.action, table.slab.actions, index)()

@@ -1,0 +1,129 @@
+"""The memory that rollouts add to a vector: buffers for trajectories, and parameters of policies."""
+
+from __future__ import annotations
+
+import pickle
+import weakref
+from typing import Any, Protocol
+
+import cloudpickle
+
+from envactors.backends.base import RowMemory
+from envactors.rollout.messages import Parameters
+from envactors.rollout.trajectory import Trajectory, TrajectoryLayout
+
+# Alignment of arrays in bytes: a pair of cache lines.
+_ALIGNMENT = 128
+
+
+class Holder(Protocol):
+    """A rollout that uses a buffer."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether its results were read."""
+
+
+class TrajectoryBuffer:
+    """A trajectory in the memory of a vector.
+
+    Args:
+        layout: Layout of the trajectory.
+        memory: Memory of the vector.
+
+    Attributes:
+        trajectory: The trajectory.
+        pickled_layout: Its pickled layout.
+        place: Its place in the memory, by which workers open it.
+    """
+
+    def __init__(self, layout: TrajectoryLayout, memory: RowMemory) -> None:
+        self.pickled_layout: bytes = pickle.dumps(layout, 5)
+        place, part = memory.extend(Trajectory(layout, None).size)
+        self.place: tuple[int, int] = place
+        self.trajectory: Trajectory = Trajectory(layout, part)
+        self._holder: weakref.ref[Holder] | None = None
+
+    def hold(self, holder: Holder) -> None:
+        """Keep the buffer for a rollout until its results were read, or nobody can read them any more."""
+        self._holder = weakref.ref(holder)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a rollout uses the buffer."""
+        holder = None if self._holder is None else self._holder()
+        return holder is not None and not holder.is_read
+
+
+class TrajectoryBuffers:
+    """The trajectories of a vector.
+
+    Args:
+        memory: Memory of the vector.
+    """
+
+    def __init__(self, memory: RowMemory) -> None:
+        self._memory = memory
+        # The one that was taken last comes last.
+        self._buffers: list[TrajectoryBuffer] = []
+
+    def take(self, layout: TrajectoryLayout) -> TrajectoryBuffer:
+        """Return a buffer that no rollout uses.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        kept = [buffer for buffer in self._buffers if buffer.is_held or buffer.trajectory.layout == layout]
+        # Without copies, a result is valid until the next rollout but one begins: the last buffer has to rest.
+        free = [buffer for buffer in kept[:-1] if not buffer.is_held and buffer.trajectory.layout == layout]
+        buffer = free[0] if free else TrajectoryBuffer(layout, self._memory)
+        self._buffers = [other for other in kept if other is not buffer] + [buffer]
+        return buffer
+
+
+class ParameterStore:
+    """Keeps the parameters that the user gave last.
+
+    Parameters alternate between two parts of the memory, since workers may still be reading the previous ones.
+
+    Args:
+        memory: Shared memory of the vector.
+
+    Attributes:
+        last: Parameters given last; None before the first.
+    """
+
+    def __init__(self, memory: RowMemory) -> None:
+        self._memory = memory
+        self._parts: list[tuple[tuple[int, int], Any] | None] = [None, None]
+        self.last: Parameters | None = None
+
+    def give(self, parameters: Any) -> None:
+        """Write arrays into the shared memory, and pickle the rest.
+
+        Raises:
+            OSError: There is not enough memory.
+            Exception: The parameters cannot be pickled.
+        """
+        version = 1 if self.last is None else self.last.version + 1
+        buffers: list[pickle.PickleBuffer] = []
+        pickled = cloudpickle.dumps(parameters, 5, buffer_callback=buffers.append)
+        raw = [buffer.raw() for buffer in buffers]
+        spans: list[tuple[int, int]] = []
+        end = 0
+        for view in raw:
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = start + view.nbytes
+            spans.append((start, end))
+        place = None
+        if end:
+            place, part = self._part(version % 2, end)
+            for view, (start, stop) in zip(raw, spans, strict=True):
+                part[start:stop] = view
+        self.last = Parameters(version, pickled, place, spans)
+
+    def _part(self, index: int, size: int) -> tuple[tuple[int, int], Any]:
+        found = self._parts[index]
+        if found is None or found[0][1] < size:
+            found = self._parts[index] = self._memory.extend(size)
+        return found

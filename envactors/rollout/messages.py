@@ -1,0 +1,85 @@
+"""Messages of a rollout: orders to workers, and their replies. They travel as `envactors.mailbox.messages.Extend`."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from envactors.mailbox.specs import ArraySpec
+
+# Values of `Stop.reason`: why a worker has stopped.
+DONE: Final = "done"
+LEARNT: Final = "learnt"  # the policy returned extras or actions that the trajectory has no place for
+RAISED: Final = "raised"  # an env raised
+
+# What an env does next: its first step; what it does there (`STEP`, `RESET`, or `REPEAT` of
+# `envactors.rollout.trajectory`); the seed of its next reset (None lets the env choose); the seed that those of later
+# episodes are derived from (None if episodes are not seeded); and the index of its present episode.
+EnvPlan: TypeAlias = "tuple[int, int, int | None, int | None, int]"
+
+
+class Policy(NamedTuple):
+    """A policy: its id within the vector, the pickled function that makes it, and the seed of its random numbers."""
+
+    policy_id: int
+    pickled: bytes
+    seed: int
+
+
+class Parameters(NamedTuple):
+    """Parameters of a policy.
+
+    Attributes:
+        version: How often the user has given parameters.
+        pickled: The parameters without the contents of their arrays.
+        place: Part of the shared memory that contains the arrays; None without arrays.
+        spans: Start and end of each array in that part, in bytes.
+    """
+
+    version: int
+    pickled: bytes
+    place: tuple[int, int] | None
+    spans: list[tuple[int, int]]
+
+
+class Order(NamedTuple):
+    """An order to a worker: run some steps of a rollout.
+
+    Attributes:
+        rollout: Index of the rollout since the policy was set.
+        start, stop: First step, and the step after the last one.
+        layout: Pickled `TrajectoryLayout`.
+        place: Place of the trajectory in the shared memory.
+        parameters: Fields of the `Parameters` that the policy loads first unless it has them; None if there are none.
+        plans: What each env does next.
+        autoreset: What happens at the end of an episode.
+        contents: The encoded info and object leaves of each env's last observation (None without any); empty if all
+            leaves have a place.
+    """
+
+    rollout: int
+    start: int
+    stop: int
+    layout: bytes
+    place: tuple[int, int]
+    parameters: tuple[Any, ...] | None
+    plans: list[EnvPlan]
+    autoreset: str
+    contents: list[bytes | None]
+
+
+class Stop(NamedTuple):
+    """Reply to an order; the number of completed steps is in the trajectory.
+
+    Attributes:
+        reason: One of the values above.
+        position: Position of the env that raised.
+        failure: Fields of the `envactors.mailbox.messages.Failure` of that env.
+        extras: Names and specs, for one env, of the extras that the policy returns.
+        action: Spec of one env's action, if the envs have no action space.
+    """
+
+    reason: str
+    position: int = 0
+    failure: tuple[Any, ...] = ()
+    extras: tuple[tuple[str, ArraySpec], ...] = ()
+    action: ArraySpec | None = None

@@ -1,0 +1,287 @@
+"""The threads that serve all actors of this process: the loop, the launcher, callbacks, and printing.
+
+They start with the first actor and end with the last one. A forked child has none of them and starts its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import logging
+import os
+import threading
+import time
+import traceback
+from _thread import LockType, allocate_lock
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from envactors.loop import Loop
+
+_log = logging.getLogger("envactors")
+# How long a function waits behind others before its pool adds a thread, in seconds.
+_PATIENCE = 0.1
+# How long the actors that are left at the exit of the program may take to close, in seconds.
+_EXIT_PATIENCE = 3.0
+_JOIN_PATIENCE = 1.0
+# How many log records may wait for slow handlers.
+_MOST_RECORDS = 1 << 13
+
+
+class ThreadPool:
+    """Daemon threads that run functions which may block, in the order of their submission.
+
+    A blocked function may wait for one that is queued behind it, so with a loop the pool adds a thread whenever a
+    function has waited for a moment. Without a loop there is one thread.
+
+    There is no lock that a submitting thread could leave held when it is interrupted: every idle thread sleeps on its
+    own lock, which `submit` releases.
+
+    Args:
+        name: Name of the threads.
+        loop: Runs the timer that adds threads; None to keep one thread.
+    """
+
+    def __init__(self, name: str, loop: Loop | None = None) -> None:
+        self._name = name
+        self._loop = loop
+        self._functions: deque[Callable[[], object]] = deque()
+        # The locks of idle threads: locked while the thread sleeps.
+        self._sleepers: list[LockType] = []
+        self._started = 0  # how many functions were started
+        self._is_stopping = False
+        self._threads: list[threading.Thread] = []
+        self._add_thread()
+
+    def submit(self, function: Callable[[], object]) -> None:
+        """Queue a function."""
+        self._functions.append(function)
+        if self._wake_one():
+            return
+        if self._is_stopping:
+            self._add_thread()
+        elif self._loop is not None:
+            check = functools.partial(self._add_thread_if_stuck, self._started)
+            self._loop.call_at(time.monotonic() + _PATIENCE, check)
+
+    def stop(self) -> None:
+        """Let the threads end once the queue is empty; do not wait for them."""
+        self._is_stopping = True
+        while self._wake_one():
+            pass
+
+    def join(self, timeout: float) -> None:
+        """Wait for the threads to end, except for the calling one."""
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _wake_one(self) -> bool:
+        """Wake an idle thread; return whether there was one."""
+        for gate in tuple(self._sleepers):
+            with contextlib.suppress(RuntimeError):  # another thread has just woken it
+                gate.release()
+                return True
+        return False
+
+    def _add_thread_if_stuck(self, started: int) -> None:
+        """Add a thread if no function was started since ``started`` of them were."""
+        if self._functions and self._started == started and not self._is_stopping:
+            self._add_thread()
+
+    def _add_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self) -> None:
+        gate = allocate_lock()
+        gate.acquire()
+        while True:
+            try:
+                function = self._functions.popleft()
+            except IndexError:
+                if self._is_stopping:
+                    return
+                self._sleep(gate)
+                continue
+            self._started += 1
+            try:
+                function()
+            except BaseException as error:
+                log_error(f"a function raised in the thread {self._name}", error)
+            del function
+
+    def _sleep(self, gate: LockType) -> None:
+        """Sleep until `submit` or `stop` releases the gate."""
+        self._sleepers.append(gate)
+        if not self._functions and not self._is_stopping:  # looked at again, now that the gate is known
+            gate.acquire()
+        self._sleepers.remove(gate)
+        gate.acquire(blocking=False)
+
+
+class Launcher:
+    """Starts workers in one thread that outlives them: the kernel ends some workers with the thread that started them.
+
+    A start is a function. Equal functions are the same start.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPool("envactors-launcher")
+        self._lock = threading.RLock()
+        self._waiting: dict[Callable[[], object], int | None] = {}
+        self._starting: set[Callable[[], object]] = set()
+
+    def submit(self, start: Callable[[], object], limit: int | None) -> None:
+        """Call a function once fewer than ``limit`` starts are unfinished; None for no limit."""
+        with self._lock:
+            self._waiting[start] = limit
+        self._begin_waiting()
+
+    def withdraw(self, start: Callable[[], object]) -> bool:
+        """Remove a start that has not begun; return whether there was one."""
+        with self._lock:
+            return self._waiting.pop(start, self) is not self
+
+    def finish(self, start: Callable[[], object]) -> None:
+        """Record that a start has succeeded or failed, so that others may begin."""
+        with self._lock:
+            self._starting.discard(start)
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        with self._lock:
+            for start, limit in list(self._waiting.items()):
+                if limit is not None and len(self._starting) >= limit:
+                    break
+                del self._waiting[start]
+                self._starting.add(start)
+                self._pool.submit(start)
+
+    def stop(self) -> None:
+        """Let the thread end."""
+        self._pool.stop()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the thread to end."""
+        self._pool.join(timeout)
+
+
+class Member(Protocol):
+    """An actor, as the runtime closes it at the exit of the program."""
+
+    def begin_close(self, timeout: float | None) -> None:
+        """Start to close it."""
+
+    def wait_closed(self, timeout: float | None) -> None:
+        """Wait until it is closed."""
+
+
+class Runtime:
+    """The threads of this process.
+
+    Attributes:
+        members: The actors that they serve.
+        loop: The event loop.
+        launcher: Starts workers.
+        callbacks: Runs callbacks of futures, and other functions that may take long.
+        printer: Prints the output of workers and logs, in order.
+        has_ended: Whether the last actor has ended, so that the threads are ending.
+    """
+
+    def __init__(self) -> None:
+        self.members: set[Member] = set()
+        self.has_ended: bool = False
+        self._records = 0
+        self.printer: ThreadPool = ThreadPool("envactors-printer")
+        self.loop: Loop = Loop(self._report)
+        self.launcher: Launcher = Launcher()
+        self.callbacks: ThreadPool = ThreadPool("envactors-callbacks", self.loop)
+
+    def log(self, log: Callable[[], object]) -> None:
+        """Call a function that logs, in a thread where handlers may block; drop it if too many wait."""
+        if self._records < _MOST_RECORDS:
+            self._records += 1
+            self.printer.submit(lambda: self._log(log))
+
+    def _log(self, log: Callable[[], object]) -> None:
+        self._records -= 1
+        log()
+
+    def _report(self, error: BaseException) -> None:
+        self.log(lambda: log_error("an internal callback of envactors raised; all actors continue", error))
+
+    def leave(self, member: Member) -> None:
+        """Remove an actor that has ended; with the last one, end the threads."""
+        global _runtime
+        with _lock:
+            self.members.discard(member)
+            if self.members:
+                return
+            self.has_ended = True
+            if _runtime is self:
+                _runtime = None
+        self.launcher.stop()
+        self.callbacks.stop()
+        self.loop.stop()
+        self.printer.stop()
+
+    def join_if_ended(self) -> None:
+        """If the last actor has ended, wait until the threads have, too."""
+        if self.has_ended:
+            for part in (self.loop, self.launcher, self.callbacks, self.printer):
+                part.join(_JOIN_PATIENCE)
+
+
+_lock = threading.RLock()
+_runtime: Runtime | None = None
+# How many forks lie between this process and the one that imported this module.
+forks: int = 0
+
+
+def join(member: Member) -> Runtime:
+    """Add an actor, and return the runtime that serves it."""
+    global _runtime
+    with _lock:
+        if _runtime is None:
+            _runtime = Runtime()
+            atexit.unregister(_close_all)
+            atexit.register(_close_all)
+        _runtime.members.add(member)
+        return _runtime
+
+
+def log_error(text: str, error: BaseException) -> None:
+    """Log an error, even if the logging of the program fails. Call this only where handlers may block."""
+    try:
+        _log.error("%s", text, exc_info=error)
+    except BaseException:  # a filter or handler of the user's
+        with contextlib.suppress(Exception):  # stderr may be closed
+            traceback.print_exception(type(error), error, error.__traceback__)
+
+
+def _close_all() -> None:
+    runtime = _runtime
+    if runtime is None:
+        return
+    deadline = time.monotonic() + _EXIT_PATIENCE
+    members = list(runtime.members)
+    for member in members:
+        member.begin_close(_EXIT_PATIENCE)
+    for member in members:
+        member.wait_closed(max(0.0, deadline - time.monotonic()))
+    runtime.join_if_ended()
+
+
+def _reset_after_fork() -> None:
+    global _runtime, _lock, forks
+    _runtime = None
+    _lock = threading.RLock()
+    forks += 1
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)

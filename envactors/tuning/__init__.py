@@ -1,1 +1,0 @@
-"""Which settings are the fastest for an env on this machine."""

@@ -1,0 +1,556 @@
+"""The envs of one actor: post their requests, collect their results, and recover after an exit.
+
+Everything but `ActorEnvs.read_failure` and `ActorEnvs.unreadable` runs under the lock of the vector.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from envactors.actor.actor import Actor
+from envactors.actor.exits import Exit, JobFate, Step
+from envactors.actor.future import ActorFuture, ReadyOutcome
+from envactors.actor.incarnation import Incarnation
+from envactors.actor.jobs import Call, ErrorOf, Job, Renewal, Replay
+from envactors.actor.process import ExitReport
+from envactors.actor.states import EndReason
+from envactors.errors import ActorError, copy_error
+from envactors.mailbox import bundle
+from envactors.mailbox.control_page import ASLEEP, FINISHED, METHOD_RESET, ControlPage
+from envactors.mailbox.messages import Attach, Fault, Frame, Kind
+from envactors.mailbox.pickling import dumps, safe_repr
+from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
+from envactors.options import RecyclePolicy
+from envactors.vector.episodes import LOST, RETIRING
+from envactors.vector.recovery import Cause, Failure, apply_to_row, recover
+from envactors.vector.results import RowOutcome, RowReader
+from envactors.vector.table import IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
+
+if TYPE_CHECKING:
+    from envactors.rollout.rollouts import Rollouts
+
+# The failures of envs that have raised, by index and call id.
+Failures: TypeAlias = Mapping[tuple[int, int], Failure]
+
+
+class QueuedRows(Job):
+    """Envs that wait in the queue of their actor to be posted.
+
+    Args:
+        envs: The envs of the actor.
+        ids: The envs that wait. One that is not `QUEUED` any more is skipped.
+    """
+
+    def __init__(self, envs: ActorEnvs, ids: list[int]) -> None:
+        self._envs = envs
+        self.ids = ids
+
+    def can_join(self, running: Job) -> bool:
+        """Rows may be posted while earlier rows run."""
+        return running is self._envs
+
+    def start(self, actor: Actor) -> bool:
+        """Post the envs. They run as `ActorEnvs`."""
+        self._envs.post_queued(self.ids, self.call_id)
+        actor.running = self._envs if self._envs.has_posted else None
+        return False
+
+    def step(self, actor: Actor) -> None:
+        """Return None: it never runs itself."""
+
+    def fail(self, actor: Actor, error_of: ErrorOf) -> None:
+        """Fail the envs."""
+        del actor
+        self._envs.fail_queued(self.ids, error_of)
+
+
+class ActorEnvs(Job):
+    """The envs of one actor. It is the tenant of the actor, and its running job while rows are posted.
+
+    Args:
+        table: The envs of the vector.
+        actor: The actor.
+        count: How many envs it has.
+
+    Attributes:
+        attach: The message that has workers use the rows.
+        range: The indices of its envs.
+        reader: Reads results out of rows; set before anything is posted.
+        rollouts: The rollouts of the vector; None until it has a policy.
+    """
+
+    reader: RowReader
+    call_id = -1  # no reply is for it
+    is_of_process = True
+
+    def __init__(self, table: EnvTable, actor: Actor, count: int) -> None:
+        first = actor.config.first_index
+        self.table = table
+        self.actor = actor
+        self.attach: Attach = Attach(table.slab.layout, table.autoreset == "same_step")
+        self.range: range = range(first, first + count)
+        self.rollouts: Rollouts | None = None
+        self._first, self._stop = first, first + count
+        self._posted_at = 0.0
+        # How many steps each env had made when its current process began.
+        self._steps_before = dict.fromkeys(self.range, 0)
+
+    def position(self, index: int) -> int:
+        """Return the position of an env in its actor."""
+        return index - self._first
+
+    @property
+    def has_posted(self) -> bool:
+        """Whether a row is posted whose result was not delivered."""
+        return POSTED in self.table.status[self._first : self._stop]
+
+    # Posting ---------------------------------------------------------------------------------------------
+
+    def post(self, call_id: int, ids: Sequence[int], payloads: Mapping[int, bytes], now: float) -> ControlPage:
+        """Prepare for rows that are written to run.
+
+        Args:
+            call_id: Their call id.
+            ids: The envs.
+            payloads: The payloads that do not fit into the rows of the vector, by env.
+            now: The time (`time.monotonic`).
+
+        Returns:
+            The control page of the worker, which has to be rung.
+        """
+        actor, table = self.actor, self.table
+        process = actor.incarnation.process
+        assert process is not None, "rows are posted to a live process"
+        actor.running = self
+        self._posted_at = now
+        if actor.deadline_watch.next_check_at > now + actor.deadline_watch.shortest:
+            actor.deadline_watch.watch(now)
+        if payloads:
+            mine = [(self.position(index), payloads[index]) for index in ids if index in payloads]
+            if mine:
+                process.send(Frame(Kind.PAYLOADS, actor.incarnation.index, call_id, bundle.pack(mine)))
+        if table.requests and any(table.future_of(index) is not None for index in ids):
+            process.watch_rings(self._on_ring)
+        return process.page
+
+    def post_queued(self, ids: list[int], call_id: int) -> None:
+        """Post the envs among these that are still queued."""
+        table = self.table
+        self.fail_without_episode([index for index in ids if table.status[index] == QUEUED])
+        queued = [index for index in ids if table.status[index] == QUEUED]
+        if queued:
+            payloads = table.post(Selection(queued, queued), call_id, True)
+            self.post(call_id, queued, payloads, time.monotonic()).post_step(call_id, ASLEEP, True)
+            table.waiters.on_process_change()  # a thread that waits may know only an earlier process
+
+    def queue(self, ids: list[int]) -> None:
+        """Queue envs, once their process was replaced if that is due before their next reset."""
+        table = self.table
+        table.queue(ids)
+        if any(table.episodes.flags[index] & RETIRING and self.resets(index) for index in ids):
+            self.actor.enqueue(Renewal())
+        self.fail_without_episode(ids)
+        self.actor.enqueue(QueuedRows(self, list(ids)))
+
+    def queue_first(self, ids: list[int]) -> None:
+        """Queue envs ahead of everything that waits."""
+        self.table.queue(ids)
+        self.actor.enqueue(QueuedRows(self, ids), first=True)
+
+    def must_wait(self, index: int) -> bool:
+        """Return whether an env cannot be posted at once: its episode was lost, or its process is to be replaced."""
+        flags = self.table.episodes.flags[index]
+        return bool(flags & LOST or (flags & RETIRING and self.resets(index)))
+
+    def resets(self, index: int) -> bool:
+        """Return whether the request of an env resets it."""
+        request = self.table.requests.get(index)
+        return bool(self.table.episodes.resets_next_of[index]) or (request is not None and request.method == "reset")
+
+    def fail_without_episode(self, ids: Sequence[int]) -> None:
+        """Decide about queued envs whose requests need an episode that was lost."""
+        for index in ids:
+            if self.table.status[index] == QUEUED and self.lacks_episode(index):
+                self._recover(index, Failure(Cause.WAITING, self.crash_error_for(index)))
+
+    def lacks_episode(self, index: int) -> bool:
+        """Return whether the request of an env needs an episode that was lost, and no replay brings back."""
+        table = self.table
+        is_lost = table.episodes.flags[index] & LOST and not (table.replays and table.journals[index].can_replay)
+        return bool(is_lost) and table.needs_episode(index)
+
+    def fail_queued(self, ids: list[int], error_of: ErrorOf) -> None:
+        """Fail queued envs that will not be posted."""
+        for index in ids:
+            if self.table.status[index] == QUEUED:
+                request = self.table.requests.get(index)
+                earlier = request.failure if request is not None and self.actor.is_closing else None
+                error = earlier or error_of(self.step_of(index))
+                self._recover(index, Failure(Cause.WAITING, error), has_process=False)
+
+    # Results ---------------------------------------------------------------------------------------------
+
+    def collect_completed(self, failures: Failures | None = None) -> None:
+        """Record complete rows.
+
+        Args:
+            failures: The failures that `read_failures` has returned. Rows of other envs that have raised are left as
+                they are, since unpickling an exception runs code of users.
+        """
+        table = self.table
+        if not self.has_posted:
+            return
+        again: list[int] = []
+        for index in self.range:
+            if table.status[index] == POSTED and table.is_complete(index):
+                if not table.infos.failed(index):
+                    self._accept(index)
+                elif failures is not None and (index, table.call_id_of[index]) in failures:
+                    self.actor.completed += 1
+                    if self._recover(index, failures[index, table.call_id_of[index]]):
+                        again.append(index)
+        if again:
+            self.queue_first(again)
+
+    def _accept(self, index: int) -> None:
+        """Record a complete row that is no failure."""
+        table, request = self.table, self.table.requests.get(index)
+        slab, op = table.slab, int(table.ops[index])
+        self.actor.completed += 1
+        before = None
+        if request is not None and request.failure is not None and request.method == "step":
+            before = self.reader.copy_last(index)
+        table.buffer_index[index] = op & HALF
+        if table.replays:
+            table.journals[index].record_row(table, index)
+        ends = bool(slab.terminated[index]) or bool(slab.truncated[index])
+        if ends and op & NO_AUTORESET:
+            self._reset_in_next_process(index)
+            return
+        ended_before = request is not None and request.ending is not None
+        is_reset = bool(op & RESET) and not ended_before
+        table.episodes.record(index, ends=ends or ended_before, is_reset=is_reset)
+        outcome = None
+        if request is not None and (request.future is not None or request.failure is not None or ended_before):
+            row = self.reader.copy_row(index)
+            unreadable = functools.partial(self.unreadable, index, self.step_of(index), int(table.posted_in[index]))
+            outcome = RowOutcome(self.reader, row, request, before, unreadable)
+            if request.future is not None:
+                self.reader.keep_info(index)
+        table.complete(index, outcome, float(slab.when[index]) if table.rings_each[index] else None)
+
+    def _reset_in_next_process(self, index: int) -> None:
+        """Replace the process of an env whose episode has ended, and reset the env in the next one."""
+        table = self.table
+        request = table.requests.get(index) or EnvRequest("step")
+        unreadable = functools.partial(self.unreadable, index, self.step_of(index), int(table.posted_in[index]))
+        ending = RowOutcome(self.reader, self.reader.copy_row(index), request, None, unreadable)
+        table.requests[index] = EnvRequest("step", True, request.future, failure=request.failure, ending=ending)
+        table.episodes.flags[index] &= ~RETIRING
+        table.queue([index])
+        self.actor.enqueue(Renewal())
+        self.actor.enqueue(QueuedRows(self, [index]))
+
+    def _recover(self, index: int, failure: Failure, *, has_process: bool | None = None) -> bool:
+        """Decide about a failed request and apply the decision; return whether the env must be queued again."""
+        has_process = self.actor.is_usable if has_process is None else has_process
+        step = self.step_of(index)
+        decision = recover(self, index, failure, has_process=has_process)
+        if decision.replaces_process:
+            self.discard_process(int(self.table.posted_in[index]), step, failure)
+        return apply_to_row(self, index, decision)
+
+    def discard_process(self, incarnation: int, step: Step, failure: Failure) -> None:
+        """Replace the process after a step in which an env has raised."""
+        actor = self.actor
+        error = actor.errors.discarded(step, incarnation, actor.pid, failure.error, failure.text)
+        actor.discard(incarnation, error)
+
+    def give_up(self, index: int, error: BaseException) -> None:
+        """Decide about an env whose result cannot be unpickled."""
+        self.table.buffer_index[index] ^= HALF  # the observation before is the last one of a complete result
+        failure = Failure(Cause.RAISED, error, type(error).__name__, has_run=True)
+        if self._recover(index, failure):
+            self.queue_first([index])
+
+    def read_failures(self, ids: Sequence[int]) -> Failures:
+        """Return the failures of the envs among these that have raised. Runs code of users, without the lock."""
+        table = self.table
+        failed = [(index, table.call_id_of[index]) for index in ids if table.has_failed(index)]
+        return {
+            (index, call_id): self._read_failure(index) for index, call_id in failed if table.status[index] == POSTED
+        }
+
+    def _read_failure(self, index: int) -> Failure:
+        """Unpickle the exception that an env raised."""
+        table, errors = self.table, self.actor.errors
+        step, incarnation = self.step_of(index), int(table.posted_in[index])
+        try:
+            failure = table.infos.failure(index, table.overflow.get(index))
+        except Exception as error:
+            return Failure(Cause.RAISED, self.unreadable(index, step, incarnation, error), safe_repr(error))
+        raised = errors.raised(step, incarnation, self.actor.pid, failure)
+        return Failure(Cause.RAISED, raised, failure.text, in_reset=failure.fault == Fault.RESET)
+
+    def unreadable(self, index: int, step: Step, incarnation: int, error: BaseException) -> ActorError:
+        """Return the error of a result that cannot be unpickled. Runs code of users, without the lock."""
+        del index
+        return self.actor.errors.unreadable(step, incarnation, self.actor.pid, error)
+
+    # The running job -------------------------------------------------------------------------------------
+
+    def is_finished(self) -> bool:
+        """Return whether no row is posted any more, once complete rows are recorded."""
+        self.collect_completed()
+        return not self.has_posted
+
+    def call_when_finished(self) -> None:
+        """Have the worker ring after its rows: another job is queued behind them."""
+        process = self.actor.incarnation.process
+        if process is not None:
+            process.watch_rings(self._on_ring)
+            process.page.ring_at_end(max(self.table.call_id_of[index] for index in self.range))
+            self.actor.runtime.loop.call_soon(self._on_ring)  # they may have ended before that
+
+    def _on_ring(self) -> None:
+        self.actor.run(self._on_rows)
+
+    def _on_rows(self) -> None:
+        """Start the next job if all rows are recorded; have failures read, which blocks that, in another thread."""
+        process = self.actor.incarnation.process
+        if process is None:
+            return
+        if self.is_finished():
+            process.unwatch_rings()
+            self.actor.dispatch()
+        elif any(self.table.has_failed(index) and self.table.status[index] == POSTED for index in self.range):
+            self.actor.runtime.callbacks.submit(self._collect_failures)
+
+    def _collect_failures(self) -> None:
+        """Read failures that nobody waits for, and decide about them."""
+        failures = self.read_failures(self.range)
+        self.actor.run(self.collect_completed, failures)
+        self._on_ring()
+
+    def step(self, actor: Actor) -> Step | None:
+        """Return the step that the worker runs, or begins next; None if all rows are complete."""
+        process, unfinished = actor.incarnation.process, self._unfinished()
+        if process is None or not unfinished:
+            return None
+        progress, running = process.page.progress(), self._running()
+        if running is not None:
+            method = "reset" if progress.method == METHOD_RESET else None
+            return self.step_of(running, started=progress.since, method=method)
+        # Between two envs, the next one has had its time since the last one began.
+        return self.step_of(unfinished[0], started=max(progress.since, self._posted_at))
+
+    def step_of(self, index: int, *, started: float = 0.0, method: str | None = None) -> Step:
+        """Return the request of an env, for deadlines and errors."""
+        table = self.table
+        # The operation in the row of a queued env belongs to the request before.
+        op = 0 if table.status[index] == QUEUED else int(table.ops[index])
+        if method is None:
+            request = table.requests.get(index)
+            is_reset = op & RESET or (request is not None and request.method == "reset")
+            method = "reset" if is_reset else "step"
+        return Step(method, index, table.call_id_of[index], started, self.actor.config.deadlines.of(method))
+
+    def on_late(self, step: Step) -> None:
+        """Ignore the result of a row that has missed its deadline."""
+        self.table.overdue.add(step.index)
+        self.table.version += 1
+
+    def _running(self) -> int | None:
+        """Return the env whose row is running; None if none is."""
+        process = self.actor.incarnation.process
+        if process is None:
+            return None
+        progress = process.page.progress()
+        index = self._first + progress.position
+        if index not in self.range or self.table.status[index] != POSTED:
+            return None
+        is_running = progress.call_id == self.table.call_id_of[index] != self.table.completed_of[index]
+        return index if is_running else None
+
+    def _unfinished(self) -> list[int]:
+        """Return the envs whose rows are posted and not complete."""
+        table = self.table
+        return [index for index in self.range if table.status[index] == POSTED and not table.is_complete(index)]
+
+    def check_memory(self) -> str:
+        """Return a text if the worker claims to have finished rows which are not complete."""
+        table, process = self.table, self.actor.incarnation.process
+        if process is None or not self.has_posted:
+            return ""
+        finished = process.page.counters[FINISHED]  # read before the rows, which are written before it
+        for index in self.range:
+            is_finished = table.status[index] == POSTED and finished >= table.call_id_of[index]
+            if is_finished and index not in table.overdue and not table.is_complete(index):
+                return "its rows are not complete, and it says that it has finished them"
+        return ""
+
+    def on_overflow(self, frame: Frame) -> None:
+        """Keep the parts of results that did not fit into their rows."""
+        for index, payload in bundle.unpack(frame.payload):
+            if index in self.range:
+                self.table.overflow[index] = payload
+        self.table.waiters.ring()
+        process = self.actor.incarnation.process
+        if process is not None and process.watches_rings:
+            self.actor.runtime.loop.call_soon(self._on_ring)  # the worker's ring may have come before this
+
+    # The tenant ------------------------------------------------------------------------------------------
+
+    def on_started(self, incarnation: Incarnation, *, is_renewal: bool) -> list[Job]:
+        """Prepare for a new process; return the replays that it runs first."""
+        table, jobs = self.table, list[Job]()
+        table.incarnations[self._first : self._stop] = incarnation.index
+        table.waiters.on_process_change()
+        for index in self.range:
+            self._steps_before[index] = table.episodes.steps_of[index]
+            journal = table.journals[index]
+            if is_renewal:
+                journal.forget()  # the user wants a fresh process; only attributes are set again
+            message = journal.replay(self.attach) if table.replays else None
+            if message is not None:
+                jobs.append(Replay(index, dumps(tuple(message)), functools.partial(self._on_replayed, index)))
+        if is_renewal:
+            self.fail_without_episode(list(self.range))
+        return jobs
+
+    def _on_replayed(self, index: int, is_same: bool) -> None:
+        """Continue the episode of an env, or lose it."""
+        journal = self.table.journals[index]
+        if is_same and journal.can_replay:
+            self.table.episodes.restore(index)
+        else:
+            journal.forget()
+        if not is_same:
+            self.fail_without_episode([index])
+
+    def on_call(self, call: Call, frame: Frame) -> None:
+        """Record a call in the journal of its env."""
+        if self.table.replays:
+            failed = frame.kind == Kind.FAILED
+            self.table.journals[call.index].record_call(call.kind, bytes(call.payload), failed=failed)
+
+    def is_recycling_due(self, policy: RecyclePolicy, index: int) -> bool:
+        """Return whether the process of an env is to be replaced now that an episode has ended."""
+        process = self.actor.incarnation.process
+        if process is None:
+            return False
+        steps = self.table.episodes.steps_of[index] - self._steps_before[index]
+        if policy.max_steps is not None and steps >= policy.max_steps:
+            return True
+        return policy.max_rss is not None and process.worker.resident_memory() > policy.max_rss
+
+    def culprit(self, actor: Actor) -> Step | None:
+        """Return the step that an ended process was running, or missed its deadline in; None if it ran none."""
+        begun = self._find_begun(actor.incarnation.end_reason)
+        if not begun:
+            return None
+        index, process = begun[0], actor.incarnation.process
+        if index == self._running() and process is not None:
+            progress = process.page.progress()
+            method = "reset" if progress.method == METHOD_RESET else None
+            return self.step_of(index, started=progress.since, method=method)
+        return self.step_of(index, started=self._posted_at if index in self.table.overdue else 0.0)
+
+    def _find_begun(self, reason: EndReason | None) -> list[int]:
+        """Return the envs whose rows an ended process had begun and not completed. The first one caused the exit.
+
+        There are two if one missed its deadline, ended after all, and the next one began before the kill.
+        """
+        running = self._running()
+        begun = [index for index in self.range if index in self.table.overdue]
+        begun += [] if running is None else [running]
+        if not begun and reason in (EndReason.TIMEOUT, EndReason.ABORT):
+            begun = self._unfinished()[:1]
+        return list(dict.fromkeys(begun))
+
+    def on_exit(self, exit: Exit) -> None:  # noqa: A002
+        """Continue or fail the requests of an ended process, and end its episodes."""
+        table, has_process = self.table, exit.plan.has_process
+        begun, unfinished = self._find_begun(exit.reason), self._unfinished()
+        is_discard = exit.reason is EndReason.DISCARD
+        failures: dict[int, Failure] = {}
+        for index in unfinished:
+            is_culprit = index in begun[:1] and not is_discard
+            error = exit.error if is_culprit else self.crash_error_for(index)
+            cause = Cause.RUNNING if index in begun else Cause.WAITING
+            failures[index] = Failure(cause, error, reason=exit.reason if is_culprit or is_discard else None)
+        for index in self.range:
+            table.overdue.discard(index)
+            table.episodes.lose_process(index)
+        # The next worker runs all rows that are posted and not completed.
+        mine = slice(self._first, self._stop)
+        table.slab.posted[mine] = table.slab.completed[mine] = table.call_ids[mine]
+        again: list[int] = []
+        for index, failure in failures.items():
+            table.status[index] = QUEUED
+            if self._recover(index, failure, has_process=has_process):
+                again.append(index)
+        if again:
+            self.queue_first(again)
+        if has_process:
+            waiting = [index for job in self.actor.queue if isinstance(job, QueuedRows) for index in job.ids]
+            self.fail_without_episode([index for index in waiting if index not in again])
+        table.waiters.ring()
+
+    def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
+        """End: `on_exit` has queued the rows that run again."""
+        del actor, exit
+        return JobFate.DONE
+
+    def crash_error_for(self, index: int) -> ActorError:
+        """Return the error of a request whose process ended before it could run."""
+        actor, step = self.actor, self.step_of(index)
+        crash = actor.last_crash
+        if crash is None:
+            return actor.errors.exit(ExitReport(reason=EndReason.ABORT), actor.incarnation.index, step)
+        if (crash.call_id, crash.index) == (step.call_id, step.index):
+            return copy_error(crash)
+        return actor.errors.not_begun(step, crash)
+
+    def withdraw(self, future: ActorFuture) -> Step | None:
+        """Take the request of a future out of the queue; return its step, or None if it is not queued."""
+        index = self._index_of(future, QUEUED)
+        if index is None:
+            return None
+        step = self.step_of(index)
+        self.table.deliver(Selection([index], [index]))
+        return step
+
+    def is_running(self, future: ActorFuture) -> bool:
+        """Return whether the row of this future is posted."""
+        return self._index_of(future, POSTED) is not None
+
+    def _index_of(self, future: ActorFuture, status: int) -> int | None:
+        for index in self.range:
+            if self.table.status[index] == status and self.table.future_of(index) is future:
+                return index
+        return None
+
+    def reset_after_interrupt(self) -> None:
+        """Make all envs idle, which need a reset then. Requests with a future fail; other results are lost."""
+        table, actor = self.table, self.actor
+        table.version += 1
+        for index in self.range:
+            request = table.requests.pop(index, None)
+            if request is not None and request.future is not None:
+                report = ExitReport(reason=EndReason.INTERRUPT)
+                error = actor.errors.exit(report, actor.incarnation.index, self.step_of(index))
+                request.future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error))
+            table.outcomes.pop(index, None)
+            table.completed_at.pop(index, None)
+            table.status[index] = IDLE
+            table.overdue.discard(index)
+            table.episodes.lose(index)
+            table.episodes.lose_process(index)
+            table.journals[index].forget()
+        if self.rollouts is not None:
+            self.rollouts.reset_after_interrupt(self)
+        table.waiters.on_process_change()

@@ -1,0 +1,515 @@
+"""The one way in which envs in workers step and reset: post requests, wait, and take the results.
+
+The fast path is no separate code: if no env needs attention, all rows are written, compared, and copied at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.actor.actor import Actor
+from envactors.actor.exits import Step
+from envactors.actor.future import ActorFuture
+from envactors.actor.spinning import SpinPolicy
+from envactors.errors import (
+    ActorError,
+    AlreadyPendingError,
+    NothingPendingError,
+    VectorInputError,
+    VectorTimeoutError,
+)
+from envactors.mailbox.control_page import FINISHED, spin_until_all
+from envactors.mailbox.info_codec import INLINE_INFO
+from envactors.mailbox.pickling import dumps
+from envactors.mailbox.slab import HALF, RESET
+from envactors.mailbox.specs import ArraySpec, Spec, flatten, split_batch
+from envactors.vector.actor_envs import ActorEnvs
+from envactors.vector.episodes import NEEDS_RESET
+from envactors.vector.failures import step_error
+from envactors.vector.options import Autoreset
+from envactors.vector.results import Batch, EnvStep, RowReader
+from envactors.vector.table import DONE, FAILED, IDLE, POSTED, EnvRequest, EnvTable, Selection
+
+
+class RowEngine:
+    """Steps and resets envs that run in workers.
+
+    Args:
+        table: The envs.
+        reader: Reads results out of rows.
+        action_spec: Spec of one env's action; None to send actions unchecked.
+        may_spin: Whether the backend lets threads spin.
+
+    Attributes:
+        table, reader: As above.
+        all: All envs.
+    """
+
+    def __init__(self, table: EnvTable, reader: RowReader, action_spec: Spec | None, *, may_spin: bool) -> None:
+        self.table = table
+        self.reader = reader
+        self._lock = table.lock
+        self._action_spec = action_spec
+        self._row_spec = action = table.slab.layout.action
+        # The array of actions, if an action is a single array.
+        self._only = table.slab.actions[0] if isinstance(action, ArraySpec) else None
+        count = len(table.status)
+        self.all: Selection = Selection(list(range(count)), slice(None), is_all=True)
+        self._all_groups = self._group(self.all.ids)
+        self._all_actors = [group.actor for group, _ in self._all_groups]
+        self._spin = SpinPolicy(may_spin)
+
+    @property
+    def observation_spec(self) -> Spec | None:
+        """Spec of one env's observation; None until it is known."""
+        return self.reader.observation_spec
+
+    @property
+    def autoreset(self) -> Autoreset:
+        """What happens at the end of an episode."""
+        return self.table.autoreset
+
+    @property
+    def resets_next(self) -> npt.NDArray[np.bool_]:
+        """Whether the next step of each env resets it, by autoreset."""
+        return self.table.episodes.resets_next
+
+    def select(self, ids: list[int]) -> Selection:
+        """Return some envs."""
+        return Selection(ids, np.array(ids, np.int64))
+
+    def busy(self) -> list[int]:
+        """Return the envs whose results were not delivered."""
+        return [index for index, status in enumerate(self.table.status) if status != IDLE]
+
+    def receivable(self) -> list[int]:
+        """Return the envs whose results `receive` can deliver: those of all requests without futures."""
+        table = self.table
+        if not table.requests:
+            return self.busy()
+        return [i for i, status in enumerate(table.status) if status != IDLE and table.future_of(i) is None]
+
+    def counts(self) -> tuple[list[int], list[int]]:
+        """Return how many steps and finished episodes each env has had."""
+        return self.table.episodes.steps.tolist(), self.table.episodes.episodes.tolist()
+
+    def disable_reset_checks(self) -> None:
+        """Leave it to the envs to refuse steps before a reset."""
+        self.table.episodes.disable_reset_checks()
+
+    def close(self) -> None:
+        """Close the doorbells of the vector, which belong to no actor."""
+        self.table.waiters.close()
+
+    # Posting ---------------------------------------------------------------------------------------------
+
+    def start_steps(
+        self,
+        envs: Selection,
+        actions: Any,
+        *,
+        rings_each: bool,
+        futures: Sequence[ActorFuture] = (),
+        is_checked: bool = True,
+    ) -> None:
+        """Start a step of some envs.
+
+        Args:
+            envs: The envs.
+            actions: Actions as `VectorEnv.step` takes them.
+            rings_each: Whether results are taken one by one rather than all at once.
+            futures: Futures that get the results; empty if the vector delivers them.
+            is_checked: Whether actions are checked against the action spec.
+
+        Raises:
+            AlreadyPendingError: An env has a result pending.
+            VectorInputError: An env needs a reset first.
+            SpaceMismatchError: The actions do not conform to the action spec.
+            ActorClosedError: The vector was closed.
+        """
+        self._check_idle(envs)
+        if not self.table.are_all_plain:
+            self.check_steppable(envs)
+        payloads = self._write_actions(envs, actions, is_checked=is_checked)
+        requests = {}
+        if payloads or futures:
+            for position, index in enumerate(envs.ids):
+                future = futures[position] if futures else None
+                requests[index] = EnvRequest("step", False, future, None, payloads[position] if payloads else None)
+        self._post(envs, requests, rings_each=rings_each)
+
+    def start_resets(
+        self,
+        envs: Selection,
+        seeds: Sequence[int | None],
+        options: Sequence[dict[str, Any] | None],
+        futures: Sequence[ActorFuture] = (),
+    ) -> None:
+        """Start resets; for the errors see `start_steps`."""
+        self._check_idle(envs)
+        requests = {}
+        for position, index in enumerate(envs.ids):
+            payload = None if options[position] is None else bytes(dumps(options[position]))
+            future = futures[position] if futures else None
+            requests[index] = EnvRequest("reset", True, future, seeds[position], payload)
+        self._post(envs, requests, rings_each=True)
+
+    def check_steppable(self, envs: Selection) -> None:
+        """Raise `VectorInputError` if an env needs a reset first."""
+        flags = self.table.episodes.flags
+        for index in envs.ids:
+            if flags[index] & NEEDS_RESET:
+                raise VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
+
+    def _check_idle(self, envs: Selection) -> None:
+        table = self.table
+        self._lock.reset_if_interrupted()
+        if table.rollouts:
+            raise AlreadyPendingError(f"{table.rollouts} rollouts are in flight: wait for them first")
+        if envs.is_all and table.are_all(IDLE):
+            return
+        busy = [index for index in envs.ids if table.status[index] != IDLE]
+        if busy:
+            raise AlreadyPendingError(
+                f"the envs {busy} have results pending: receive them with recv (or from "
+                "their futures) before the next request"
+            )
+
+    def _write_actions(self, envs: Selection, actions: Any, *, is_checked: bool) -> list[bytes]:
+        """Write actions into rows; return them pickled if they do not fit there."""
+        spec, count, only = self._action_spec if is_checked else None, len(envs.ids), self._only
+        if self._row_spec is None or spec is None:
+            return [bytes(dumps(value)) for value in split_batch(spec, actions, count, "actions")]
+        if only is not None:
+            fits = type(actions) is np.ndarray and actions.dtype == only.dtype
+            fits = fits and actions.shape == (count, *only.shape[1:])
+            only[envs.at] = actions if fits else split_batch(spec, actions, count, "actions")
+            return []
+        for index, value in zip(envs.ids, split_batch(spec, actions, count, "actions"), strict=True):
+            for array, leaf in zip(self.table.slab.actions, flatten(spec, value), strict=True):
+                array[index] = leaf
+        return []
+
+    def _post(self, envs: Selection, requests: dict[int, EnvRequest], *, rings_each: bool) -> None:
+        """Post envs whose actions are in their rows, or queue those whose actor is not free."""
+        table, lock = self.table, self._lock
+        groups = self._groups_of(envs)
+        now = time.monotonic()
+        wait = self._spin.start(now)
+        refused: ActorError | None = None
+        with lock, lock.change(*self._actors_of(groups)):
+            table.requests.update(requests)
+            must_check = not table.are_all_plain
+            posted: list[tuple[ActorEnvs, list[int]]] = []
+            queued: list[tuple[ActorEnvs, list[int]]] = []
+            for group, ids in groups:
+                is_free = group.actor.can_post(group) and not (must_check and any(map(group.must_wait, ids)))
+                (posted if is_free else queued).append((group, ids))
+            closing = next((group.actor for group, _ in queued if group.actor.is_closing), None)
+            if closing is not None:
+                refused = closing.errors.closed(Step("step", envs.ids[0]), closing.incarnation.index)
+                for index in requests:
+                    del table.requests[index]
+            else:
+                for index, request in requests.items():
+                    if request.seed is not None:
+                        table.episodes.set_root_seed(index, request.seed)
+                if posted:
+                    some = self.select([index for _, ids in posted for index in ids]) if queued else envs
+                    call_id = lock.next_call_id()
+                    payloads = table.post(some, call_id, rings_each)
+                    pages = [group.post(call_id, ids, payloads, now) for group, ids in posted]
+                    for page in pages:  # last and at once, since workers that wake up take cores
+                        page.post_step(call_id, wait, rings_each)
+                for group, ids in queued:
+                    group.queue(ids)
+        if refused is not None:
+            raise refused
+
+    def _actors_of(self, groups: list[tuple[ActorEnvs, list[int]]]) -> list[Actor]:
+        return self._all_actors if groups is self._all_groups else [group.actor for group, _ in groups]
+
+    def _groups_of(self, envs: Selection) -> list[tuple[ActorEnvs, list[int]]]:
+        return self._all_groups if envs.is_all else self._group(envs.ids)
+
+    def _group(self, ids: list[int]) -> list[tuple[ActorEnvs, list[int]]]:
+        """Return the envs of each actor, in ascending order."""
+        groups: dict[ActorEnvs, list[int]] = {}
+        for index in sorted(ids):
+            groups.setdefault(self.table.owners[index], []).append(index)
+        return list(groups.items())
+
+    # Waiting ---------------------------------------------------------------------------------------------
+
+    def finish(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
+        """Wait for the results of envs and deliver them.
+
+        Args:
+            envs: The envs.
+            timeout: The user's timeout in seconds, for the error.
+            deadline: When it is over (`time.monotonic`); None for no limit.
+            caller: Name of the user's method, for errors.
+
+        Raises:
+            VectorTimeoutError: The timeout has passed; nothing is lost.
+            NothingPendingError: A signal handler or another thread has taken the results.
+            VectorStepError: Some envs failed.
+        """
+        self._lock.reset_if_interrupted()
+        self._spin_for(envs)
+        while True:
+            batch = self.take(envs, caller)
+            if batch is not None:
+                return batch
+            self._wait(lambda: self._count_missing(envs), envs, timeout, deadline, caller)
+
+    def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
+        """Wait for results and deliver them in the order of their completion; see `VectorEnv.recv`."""
+        table = self.table
+        self._lock.reset_if_interrupted()
+        if min_envs is None:
+            self._spin_for(self.all)
+        while True:
+            in_time = table.waiters.wait(lambda: self._count_missing_to_receive(min_envs), deadline)
+            ready = [index for index in self.receivable() if table.has_outcome(index)]
+            if not ready and in_time and min_envs != 0:
+                raise NothingPendingError(
+                    "recv has no results left to wait for: a signal handler or another thread has taken them"
+                )
+            failed = [index for index in ready if table.has_failed(index)]
+            fine = sorted((index for index in ready if index not in failed), key=self._completed_at)[:max_envs]
+            batch = self._take_each([*fine, *failed], "recv") if failed else self.take(self.select(fine), "recv")
+            if batch is not None:
+                return batch
+
+    def reset(
+        self,
+        envs: Selection,
+        seeds: Sequence[int | None],
+        options: Sequence[dict[str, Any] | None],
+        timeout: float | None,
+        deadline: float | None,
+    ) -> Batch:
+        """Reset envs, once rollouts and what these envs run have ended. Results that were not delivered are dropped.
+
+        For the arguments see `start_resets` and `finish`.
+        """
+        table = self.table
+        self._lock.reset_if_interrupted()
+        while table.rollouts or not all(table.status[index] == IDLE for index in envs.ids):
+            self._wait(lambda: table.rollouts + sum(map(table.is_running, envs.ids)), envs, timeout, deadline, "reset")
+            self._collect(envs.ids)
+            with self._lock, self._lock.change(*self._actors_of(self._groups_of(envs))):
+                done = [index for index in envs.ids if table.status[index] in (DONE, FAILED)]
+                table.deliver(Selection(done, done))
+        self.start_resets(envs, seeds, options)
+        return self.finish(envs, timeout, deadline, "reset")
+
+    def _wait(
+        self,
+        count_missing: Callable[[], int],
+        envs: Selection,
+        timeout: float | None,
+        deadline: float | None,
+        caller: str,
+    ) -> None:
+        """Wait until nothing is missing.
+
+        Raises:
+            VectorTimeoutError: The deadline has passed.
+        """
+        if self.table.waiters.wait(count_missing, deadline):
+            return
+        late = [index for index in envs.ids if self.table.is_running(index)]
+        if late:
+            raise VectorTimeoutError(
+                f"{caller} waited {timeout} s, and the envs {late} have not finished; nothing is lost, and recv will "
+                f"return the results. Env {late[0]} is in {self._describe_actor(late[0])}",
+                env_ids=late,
+                timeout=timeout,
+            )
+        if self.table.rollouts:
+            text = f"{caller} waited {timeout} s for rollouts in flight, which continue"
+            raise VectorTimeoutError(text, timeout=timeout)
+
+    def _spin_for(self, envs: Selection) -> None:
+        """Spin for a short time until the workers of envs have finished, if that has paid off last time."""
+        if self._spin.caller_spins:
+            pairs = []
+            for group, _ in self._groups_of(envs):
+                process = group.actor.incarnation.process
+                if process is not None:
+                    pairs.append((process.page.counters, process.page.last_call))
+            spin_until_all(pairs, FINISHED)
+
+    def _count_missing(self, envs: Selection) -> int:
+        """Return how many envs have no outcome yet."""
+        table = self.table
+        if envs.is_all and table.are_all(POSTED) and not table.overdue:
+            if table.completed_of != table.call_id_of:
+                return int(np.count_nonzero(table.slab.completed != table.call_ids))
+            if table.infos.all_plain():
+                return 0
+        return sum(map(table.is_running, envs.ids))  # those of idle envs were taken, and will not come
+
+    def _count_missing_to_receive(self, min_envs: int | None) -> int:
+        """Return how many outcomes are missing to return from `receive`; none if one is a failure."""
+        table, count, ready = self.table, 0, 0
+        for index in self.receivable():
+            count += 1
+            if table.has_outcome(index):
+                ready += 1
+                if table.has_failed(index):
+                    return 0
+        return max(0, (count if min_envs is None else min(min_envs, count)) - ready)
+
+    def _completed_at(self, index: int) -> float:
+        """Return when the outcome of an env came."""
+        table = self.table
+        if table.status[index] != POSTED:
+            return table.completed_at.get(index, 0.0)
+        return float(table.slab.when[index]) if table.rings_each[index] else time.monotonic()
+
+    # Taking results --------------------------------------------------------------------------------------
+
+    def take(self, envs: Selection, caller: str) -> Batch | None:
+        """Deliver the results of envs, if all of them are there: at once where that is possible, or env by env.
+
+        Returns:
+            The results; None if an env is still running, or runs again.
+
+        Raises:
+            NothingPendingError: A signal handler or another thread has taken them.
+            VectorStepError: Some envs failed; the results of the others are in ``.batch``.
+        """
+        if not self._can_copy_at_once(envs):
+            if any(map(self.table.is_running, envs.ids)):
+                return None
+            return self._take_each(envs.ids, caller)
+        batch = self._take_rows(envs)
+        return self._take_each(envs.ids, caller) if batch is None else batch
+
+    def _can_copy_at_once(self, envs: Selection) -> bool:
+        """Return whether the rows of envs are complete, and contain the whole results."""
+        table = self.table
+        if self.reader.learns or table.overdue or not table.are_plain(envs):
+            return False
+        encodings = table.infos.encodings
+        if envs.is_all:
+            is_complete = table.are_all(POSTED) and table.completed_of == table.call_id_of
+            return is_complete and (table.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
+        status, completed, call_ids = table.status, table.completed_of, table.call_id_of
+        return all(
+            status[i] == POSTED and completed[i] == call_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
+        )
+
+    def _take_rows(self, envs: Selection) -> Batch | None:
+        """Copy the results of envs out of their rows, and then make the envs idle, unless something has changed.
+
+        Returns:
+            The results; None if an info cannot be unpickled, or another thread has taken some.
+        """
+        table, reader, lock, version = self.table, self.reader, self._lock, self.table.version
+        contents = None
+        if not table.infos.all_plain():
+            try:
+                contents = reader.decode(envs.ids)
+            except (Exception, SystemExit):  # raised by code that unpickles; `_take_each` finds out which env's it is
+                return None
+        at = envs.at
+        buffers = table.ops[at] & HALF
+        batch = reader.batch(envs, buffers, contents)
+        groups = self._groups_of(envs)
+        with lock, lock.change(*self._actors_of(groups)):
+            if version != table.version:
+                return None
+            table.buffer_index[at] = buffers
+            if table.replays:
+                self._record(envs.ids)
+            table.episodes.record_batch(envs.ids, at, batch.terminated, batch.truncated)
+            for group, ids in groups:
+                group.actor.completed += len(ids)
+            if reader.keeps_infos and (contents is not None or any(table.last_infos)):
+                for index in envs.ids:
+                    reader.keep_info(index)
+            table.deliver(envs)
+        self._spin.complete(time.monotonic())
+        return batch
+
+    def _record(self, ids: list[int]) -> None:
+        """Record plain steps and autoresets in the journals of envs."""
+        table, slab = self.table, self.table.slab
+        checks = slab.checks[table.buffer_index[ids], ids].tolist()
+        resets = (table.ops[ids] & RESET).tolist()
+        for index, check, reset in zip(ids, checks, resets, strict=True):
+            table.journals[index].record_step(slab, index, check, is_reset=reset != 0)
+
+    def _collect(self, ids: list[int]) -> None:
+        """Record the complete rows of envs, those of envs that have raised included."""
+        groups = self._group(ids)
+        failures = [group.read_failures(members) for group, members in groups]
+        with self._lock, self._lock.change(*[group.actor for group, _ in groups]):
+            for (group, _), failed in zip(groups, failures, strict=True):
+                group.collect_completed(failed)
+
+    def _take_each(self, ids: list[int], caller: str) -> Batch | None:
+        """Deliver the outcomes of envs one by one. For the results and the errors see `take`."""
+        table = self.table
+        self._collect(ids)
+        if any(map(table.is_running, ids)):
+            return None
+        self._check_ready(ids, caller)
+        steps: list[EnvStep] = []
+        failures: dict[int, BaseException] = {}
+        unreadable: dict[int, BaseException] = {}
+        for index in ids:  # without the lock, since this runs code of users
+            outcome = table.outcomes.get(index)
+            if outcome is None:
+                try:
+                    steps.append(self.reader.read(self.reader.copy_row(index)))
+                except (Exception, SystemExit) as error:
+                    owner, incarnation = table.owners[index], int(table.posted_in[index])
+                    unreadable[index] = owner.unreadable(index, owner.step_of(index), incarnation, error)
+            else:
+                step, failure = outcome.read()
+                if failure is not None:
+                    failures[index] = failure
+                else:
+                    steps.append(step)
+        with self._lock, self._lock.change(*[group.actor for group, _ in self._group(ids)]):
+            for index, failure in unreadable.items():
+                table.owners[index].give_up(index, failure)
+            if unreadable and table.on_failure != "raise":
+                return None  # these run again, or have another result now
+            is_ready = all(table.status[index] in (DONE, FAILED) for index in ids)
+            if is_ready:
+                for index in ids:
+                    if table.status[index] == DONE and index not in table.outcomes:
+                        self.reader.keep_info(index)
+                table.deliver(Selection(ids, ids))
+        if not is_ready:
+            self._check_ready(ids, caller)
+        batch, mismatches = self.reader.batch_steps(steps)
+        failures = {**failures, **unreadable, **mismatches}
+        if failures:
+            raise step_error(failures, batch, len(ids), caller, self._describe_actor)
+        self._spin.complete(time.monotonic())
+        return batch
+
+    def _check_ready(self, ids: list[int], caller: str) -> None:
+        """Raise if the outcomes of envs are gone."""
+        gone = [index for index in ids if self.table.status[index] not in (DONE, FAILED)]
+        if gone:
+            raise NothingPendingError(
+                f"{caller} waited for the results of the envs {gone}, which a signal handler or another thread has "
+                "taken meanwhile: let only one of them wait for these envs"
+            )
+
+    def _describe_actor(self, index: int) -> str:
+        actor = self.table.owners[index].actor
+        return f"actor {actor.name!r}, pid {actor.pid}, incarnation {actor.incarnation.index}"

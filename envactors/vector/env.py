@@ -1,0 +1,323 @@
+"""`VectorEnv`, which steps many envs as one, and `make_vec`. The parts of a vector are in the other modules."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from envactors import backends
+from envactors import runtime as runtimes
+from envactors.actor.future import ActorFuture, results_of
+from envactors.actor.handle import ActorHandle, ActorView, close_all
+from envactors.errors import ActorClosedError, NothingPendingError
+from envactors.mailbox.factory import Factory, as_callable, as_factories, make_gymnasium, names_callable
+from envactors.mailbox.specs import Spec
+from envactors.options import check_timeout, deadline_after
+from envactors.rollout.methods import RolloutMethods
+from envactors.vector import inputs
+from envactors.vector.build import describe_envs, launch_actors, share_rows
+from envactors.vector.engine import RowEngine
+from envactors.vector.options import Choices, VectorOptions, check_names
+from envactors.vector.results import Batch, EnvStep, StepResults, VectorStats
+from envactors.vector.serial import SerialEngine
+from envactors.vector.table import Selection
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class EnvFuture(ActorFuture[EnvStep]):
+    """Future of one env's step or reset, which resolves to an `EnvStep`.
+
+    Attributes:
+        env_id: Id of the env.
+    """
+
+    env_id: int
+
+
+class VectorEnv(RolloutMethods):
+    """Steps many envs as one, in actors.
+
+    The constructor waits until every env is made. Only one thread may use a vector env at a time.
+
+    Args:
+        factories: One factory per env, as for `spawn`, which runs in a worker. The envs have Gymnasium's
+            ``reset(seed=, options=) -> (obs, info)`` and
+            ``step(action) -> (obs, reward, terminated, truncated, info)``.
+        **options: See `VectorOptions`.
+
+    Attributes:
+        num_envs: Number of envs.
+        actors: Handle of each process.
+        action_spec: Spec of one env's action; None if the envs have no action space, so that actions are not checked.
+        reward_spec: Spec of one env's reward: float64, a scalar unless the env has a ``reward_space``.
+        metadata, render_mode: Attributes of the first env.
+
+    Raises:
+        TypeError: ``factories`` is a single factory.
+        ActorStartError: An env could not be made.
+        SpaceMismatchError: The specs of the envs differ, so that their values cannot be batched.
+        VectorEnvError: There is not enough shared memory.
+    """
+
+    def __init__(self, factories: Iterable[Factory], **options: Unpack[VectorOptions]) -> None:
+        check_names("VectorEnv", options)
+        choices, factories = Choices(**options), as_factories(factories)
+        backend = backends.resolve(choices.backend)
+        groups, variables = inputs.check_choices(choices, factories, backend)
+        self._is_closed = False
+        self._forks = runtimes.forks
+        self._engine: Any = None  # a `RowEngine`, or a `SerialEngine`, which has the same interface
+        self._memory = None if backend.inline else backend.make_memory()
+        self.actors: list[ActorHandle[Any]]
+        self._handles: list[ActorView]
+        self.actors, self._handles = launch_actors(choices, backend, groups, variables, self._memory)
+        self.num_envs: int = len(self._handles)
+        try:
+            self._check_made()
+            described = describe_envs(self._handles)
+            self.metadata: dict[str, Any] = described.metadata
+            self.render_mode: str | None = described.render_mode
+            self.action_spec: Any = described.action
+            self.reward_spec: Any = described.reward
+            if self._memory is None:
+                self._engine = SerialEngine(choices, self.actors, described)
+            else:
+                table, reader = share_rows(choices, self.actors, self.num_envs, described, self._memory)
+                self._engine = RowEngine(table, reader, described.action, may_spin=backend.spin)
+        except BaseException:
+            self.close(0)
+            raise
+
+    def _check_made(self) -> None:
+        """Check the envs before their specs are compared. For subclasses, which may call methods of the handles."""
+
+    @property
+    def observation_spec(self) -> Spec | None:
+        """Spec of one env's observation. Without an observation space, it is None until the first reset."""
+        spec: Spec | None = self._engine.observation_spec
+        return spec
+
+    def stats(self) -> VectorStats:
+        """Return counts over the vector env's lifetime."""
+        steps, episodes = self._engine.counts()
+        return VectorStats(steps, episodes, [actor.stats() for actor in self.actors])
+
+    def reset(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
+        env_ids: Iterable[int] | None = None,
+        timeout: float | None = None,
+    ) -> tuple[Any, list[dict[str, Any]]]:
+        """Reset envs in parallel.
+
+        This first waits for rollouts in flight, and for whatever these envs are running. It drops results that were not
+        received; futures of `submit` get theirs.
+
+        Args:
+            seed: An int, which gives env ``i`` the seed ``seed + i``, or a sequence with one seed (or None) per env.
+                Without a seed, the env chooses, or gets the seed of its next episode with ``seed_episodes``.
+            options: Options for each env's ``reset``, or a list or tuple with one value (or None) per env.
+            env_ids: Ids of the envs, in this order; None for all.
+            timeout: Longest time to wait, in seconds; None for no limit.
+
+        Returns:
+            ``(obs, infos)``: observations batched per leaf with the envs along axis 0, and a list of infos.
+
+        Raises:
+            VectorTimeoutError: The timeout passed; ``recv`` will return the results, with reward 0.
+            VectorStepError: Some envs failed.
+            VectorInputError: ``env_ids``, ``seed``, or ``options`` is invalid.
+        """
+        engine, envs = self._engine, self._select(env_ids)
+        deadline = deadline_after(timeout, "reset(timeout=...)")
+        seeds, each = inputs.seeds_for(seed, envs.ids), inputs.one_each(options, len(envs.ids), "options")
+        batch = engine.reset(envs, seeds, each, timeout, deadline)
+        return batch.obs, batch.infos
+
+    def step(self, actions: Any, env_ids: Iterable[int] | None = None, timeout: float | None = None) -> StepResults:
+        """Step envs in parallel and wait for all of them.
+
+        Args:
+            actions: An array with the envs along axis 0 per leaf of the action spec, or a list with one action per env.
+                Without an action spec, any sequence.
+            env_ids: Ids of the envs, in the order of the actions; None for all.
+            timeout: Longest time to wait, in seconds; None for no limit. Use ``deadlines`` to kill envs that hang.
+
+        Returns:
+            ``(obs, rewards, terminated, truncated, infos)`` in the order of ``env_ids``: observations batched per
+            leaf, rewards as float64, flags as bool, and a list of infos.
+
+        Raises:
+            VectorTimeoutError: The timeout passed; nothing is lost, and ``recv`` will return the results.
+            VectorStepError: Some envs failed; the other results are in ``.batch``.
+            AlreadyPendingError: An env has a result pending.
+            NothingPendingError: A signal handler or another thread has taken the results meanwhile.
+            VectorInputError: ``env_ids`` or ``actions`` is invalid, or an env needs a reset first.
+        """
+        engine, envs = self._engine, self._select(env_ids)
+        deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
+        engine.start_steps(envs, actions, rings_each=False)
+        results: StepResults = engine.finish(envs, timeout, deadline, "step")[1:6]
+        return results
+
+    def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
+        """Start steps without waiting; `recv` returns the results. Arguments and errors are those of `step`."""
+        engine, envs = self._engine, self._select(env_ids)
+        engine.start_steps(envs, actions, rings_each=True)
+
+    def recv(self, min_envs: int | None = None, max_envs: int | None = None, timeout: float | None = None) -> Batch:
+        """Return results of `send`, and of `step` and `reset` that timed out, in the order of their completion.
+
+        Args:
+            min_envs: Number of results to wait for; None, or a larger number than there are, waits for all.
+            max_envs: Largest number of results to return; None for no limit.
+            timeout: Longest time to wait, in seconds; then the results that are ready are returned, and nothing is
+                lost.
+
+        Raises:
+            NothingPendingError: No results are pending.
+            VectorStepError: An env failed. Raised at once, with the results that are ready in ``.batch``.
+            VectorInputError: ``min_envs`` or ``max_envs`` is invalid.
+        """
+        engine = self._engine
+        self._check_open()
+        deadline = deadline_after(timeout, "recv(timeout=...)")
+        inputs.check_limits(min_envs, max_envs)
+        if not engine.receivable():
+            raise NothingPendingError("recv has nothing to wait for: send actions first")
+        batch: Batch = engine.receive(min_envs, max_envs, deadline)
+        return batch
+
+    def submit(self, actions: Any, env_ids: Iterable[int] | None = None) -> list[EnvFuture]:
+        """Start steps and return a future for each. Their results never appear in `recv`.
+
+        Arguments and errors are those of `step`.
+
+        Returns:
+            Futures that resolve to `EnvStep`, in the order of ``env_ids``, for use with ``as_completed``.
+        """
+        engine, envs = self._engine, self._select(env_ids)
+        futures = [self._make_future(env_id) for env_id in envs.ids]
+        engine.start_steps(envs, actions, rings_each=True, futures=futures)
+        return futures
+
+    def _make_future(self, env_id: int) -> EnvFuture:
+        handle = self._handles[env_id]
+        future = EnvFuture(handle._actor, handle._lifeline)
+        future.env_id = env_id
+        return future
+
+    def __len__(self) -> int:
+        return self.num_envs
+
+    def __getitem__(self, env_id: int) -> ActorView:
+        """Return the handle of an env."""
+        return self._handles[operator.index(env_id)]
+
+    def call(self, method: str, /, *args: Any, env_ids: Iterable[int] | None = None, **kwargs: Any) -> list[Any]:
+        """Call a method of envs in parallel.
+
+        Args:
+            method: Name of the method.
+            *args: Arguments of the method.
+            env_ids: Ids of the envs, in this order; None for all.
+            **kwargs: Keyword arguments of the method.
+
+        Returns:
+            One value per env.
+
+        Raises:
+            Exception: Raised by the first env that failed, once all envs have replied.
+        """
+        return results_of([self[env_id].call(method, *args, **kwargs) for env_id in self._select(env_ids).ids])
+
+    def get_attr(self, name: str, env_ids: Iterable[int] | None = None) -> list[Any]:
+        """Return an attribute of envs, one value per env."""
+        return results_of([self[env_id].get(name) for env_id in self._select(env_ids).ids])
+
+    def set_attr(self, name: str, values: Any, env_ids: Iterable[int] | None = None) -> None:
+        """Set an attribute of envs.
+
+        Args:
+            name: Name of the attribute.
+            values: A list or tuple with one value per env, or one value for all.
+            env_ids: Ids of the envs, in this order; None for all.
+
+        Raises:
+            VectorInputError: ``values`` does not have one value per env.
+        """
+        ids = self._select(env_ids).ids
+        each = inputs.one_each(values, len(ids), "values", f"set_attr({name!r}): ")
+        results_of([self[env_id].set(name, value) for env_id, value in zip(ids, each, strict=True)])
+
+    def render(self) -> list[Any]:
+        """Return the frames that the envs' ``render`` methods return."""
+        return self.call("render")
+
+    def close(self, timeout: float | None = None) -> None:
+        """Close the envs and end their processes in parallel. It may be called again.
+
+        Args:
+            timeout: Time in seconds after which the remaining processes are killed; None for the close deadline.
+        """
+        check_timeout(timeout, "close(timeout=...)")
+        self._is_closed = True
+        close_all(self.actors, timeout)
+        if all(actor._actor.closed.is_open for actor in self.actors):
+            if self._engine is not None:
+                self._engine.close()
+            if self._memory is not None:
+                self._memory.close()  # not earlier: a process that was still starting may have needed it
+
+    def __enter__(self) -> VectorEnv:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<VectorEnv of {self.num_envs} envs{', closed' if self._is_closed else ''}>"
+
+    def _check_open(self) -> None:
+        """Raise if the vector is closed, or belongs to another process."""
+        if self._is_closed:
+            raise ActorClosedError("this vector env is closed: make another")
+        if runtimes.forks != self._forks:
+            self.actors[0]._actor.check_owner()
+
+    def _select(self, env_ids: Iterable[int] | None) -> Selection:
+        """Check that the vector is open, and return some envs, or all for None."""
+        if self._is_closed or runtimes.forks != self._forks:
+            self._check_open()
+        if env_ids is None:
+            everything: Selection = self._engine.all
+            return everything
+        selection: Selection = self._engine.select(inputs.check_env_ids(env_ids, self.num_envs))
+        return selection
+
+
+def make_vec(env: Factory, num_envs: int, **options: Unpack[VectorOptions]) -> VectorEnv:
+    """Make a vector of equal envs.
+
+    Args:
+        env: An id of Gymnasium such as ``"CartPole-v1"`` or ``"module:MyEnv-v0"``, where the worker imports the module
+            first; or a factory as for `spawn`: a callable, or ``"module:callable"``.
+        num_envs: Number of envs.
+        **options: See `VectorOptions`.
+
+    Raises:
+        TypeError: ``env`` is neither a string nor callable, or an option does not exist.
+        VectorInputError: ``num_envs`` is not an int above 0, or an option is invalid.
+        ActorStartError: An env could not be created, for example because Gymnasium does not know the id.
+    """
+    inputs.check_counts(1, num_envs=num_envs)
+    if isinstance(env, str) and not names_callable(env):
+        make: Factory = functools.partial(make_gymnasium, env)
+    else:
+        make = as_callable(env, "make_vec")
+    return VectorEnv([make] * num_envs, **options)

@@ -1,0 +1,191 @@
+"""Episodes: where each env of a vector is in its episode, its seeds, and its counts of steps and episodes.
+
+Vectors with workers, in-process vectors, and rollouts record their results here, so that the rules stand once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.mailbox.messages import episode_seed, renewed_seed
+from envactors.vector.options import Autoreset
+
+# The bits of `Episodes.flags`. An env without any of them only needs an action to make a step.
+NO_EPISODE: Final = 1  # it has no episode
+LOST: Final = 2  # its episode was lost with its process, and the user does not know yet
+NEEDS_RESET: Final = 4  # the user has to reset it
+UNRESET: Final = 8  # it was not reset yet in its current process
+RETIRING: Final = 16  # its process is to be replaced before its next episode
+SEEDED: Final = 32  # each of its resets gets a seed
+NO_RESULT: Final = 64  # it has not returned anything yet
+
+
+class Episodes:
+    """The episodes of all envs of a vector.
+
+    Args:
+        count: Number of envs.
+        autoreset: What happens at the end of an episode.
+        is_recycling_due: Returns whether the process of an env is to be replaced after an episode; None for never.
+
+    Attributes:
+        autoreset: As above.
+        flags: Which of the bits above apply to each env.
+        resets_next: bool, shape (n,): whether the next step of an env resets it, by autoreset.
+        resets_next_of: The same memory; single values are read faster.
+        starts: Whether the last observation of each env is the first of its episode. Only in-process vectors use it.
+        steps, episodes: int64, shape (n,): how many steps and finished episodes each env has had.
+        steps_of: The same memory as ``steps``.
+        root_seeds: The seed of each env's last seeded reset.
+        next_seeds: The seed of each env's next reset; None if episodes are not seeded.
+        numbers: How many episodes have begun since the last seeded reset, if episodes are seeded.
+        checks_resets: Whether the user has to reset an env before its first step and, without autoreset, after each
+            episode.
+    """
+
+    def __init__(self, count: int, autoreset: Autoreset, is_recycling_due: Callable[[int], bool] | None = None) -> None:
+        self.autoreset: Autoreset = autoreset
+        self._is_recycling_due = is_recycling_due
+        self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]) * count
+        self.resets_next_of: bytearray = bytearray(count)
+        self.resets_next: npt.NDArray[np.bool_] = np.frombuffer(self.resets_next_of, np.bool_)
+        self.starts: bytearray = bytearray(count)
+        self.steps: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.steps_of: memoryview[int] = self.steps.data
+        self.episodes: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.root_seeds: list[int | None] = [None] * count
+        self.next_seeds: list[int | None] = [None] * count
+        self.numbers: list[int] = [0] * count
+        self.checks_resets: bool = True
+
+    # Seeds -----------------------------------------------------------------------------------------------
+
+    def seed_episodes(self) -> None:
+        """Seed every episode, until the first seeded reset from a random seed."""
+        for index, seed in enumerate(np.random.SeedSequence().generate_state(len(self.flags)).tolist()):
+            self.root_seeds[index] = self.next_seeds[index] = seed
+            self.flags[index] |= SEEDED
+
+    def set_root_seed(self, index: int, seed: int) -> None:
+        """Record a reset with a seed of the user, which begins episode 0."""
+        self.root_seeds[index], self.numbers[index] = seed, 0
+        if self.flags[index] & SEEDED:
+            self.next_seeds[index] = seed
+
+    def advance(self, index: int) -> None:
+        """Record that an episode has begun, or has failed to: the next one has another seed."""
+        root_seed = self.root_seeds[index]
+        if self.flags[index] & SEEDED and root_seed is not None:
+            self.numbers[index] += 1
+            self.next_seeds[index] = episode_seed(root_seed, self.numbers[index])
+
+    def seed_of_reset(self, index: int, incarnation: int) -> int | None:
+        """Return the seed of an env's next reset without a seed of the user; None lets the env choose."""
+        root_seed = self.root_seeds[index]
+        if self.flags[index] & SEEDED:
+            return self.next_seeds[index]
+        if self.flags[index] & UNRESET and incarnation > 0 and root_seed is not None:
+            return renewed_seed(root_seed, incarnation)
+        return None
+
+    def seed_of_episode(self, index: int, number: int) -> int | None:
+        """Return the seed of an env's episode; None if episodes are not seeded."""
+        root_seed = self.root_seeds[index]
+        return episode_seed(root_seed, number) if self.flags[index] & SEEDED and root_seed is not None else None
+
+    # Results ---------------------------------------------------------------------------------------------
+
+    def record(self, index: int, *, ends: bool, is_reset: bool) -> None:
+        """Record a result of an env.
+
+        Args:
+            index: The env.
+            ends: Whether it ended an episode.
+            is_reset: Whether it is that of a reset, rather than a step.
+        """
+        self.resets_next_of[index] = ends and self.autoreset == "next_step"
+        cleared = NO_EPISODE | LOST | NEEDS_RESET | NO_RESULT
+        if is_reset:
+            cleared |= UNRESET | RETIRING
+            self.advance(index)
+        else:
+            self.steps_of[index] += 1
+        self.flags[index] &= ~cleared
+        if ends:
+            self._end(index)
+
+    def record_many(self, index: int, ends: bytes, resets: bytes) -> None:
+        """Record consecutive results of an env: each byte says whether one ended an episode, or was a reset."""
+        cleared = NO_EPISODE | LOST | NEEDS_RESET | NO_RESULT
+        for _ in range(resets.count(1)):
+            cleared |= UNRESET | RETIRING
+            self.advance(index)
+        until_end = ends.rfind(1) + 1
+        is_over = until_end == len(ends)
+        self.steps[index] += until_end - resets.count(1, 0, until_end)
+        self.flags[index] &= ~cleared
+        for _ in range(ends.count(1)):
+            self._end(index)
+        self.steps[index] += len(ends) - until_end - resets.count(1, until_end)
+        self.resets_next_of[index] = is_over and self.autoreset == "next_step"
+        if not is_over:
+            self.flags[index] &= ~NEEDS_RESET
+
+    def record_batch(self, ids: list[int], at: Any, terminated: Any, truncated: Any) -> None:
+        """Record results of envs without flags.
+
+        Args:
+            ids: The envs.
+            at: The same as an index of arrays.
+            terminated: Whether each episode ended, in the same order.
+            truncated: Whether each was cut off.
+        """
+        self.steps[at] += 1
+        if True in self.resets_next[at].tobytes():
+            self.steps[at] -= self.resets_next[at]
+            self.resets_next[at] = False
+        if True in terminated.tobytes() or True in truncated.tobytes():
+            for position in (terminated | truncated).nonzero()[0].tolist():
+                self.resets_next_of[ids[position]] = self.autoreset == "next_step"
+                self._end(ids[position])
+
+    def _end(self, index: int) -> None:
+        """Record the end of an episode."""
+        self.episodes[index] += 1
+        if self.autoreset == "same_step":
+            self.advance(index)
+        if self.autoreset == "disabled" and self.checks_resets:
+            self.flags[index] |= NEEDS_RESET
+        if self._is_recycling_due is not None and self._is_recycling_due(index):
+            self.flags[index] |= RETIRING
+
+    # Losses ----------------------------------------------------------------------------------------------
+
+    def holds(self, index: int) -> bool:
+        """Return whether an env has an episode."""
+        return not self.flags[index] & (NO_EPISODE | LOST)
+
+    def lose(self, index: int, *, resets_next: bool = False) -> None:
+        """End an episode without a result. If the env's next step does not reset it, the user has to."""
+        self.flags[index] = (self.flags[index] & ~(LOST | NEEDS_RESET)) | NO_EPISODE
+        if not resets_next:
+            self.flags[index] |= NEEDS_RESET
+        self.resets_next_of[index] = resets_next
+
+    def lose_process(self, index: int) -> None:
+        """Record that the process of an env has ended, and with it the episode."""
+        self.flags[index] |= UNRESET | (LOST if self.holds(index) else 0)
+
+    def restore(self, index: int) -> None:
+        """Record that a replay has brought an env back to where it was."""
+        self.flags[index] &= ~(NO_EPISODE | LOST | UNRESET)
+
+    def disable_reset_checks(self) -> None:
+        """Leave it to the envs to refuse steps before a reset. An env that has crashed still needs one."""
+        self.checks_resets = False
+        for index in range(len(self.flags)):
+            self.flags[index] &= ~NEEDS_RESET

@@ -1,0 +1,211 @@
+"""What becomes of a step or reset that has failed: facts, a pure decision, and its effects.
+
+                         raise              renew                               replay
+    its process ended    raised; the env    the last observation, truncated     the same again, in a process that was
+    while it ran         needs a reset      (next_step), or a reset             brought to the same point; else as renew
+    the env raised       raised             its process is replaced, then       likewise, once
+                                            as after the end of a process
+
+The columns are the values of ``on_failure``. A request that the worker had not begun runs in the next process, unless
+it needs an episode that no replay can bring back. Nothing here starts or ends processes.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from envactors.actor.future import ReadyOutcome
+from envactors.actor.states import EndReason
+from envactors.errors import ActorDiedError, ActorError
+from envactors.mailbox.slab import RESET
+from envactors.vector.episodes import NO_RESULT, Episodes
+from envactors.vector.options import Autoreset, OnFailure
+from envactors.vector.results import TruncatedOutcome
+from envactors.vector.table import EnvRequest
+
+if TYPE_CHECKING:
+    from envactors.vector.actor_envs import ActorEnvs
+
+
+class Cause(enum.Enum):
+    """Why a request has no result."""
+
+    RUNNING = enum.auto()  # its process ended while it ran
+    WAITING = enum.auto()  # its process ended before it began
+    RAISED = enum.auto()  # the env raised, or its result cannot be read
+
+
+class Failure(NamedTuple):
+    """A step or reset without a result.
+
+    Attributes:
+        cause: Why it has none.
+        error: The error.
+        text: Description of an exception that an env raised, made without the lock.
+        reason: Why the parent ended the process, if that concerns the request.
+        in_reset: Whether the env raised in a reset, perhaps within a step.
+        has_run: Whether the env has made the step, and only its result cannot be read.
+    """
+
+    cause: Cause
+    error: BaseException
+    text: str = ""
+    reason: EndReason | None = None
+    in_reset: bool = False
+    has_run: bool = False
+
+
+class Facts(NamedTuple):
+    """The facts that a decision depends on.
+
+    Attributes:
+        cause: Why the request has no result.
+        on_failure, autoreset: The options of the vector.
+        reason: Why the parent ended the process, if that concerns the request.
+        was_reset: Whether the worker ran a reset, for the user or for autoreset.
+        asked_reset: Whether the user asked for a reset.
+        needs_episode: Whether the request needs the episode that the env had.
+        can_replay: Whether a replay brings the env to where it was.
+        can_retry: Whether the same inputs may be tried once more after a replay.
+        has_process: Whether the actor has a process now, or will have another one.
+        has_last: Whether the env has an earlier result.
+    """
+
+    cause: Cause
+    on_failure: OnFailure
+    autoreset: Autoreset
+    reason: EndReason | None
+    was_reset: bool
+    asked_reset: bool
+    needs_episode: bool
+    can_replay: bool
+    can_retry: bool
+    has_process: bool
+    has_last: bool
+
+
+class EnvFate(enum.Enum):
+    """What becomes of the request."""
+
+    FAIL = enum.auto()  # the error is the outcome, and the episode is lost
+    REPORT = enum.auto()  # the error is the outcome, and the episode continues
+    REDO = enum.auto()  # it runs again, ahead of everything that waits
+    RESET = enum.auto()  # the next process resets the env, and the result contains the failure
+    TRUNCATE = enum.auto()  # the last observation is the result, truncated; the env is reset later
+
+
+class Decision(NamedTuple):
+    """A decision about a failed request.
+
+    Attributes:
+        fate: What becomes of it.
+        error: The error to report.
+        repeats_reset: Whether the next process repeats a reset as the user has requested it.
+        replaces_process: Whether the env raised and its process is not fit for use any more.
+    """
+
+    fate: EnvFate
+    error: BaseException
+    repeats_reset: bool
+    replaces_process: bool
+
+
+def decide(facts: Facts) -> EnvFate:
+    """Decide what becomes of a failed request."""
+    replays = facts.on_failure == "replay"
+    if not facts.has_process:
+        return EnvFate.FAIL
+    if facts.cause is Cause.WAITING and (not facts.needs_episode or (replays and facts.can_replay)):
+        return EnvFate.REDO
+    if replays and facts.reason is EndReason.DISCARD and facts.can_replay:
+        return EnvFate.REDO
+    if replays and facts.can_retry and facts.cause is not Cause.WAITING and facts.reason is not EndReason.ABORT:
+        return EnvFate.REDO
+    if facts.on_failure == "raise":
+        return EnvFate.REPORT if facts.cause is Cause.RAISED and not facts.was_reset else EnvFate.FAIL
+    if facts.asked_reset or facts.autoreset == "same_step" or not facts.has_last:
+        return EnvFate.RESET
+    return EnvFate.TRUNCATE
+
+
+def lose_episode(episodes: Episodes, index: int, fate: EnvFate) -> None:
+    """Record that a failure has ended an env's episode, if it has."""
+    if fate in (EnvFate.FAIL, EnvFate.RESET, EnvFate.TRUNCATE):
+        resets_next = fate is EnvFate.TRUNCATE and episodes.autoreset == "next_step"
+        episodes.lose(index, resets_next=resets_next)
+
+
+def recover(envs: ActorEnvs, index: int, failure: Failure, *, has_process: bool) -> Decision:
+    """Decide about a failed step or reset, and record what follows for the episode and the journal of the env.
+
+    Args:
+        envs: The envs of its actor.
+        index: The env.
+        failure: The failure.
+        has_process: Whether the actor has a process now, or will have another one.
+    """
+    table = envs.table
+    journal, episodes, error = table.journals[index], table.episodes, failure.error
+    request, op, reason = table.requests.get(index), int(table.ops[index]), failure.reason
+    cause, replays = failure.cause, table.replays
+    can_retry = replays and not failure.has_run and journal.can_retry(table, index)
+    is_excused = reason in (EndReason.ABORT, EndReason.DISCARD, EndReason.INTERRUPT)
+    if cause is Cause.RUNNING and replays and not can_retry and not is_excused:
+        inputs = journal.inputs(table, index, envs.attach)
+        if inputs is not None and isinstance(error, ActorError):
+            error = envs.actor.errors.poison(error, inputs)
+    fate = decide(
+        Facts(
+            cause,
+            table.on_failure,
+            table.autoreset,
+            reason,
+            was_reset=failure.in_reset or bool(op & RESET),
+            asked_reset=request is not None and request.method == "reset",
+            needs_episode=table.needs_episode(index),
+            can_replay=journal.can_replay,
+            can_retry=can_retry,
+            has_process=has_process,
+            has_last=not episodes.flags[index] & NO_RESULT,
+        )
+    )
+    if fate is EnvFate.REDO and cause is not Cause.WAITING and reason is not EndReason.DISCARD:
+        journal.count_crash()
+    lose_episode(episodes, index, fate)
+    if fate in (EnvFate.FAIL, EnvFate.RESET, EnvFate.TRUNCATE):
+        journal.forget()
+    repeats = fate is EnvFate.RESET and _repeats_reset(table.on_failure, request, error)
+    if op & RESET and fate is not EnvFate.REDO and cause is not Cause.WAITING and not repeats:
+        episodes.advance(index)  # the next episode has another seed, in case this one's is the cause
+    continues = fate in (EnvFate.REDO, EnvFate.RESET, EnvFate.TRUNCATE)
+    return Decision(fate, error, repeats, cause is Cause.RAISED and continues and isinstance(error, Exception))
+
+
+def apply_to_row(envs: ActorEnvs, index: int, decision: Decision) -> bool:
+    """Apply a decision to the request of an env; return whether it runs again, and its env must be queued."""
+    table, fate, error = envs.table, decision.fate, decision.error
+    request = table.requests.get(index) or EnvRequest("step")
+    if fate is EnvFate.REDO:
+        return True
+    if fate is EnvFate.RESET:
+        # With the user's seed once more, and with the user's options.
+        seed = request.seed if decision.repeats_reset else None
+        payload = request.payload if request.method == "reset" else None
+        table.requests[index] = EnvRequest(request.method, True, request.future, seed, payload, failure=error)
+        return True
+    if fate is EnvFate.TRUNCATE and (last := envs.reader.copy_last(index)) is not None:
+        ended_in = error.incarnation if isinstance(error, ActorError) and error.incarnation is not None else None
+        incarnation = (int(table.posted_in[index]) if ended_in is None else ended_in) + 1
+        table.complete(index, TruncatedOutcome(envs.reader, last, error, incarnation))
+    else:
+        table.complete(index, ReadyOutcome(None, error))
+    return False
+
+
+def _repeats_reset(on_failure: OnFailure, request: EnvRequest | None, error: BaseException) -> bool:
+    """Return whether the next process repeats a reset as the user has requested it."""
+    was_aborted = isinstance(error, ActorDiedError) and error.aborted
+    # Inputs that have failed twice are not tried a third time.
+    is_first = request is not None and request.method == "reset" and request.failure is None
+    return is_first and (on_failure != "replay" or was_aborted)

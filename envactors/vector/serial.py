@@ -1,0 +1,410 @@
+"""Steps and resets of envs that run in-process, one after the other, in the thread that steps.
+
+`SerialEngine` has the interface of `envactors.vector.engine.RowEngine`. A request has run once it is started. With
+``on_failure="replay"`` a failed env is renewed, since its process cannot crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.actor.future import ActorFuture, ReadyOutcome
+from envactors.actor.handle import ActorHandle
+from envactors.actor.inline import InlineActor
+from envactors.errors import AlreadyPendingError, NothingPendingError, VectorInputError
+from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP
+from envactors.mailbox.messages import Description
+from envactors.mailbox.pickling import copy_value
+from envactors.mailbox.slab import PLAIN_REWARD
+from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, split_batch, stack
+from envactors.vector.episodes import NEEDS_RESET, UNRESET, Episodes
+from envactors.vector.failures import step_error
+from envactors.vector.options import Autoreset, Choices, OnFailure
+from envactors.vector.recovery import Cause, EnvFate, Facts, decide, lose_episode
+from envactors.vector.results import Batch, EnvStep, as_dict
+from envactors.vector.table import Selection
+from envactors.worker import context
+from envactors.worker.host import Fields
+
+
+class SerialEngine:
+    """Steps and resets envs in the calling thread.
+
+    Args:
+        choices: The options of the vector.
+        actors: Handles of its in-process actors.
+        described: The specs of one env.
+
+    Attributes:
+        all: All envs.
+        episodes: Their episodes.
+        observation_spec: Spec of one env's observation; None until it is known.
+        action_spec, reward_spec: Specs of one env's action and reward.
+    """
+
+    def __init__(self, choices: Choices, actors: Sequence[ActorHandle], described: Description) -> None:
+        self._on_failure: OnFailure = "raise" if choices.on_failure == "raise" else "renew"
+        self._actors: list[Any] = [actor._actor for actor in actors]
+        self._owners: list[InlineActor] = [actor for actor in self._actors for _ in actor.hosted_envs]
+        count = len(self._owners)
+        self.all: Selection = Selection(list(range(count)), slice(None), is_all=True)
+        self._all_ids = np.arange(count)
+        self._no_flags = bytes(count)
+        self.episodes: Episodes = Episodes(count, choices.autoreset)
+        if choices.seed_episodes:
+            self.episodes.seed_episodes()
+        self.observation_spec: Spec | None = described.observation
+        self._learns = described.observation is None
+        self.action_spec: Spec | None = described.action
+        self.reward_spec: Spec = described.reward
+        self._has_plain_rewards = described.reward == PLAIN_REWARD
+        self._last: list[Fields | None] = [None] * count
+        # Outcomes that were not delivered yet, in the order of their completion.
+        self._outcomes: dict[int, Fields | BaseException] = {}
+        self._failed: set[int] = set()  # the envs whose outcome is an exception
+        # The envs of the current request; if an exception has ended that, the next request finds them here.
+        self._unfinished: list[int] = []
+        self._lock = self._actors[0].config.lock
+        self._current = 0  # the env that is running
+        self._find_envs()
+
+    def _find_envs(self) -> None:
+        pairs = [pair for actor in self._actors for pair in actor.hosted_envs]
+        self._hosted, self._contexts = [env for env, _ in pairs], [where for _, where in pairs]
+        # The current method of each env, as `HostedEnv` records it on the control page of its actor.
+        self._methods = [env._page.counters for env in self._hosted]
+        self._incarnations = np.array([actor.incarnation.index for actor in self._owners], np.int64)
+
+    @property
+    def autoreset(self) -> Autoreset:
+        """What happens at the end of an episode."""
+        return self.episodes.autoreset
+
+    @property
+    def resets_next(self) -> npt.NDArray[np.bool_]:
+        """Whether the next step of each env resets it, by autoreset."""
+        return self.episodes.resets_next
+
+    def select(self, ids: list[int]) -> Selection:
+        """Return some envs."""
+        return Selection(ids, ids)
+
+    def counts(self) -> tuple[list[int], list[int]]:
+        """Return how many steps and finished episodes each env has had."""
+        return self.episodes.steps.tolist(), self.episodes.episodes.tolist()
+
+    def busy(self) -> list[int]:
+        """Return the envs whose results were not delivered."""
+        self._reset_if_interrupted()
+        return list(self._outcomes)
+
+    receivable = busy
+
+    def disable_reset_checks(self) -> None:
+        """Leave it to the envs to refuse steps before a reset."""
+        self.episodes.disable_reset_checks()
+
+    def close(self) -> None:
+        """Forget the envs."""
+        self._hosted = []
+
+    # For rollouts ----------------------------------------------------------------------------------------
+
+    def ranges(self) -> list[tuple[InlineActor, range]]:
+        """Return each actor with the range of its envs."""
+        firsts = [*(actor.config.first_index for actor in self._actors), len(self._owners)]
+        return [(actor, range(*bounds)) for actor, bounds in zip(self._actors, itertools.pairwise(firsts), strict=True)]
+
+    def check_steppable(self, envs: Selection) -> None:
+        """Raise `VectorInputError` if an env needs a reset first."""
+        self._reset_if_interrupted()
+        flags = self.episodes.flags
+        for index in envs.ids if flags != self._no_flags else ():
+            if flags[index] & NEEDS_RESET:
+                raise VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
+
+    def last_obs(self, index: int) -> Any:
+        """Return the last observation of an env."""
+        last = self._last[index]
+        assert last is not None, "it has been reset"
+        return last[0]
+
+    def end_episodes(self) -> None:
+        """Require a reset of every env before its next step."""
+        for index in self.all.ids:
+            self.episodes.lose(index)
+
+    # Running ---------------------------------------------------------------------------------------------
+
+    def start_steps(
+        self,
+        envs: Selection,
+        actions: Any,
+        *,
+        rings_each: bool,
+        futures: Sequence[ActorFuture] = (),
+        is_checked: bool = True,
+    ) -> None:
+        """Step envs; see `RowEngine.start_steps`."""
+        del rings_each
+        self.check_steppable(envs)
+        self._check_idle(envs)
+        each = split_batch(self.action_spec if is_checked else None, actions, len(envs.ids), "actions")
+        if type(each) is np.ndarray and each.ndim > 1:
+            each = each.copy()  # an env may modify its action
+        elif type(each) is list:
+            each = [copy_value(action) for action in each]
+        episodes, outcomes, hosted, last = self.episodes, self._outcomes, self._hosted, self._last
+        autoreset, keeps_last = episodes.autoreset == "same_step", self._on_failure != "raise"
+        resets_next, seeds = episodes.resets_next_of, episodes.next_seeds
+        steps, starts = episodes.steps_of, episodes.starts
+        with self._running(envs.ids):
+            for index, action in zip(envs.ids, each, strict=True):
+                self._current = index
+                if resets_next[index]:
+                    self._run_reset(index, None, None)
+                    continue
+                if autoreset:
+                    self._methods[index][METHOD] = METHOD_STEP  # a reset within the step changes it
+                try:
+                    fields = hosted[index].step(action, autoreset, seeds[index])
+                except Exception as error:
+                    was_reset = autoreset and self._methods[index][METHOD] == METHOD_RESET
+                    self._set_outcome(index, self._recover(index, error, was_reset=was_reset))
+                    hosted = self._hosted
+                    continue
+                outcomes[index] = fields if not fields[4] else (*fields[:4], copy_value(fields[4]))
+                last[index] = (copy_value(fields[0]), *fields[1:]) if keeps_last else fields
+                if fields[2] or fields[3]:
+                    episodes.record(index, ends=True, is_reset=False)
+                    starts[index] = autoreset
+                else:
+                    steps[index] += 1
+                    starts[index] = False
+        if futures:
+            self._resolve(envs, futures)
+
+    def start_resets(
+        self,
+        envs: Selection,
+        seeds: Sequence[int | None],
+        options: Sequence[dict[str, Any] | None],
+        futures: Sequence[ActorFuture] = (),
+    ) -> None:
+        """Reset envs; see `RowEngine.start_resets`."""
+        self._reset_if_interrupted()
+        self._check_idle(envs)
+        with self._running(envs.ids):
+            for index, seed, each in zip(envs.ids, seeds, options, strict=True):
+                if seed is not None:
+                    self.episodes.set_root_seed(index, seed)
+                self._run_reset(index, seed, copy_value(each), is_asked=True)
+        self._resolve(envs, futures)
+
+    def _check_idle(self, envs: Selection) -> None:
+        if self._outcomes and (busy := [index for index in envs.ids if index in self._outcomes]):
+            raise AlreadyPendingError(f"the envs {busy} have results pending: receive them with recv first")
+
+    def _reset_if_interrupted(self) -> None:
+        """Require a reset of the envs that were running when an exception ended a request, and drop their results."""
+        if self._unfinished:
+            self._drop(self.select(self._unfinished))
+            for index in self._unfinished:
+                self.episodes.lose(index)
+            self._unfinished = []
+
+    @contextlib.contextmanager
+    def _running(self, ids: list[int]) -> Iterator[None]:
+        """Return the context in which env code runs."""
+        with self._lock:
+            self._unfinished = ids
+            token = context.of_thread.set(lambda: self._contexts[self._current])
+            try:
+                yield
+            finally:
+                context.of_thread.reset(token)
+            self._unfinished = []
+
+    def _run_reset(self, index: int, seed: int | None, options: Any, *, is_asked: bool = False) -> None:
+        """Reset one env, and keep the outcome.
+
+        Args:
+            index: The env.
+            seed: The user's seed.
+            options: The user's options.
+            is_asked: Whether the user has asked for it, rather than autoreset.
+        """
+        self._current = index
+        try:
+            fields = self._hosted[index].reset(self._seed_of(index) if seed is None else seed, options)
+        except Exception as error:
+            outcome = self._recover(index, error, was_reset=True, is_asked=is_asked, options=options)
+            self._set_outcome(index, outcome)
+        else:
+            self._outcomes[index] = self._accept_reset(index, fields)
+
+    def _set_outcome(self, index: int, outcome: Fields | BaseException) -> None:
+        self._outcomes[index] = outcome
+        if isinstance(outcome, BaseException):
+            self._failed.add(index)
+
+    def _seed_of(self, index: int) -> int | None:
+        return self.episodes.seed_of_reset(index, self._owners[index].incarnation.index)
+
+    def _accept_reset(self, index: int, fields: Fields) -> Fields:
+        """Record the result of a reset and return it."""
+        self.episodes.record(index, ends=False, is_reset=True)
+        self._last[index] = (copy_value(fields[0]), *fields[1:]) if self._on_failure != "raise" else fields
+        self.episodes.starts[index] = True
+        return fields if not fields[4] else (*fields[:4], copy_value(fields[4]))
+
+    def _recover(
+        self, index: int, error: Exception, *, was_reset: bool, is_asked: bool = False, options: Any = None
+    ) -> Fields | BaseException:
+        """Return the outcome of a request whose env has raised."""
+        last, episodes = self._last[index], self.episodes
+        facts = Facts(
+            Cause.RAISED,
+            self._on_failure,
+            episodes.autoreset,
+            None,
+            was_reset=was_reset,
+            asked_reset=is_asked,
+            needs_episode=not was_reset,
+            can_replay=False,
+            can_retry=False,
+            has_process=self._owners[index].is_usable,
+            has_last=last is not None,
+        )
+        fate = decide(facts)
+        lose_episode(episodes, index, fate)
+        if fate in (EnvFate.REPORT, EnvFate.FAIL):
+            return error
+        self._owners[index].replace()
+        self._find_envs()
+        episodes.flags[index] |= UNRESET
+        episodes.starts[index] = False
+        if fate is EnvFate.TRUNCATE:
+            assert last is not None, "otherwise it is reset"
+            return last[0], 0.0, False, True, {"failure": error}
+        try:
+            fields = self._hosted[index].reset(self._seed_of(index), options)
+        except Exception as second:
+            return second
+        fields = self._accept_reset(index, fields)
+        info = {**as_dict(fields[4]), "failure": error}
+        if is_asked or last is None:
+            return (*fields[:4], info)
+        return fields[0], 0.0, False, True, {**info, "final_obs": last[0], "final_info": as_dict(last[4])}
+
+    def _resolve(self, envs: Selection, futures: Sequence[ActorFuture]) -> None:
+        """Deliver outcomes to futures."""
+        for index, future in zip(envs.ids, futures, strict=False):
+            outcome = self._outcomes.pop(index)
+            self._failed.discard(index)
+            if isinstance(outcome, BaseException):
+                future.set_error(outcome)
+            else:
+                obs, reward, terminated, truncated, info = outcome
+                incarnation = self._owners[index].incarnation.index
+                flags = bool(terminated), bool(truncated)
+                future.set_outcome(ReadyOutcome(EnvStep(index, copy_value(obs), reward, *flags, info, incarnation)))
+
+    # Delivering ------------------------------------------------------------------------------------------
+
+    def finish(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
+        """Deliver results; see `RowEngine.finish`."""
+        del timeout, deadline
+        pending, failed = self._outcomes, self._failed
+        is_gone = len(pending) < len(envs.ids) if envs.is_all else any(index not in pending for index in envs.ids)
+        if is_gone:
+            raise NothingPendingError(f"{caller} has nothing to wait for, or the results were taken meanwhile")
+        if not failed and not self._learns:
+            fields: list[Any] = [pending[index] for index in envs.ids]
+            self._drop(envs)
+            return self._as_batch(envs, fields)
+        outcomes: dict[int, Any] = {index: pending[index] for index in envs.ids}
+        failures = {index: outcomes[index] for index in envs.ids if index in failed}
+        self._drop(envs)
+        fields = self._conform(outcomes, failures)
+        if failures:
+            ids = [index for index in envs.ids if index not in failures]
+            raise step_error(failures, self._as_batch(self.select(ids), fields), len(envs.ids), caller)
+        return self._as_batch(envs, fields)
+
+    def _drop(self, envs: Selection) -> None:
+        """Forget the outcomes of envs, which are delivered, or nobody wants."""
+        if envs.is_all:
+            self._outcomes.clear()
+            self._failed.clear()
+            return
+        for index in envs.ids:
+            self._outcomes.pop(index, None)
+            self._failed.discard(index)
+
+    def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
+        """Deliver results in the order of their completion; see `RowEngine.receive`."""
+        del min_envs
+        failed = [index for index in self._outcomes if index in self._failed]
+        ids = [index for index in self._outcomes if index not in failed][:max_envs] + failed
+        return self.finish(self.select(ids), None, deadline, "recv")
+
+    def reset(
+        self,
+        envs: Selection,
+        seeds: Sequence[int | None],
+        options: Sequence[dict[str, Any] | None],
+        timeout: float | None,
+        deadline: float | None,
+    ) -> Batch:
+        """Reset envs. Results that nobody has taken are dropped."""
+        self._reset_if_interrupted()
+        self._drop(envs)
+        self.start_resets(envs, seeds, options)
+        return self.finish(envs, timeout, deadline, "reset")
+
+    def _as_batch(self, envs: Selection, fields: list[Fields]) -> Batch:
+        """Return single results as a batch."""
+        ids = self._all_ids.copy() if envs.is_all else np.array(envs.ids, np.int64)
+        incarnations = self._incarnations[envs.at] if envs.ids else self._incarnations[:0]
+        if envs.is_all:
+            incarnations = incarnations.copy()
+        if not fields:
+            empty = np.zeros(0, np.bool_)
+            obs: Any = [] if self.observation_spec is None else stack(self.observation_spec, [])
+            return Batch(ids, obs, stack(self.reward_spec, []), empty, empty.copy(), [], incarnations)
+        observations, rewards, terminated, truncated, infos = zip(*fields, strict=True)
+        spec = self.observation_spec
+        if isinstance(spec, ArraySpec) and spec.batchable:
+            obs = np.empty((len(fields), *spec.shape), spec.dtype)
+            for row, one in enumerate(observations):
+                obs[row] = one
+        else:
+            obs = list(observations) if spec is None else copy_value(stack(spec, observations))
+        flags = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        all_rewards = np.array(rewards, np.float64) if self._has_plain_rewards else stack(self.reward_spec, rewards)
+        return Batch(ids, obs, all_rewards, *flags, list(infos), incarnations)
+
+    def _conform(self, outcomes: dict[int, Any], failures: dict[int, BaseException]) -> list[Fields]:
+        """Return the results, converted to the spec that follows from the first one; those of other specs fail."""
+        conforming = []
+        for index, one in outcomes.items():
+            if index in failures:
+                continue
+            if not self._learns:
+                conforming.append(one)
+                continue
+            if self.observation_spec is None:
+                self.observation_spec = spec_of_value(one[0])
+            try:
+                obs = conform(self.observation_spec, one[0], f"the observation of env {index}")
+                conforming.append((obs, *one[1:]))
+            except VectorInputError as error:
+                failures[index] = error
+        return conforming

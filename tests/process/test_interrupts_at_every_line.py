@@ -1,0 +1,238 @@
+"""An exception at every line of each public call: nothing hangs, nothing is mixed up, and `reset` works."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import itertools
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import FORK_SERVER
+
+import envactors as ea
+
+SOON = 20.0
+PACKAGE = str(Path(ea.__file__).parent)
+FOLDERS = ("loop.py", "runtime.py", "replay.py", "actor", "vector", "rollout")
+ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0)
+# Every line is tried by `-m slow`; otherwise each call has this many lines between two tries.
+STRIDE = 5
+
+
+class Hit(Exception):
+    """Comes at a line of the library."""
+
+
+@functools.lru_cache(None)
+def with_exits(code):
+    """Return where a code object leaves ``with`` blocks.
+
+    Python reports the line of the ``with`` statement again there. No signal handler runs at that point, before the
+    context is left.
+    """
+    found, instructions = set(), list(dis.get_instructions(code))
+    for place, one in enumerate(instructions[:-2]):
+        others = instructions[place + 1 : place + 3]
+        is_first = one.opname == "LOAD_CONST" and one.argval is None
+        if is_first and all(i.opname == "DUP_TOP" or (i.opname == "LOAD_CONST" and i.argval is None) for i in others):
+            found.add(one.offset)
+            before = instructions[place - 1]
+            if before.opname in ("SWAP", "ROT_TWO", "ROT_THREE"):  # a ``return`` in the block
+                found.add(before.offset)
+    return found
+
+
+class Tracer:
+    """Raises at the n-th line that the calling thread runs in the core; counts lines."""
+
+    def __init__(self, at):
+        self.at = at
+        self.lines = 0
+
+    def __call__(self, frame, event, arg):
+        path = frame.f_code.co_filename
+        if not path.startswith(PACKAGE) or not path[len(PACKAGE) + 1 :].startswith(FOLDERS):
+            return None
+        return self.on_line
+
+    def on_line(self, frame, event, arg):
+        if event == "line" and frame.f_lasti not in with_exits(frame.f_code):
+            self.lines += 1
+            if self.lines == self.at:
+                sys.settrace(None)
+                raise Hit
+        return self.on_line
+
+
+def interrupted(function, at):
+    """Call a function and raise at its line ``at``; return whether it had that many lines."""
+    tracer = Tracer(at)
+    sys.settrace(tracer)
+    try:
+        function()
+    except Hit:
+        pass
+    finally:
+        sys.settrace(None)
+    return tracer.lines >= at
+
+
+class Env:
+    """Its observations say which action and which seed they are of."""
+
+    import gymnasium
+
+    observation_space = gymnasium.spaces.Box(-1e9, 1e9, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(10**6)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.array([0.0, -1.0 if seed is None else -2.0 - seed]), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.array([self.steps, action], float), float(action), False, False, {"action": int(action)}
+
+    def echo(self, value):
+        return value
+
+
+def recv_all(envs, actions):
+    envs.send(actions)
+    count = 0
+    while count < len(actions):
+        count += len(envs.recv(min_envs=1).env_ids)
+
+
+CALLS = {
+    "step": lambda envs, actions: envs.step(actions),
+    "step of some": lambda envs, actions: envs.step(actions[:1], env_ids=[1]),
+    "recv": recv_all,
+    "submit": lambda envs, actions: [future.result(SOON) for future in envs.submit(actions)],
+    "reset": lambda envs, actions: envs.reset(seed=5),
+    "call": lambda envs, actions: envs.call("echo", 1),
+    "set_attr": lambda envs, actions: envs.set_attr("steps", 3),
+    "cancel": lambda envs, actions: [future.cancel() for future in [envs[0].echo(1), envs[0].echo(2)]],
+    "renew": lambda envs, actions: envs.actors[0].renew().result(SOON),
+    "kill": lambda envs, actions: envs.actors[0].kill(restart=True),
+    "stats": lambda envs, actions: (envs.stats(), repr(envs.actors[0])),
+}
+
+
+def check_works(envs, counter):
+    """A reset works, and steps return what belongs to their actions."""
+    seed = next(counter)
+    obs, infos = envs.reset(seed=seed, timeout=SOON)
+    assert obs[:, 1].tolist() == [-2.0 - seed - index for index in range(envs.num_envs)]
+    for _ in range(2):
+        actions = [next(counter) for _ in range(envs.num_envs)]
+        obs, rewards, _, _, infos = envs.step(actions, timeout=SOON)
+        assert obs[:, 1].tolist() == rewards.tolist() == [float(action) for action in actions]
+        assert [info["action"] for info in infos] == actions
+    assert envs.call("echo", seed) == [seed] * envs.num_envs
+
+
+class Companion:
+    """A thread that calls methods of the last env, and waits for each; an answer is right, or an error."""
+
+    def __init__(self, envs):
+        self.envs = envs
+        self.over = threading.Event()
+        self.problem = None
+        self.answers = 0
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        for i in itertools.count():
+            if self.over.wait(0.002):
+                return
+            try:
+                assert self.envs[self.envs.num_envs - 1].echo(i).result(SOON) == i
+                self.answers += 1
+            except ea.ActorError:
+                pass
+            except BaseException as error:
+                self.problem = error
+                return
+
+    def end(self):
+        self.over.set()
+        self.thread.join(SOON)
+        assert not self.thread.is_alive()
+        assert self.problem is None
+        assert self.answers
+
+
+def run_at_lines(call, envs, lines, counter):
+    for at in lines:
+        actions = [next(counter) for _ in range(envs.num_envs)]
+        with contextlib.suppress(ea.EnvActorsError):
+            if not interrupted(lambda actions=actions: CALLS[call](envs, actions), at):
+                return
+        check_works(envs, counter)
+    pytest.fail("the call has more lines than were tried")
+
+
+@pytest.mark.parametrize("with_thread", [False, True])
+@pytest.mark.parametrize("packed", [1, 2])
+@pytest.mark.parametrize("call", CALLS)
+def test_an_exception_at_some_lines(call, packed, with_thread):
+    start = 1 + (2 * packed + with_thread) % STRIDE
+    check_lines(call, packed, with_thread, range(start, 10_000, STRIDE))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("call", CALLS)
+def test_an_exception_at_every_line(call):
+    check_lines(call, 2, True, range(1, 10_000))
+
+
+def check_lines(call, packed, with_thread, lines):
+    counter = itertools.count(1)
+    with ea.VectorEnv([Env] * 2, envs_per_actor=packed, restart=ALWAYS, backend=FORK_SERVER) as envs:
+        check_works(envs, counter)
+        companion = Companion(envs) if with_thread else None
+        try:
+            run_at_lines(call, envs, lines, counter)
+        finally:
+            if companion is not None:
+                companion.end()
+
+
+@pytest.mark.parametrize("call", ["step", "step of some", "recv", "submit", "reset", "call", "stats"])
+def test_an_exception_at_every_line_in_process(call):
+    counter = itertools.count(1)
+    with ea.VectorEnv([Env] * 2, backend="inline") as envs:
+        check_works(envs, counter)
+        run_at_lines(call, envs, range(1, 10_000), counter)
+
+
+def test_an_exception_at_some_lines_of_a_lone_actor():
+    with ea.spawn(Env, restart=ALWAYS, backend=FORK_SERVER) as actor:
+        for at in range(1, 10_000, 3):
+            value = object.__hash__(at)
+            with contextlib.suppress(ea.ActorError):
+                if not interrupted(lambda value=value: actor.echo(value).result(SOON), at):
+                    break
+            assert actor.echo(at).result(SOON) == at
+
+
+def test_an_exception_at_some_lines_of_a_rollout():
+    counter = itertools.count(1)
+    with ea.VectorEnv([Env] * 2, restart=ALWAYS, backend=FORK_SERVER) as envs:
+        check_works(envs, counter)
+        envs.set_policy(lambda: lambda obs, context: np.zeros(len(obs), np.int64))
+        for at in range(1, 10_000, 7):
+            with contextlib.suppress(ea.EnvActorsError):
+                if not interrupted(lambda: envs.rollout(3, timeout=SOON), at):
+                    break
+            check_works(envs, counter)
+            assert envs.rollout(2, timeout=SOON).valid.all()

@@ -1,0 +1,267 @@
+"""An actor with a worker that the test plays: no process is started."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from fakes import SOON, call
+
+import envactors as ea
+from envactors.actor.future import ActorFuture
+from envactors.actor.states import ActorState, Phase
+from envactors.mailbox.messages import Fault, Kind
+from envactors.mailbox.pickling import dumps, pack_failure
+
+
+def wait_until(condition):
+    end = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_calls_run_in_order_one_at_a_time(actors):
+    actor, backend = actors()
+    futures = [call(actor, i) for i in range(3)]
+    worker = backend.next_worker().serve_start()
+    seen = [worker.serve_call(i)[2] for i in range(3)]
+    assert seen == [(0,), (1,), (2,)]
+    assert [future.result(SOON) for future in futures] == [0, 1, 2]
+    assert not actor.unfinished
+
+
+def test_a_crash_fails_the_call_that_had_begun_and_runs_the_others_in_the_next_process(actors):
+    actor, backend = actors()
+    first, second = call(actor), call(actor)
+    worker = backend.next_worker().serve_start()
+    worker.begin(worker.take())
+    worker.crash()
+    with pytest.raises(ea.ActorDiedError, match="in method"):
+        first.result(SOON)
+    backend.next_worker().serve_start().serve_call(2)
+    assert second.result(SOON) == 2
+    assert actor.stats().restarts == 1
+
+
+def test_a_call_that_had_not_begun_runs_in_the_next_process(actors):
+    actor, backend = actors()
+    future = call(actor)
+    worker = backend.next_worker().serve_start()
+    worker.take()
+    worker.crash()
+    backend.next_worker().serve_start().serve_call(1)
+    assert future.result(SOON) == 1
+
+
+def test_a_call_with_retries_runs_again_before_the_queue(actors):
+    actor, backend = actors()
+    first, second = call(actor, "first", retries=1), call(actor, "second")
+    worker = backend.next_worker().serve_start()
+    worker.begin(worker.take())
+    worker.crash()
+    worker = backend.next_worker().serve_start()
+    assert [worker.serve_call()[2], worker.serve_call()[2]] == [("first",), ("second",)]
+    assert (first.result(SOON), second.result(SOON)) == ("done", "done")
+
+
+def test_a_late_call_is_killed_and_the_first_reason_wins(actors):
+    actor, backend = actors(deadlines=ea.Deadlines(call=0.05))
+    future = call(actor)
+    worker = backend.next_worker().serve_start()
+    worker.begin(worker.take())
+    with pytest.raises(ea.ActorTimeoutError, match=r"passed its deadline of 0\.05 s"):
+        future.result(SOON)
+    assert worker.was_killed
+
+
+def test_a_reply_of_an_earlier_incarnation_is_dropped(actors):
+    actor, backend = actors()
+    future = call(actor)
+    worker = backend.next_worker().serve_start()
+    frame = worker.take()
+    worker.reply(frame._replace(incarnation=7), "stale")
+    worker.begin(frame)
+    worker.reply(frame, "fresh")
+    assert future.result(SOON) == "fresh"
+    assert actor.stats().stale == 1
+
+
+def test_a_renewal_takes_its_place_in_the_queue_and_is_not_counted(actors):
+    actor, backend = actors()
+    before, renewed = call(actor), ActorFuture(actor, None)
+    actor.renew(renewed)
+    after = call(actor)
+    worker = backend.next_worker().serve_start()
+    worker.serve_call("before")
+    assert worker.take().kind == Kind.CLOSE
+    wait_until(lambda: actor.state is ActorState.RENEWING)
+    worker.crash()
+    backend.next_worker().serve_start().serve_call("after")
+    assert (before.result(SOON), renewed.result(SOON), after.result(SOON)) == ("before", 1, "after")
+    assert actor.stats().restarts == 0
+
+
+def test_a_dead_actor_fails_calls_until_a_renewal(actors):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=0))
+    backend.next_worker().serve_start().crash()
+    wait_until(lambda: actor.phase is Phase.DEAD)
+    with pytest.raises(ea.ActorDiedError, match="while idle"):
+        call(actor).result(SOON)
+    renewed = ActorFuture(actor, None)
+    actor.renew(renewed)
+    backend.next_worker().serve_start()
+    assert renewed.result(SOON) == 1
+
+
+def test_a_factory_that_raises_at_the_first_start_is_not_retried(actors):
+    actor, backend = actors()
+    future = call(actor)
+    worker = backend.next_worker()
+    failure = pack_failure(KeyError("no such env"), Fault.RAISED)
+    worker.reply(worker.take(), tuple(failure), Kind.FAILED)
+    with pytest.raises(ea.ActorStartError, match="no such env") as caught:
+        future.result(SOON)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert actor.state is ActorState.DEAD
+
+
+class Blocks:
+    """Blocks the thread that unpickles it."""
+
+    gate = threading.Event()
+
+    def __reduce__(self):
+        return _block, ()
+
+
+def _block():
+    assert Blocks.gate.wait(SOON)
+    raise ValueError("unpickled")
+
+
+class StartError(Exception):
+    pass
+
+
+def test_unpickling_the_error_of_a_factory_does_not_block_other_actors(actors):
+    (first, one), (second, other) = actors(), actors()
+    waiting, future = call(first), call(second)
+    worker = one.next_worker()
+    failure = pack_failure(StartError("own"), Fault.RAISED)._replace(pickled=bytes(dumps(Blocks())))
+    worker.reply(worker.take(), tuple(failure), Kind.FAILED)
+    other.next_worker().serve_start().serve_call("quick")
+    assert future.result(SOON) == "quick"
+    assert not waiting.done()
+    Blocks.gate.set()
+    with pytest.raises(ea.ActorStartError, match="own"):
+        waiting.result(SOON)
+
+
+def test_closing_runs_the_queue_first(actors):
+    actor, backend = actors()
+    worker = backend.next_worker().serve_start()
+    future = call(actor)
+    actor.begin_close(SOON)
+    with pytest.raises(ea.ActorClosedError):
+        call(actor)
+    worker.serve_call("last")
+    assert worker.take().kind == Kind.CLOSE
+    worker.crash()
+    assert future.result(SOON) == "last"
+    assert actor.closed.wait(SOON)
+    assert actor.state is ActorState.CLOSED
+
+
+def test_killing_fails_running_and_queued_calls(actors):
+    actor, backend = actors()
+    futures = [call(actor), call(actor)]
+    worker = backend.next_worker().serve_start()
+    worker.begin(worker.take())
+    actor.kill(restart=False)
+    for future in futures:
+        with pytest.raises(ea.ActorDiedError) as caught:
+            future.result(SOON)
+        assert caught.value.aborted
+
+
+def test_a_queued_call_can_be_canceled_and_a_running_one_aborted(actors):
+    actor, backend = actors()
+    running, queued = call(actor), call(actor)
+    worker = backend.next_worker().serve_start()
+    worker.begin(worker.take())
+    assert not running.cancel()
+    assert queued.cancel()
+    assert running.abort()
+    with pytest.raises(ea.ActorDiedError, match="on purpose"):
+        running.result(SOON)
+    assert not running.abort()
+
+
+class Hit(Exception):
+    pass
+
+
+def test_an_interrupted_change_replaces_the_process_and_keeps_queued_calls(actors):
+    actor, backend = actors()
+    running, queued = call(actor), call(actor)
+    worker = backend.next_worker().serve_start()
+    worker.begin(worker.take())
+    with pytest.raises(Hit), actor.lock, actor.lock.change(actor):
+        raise Hit
+    with pytest.raises(ea.ActorDiedError, match="an exception interrupted the caller"):
+        running.result(SOON)
+    assert worker.was_killed
+    backend.next_worker().serve_start().serve_call("kept")
+    assert queued.result(SOON) == "kept"
+    assert actor.stats().restarts == 0
+
+
+@pytest.mark.parametrize("state", ["lost", "running and queued", "sent and queued"])
+def test_the_repair_establishes_the_invariant_from_any_state(actors, state):
+    actor, backend = actors()
+    worker = backend.next_worker().serve_start()
+    wait_until(lambda: actor.phase is Phase.LIVE)
+    future = call(actor)
+    worker.take()
+    with pytest.raises(Hit), actor.lock, actor.lock.change(actor):
+        job, actor.running = actor.running, None
+        if state == "running and queued":
+            actor.running = job
+            actor.queue.append(job)
+        elif state == "sent and queued":
+            actor.queue.append(job)
+        raise Hit
+    with pytest.raises(ea.ActorDiedError):
+        future.result(SOON)
+    backend.next_worker().serve_start()
+    wait_until(lambda: actor.phase is Phase.LIVE)
+    assert not actor.queue
+    assert not actor.unfinished
+    assert actor.running is None
+
+
+def test_a_handler_that_uses_an_actor_in_the_middle_of_a_change_gets_an_error(actors):
+    actor, backend = actors()
+    backend.next_worker().serve_start()
+    with actor.lock, actor.lock.change(actor):
+        with pytest.raises(RuntimeError, match="interrupted a change"):
+            call(actor)
+        assert actor.stats().queued == 0, "reading is allowed"
+
+
+def test_a_large_call_behind_an_awaited_one_is_sent_completely(actors):
+    actor, backend = actors()
+    worker = backend.next_worker().serve_start()
+    first, second = call(actor), call(actor, b"x" * 10**7)
+
+    def serve():
+        worker.serve_call("small")
+        worker.serve_call("large")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert first.result(SOON) == "small"
+    assert second.result(SOON) == "large"
+    thread.join()

@@ -1,0 +1,103 @@
+"""The pure decisions, as tables."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import envactors as ea
+from envactors.actor.exits import JobFate, Next, decide_call, decide_next, restart_delay
+from envactors.actor.states import EndReason
+from envactors.vector.recovery import Cause, EnvFate, Facts, decide
+
+
+@pytest.mark.parametrize(
+    ("is_closing", "is_replaced", "is_hopeless", "expected"),
+    [
+        (True, False, False, Next.CLOSE),
+        (True, True, True, Next.CLOSE),
+        (False, True, False, Next.START),
+        (False, True, True, Next.START),
+        (False, False, False, Next.RESTART),
+        (False, False, True, Next.DIE),
+    ],
+)
+def test_the_next_process(is_closing, is_replaced, is_hopeless, expected):
+    found = decide_next(is_closing=is_closing, is_replaced=is_replaced, is_hopeless=is_hopeless)
+    assert found is expected
+
+
+@pytest.mark.parametrize(
+    ("has_begun", "retries", "reason", "is_closing", "expected"),
+    [
+        (False, 0, None, False, JobFate.AGAIN),
+        (False, 0, EndReason.INTERRUPT, False, JobFate.AGAIN),
+        (True, 0, None, False, JobFate.DONE),
+        (True, 1, None, False, JobFate.AGAIN),
+        (True, 1, EndReason.TIMEOUT, False, JobFate.AGAIN),
+        (True, 1, EndReason.ABORT, False, JobFate.DONE),
+        (True, 1, EndReason.DISCARD, False, JobFate.DONE),
+        (True, 1, None, True, JobFate.DONE),
+    ],
+)
+def test_the_call_that_a_process_was_sent(has_begun, retries, reason, is_closing, expected):
+    assert decide_call(has_begun=has_begun, retries=retries, reason=reason, is_closing=is_closing) is expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "granted", "expected"),
+    [
+        ({"max_restarts": 0}, [], None),
+        ({"max_restarts": 2, "backoff": 1.0}, [], 1.0),
+        ({"max_restarts": 2, "backoff": 1.0}, [90.0], 2.0),
+        ({"max_restarts": 2, "backoff": 1.0}, [90.0, 95.0], None),
+        ({"max_restarts": 2, "backoff": 1.0, "window": 6.0}, [90.0, 95.0], 2.0),
+        ({"max_restarts": math.inf, "backoff": 1.0, "backoff_max": 5.0}, [90.0] * 200, 5.0),
+        ({"max_restarts": 9, "window": 1.0, "max_lifetime_restarts": 2}, [1.0, 2.0], None),
+    ],
+)
+def test_the_delay_of_a_restart(policy, granted, expected):
+    assert restart_delay(ea.RestartPolicy(**policy), granted, 100.0) == expected
+
+
+BASE = Facts(
+    Cause.RUNNING,
+    "raise",
+    "next_step",
+    None,
+    was_reset=False,
+    asked_reset=False,
+    needs_episode=True,
+    can_replay=False,
+    can_retry=False,
+    has_process=True,
+    has_last=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, EnvFate.FAIL),
+        ({"has_process": False, "on_failure": "renew"}, EnvFate.FAIL),
+        ({"cause": Cause.RAISED}, EnvFate.REPORT),
+        ({"cause": Cause.RAISED, "was_reset": True}, EnvFate.FAIL),
+        ({"cause": Cause.WAITING}, EnvFate.FAIL),
+        ({"cause": Cause.WAITING, "needs_episode": False}, EnvFate.REDO),
+        ({"on_failure": "renew"}, EnvFate.TRUNCATE),
+        ({"on_failure": "renew", "has_last": False}, EnvFate.RESET),
+        ({"on_failure": "renew", "asked_reset": True, "was_reset": True}, EnvFate.RESET),
+        ({"on_failure": "renew", "autoreset": "same_step"}, EnvFate.RESET),
+        ({"on_failure": "renew", "autoreset": "disabled"}, EnvFate.TRUNCATE),
+        ({"on_failure": "renew", "cause": Cause.RAISED}, EnvFate.TRUNCATE),
+        ({"on_failure": "replay"}, EnvFate.TRUNCATE),
+        ({"on_failure": "replay", "can_replay": True, "can_retry": True}, EnvFate.REDO),
+        ({"on_failure": "replay", "can_replay": True}, EnvFate.TRUNCATE),
+        ({"on_failure": "replay", "can_replay": True, "cause": Cause.WAITING}, EnvFate.REDO),
+        ({"on_failure": "replay", "can_retry": True, "reason": EndReason.ABORT}, EnvFate.TRUNCATE),
+        ({"on_failure": "replay", "can_replay": True, "reason": EndReason.DISCARD}, EnvFate.REDO),
+    ],
+)
+def test_a_failed_request(changes, expected):
+    assert decide(BASE._replace(**changes)) is expected

@@ -1,0 +1,121 @@
+"""Episodes: resets, seeds, counts, recycling."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from envactors.mailbox.messages import episode_seed, renewed_seed
+from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, NO_RESULT, RETIRING, SEEDED, UNRESET, Episodes
+
+
+def test_a_new_env_needs_a_reset_and_then_only_actions():
+    episodes = Episodes(2, "next_step")
+    assert episodes.flags[0] == NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT
+    episodes.record(0, ends=False, is_reset=True)
+    assert list(episodes.flags) == [0, NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]
+    assert episodes.steps.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("autoreset", "resets_next", "needs_reset"),
+    [("next_step", True, False), ("same_step", False, False), ("disabled", False, True)],
+)
+def test_the_end_of_an_episode(autoreset, resets_next, needs_reset):
+    episodes = Episodes(1, autoreset)
+    episodes.record(0, ends=False, is_reset=True)
+    episodes.record(0, ends=True, is_reset=False)
+    assert episodes.resets_next.tolist() == [resets_next]
+    assert bool(episodes.flags[0] & NEEDS_RESET) == needs_reset
+    assert (episodes.steps.tolist(), episodes.episodes.tolist()) == ([1], [1])
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+@pytest.mark.parametrize("seeded", [False, True])
+def test_many_results_at_once_count_as_one_by_one(autoreset, seeded):
+    each, at_once = Episodes(1, autoreset), Episodes(1, autoreset)
+    for episodes in (each, at_once):
+        if seeded:
+            episodes.flags[0] |= SEEDED
+        episodes.set_root_seed(0, 7)
+        episodes.record(0, ends=False, is_reset=True)
+    ends, resets = [0, 0, 1, 0, 0, 1], [0, 0, 0, autoreset == "next_step", 0, 0]
+    for end, reset in zip(ends, resets, strict=True):
+        each.record(0, ends=bool(end), is_reset=bool(reset))
+    at_once.record_many(0, bytes(ends), bytes(resets))
+    for name in ("flags", "next_seeds", "numbers"):
+        assert getattr(each, name) == getattr(at_once, name)
+    for name in ("steps", "episodes", "resets_next"):
+        assert getattr(each, name).tolist() == getattr(at_once, name).tolist()
+
+
+def test_a_batch_counts_as_one_by_one():
+    each, batch = Episodes(3, "next_step"), Episodes(3, "next_step")
+    for episodes in (each, batch):
+        for index in range(3):
+            episodes.record(index, ends=False, is_reset=True)
+    for terminated in ([False, True, False], [False, False, True]):
+        was_reset = each.resets_next.copy()
+        for index, ends in enumerate(terminated):
+            each.record(index, ends=ends, is_reset=bool(was_reset[index]))
+        batch.record_batch([0, 1, 2], slice(None), np.array(terminated), np.zeros(3, bool))
+        assert each.steps.tolist() == batch.steps.tolist()
+        assert each.resets_next.tolist() == batch.resets_next.tolist()
+
+
+def test_a_lost_process_ends_the_episode_until_a_replay_or_a_reset():
+    episodes = Episodes(1, "next_step")
+    episodes.record(0, ends=False, is_reset=True)
+    episodes.lose_process(0)
+    assert episodes.flags[0] == LOST | UNRESET
+    episodes.restore(0)
+    assert episodes.flags[0] == 0
+    episodes.lose_process(0)
+    episodes.lose(0, resets_next=True)
+    assert episodes.flags[0] == NO_EPISODE | UNRESET
+    assert episodes.resets_next.tolist() == [True]
+    episodes.lose(0)
+    assert episodes.flags[0] & NEEDS_RESET
+    assert episodes.resets_next.tolist() == [False]
+
+
+def test_the_first_reset_of_a_renewed_env_has_a_derived_seed():
+    episodes = Episodes(1, "next_step")
+    assert episodes.seed_of_reset(0, 1) is None, "the env was never seeded"
+    episodes.set_root_seed(0, 5)
+    assert episodes.seed_of_reset(0, 0) is None
+    assert episodes.seed_of_reset(0, 2) == renewed_seed(5, 2)
+    episodes.record(0, ends=False, is_reset=True)
+    assert episodes.seed_of_reset(0, 2) is None
+
+
+def test_seeded_episodes_have_the_seeds_of_the_formula():
+    episodes = Episodes(1, "next_step")
+    episodes.seed_episodes()
+    assert episodes.root_seeds[0] is not None
+    episodes.set_root_seed(0, 5)
+    assert episodes.seed_of_reset(0, 3) == 5
+    for number in (1, 2, 3):
+        episodes.record(0, ends=False, is_reset=True)
+        assert episodes.seed_of_reset(0, 0) == episode_seed(5, number) == episodes.seed_of_episode(0, number)
+
+
+def test_recycling_is_due_at_the_end_of_an_episode_until_the_next_reset():
+    episodes = Episodes(1, "next_step", lambda index: episodes.steps_of[index] >= 2)
+    episodes.record(0, ends=False, is_reset=True)
+    episodes.record(0, ends=True, is_reset=False)
+    assert not episodes.flags[0] & RETIRING
+    episodes.record(0, ends=False, is_reset=True)
+    episodes.record(0, ends=True, is_reset=False)
+    assert episodes.flags[0] & RETIRING
+    episodes.record(0, ends=False, is_reset=True)
+    assert not episodes.flags[0] & RETIRING
+
+
+def test_without_reset_checks_only_a_crash_needs_a_reset():
+    episodes = Episodes(1, "disabled")
+    episodes.disable_reset_checks()
+    episodes.record(0, ends=True, is_reset=False)
+    assert not episodes.flags[0] & NEEDS_RESET
+    episodes.lose(0)
+    assert episodes.flags[0] & NEEDS_RESET

@@ -1,0 +1,160 @@
+"""Futures without an actor."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from envactors.actor.future import ActorFuture, ReadyOutcome
+from envactors.actor.latch import Latch
+from envactors.runtime import ThreadPool
+
+SOON = 10.0
+
+
+class Owner:
+    def __init__(self, pool):
+        self.runtime = SimpleNamespace(callbacks=pool)
+
+    def read_reply(self, future, deadline):
+        pass
+
+
+@pytest.fixture
+def make():
+    pool = ThreadPool("callbacks")
+    yield lambda: ActorFuture(Owner(pool), None)
+    pool.stop()
+    pool.join(SOON)
+
+
+def in_thread(function):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    return thread, found
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_all_threads_that_wait_get_the_result(make, count):
+    future = make()
+    threads = [in_thread(lambda: future.result(SOON)) for _ in range(count)]
+    future.set_outcome(ReadyOutcome(3))
+    for thread, found in threads:
+        thread.join(SOON)
+        assert found == [3]
+
+
+def test_the_outcome_is_read_once_by_the_thread_that_asks(make):
+    future, threads = make(), []
+
+    class Outcome:
+        is_failure = False
+
+        def read(self):
+            threads.append(threading.get_ident())
+            return 1, None
+
+    future.set_outcome(Outcome())
+    assert (future.result(), future.result()) == (1, 1)
+    assert threads == [threading.get_ident()]
+
+
+def test_an_interrupted_reading_is_repeated(make):
+    future, outcomes = make(), iter([KeyboardInterrupt(), None])
+
+    class Outcome:
+        is_failure = False
+
+        def read(self):
+            if (error := next(outcomes)) is not None:
+                raise error
+            return 1, None
+
+    future.set_outcome(Outcome())
+    with pytest.raises(KeyboardInterrupt):
+        future.result()
+    assert future.result() == 1
+
+
+def test_the_first_outcome_counts_and_the_second_completes_an_interrupted_notification(make):
+    future = make()
+    future._state = "FINISHED"  # the first call was interrupted here
+    future._outcome = ReadyOutcome(1)
+    thread, found = in_thread(lambda: future._ended.wait(SOON))
+    future.set_outcome(ReadyOutcome(2))
+    thread.join(SOON)
+    assert found == [True]
+    assert future.result() == 1
+
+
+def test_callbacks_run_once_in_another_thread(make):
+    future, seen, called = make(), [], threading.Semaphore(0)
+
+    def callback(done):
+        seen.append((done is future, threading.get_ident()))
+        called.release()
+
+    future.add_done_callback(callback)
+    future.set_outcome(ReadyOutcome(1))
+    future.set_outcome(ReadyOutcome(1))
+    assert called.acquire(timeout=SOON)
+    future.add_done_callback(callback)
+    assert called.acquire(timeout=SOON)
+    assert [same for same, _ in seen] == [True, True]
+    assert seen[0][1] != threading.get_ident() == seen[1][1]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_standard_library_waits_for_futures(make, when):
+    futures = [make() for _ in range(3)]
+    if when == "before":
+        for future in futures:
+            future.set_outcome(ReadyOutcome(1))
+        assert concurrent.futures.wait(futures, SOON).done == set(futures)
+    else:
+        thread, found = in_thread(lambda: list(concurrent.futures.as_completed(futures, SOON)))
+        while not all(future._waiters for future in futures):
+            pass
+        for future in futures:
+            future.set_outcome(ReadyOutcome(1))
+        thread.join(SOON)
+        assert set(found[0]) == set(futures)
+
+
+def test_a_condition_that_was_left_locked_does_not_block_the_loop(make):
+    """As an interrupt in `concurrent.futures.wait` does it."""
+    future, held, over = make(), threading.Event(), threading.Event()
+
+    def hold():
+        with future._condition:
+            held.set()
+            over.wait(SOON)
+
+    thread, _ = in_thread(hold)
+    assert held.wait(SOON)
+    future.set_outcome(ReadyOutcome(1))
+    assert future.result(SOON) == 1
+    over.set()
+    thread.join()
+
+
+def test_a_canceled_future(make):
+    future = make()
+    future.set_canceled()
+    assert future.cancelled()
+    assert future.done()
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result()
+    assert concurrent.futures.wait([future], SOON).done == {future}
+
+
+def test_a_latch_times_out():
+    latch = Latch()
+    assert not latch.wait(0.01)
+    latch.open()
+    latch.open()
+    assert latch.wait(None)

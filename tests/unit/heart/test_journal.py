@@ -1,0 +1,79 @@
+"""Journals: what they record, and when they can be replayed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from envactors.mailbox.messages import Attach, Kind, RecordedSteps, Set
+from envactors.mailbox.pickling import Sealed, dumps
+from envactors.replay import Journal
+
+ATTACH = Attach(SimpleNamespace(action=None), autoreset=False)
+
+
+def steps(count):
+    return [np.arange(count).tobytes()], bytes(count)
+
+
+def test_a_journal_begins_with_a_seeded_reset():
+    journal = Journal(0, 100)
+    journal.record_steps(*steps(3), check=1)
+    assert not journal.can_replay
+    assert journal.replay(ATTACH) is None
+    journal.begin(7, check=2)
+    journal.record_steps(*steps(3), check=3)
+    replay = journal.replay(ATTACH)
+    assert [type(entry) for entry in replay.entries] == [tuple, RecordedSteps]
+    assert replay.check == 3
+
+
+def test_consecutive_steps_share_an_entry_and_calls_stand_between():
+    journal = Journal(0, 100)
+    journal.begin(7, check=0)
+    journal.record_steps(*steps(2), check=1)
+    journal.record_steps(*steps(1), check=2)
+    journal.record_call(Kind.CALL, b"call", failed=False)
+    journal.record_steps(*steps(1), check=3)
+    entries = journal.replay(ATTACH).entries
+    assert [len(entry.resets) if isinstance(entry, RecordedSteps) else entry[0] for entry in entries] == [
+        Kind.RESET,
+        3,
+        Kind.CALL,
+        1,
+    ]
+
+
+def test_a_journal_over_its_limit_is_forgotten():
+    journal = Journal(0, 3)
+    journal.begin(7, check=0)
+    journal.record_steps(*steps(3), check=1)
+    assert journal.can_replay
+    journal.record_steps(*steps(1), check=2)
+    assert not journal.can_replay
+
+
+def test_attributes_survive_what_is_forgotten():
+    journal = Journal(0, 100)
+    payload = bytes(dumps(tuple(Set(0, "speed", Sealed(2)))))
+    journal.record_call(Kind.SET, payload, failed=False)
+    journal.begin(7, check=0)
+    journal.record_call(Kind.SET, payload, failed=False)
+    journal.record_call(Kind.SET, payload, failed=True)
+    assert len(journal.replay(ATTACH).entries) == 2
+    journal.forget()
+    assert journal.replay(ATTACH).attributes == [payload]
+    assert journal.replay(ATTACH).entries == []
+
+
+def test_the_same_inputs_are_not_tried_a_third_time():
+    journal = Journal(0, 100)
+    table = SimpleNamespace(ops=[0], posted_seed=lambda index: None)
+    assert not journal.can_retry(table, 0)
+    journal.begin(7, check=0)
+    assert journal.can_retry(table, 0)
+    journal.count_crash()
+    assert not journal.can_retry(table, 0)
+    journal.record_steps(*steps(1), check=1)
+    assert journal.can_retry(table, 0)

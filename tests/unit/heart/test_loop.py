@@ -1,0 +1,138 @@
+"""The loop and the pool of threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from envactors.loop import Loop
+from envactors.runtime import ThreadPool
+from envactors.system.polling import READABLE, WRITABLE
+
+SOON = 10.0
+
+
+@pytest.fixture
+def errors():
+    return []
+
+
+@pytest.fixture
+def loop(errors):
+    loop = Loop(errors.append)
+    yield loop
+    loop.stop()
+    loop.join(SOON)
+
+
+def wait_until(condition):
+    end = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def pipe():
+    ends = os.pipe2(os.O_NONBLOCK)
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def test_callbacks_run_in_order(loop):
+    seen, done = [], threading.Event()
+    for i in range(3):
+        loop.call_soon(lambda i=i: seen.append(i))
+    loop.call_soon(done.set)
+    assert done.wait(SOON)
+    assert seen == [0, 1, 2]
+
+
+def test_timers_run_in_the_order_of_their_times(loop):
+    seen, done, now = [], threading.Event(), time.monotonic()
+    loop.call_at(now + 0.03, done.set)
+    loop.call_at(now + 0.02, lambda: seen.append(2))
+    loop.call_at(now + 0.01, lambda: seen.append(1))
+    loop.call_at(now + 0.015, lambda: seen.append("canceled")).cancel()
+    assert done.wait(SOON)
+    assert seen == [1, 2]
+
+
+def test_a_readable_descriptor_is_reported_until_it_is_not_watched(loop, pipe):
+    reader, writer = pipe
+    seen = []
+    loop.watch(reader, lambda events: seen.append((events & READABLE, os.read(reader, 9))))
+    os.write(writer, b"a")
+    wait_until(lambda: seen)
+    loop.unwatch(reader)
+    os.write(writer, b"b")
+    time.sleep(0.02)
+    assert [data for _, data in seen] == [b"a"]
+
+
+def test_a_lent_descriptor_is_not_read_but_still_written(loop, pipe):
+    """Lending and wanting to write do not overwrite each other's mask."""
+    reader, writer = pipe
+    read, written = threading.Event(), threading.Event()
+
+    def on_write(events):
+        if events & WRITABLE:
+            loop.want_write(writer, False)
+            written.set()
+
+    loop.watch(writer, on_write)
+    loop.lend(writer)
+    loop.want_write(writer, True)
+    assert written.wait(SOON)
+    written.clear()
+    loop.want_write(writer, True)
+    loop.take_back(writer)
+    assert written.wait(SOON)
+    loop.watch(reader, lambda _events: read.set())
+    loop.lend(reader)
+    os.write(writer, b"a")
+    assert not read.wait(0.02)
+    loop.take_back(reader)
+    assert read.wait(SOON)
+    loop.unwatch(reader)
+    loop.unwatch(writer)
+
+
+def test_an_error_is_reported_and_the_loop_continues(loop, errors):
+    done = threading.Event()
+    loop.call_soon(lambda: 1 / 0)
+    loop.call_soon(done.set)
+    assert done.wait(SOON)
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+
+
+def test_a_descriptor_whose_callback_raises_twice_is_removed(loop, errors, pipe):
+    reader, writer = pipe
+    loop.watch(reader, lambda _events: 1 / 0)
+    os.write(writer, b"a")
+    done = threading.Event()
+    loop.call_at(time.monotonic() + 0.05, done.set)
+    assert done.wait(SOON)
+    assert len(errors) == 2
+
+
+def test_a_function_that_waits_for_one_behind_it_gets_another_thread(loop):
+    pool, gate, done = ThreadPool("pool", loop), threading.Event(), threading.Event()
+    pool.submit(lambda: (gate.wait(SOON), done.set()))
+    pool.submit(gate.set)
+    assert done.wait(SOON)
+    pool.stop()
+    pool.join(SOON)
+
+
+def test_a_pool_runs_all_functions_before_it_ends():
+    pool, seen = ThreadPool("pool"), []
+    for i in range(100):
+        pool.submit(lambda i=i: seen.append(i))
+    pool.stop()
+    pool.join(SOON)
+    assert seen == list(range(100))
