@@ -443,8 +443,10 @@ class Actor:
         process = self.incarnation.process
         if self.phase is not _LIVE or process is None:
             return None
-        # A caller that was stopped itself finds both at once: replies that came in time, and deadlines.
-        self.on_channel(process, READABLE)
+        # After SIGCONT, replies and expired deadlines are pending together. Replies count first, also those that a
+        # thread would read that has borrowed the channel.
+        if not process.at_end:
+            self._read(process)
         self.tenant.collect_completed()
         step = self._current_step() if self.phase is _LIVE else None
         if step is not None:
@@ -758,19 +760,33 @@ class Actor:
 
     # Other -----------------------------------------------------------------------------------------------
 
-    def reset_after_interrupt(self) -> None:
-        """Establish the invariant from any state; see `envactors.actor.change`."""
-        self._log(logging.WARNING, f"actor {self.name!r} gets another process: a change of its state was interrupted")
-        report = ExitReport(reason=EndReason.INTERRUPT)
-        error_of = functools.partial(self.errors.exit, report, self.incarnation.index)
+    def repair(self, bug: BaseException | None) -> None:
+        """Establish the invariant from any state; see `envactors.actor.change`.
+
+        Args:
+            bug: The error of this library that has ended the change, which closes the actor; None if the change was
+                interrupted, so that a dead actor stays dead, and any other one gets a new process.
+        """
+        reason = EndReason.INTERRUPT if bug is None else EndReason.CLOSE
+        if bug is None:
+            text = f"actor {self.name!r} gets another process: a change of its state was interrupted"
+            error_of = functools.partial(self.errors.exit, ExitReport(reason=reason), self.incarnation.index)
+        else:
+            text = f"actor {self.name!r} is closed by an internal error of envactors; please report it"
+            error_of = functools.partial(self.errors.broken, bug, self.incarnation.index)
+        self._log(logging.WARNING if bug is None else logging.ERROR, text, bug)
+        self.is_closing |= bug is not None
         queued = set(self.queue)
         for job in tuple(self.unfinished):
-            if job not in queued or job.call_id != 0 or not job.survives_interrupt:
+            if bug is not None or job not in queued or job.call_id != 0 or not job.survives_interrupt:
                 self._fail(job, error_of)
         self.queue = deque(job for job in self.queue if job in self.unfinished)
         self.running = None
-        self.tenant.reset_after_interrupt()
-        self._end(EndReason.INTERRUPT)
+        self.tenant.repair(error_of)
+        if self.phase is Phase.DEAD and bug is None:
+            self._proceed_soon()
+        else:
+            self._end(reason)
 
     def _log_exit(self, exit: Exit) -> None:  # noqa: A002
         if exit.reason in (EndReason.ABORT, EndReason.RENEW):
@@ -778,7 +794,7 @@ class Actor:
         else:
             self._log(logging.WARNING, str(exit.error).partition("\n")[0])
 
-    def _log(self, level: int, text: str) -> None:
-        """Log a message in a thread where handlers may block."""
+    def _log(self, level: int, text: str, error: BaseException | None = None) -> None:
+        """Log a message, with the traceback of an error, in a thread where handlers may block."""
         extra = {"actor": self.name, "incarnation": self.incarnation.index, "env_id": self.config.first_index}
-        self.runtime.log(lambda: _log.log(level, "%s", text, extra=extra))
+        self.runtime.log(lambda: _log.log(level, "%s", text, exc_info=error, extra=extra))

@@ -53,6 +53,12 @@ class ErrorFactory:
         who, where = self._locate(incarnation, step=step)
         return ActorClosedError(f"cannot run {step.method}: {who} is closed", **where)
 
+    def broken(self, bug: BaseException, incarnation: int, step: Step) -> ActorError:
+        """Return the error of a call whose actor was closed by an error of this library."""
+        who, where = self._locate(incarnation, step=step)
+        text = f"{step.method} has failed: {who} was closed by an internal error of envactors: {type(bug).__name__}"
+        return _caused(ActorClosedError(f"{text}. Please report it with this traceback", **where), bug)
+
     def unsupported(self, operation: str, incarnation: int) -> ActorError:
         """Return the error of an operation that the backend does not support."""
         who, where = self._locate(incarnation)

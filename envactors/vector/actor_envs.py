@@ -534,15 +534,14 @@ class ActorEnvs(Job):
                 return index
         return None
 
-    def reset_after_interrupt(self) -> None:
+    def repair(self, error_of: ErrorOf) -> None:
         """Make all envs idle, which need a reset then. Requests with a future fail; other results are lost."""
-        table, actor = self.table, self.actor
+        table = self.table
         table.version += 1
         for index in self.range:
             request = table.requests.pop(index, None)
             if request is not None and request.future is not None:
-                report = ExitReport(reason=EndReason.INTERRUPT)
-                error = actor.errors.exit(report, actor.incarnation.index, self.step_of(index))
+                error = error_of(self.step_of(index))
                 request.future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error))
             table.outcomes.pop(index, None)
             table.completed_at.pop(index, None)
@@ -552,5 +551,5 @@ class ActorEnvs(Job):
             table.episodes.lose_process(index)
             table.journals[index].forget()
         if self.rollouts is not None:
-            self.rollouts.reset_after_interrupt(self)
+            self.rollouts.repair(self, error_of)
         table.waiters.on_process_change()
