@@ -21,6 +21,9 @@ class LibraryThread(threading.Thread):
 
 
 def runs_library_code_only() -> bool:
-    """Return whether no code of users runs in the calling thread, so that an exception there is a bug of this library."""
+    """Return whether the calling thread is one of this library in which no code of users runs.
+
+    An exception there is a bug of this library.
+    """
     thread = threading.current_thread()
     return isinstance(thread, LibraryThread) and not thread.runs_user_code

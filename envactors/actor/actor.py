@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import multiprocessing
 import os
@@ -350,10 +351,19 @@ class Actor:
     # For jobs and tenants, under the lock ----------------------------------------------------------------
 
     def enqueue(self, job: Job, *, first: bool = False) -> None:
-        """Queue a job, ahead of all others or behind them, and start it if the worker is free."""
+        """Queue a job, and start it if the worker is free.
+
+        Args:
+            job: The job.
+            first: Whether it runs ahead of all others but the replays that prepare the process.
+        """
         job.call_id = 0
         self.unfinished[job] = None
-        (self.queue.appendleft if first else self.queue.append)(job)
+        if first:
+            replays = sum(1 for _ in itertools.takewhile(lambda queued: queued.is_of_process, self.queue))
+            self.queue.insert(replays, job)
+        else:
+            self.queue.append(job)
         if self.phase is _LIVE:
             self.dispatch()
         elif self.phase in (Phase.DEAD, Phase.CLOSED):
@@ -667,7 +677,9 @@ class Actor:
         self.runtime.launcher.finish(self._launch)
         self.deadline_watch.stop()
         self.timers.cancel("start", "kill", "backoff")
-        self.queue = deque(job for job in self.queue if not job.is_of_process)
+        for replay in [queued for queued in self.queue if queued.is_of_process]:
+            self.queue.remove(replay)
+            del self.unfinished[replay]
         # 1. Settle: record the results that the worker has completed.
         self.tenant.collect_completed()
         if job is not None:

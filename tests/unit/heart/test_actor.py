@@ -11,10 +11,12 @@ from fakes import SOON, call
 
 import envactors as ea
 from envactors.actor.future import ActorFuture
+from envactors.actor.jobs import Call, Replay
 from envactors.actor.process import ActorProcess
 from envactors.actor.states import ActorState, Phase
+from envactors.actor.tenant import NoTenant
 from envactors.mailbox.messages import Fault, Kind
-from envactors.mailbox.pickling import dumps, pack_failure
+from envactors.mailbox.pickling import dumps, loads, pack_failure
 
 
 def wait_until(condition):
@@ -331,6 +333,43 @@ def test_a_signal_handler_may_read_the_result_that_its_thread_is_reading(actors)
     future.set_outcome(outcome)
     assert future.result(SOON) == "value"
     assert outcome.nested == "value"
+
+
+class ReplayingTenant(NoTenant):
+    """Has each new process run replays first."""
+
+    def on_started(self, incarnation, *, is_renewal):
+        return [Replay(index, dumps(()), lambda _is_same: None) for index in range(2)]
+
+
+def test_replays_of_an_ended_process_are_forgotten(actors):
+    actor, backend = actors()
+    actor.tenant = ReplayingTenant()
+    worker = backend.next_worker().serve_start()
+    wait_until(lambda: len(actor.unfinished) == 2)
+    worker.crash()
+    backend.next_worker()
+    wait_until(lambda: actor.incarnation.index == 1)
+    assert not actor.unfinished
+
+
+def test_a_job_that_is_queued_first_runs_after_the_replays_that_prepare_its_process(actors):
+    actor, backend = actors()
+    actor.tenant = ReplayingTenant()
+    worker = backend.next_worker().serve_start()
+    replay = worker.take()
+    last = call(actor, "last")
+    first = Call("first", 0, Kind.CALL, ActorFuture(actor, None), payload=dumps((0, "method", ("first",), {})))
+    with actor.lock, actor.lock.change(actor):
+        actor.enqueue(first, first=True)
+    worker.reply(replay, True)
+    seen = [replay.kind]
+    for _ in range(3):
+        frame = worker.take()
+        seen.append(loads(frame.payload)[2][0] if frame.kind == Kind.CALL else frame.kind)
+        worker.reply(frame, True)
+    assert seen == [Kind.REPLAY, Kind.REPLAY, "first", "last"]
+    assert (first.future.result(SOON), last.result(SOON)) == (True, True)
 
 
 class NestedOutcome:
