@@ -179,6 +179,11 @@ class Actor:
             return f"actor {self.name!r} has no process now: it is {self.state.value}\n"
         return stacks.wait(timeout)
 
+    def stderr_tail(self) -> str:
+        """Return the last lines that the process has printed to stderr; empty if there is no process."""
+        process = self.incarnation.process
+        return "" if process is None else process.stderr_tail
+
     def check_owner(self) -> None:
         """Raise in a forked process, which must not use the actors of its parent.
 

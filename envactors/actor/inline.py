@@ -124,6 +124,10 @@ class InlineActor:
         frame = None if self._thread is None else current_frames().get(self._thread)
         return "no env code is running\n" if frame is None else "".join(traceback.format_stack(frame))
 
+    def stderr_tail(self) -> str:
+        """Return an empty string: envs print to the streams of the program."""
+        return ""
+
     def check_owner(self) -> None:
         """Raise in a forked process."""
         if runtimes.forks != self._forks:
