@@ -30,7 +30,7 @@ import suites
 HERE = Path(__file__).parent
 MIGRATE = (
     *("gymnasium", "stable-baselines3", "tianshou", "torchrl", "di-engine", "pettingzoo"),
-    *("jax", "lerobot", "pufferlib", "rllib"),
+    *("jax", "lerobot", "rllib"),
 )
 PAGES = (
     "../README.md",

@@ -13,7 +13,7 @@ from envactors.sessions.pool import SessionPool
 
 
 class SharedPool:
-    """A pool that is made when it is first needed: servers and tasks are often made by an import.
+    """A pool that is made when it is first needed: servers are often made by an import.
 
     Args:
         factory: Makes what an actor holds, in the worker.

@@ -161,7 +161,7 @@ def test_every_public_name_is_in_the_reference_with_an_example():
     homes = ["envactors", "envactors.testing", "envactors.remote", "envactors.state"]
     public = [(home, name) for home in homes for name in importlib.import_module(home).__all__]
     public = [(home, name) for home, name in public if name not in ("Future", "as_completed", "wait")]
-    drop_ins = ("alf", "ding", "gymnasium", "jax", "lerobot", "mlagents", "pettingzoo", "pufferlib", "rllib", "sb3")
+    drop_ins = ("alf", "ding", "gymnasium", "jax", "lerobot", "mlagents", "pettingzoo", "rllib", "sb3")
     for module in (*drop_ins, "tianshou", "torchrl"):
         source = ast.parse((PACKAGE / f"integrations/{module}/__init__.py").read_text())
         listed = [
