@@ -14,7 +14,6 @@ from envactors.actor.requests import CallRequest, Request
 from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.type_variables import P, R, T_co
-from envactors.deprecations import warn_deprecated
 from envactors.errors import VectorInputError
 from envactors.mailbox.messages import Call, Get, Kind, Set
 from envactors.mailbox.pickling import Sealed
@@ -171,20 +170,16 @@ class ActorView(Caller[T_co]):
         self._supervisor.core.check_owner()
         return self._supervisor.stacks(timeout)
 
-    def options(self, *, deadline: float | None = None, retries: int = 0, timeout: float | None = None) -> Caller[T_co]:
+    def options(self, *, deadline: float | None = None, retries: int = 0) -> Caller[T_co]:
         """Return the same methods with a separate deadline and a retry budget that survives restarts.
 
         Args:
             deadline: Seconds after which the worker is killed; replaces that of `Deadlines`.
             retries: How many crashes and deadlines a call survives; an exception is never retried.
-            timeout: The old name of ``deadline``; emits a `DeprecationWarning`.
 
         Raises:
             ValueError: A negative value.
         """
-        if timeout is not None:
-            warn_deprecated(f"options(timeout={timeout!r}) has another name: write options(deadline={timeout!r})")
-            deadline = timeout
         check_timeout(deadline, "options(deadline=...)")
         if not is_int(retries, 0):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")

@@ -12,7 +12,6 @@ import numpy as np
 from envactors.actor.permits import Permits
 from envactors.actor.slots import Autoreset, OnFailure
 from envactors.backends.base import Backend
-from envactors.deprecations import warn_deprecated
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
 from envactors.options import RecyclePolicy, is_int
@@ -21,20 +20,15 @@ from envactors.vector.options import Choices
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
 
 
-def check_flags(*, shared_memory: object = True, **flags: object) -> None:
-    """Check that options are bools, and warn about ``shared_memory=False``.
+def check_flags(**flags: object) -> None:
+    """Check that options are bools.
 
     Raises:
         VectorInputError: An option is not a bool.
     """
-    for name, flag in {"shared_memory": shared_memory, **flags}.items():
+    for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise VectorInputError(f"{name} is {flag!r}: expected True or False")
-    if not shared_memory:
-        warn_deprecated(
-            "VectorEnv(shared_memory=False) has no effect any more, since steps and resets always use shared memory: "
-            "leave the argument out"
-        )
 
 
 def check_counts(least: int, **counts: object) -> None:
@@ -66,7 +60,7 @@ def check_choices(
     check_counts(0, max_journal=choices.max_journal, standbys=choices.standbys)
     if choices.checkpoint_every is not None:
         check_counts(1, checkpoint_every=choices.checkpoint_every)
-    check_flags(shared_memory=choices.shared_memory, copy=choices.copy, seed_episodes=choices.seed_episodes)
+    check_flags(copy=choices.copy, seed_episodes=choices.seed_episodes)
     groups, variables = group_envs(factories, choices.envs_per_actor, choices.env_vars, backend)
     check_recycling(choices.recycle, groups, backend)
     check_standbys(choices.standbys, factories, variables, backend)

@@ -15,7 +15,7 @@ from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, SnapshotP
 
 
 class CommonOptions(TypedDict, total=False):
-    """`VectorOptions` without ``copy`` and ``shared_memory``, which some libraries have as their own arguments."""
+    """`VectorOptions` without ``copy``, which some libraries have as an argument of their own."""
 
     envs_per_actor: int | Literal["auto"]
     autoreset: Autoreset
@@ -77,12 +77,10 @@ class VectorOptions(CommonOptions, total=False):
             ``on_failure="replay"`` the state is saved every ``snapshot.every`` steps, and a replay starts there.
         checkpoint_every: The file of the last ``checkpoint()`` is written again each time an env has made this many
             more steps; None (default) for never.
-        shared_memory: Deprecated: it has no effect, and False emits a `DeprecationWarning`.
         copy: True (default) to return copies of observations; False to return views of the shared memory, valid until
             that env's next step.
     """
 
-    shared_memory: bool
     copy: bool
 
 
@@ -103,7 +101,6 @@ class Choices(NamedTuple):
     seed_episodes: bool = False
     snapshot: SnapshotPolicy | None = None
     checkpoint_every: int | None = None
-    shared_memory: bool = True
     copy: bool = True
 
 

@@ -55,7 +55,7 @@ class Driver:
 
 class Gymnasium(Driver):
     env = Counting
-    own = ("copy", "shared_memory")
+    own = ("copy",)
 
     def __init__(self, *args, **options):
         pytest.importorskip("gymnasium")
@@ -131,7 +131,6 @@ class TorchRL(Driver):
 
 class DIEngine(Driver):
     env = Managed
-    own = ("shared_memory",)
 
     def make(self, factories, options):
         from envactors.integrations.ding import SyncActorEnvManager
@@ -285,11 +284,6 @@ def backend(make, kind, log, tmp_path):
         warnings.simplefilter("ignore", UserWarning)  # DI-engine has a deadline, which no thread keeps
         driver = make(kind, backend="thread")
     assert driver.envs.actors[0].call("where").result() == os.getpid()
-
-
-def shared_memory(make, kind, log, tmp_path):
-    with pytest.raises(DeprecationWarning, match="shared_memory=False"):  # warnings are errors in tests
-        make(kind, shared_memory=False)
 
 
 def copy(make, kind, log, tmp_path):

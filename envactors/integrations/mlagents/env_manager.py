@@ -69,7 +69,6 @@ _REFUSED = {
     "max_journal": "Unity envs are not replayed",
     "recycle": "replacing a worker would end the episodes of all envs",
     "standbys": "a Unity program starts with a worker id, and a standby does not know which worker it replaces",
-    "shared_memory": f"{_ITSELF}, and results are pickled",
     "copy": f"{_ITSELF}, and results are copies",
     "seed_episodes": "a Unity env takes a seed when it starts, but not when it resets",
     "snapshot": "the state of a Unity program cannot be read",
