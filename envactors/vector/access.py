@@ -17,7 +17,7 @@ from envactors.actor.handle import call_or_get
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import IDLE, Autoreset
 from envactors.envs.core import EnvFuture
-from envactors.envs.results import Batch
+from envactors.envs.results import Batch, StepResults
 from envactors.mailbox.control_page import ASLEEP
 from envactors.options import deadline_after
 from envactors.vector.asking import Asker
@@ -79,6 +79,23 @@ class VectorAccess:
     def start_steps(self, env_ids: list[int], actions: Any) -> None:
         """Start steps, whose results `gather` delivers."""
         self._envs._start(env_ids, actions, stream=False)
+
+    def start_step(self, actions: Any) -> None:
+        """Start a step of all envs, whose results `finish_step` delivers."""
+        self._envs._start(self._envs._all_ids, actions, stream=False)
+
+    def finish_step(self, timeout: float | None = None) -> StepResults:
+        """Wait for a step of all envs and return its results as `VectorEnv.step` does.
+
+        Args:
+            timeout: Longest time to wait, in seconds; None for no limit.
+
+        Raises:
+            NothingPendingError: No step was started, or another thread has taken its results.
+            VectorTimeoutError: The timeout passed; nothing is lost.
+            VectorStepError: Some envs failed.
+        """
+        return self._envs._finish_step(timeout)
 
     def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
         """Start steps with one unchecked and unconverted action per env. `gather` delivers their results."""

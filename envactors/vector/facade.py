@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@notes_interrupts("reset", "step", "send", "step_async", "step_wait", "submit", "recv")
+@notes_interrupts("reset", "step", "submit", "recv", "_start", "_finish_step")
 class VectorEnv(SnapshotMethods, RolloutMethods):
     """Steps many envs as one, in actors.
 
@@ -206,30 +206,6 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
             if clock is not None:
                 clock.leave("step", int(env_ids is None))
 
-    def step_async(self, actions: Any) -> None:
-        """Start a full-batch step, whose results `step_wait` returns. Arguments and errors are those of `step`."""
-        self._start(self._all_ids, actions, stream=False)
-
-    def step_wait(self, timeout: float | None = None) -> StepResults:
-        """Wait for the step that `step_async` has started, and return its results as `step` does.
-
-        Args:
-            timeout: Longest time to wait, in seconds; None for no limit.
-
-        Raises:
-            NothingPendingError: No step was started, or its results were taken meanwhile.
-            VectorTimeoutError, VectorStepError: As for `step`.
-        """
-        stepper, collector = self._stepper, self._collector
-        self._check_open()
-        deadline = deadline_after(timeout, "step_wait(timeout=...)")
-
-        def wait() -> StepResults:
-            result = stepper.finish_last(deadline)
-            return collector.gather(self._all_ids, timeout, deadline, "step_wait")[1:6] if result is None else result
-
-        return self._statistics.time("step", wait, batches=1)
-
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps without waiting; `recv` returns the results. Arguments and errors are those of `step`."""
         self._start(self._select(env_ids), actions, stream=True)
@@ -361,6 +337,18 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
             stepper.start(env_ids, actions, stream=stream)
         if inline is not None:
             inline.run_posted()
+
+    def _finish_step(self, timeout: float | None) -> StepResults:
+        """Wait for a step of all envs that `_start` has started, and return its results as `step` does."""
+        stepper, collector = self._stepper, self._collector
+        self._check_open()
+        deadline = deadline_after(timeout, "step_wait(timeout=...)")
+
+        def wait() -> StepResults:
+            result = stepper.finish_last(deadline)
+            return collector.gather(self._all_ids, timeout, deadline, "step_wait")[1:6] if result is None else result
+
+        return self._statistics.time("step", wait, batches=1)
 
     def _select(self, env_ids: Iterable[int] | None) -> list[int]:
         """Check that the vector is open, and return the ids of some envs, or of all for None."""

@@ -20,6 +20,7 @@ from envactors.actor import row_failures
 from envactors.actor.wait_tuner import BOTH_SPIN, SLEEP
 from envactors.mailbox.control_page import FINISHED, SINCE, ControlPage
 from envactors.testing import EchoEnv, FaultyEnv
+from envactors.vector.access import VectorAccess
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 
@@ -116,10 +117,11 @@ def test_an_env_that_is_lost_between_the_halves_of_a_step_is_reported_by_the_sec
         envs.reset(seed=0)
         envs[1].arm("crash").result()
         pid = envs[1].pid
-        envs.step_async([1, 2])
+        access = VectorAccess(envs)
+        access.start_step([1, 2])
         wait_until(lambda: envs[1].pid != pid)
         with pytest.raises(ea.VectorStepError) as caught:
-            envs.step_wait()
+            access.finish_step()
         assert caught.value.batch.env_ids.tolist() == [0]
         assert isinstance(caught.value.failures[1], ea.ActorDiedError)
 

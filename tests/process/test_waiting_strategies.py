@@ -20,6 +20,7 @@ from envactors.actor.slots import POSTED
 from envactors.actor.wait_tuner import BOTH_SPIN
 from envactors.mailbox.control_page import SPINNING, SPINNING_LONG, WAIT
 from envactors.testing import EchoEnv
+from envactors.vector.access import VectorAccess
 from envactors.vector.stepper import Stepper
 
 
@@ -155,10 +156,11 @@ def test_workers_whose_spin_has_ended_are_woken_before_anybody_waits_for_them():
     with dozing() as envs:
         for turn in range(20):
             fall_asleep(envs)
-            envs.step_async(np.full(4, turn))
+            access = VectorAccess(envs)
+            access.start_step(np.full(4, turn))
             slab = envs._core.slots.slab
             wait_until(lambda slab=slab: (slab.completed == slab.posted).all())
-            assert envs.step_wait()[0][:, 2].tolist() == [turn] * 4
+            assert access.finish_step()[0][:, 2].tolist() == [turn] * 4
 
 
 class BrokenOffError(Exception):

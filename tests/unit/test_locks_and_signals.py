@@ -18,6 +18,7 @@ import envactors as ea
 from envactors.actor import core, pool
 from envactors.testing import EchoEnv
 from envactors.vector import build
+from envactors.vector.access import VectorAccess
 
 SNAPSHOT = ea.SnapshotPolicy(lambda env: env.steps, lambda env, steps: setattr(env, "steps", steps))
 
@@ -87,8 +88,9 @@ def use_vector(envs, path):
         envs.step([1], env_ids=[1])
         envs.send([1, 2, 3])
         envs.recv()
-        envs.step_async([1, 2, 3])
-        envs.step_wait()
+        access = VectorAccess(envs)
+        access.start_step([1, 2, 3])
+        access.finish_step()
         for future in envs.submit([1, 2, 3]):
             assert future.result(SOON)
         with ea.trace(path / "trace.json"):

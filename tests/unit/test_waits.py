@@ -14,6 +14,7 @@ from interleaving import Lines, StoppingThread, when_this_thread_sleeps
 
 import envactors as ea
 from envactors.actor.future import ActorFuture
+from envactors.vector.access import VectorAccess
 
 # Where threads fall asleep and wake each other.
 WAITING = ("actor/reactor.py", "actor/wait_set.py", "actor/future.py")
@@ -214,8 +215,9 @@ def test_of_threads_that_wait_for_one_step_one_gets_it_and_none_sleeps_on():
         envs.step([0, 0])
         for gate in GATES:
             gate.clear()
-        envs.step_async([0, 0])
-        threads = [StoppingThread(lambda: outcome_of(envs.step_wait)).start() for _ in range(3)]
+        access = VectorAccess(envs)
+        access.start_step([0, 0])
+        threads = [StoppingThread(lambda: outcome_of(access.finish_step)).start() for _ in range(3)]
         for thread in threads:
             thread.wait_asleep()
         GATES[0].set()
@@ -223,17 +225,19 @@ def test_of_threads_that_wait_for_one_step_one_gets_it_and_none_sleeps_on():
         assert [thread.result for thread in threads].count(ea.NothingPendingError) == 2
 
 
-@pytest.mark.parametrize(("start", "take"), [("step_async", "step_wait"), ("send", "recv")])
-def test_a_result_is_delivered_once_wherever_the_thread_stops_that_delivers_it(start, take):
+@pytest.mark.parametrize("in_order", [True, False], ids=["as a step", "as they complete"])
+def test_a_result_is_delivered_once_wherever_the_thread_stops_that_delivers_it(in_order):
     GATES[0].set()
     lines = Lines()
     with ea.VectorEnv([Gated] * 2, backend=BACKEND) as envs:
+        access = VectorAccess(envs)
+        start, take = (access.start_step, access.finish_step) if in_order else (envs.send, envs.recv)
         envs.reset()
         for steps, line in enumerate(lines, start=1):
-            getattr(envs, start)([0, 0])
-            first = StoppingThread(lambda: outcome_of(getattr(envs, take)), line, DELIVERING).start()
+            start([0, 0])
+            first = StoppingThread(lambda: outcome_of(take), line, DELIVERING).start()
             lines.has_stopped = first.stops()
-            second = StoppingThread(lambda: outcome_of(getattr(envs, take))).start()
+            second = StoppingThread(lambda: outcome_of(take)).start()
             second.wait_asleep()
             first.go_on()
             assert first.ends_within(SOON)
@@ -250,7 +254,7 @@ def test_a_wait_that_ends_in_time_leaves_the_rings_that_another_thread_waits_for
         envs.send([0, 0])
         receiver = StoppingThread(envs.recv).start()
         receiver.wait_asleep()
-        assert outcome_of(lambda: envs.step_wait(timeout=0.01)) is ea.VectorTimeoutError
+        assert outcome_of(lambda: VectorAccess(envs).finish_step(timeout=0.01)) is ea.VectorTimeoutError
         receiver.wait_asleep()
         GATES[0].set()
         assert receiver.ends_within(SOON)

@@ -287,12 +287,12 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def step_async(self, actions: Any) -> None:
         """Start a step of all envs; `step_wait` returns the result. The step is queued behind a step that timed out."""
         self._assert_is_running()
-        envs, access, pending = self.vector, self._access, self._pending
+        access, pending = self._access, self._pending
         pending.check_free("step_async")
         if pending.has_late_results():
             actions = copying.deepcopy(actions)
         if self._actions.fits(actions):
-            pending.start("step", lambda: envs.step_async(actions), envs.step_wait)
+            pending.start("step", lambda: access.start_step(actions), access.finish_step)
         else:
             # As in Gymnasium, the envs decide about actions that do not fit the space. Only their number is checked.
             each = list(iterate(self.action_space, actions))

@@ -29,6 +29,7 @@ from envactors.integrations.sb3.adapter import StableBaselinesEnvAdapter
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.mailbox.pickling import dumps_by_value
 from envactors.process.starting import DEFAULT, as_elsewhere
+from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
 from envactors.vector.options import VectorOptions
 
@@ -89,6 +90,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # mypy skips its module
         except BaseException:
             self.vector.close(0)
             raise
+        self._access = VectorAccess(self.vector)
         self.actors: list[ActorHandle[Any]] = self.vector.actors
         self.metadata: dict[str, Any] = {**self.vector.metadata, **self.metadata}
 
@@ -105,7 +107,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # mypy skips its module
             raise AlreadyPendingError(
                 "cannot call step_async(): the previous step is still pending. Call step_wait() first"
             )
-        self.vector.step_async(actions)
+        self._access.start_step(actions)
         self.waiting = True
 
     def step_wait(self) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
@@ -122,7 +124,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # mypy skips its module
         if not self.waiting:
             raise NothingPendingError("cannot call step_wait(): no step is pending. Call step_async(actions) first")
         try:
-            obs, rewards, terminated, truncated, infos = self.vector.step_wait()
+            obs, rewards, terminated, truncated, infos = self._access.finish_step()
         except VectorStepError as error:
             failed = error
         else:
