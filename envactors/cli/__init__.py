@@ -45,9 +45,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         parser = _parser(chosen)
     except ModuleNotFoundError as error:
-        if chosen is None or error.name in (None, "envactors"):
+        if chosen is None or not error.name:
             raise
-        return fail(chosen, f"{error.name} is not installed: pip install 'envactors[cli]'", _NOT_RUN)
+        missing = error.name.partition(".")[0]
+        return fail(chosen, f"{missing} is not installed: pip install 'envactors[cli]'", _NOT_RUN)
     arguments = parser.parse_args(argv)
     if chosen is None:
         parser.print_help()

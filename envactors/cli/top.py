@@ -160,14 +160,15 @@ def run(arguments: argparse.Namespace) -> int:
             _watch(pid, first, arguments.sort, live)
     except KeyboardInterrupt:
         return _SHOWN
-    print(f"program {pid} has ended")
+    if console.is_terminal:
+        print(f"program {pid} has ended")
     return _SHOWN
 
 
 def _watch(pid: int, snapshot: dict[str, Any], order: str, live: Live) -> None:
-    """Show a program until it has ended."""
+    """Show a program until it has ended, or the terminal has gone."""
     samples, trouble = _sample(pid, snapshot), None
-    while True:
+    while live.console.is_terminal:
         live.update(draw(snapshot, order, live.console, trouble, height=live.console.height), refresh=True)
         time.sleep(_INTERVAL)
         try:
