@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False, width=_PLAIN_WIDTH if is_plain and "COLUMNS" not in os.environ else None)
     try:
         pid = choose_program(arguments.pid)
-        samples = _sample(pid)
+        samples = sample(pid)
         first = next(samples)
         if arguments.once or is_plain or console.is_dumb_terminal:
             time.sleep(_INTERVAL)
@@ -167,7 +167,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _watch(pid: int, snapshot: dict[str, Any], order: str, live: Live) -> None:
     """Show a program until it has ended, or the terminal has gone."""
-    samples, trouble = _sample(pid, snapshot), None
+    samples, trouble = sample(pid, snapshot), None
     while live.console.is_terminal:
         live.update(draw(snapshot, order, live.console, trouble, height=live.console.height), refresh=True)
         time.sleep(_INTERVAL)
@@ -176,10 +176,10 @@ def _watch(pid: int, snapshot: dict[str, Any], order: str, live: Live) -> None:
         except ProgramError as error:  # it may answer later, and may have actors again
             if has_ended(pid):
                 return
-            samples, trouble = _sample(pid, snapshot), str(error)
+            samples, trouble = sample(pid, snapshot), str(error)
 
 
-def _sample(pid: int, before: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+def sample(pid: int, before: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
     """Yield snapshots of a program whenever asked for one, each with the rates since the one before.
 
     Raises:

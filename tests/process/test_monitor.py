@@ -407,7 +407,7 @@ def test_too_many_clients_are_turned_away_for_a_while(actor):
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connect()) for _ in range(server._MOST_CLIENTS)]
         wait_until(lambda: len(monitor_threads()) == 1 + server._MOST_CLIENTS)
-        with pytest.raises(ProgramError, match="closed the connection|reset by peer|Broken pipe"):
+        with pytest.raises(ProgramError, match="does not answer: "):
             take_snapshot()
         for sock in silent:
             sock.close()
