@@ -38,7 +38,7 @@ SMOKE = [
     "tests/integrations/test_gymnasium_dropin.py",
 ]
 # What the smoke needs of the extra `test`: notebooks and charts are left out.
-SMOKE_TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+SMOKE_TOOLS = ("psutil", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 
 
 class Subject(NamedTuple):

@@ -1,7 +1,7 @@
 """Measures what the docs say of speed: ``python docs/figures/measure.py QUESTION ...``.
 
 Each question writes a file beside this one and its tables into the page. All sides of a question are measured in one
-run, in turns. Needs the extra ``demo``; envs whose packages are missing are left out.
+run, in turns. Needs the extra ``test``; envs whose packages are missing are left out.
 """
 
 from __future__ import annotations
@@ -209,10 +209,9 @@ INSIDE = RATE + textwrap.dedent("""
     TURNS_PER_ROUND, SECONDS, WARM_UP = 6, 0.5, 0.05
     CLIENT = '''
     import sys
-    from pathlib import Path
     from envactors.observe.programs import ask
     for line in sys.stdin:
-        ask(Path(line.strip()), {"get": "snapshot"}, 5)
+        ask(int(line), {"get": "snapshot"}, 5)
     '''
 
     def switch_off(envs):
@@ -236,7 +235,7 @@ INSIDE = RATE + textwrap.dedent("""
         with ea.trace(os.devnull):
             reader = threading.Thread(target=read_stats)
             reader.start()
-            print(monitor.path, file=client.stdin, flush=True)  # once per turn: twice a second
+            print(os.getpid(), file=client.stdin, flush=True)  # once per turn: twice a second
             yield
             ended.set()
             reader.join()
@@ -248,7 +247,7 @@ INSIDE = RATE + textwrap.dedent("""
         for row, (workload, options) in ROWS.items():
             results = measured[row] = {name: [] for name in sides}
             clock = time.process_time if "backend" in options else time.perf_counter
-            with ea.monitor() as monitor, ea.VectorEnv([getattr(workloads, workload)] * 8, **options) as envs:
+            with ea.VectorEnv([getattr(workloads, workload)] * 8, **options) as envs:
                 envs.reset(seed=0)
                 rate(envs)
                 for turn in range(rounds * TURNS_PER_ROUND):

@@ -19,7 +19,7 @@ from envactors.backends.base import Timed
 # if workers hang.
 _EXIT_PATIENCE = 3.0
 # What lets users look at this program. Imported by name, as it stands above this package.
-_OBSERVING = "envactors.observe.on_demand"
+_OBSERVING = "envactors.observe.server"
 # How long to wait for the engine's threads, in seconds: a callback that never returns blocks its thread.
 _JOIN_PATIENCE = 1.0
 
@@ -105,8 +105,8 @@ class Engine:
         self.reactor: Reactor = Reactor()
         self.launcher: Launcher = Launcher()
         self.ended: bool = False
-        # The socket of `envactors top` and `envactors stacks`; None where there is none.
-        self._listener = importlib.import_module(_OBSERVING).begin(self.reactor)
+        # Answers `envactors top` and `envactors stacks`; None where there is none.
+        self._server = importlib.import_module(_OBSERVING).begin(self.reactor)
 
     def release(self, member: Member) -> None:
         """Remove an actor that has ended; after the last one, stop the engine."""
@@ -117,8 +117,8 @@ class Engine:
             if self.members:
                 return
             self.ended = True
-            if self._listener is not None:
-                self._listener.release()
+            if self._server is not None:
+                self._server.close()
             if _engine is self:
                 _engine = None
         self.launcher.stop()
@@ -129,8 +129,8 @@ class Engine:
         if self.ended:
             self.launcher.join(_JOIN_PATIENCE)
             self.reactor.join(_JOIN_PATIENCE)
-            if self._listener is not None and self._listener.thread is not None:
-                self._listener.thread.join(_JOIN_PATIENCE)
+            if self._server is not None:
+                self._server.join(_JOIN_PATIENCE)
 
 
 _lock = threading.RLock()

@@ -7,6 +7,7 @@ Its calls are in `envactors.actor.calls`, its processes in `envactors.actor.life
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import threading
 import time
@@ -35,6 +36,7 @@ from envactors.system.polling import LONGEST_WAIT, READABLE
 _KILL_GRACE = 0.9
 # How long a worker may take to write its stacks before it is killed for a deadline, in seconds.
 _STACKS_GRACE = 0.2
+_serials = itertools.count()
 
 
 class Supervisor:
@@ -49,11 +51,13 @@ class Supervisor:
         lifecycle: Its processes.
         calls: Its requests.
         closed: Set once nothing of the actor is left.
+        serial: A number that no other actor of this process has.
     """
 
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
         self.closed: threading.Event = threading.Event()
+        self.serial: int = next(_serials)
         # The threads in `_run_inline`. They come and go in any order: each takes out what it has put in, and nothing
         # else.
         self._threads: dict[int, FrameType] = {}

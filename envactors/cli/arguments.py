@@ -19,11 +19,6 @@ def add_env(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("env", metavar="ENV", help="an id of Gymnasium, or MODULE:FACTORY")
 
 
-def add_program(parser: argparse.ArgumentParser) -> None:
-    """Add the optional argument PROGRAM."""
-    parser.add_argument("program", nargs="?", metavar="PROGRAM", help="a process id, or the path of a socket")
-
-
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the option ``--json FILE``; `write_json` takes its value."""
     parser.add_argument(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import Any
 
-from envactors.cli.arguments import add_program, fail, seconds
-
-if TYPE_CHECKING:
-    from envactors.cli.monitored import Program
+from envactors.cli.arguments import fail, seconds
+from envactors.cli.monitored import add_pid, choose_program, printable
+from envactors.cli.units import duration
+from envactors.observe.programs import PATIENCE, ProgramError, ask
 
 _SHOWN, _NOT_FOUND, _NOT_RUN = 0, 1, 2
 # The longest wait that a program agrees to, in seconds.
@@ -18,15 +18,14 @@ _DESCRIPTION = """\
 Prints the stacks of all threads of a running program's workers, even while C code
 holds the GIL. Envs are not disturbed.
 
-PROGRAM is a process id, or the path given to ea.monitor(). It may be left out if only
-one program of this user has actors. Programs started with ENVACTORS_MONITOR=0 do not
-answer.
+PID may be left out if only one program of this user has actors. Programs started with
+ENVACTORS_MONITOR=0 do not answer.
 """
 _EPILOG = f"""\
 exit status:
   {_SHOWN}    printed; a worker without stacks has a line that says why
-  {_NOT_FOUND}    no such program or actor, or the program does not answer
-  {_NOT_RUN}    wrong arguments, or several programs to choose from
+  {_NOT_FOUND}    no such program or actor, several programs to choose from, or no answer
+  {_NOT_RUN}    wrong arguments
   130  interrupted by Ctrl-C
 """
 
@@ -34,13 +33,9 @@ exit status:
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
-        "stacks",
-        help="print the stacks of the workers of a running program",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "stacks", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_program(parser)
+    add_pid(parser)
     parser.add_argument("--actor", metavar="NAME", help="only actors with this name")
     parser.add_argument(
         "--timeout", type=_wait, default=1.0, metavar="S", help="how long to wait for each, at most 10 s (default: 1)"
@@ -57,37 +52,30 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit status.
     """
-    from envactors.cli.monitored import NO_PROGRAM, ProgramError, find_program, find_programs
-
+    name, timeout = arguments.actor, arguments.timeout
     try:
-        programs = find_programs() if arguments.program is None else [find_program(arguments.program)]
-        if len(programs) == 1:
-            return _print_stacks(programs[0], arguments.actor, arguments.timeout)
+        pid = choose_program(arguments.pid)
+        actors = ask(pid, {"get": "stacks", "name": name, "timeout": timeout}, PATIENCE + timeout)["actors"]
+        if not actors and name is not None:
+            names = sorted({actor["name"] for actor in ask(pid, {"get": "snapshot"})["actors"]})
+            raise ProgramError(f"program {pid} has no actor {name!r}, but {', '.join(names) or 'none at all'}")
     except ProgramError as error:
         return fail("stacks", str(error), _NOT_FOUND)
-    except OSError as error:
-        return fail("stacks", str(error), _NOT_RUN)
-    if not programs:
-        return fail("stacks", NO_PROGRAM, _NOT_FOUND)
-    listed = "".join(f"\n  {program.pid:>7}  {program.command()}" for program in programs)
-    return fail(
-        "stacks", f"{len(programs)} programs have actors, say which: envactors stacks PROGRAM{listed}", _NOT_RUN
-    )
-
-
-def _print_stacks(program: Program, name: str | None, timeout: float) -> int:
-    from envactors.cli.monitored import headline, printable
-
-    actors = program.ask({"get": "stacks", "name": name, "timeout": timeout}, wait=timeout)["actors"]
-    if not actors and name is not None:
-        there = sorted({actor["name"] for actor in program.ask({"get": "output"})["actors"]})
-        return fail("stacks", f"{program} has no actor {name!r}, but {', '.join(there) or 'none at all'}", _NOT_FOUND)
     if not actors:
-        print(f"{program} has no actors now")
-    for number, actor in enumerate(actors):
-        print("\n" * (number > 0) + f"==== {headline(actor)} ====")
+        print(f"program {pid} has no actors now")
+    for position, actor in enumerate(actors):
+        print("\n" * (position > 0) + f"==== {_headline(actor)} ====")
         print(printable(actor["stacks"].rstrip("\n")))
     return _SHOWN
+
+
+def _headline(actor: dict[str, Any]) -> str:
+    """Return an actor's name, its process, and the method that it runs."""
+    place = "no process" if actor["pid"] is None else f"process {actor['pid']}"
+    if actor["node"] is not None:
+        place += f" of node {actor['node']}"
+    doing = actor["state"] if actor["method"] is None else f"{actor['method']} for {duration(actor['elapsed'])}"
+    return printable(f"{actor['name']} ({place}): {doing}")
 
 
 def _wait(text: str) -> float:

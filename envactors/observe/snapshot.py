@@ -1,171 +1,116 @@
-"""How the actors of this process stand, in terms of JSON."""
+"""JSON-serializable snapshots of this process's actors."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import statistics
 import sys
+import threading
 import time
-from typing import Any, TypedDict
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from envactors.actor import engine
 from envactors.actor.states import ActorStats
 from envactors.actor.supervisor import Supervisor
 from envactors.mailbox.durations import Durations, summarize
-from envactors.vector.statistics import VectorStatistics, all_statistics
+from envactors.vector.statistics import all_statistics
 
 # Of the text of a failure, in characters.
 _LONGEST_FAILURE = 500
-# Each vector keeps its number, so that a client finds it again in the next snapshot.
-_numbers: WeakKeyDictionary[VectorStatistics, int] = WeakKeyDictionary()
-_next_number = itertools.count()
+# Number of actors whose stacks are read at a time.
+_MOST_READ = 32
+# Least time for the stacks of an actor, in seconds, even if the others took all of the time.
+_LEAST_WAIT = 0.1
 
 
-class ActorSnapshot(TypedDict):
-    """One actor; the names without a description are those of `envactors.ActorStats`.
+def supervisors() -> list[Supervisor]:
+    """Return the actors of this process that have not ended, in the order in which they were made."""
+    return sorted(
+        (member for member in engine.members() if isinstance(member, Supervisor)), key=lambda actor: actor.serial
+    )
 
-    Attributes:
-        key: A number that no other actor of the program has.
-        name: Its name.
-        vector: The number of its vector; None if it is in none.
-        envs: How many envs it has.
-        last_failure: The first line of the error, None if there was none.
-        steps: How many steps its envs have taken since times are taken; without a vector how many calls have ended.
-        p50: The median of their durations in the middle one of its envs, in seconds; None without any.
-        p99: What 99 of a hundred steps of its slowest env did not exceed, in seconds; None without any.
+
+def take_snapshot() -> dict[str, Any]:
+    """Return the state of this process's actors; the first time, begin to measure times where envs run.
+
+    Returns:
+        The ``pid`` and ``command`` line of the process; the time ``at`` which the snapshot was taken
+        (`time.monotonic`); for each of the ``vectors`` its ``serial``, its numbers of ``envs``, ``steps``, and
+        ``episodes``, and ``where`` its time goes, in one line; and for each of the ``actors`` the fields of
+        `envactors.ActorStats`, its ``serial``, its ``name``, the serial of its ``vector``, its number of ``envs``, and
+        of their ``steps`` the count and the durations ``p50`` (of the median env) and ``p99`` (of the slowest one),
+        None without any.
     """
-
-    key: int
-    name: str
-    vector: int | None
-    envs: int
-    state: str
-    pid: int | None
-    node: str | None
-    incarnation: int
-    method: str | None
-    elapsed: float
-    rss: int
-    restarts: int
-    completed: int
-    failed: int
-    queued: int
-    last_failure: str | None
-    started_in: float | None
-    steps: int
-    p50: float | None
-    p99: float | None
-
-
-class VectorSnapshot(TypedDict):
-    """One vector env.
-
-    Attributes:
-        number: Its number, which no other vector of the program has had.
-        envs: How many envs it has.
-        steps: The steps of all of them.
-        episodes: Their episodes.
-        where: Where the time goes, in one line.
-    """
-
-    number: int
-    envs: int
-    steps: int
-    episodes: int
-    where: str
-
-
-class Snapshot(TypedDict):
-    """A program.
-
-    Attributes:
-        pid: Its process id.
-        command: Its command line.
-        at: When the snapshot was taken (`time.monotonic`), in seconds.
-        vectors: Its vector envs.
-        actors: Its actors that are not closed.
-    """
-
-    pid: int
-    command: list[str]
-    at: float
-    vectors: list[VectorSnapshot]
-    actors: list[ActorSnapshot]
-
-
-def take_snapshot() -> Snapshot:
-    """Return how the actors of this process stand; the first time, begin to take times where envs run."""
-    members = [member for member in engine.members() if isinstance(member, Supervisor)]
-    vectors: list[VectorSnapshot] = []
-    actors: list[ActorSnapshot] = []
-    left = {id(member): member for member in members}
-    for number, vector in _open_vectors(set(left)):
+    vectors, actors = [], []
+    left = dict.fromkeys(supervisors())
+    for vector in sorted(all_statistics(), key=lambda one: one.serial):
+        members = [handle._supervisor for handle in vector.actors]
+        if left.keys().isdisjoint(members):
+            continue  # it is closed
         stats = vector.collect()
-        where = str(stats) if stats.wait_seconds + stats.caller_seconds else "nothing was timed yet"
         durations = iter(stats.step_seconds)
-        for handle, of_actor in zip(vector.actors, stats.actors, strict=True):
-            member = handle._supervisor
-            steps = list(itertools.islice(durations, len(member.config.start.factories)))
-            if left.pop(id(member), None) is not None:
-                actors.append(_snapshot_of(member, number, of_actor, steps))
-        counts: dict[str, Any] = {"steps": sum(stats.steps), "episodes": sum(stats.episodes), "where": where}
-        vectors.append({"number": number, "envs": len(stats.steps), **counts})  # type: ignore[typeddict-item]
-    actors += [
-        _snapshot_of(one, None, one.stats(), [steps for steps, _ in summarize(one.core.histograms())])
-        for one in left.values()
-    ]
-    actors.sort(key=lambda actor: (actor["vector"] is None, actor["vector"] or 0, actor["name"]))
+        for actor, of_actor in zip(members, stats.actors, strict=True):
+            steps = [next(durations) for _ in actor.config.start.factories]
+            if actor in left:
+                del left[actor]
+                counted = {"vector": vector.serial, "steps": sum(one.count for one in steps)}
+                actors.append(_describe(actor, of_actor, steps) | counted)
+        where = str(stats) if stats.wait_seconds + stats.caller_seconds else "nothing was timed yet"
+        counts = {"envs": len(stats.steps), "steps": sum(stats.steps), "episodes": sum(stats.episodes)}
+        vectors.append({"serial": vector.serial, **counts, "where": where})
+    for actor in left:
+        stats_of_one = actor.stats()
+        steps = [steps for steps, _ in summarize(actor.core.histograms())]
+        actors.append(_describe(actor, stats_of_one, steps) | {"vector": None, "steps": stats_of_one.completed})
     command = [*getattr(sys, "orig_argv", sys.argv)]
     return {"pid": os.getpid(), "command": command, "at": time.monotonic(), "vectors": vectors, "actors": actors}
 
 
-def _open_vectors(alive: set[int]) -> list[tuple[int, VectorStatistics]]:
-    """Return the vectors that have living actors, with their numbers and in their order."""
-    is_open = [one for one in all_statistics() if any(id(actor._supervisor) in alive for actor in one.actors)]
-    # Those that are new are numbered in the order of their processes, which mostly is that of their making.
-    for vector in sorted(is_open, key=lambda one: min(actor.pid or sys.maxsize for actor in one.actors)):
-        if vector not in _numbers:
-            _numbers.setdefault(vector, next(_next_number))  # another client's thread may have been faster
-    return sorted(((_numbers[vector], vector) for vector in is_open), key=lambda pair: pair[0])
-
-
-def find_actors(name: str | None = None, key: int | None = None) -> list[Supervisor]:
-    """Return the actors of this process that have a name, or a key; None for any."""
-    members = [member for member in engine.members() if isinstance(member, Supervisor)]
-    found = [one for one in members if name in (None, one.config.name) and key in (None, id(one))]
-    return sorted(found, key=lambda one: one.config.first_index)
-
-
-def _snapshot_of(actor: Supervisor, vector: int | None, stats: ActorStats, steps: list[Durations]) -> ActorSnapshot:
+def _describe(actor: Supervisor, stats: ActorStats, steps: list[Durations]) -> dict[str, Any]:
     timed = [one for one in steps if one.count]
-    failure = None
-    if stats.last_failure is not None:
-        failure = str(stats.last_failure).partition("\n")[0][:_LONGEST_FAILURE]
+    failure = stats.last_failure
     return {
-        "key": id(actor),
+        **vars(stats),
+        "serial": actor.serial,
         "name": actor.config.name,
-        "vector": vector,
-        "envs": len(actor.config.start.factories),
+        "envs": len(steps),
         "state": stats.state.value,
-        "pid": stats.pid,
-        "node": stats.node,
-        "incarnation": stats.incarnation,
-        "method": stats.method,
-        "elapsed": stats.elapsed,
-        "rss": stats.rss,
-        "restarts": stats.restarts,
-        "completed": stats.completed,
-        "failed": stats.failed,
-        "queued": stats.queued,
-        "last_failure": failure,
-        "started_in": stats.started_in,
-        "steps": _total(steps) if vector is not None else stats.completed,
+        "last_failure": None if failure is None else str(failure).partition("\n")[0][:_LONGEST_FAILURE],
         "p50": statistics.median(one.p50 for one in timed) if timed else None,
         "p99": max(one.p99 for one in timed) if timed else None,
     }
 
 
-def _total(steps: list[Durations]) -> int:
-    return sum(one.count for one in steps)
+def take_stacks(name: str | None, seconds: float) -> list[dict[str, Any]]:
+    """Return the stacks of the actors with a name, or of all if it is None.
+
+    Args:
+        name: The name.
+        seconds: How long to wait for them.
+
+    Returns:
+        The ``name``, ``pid``, ``node``, ``state``, running ``method``, its ``elapsed`` seconds, and the ``stacks`` of
+        each actor.
+    """
+    actors = [actor for actor in supervisors() if name in (None, actor.config.name)]
+    found: dict[Supervisor, str] = {}
+    end = time.monotonic() + seconds
+    unread = iter(actors)
+
+    def read() -> None:
+        for actor in unread:
+            found[actor] = actor.stacks(max(_LEAST_WAIT, end - time.monotonic()))
+
+    # No executor: the interpreter would wait for its threads when it exits.
+    threads = [threading.Thread(target=read, name="envactors-monitor-stacks", daemon=True) for _ in actors[:_MOST_READ]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [{**_doing(actor), "stacks": found.get(actor, "")} for actor in actors]
+
+
+def _doing(actor: Supervisor) -> dict[str, Any]:
+    stats = actor.stats()
+    doing = {name: getattr(stats, name) for name in ("pid", "node", "method", "elapsed")}
+    return {"name": actor.config.name, "state": stats.state.value, **doing}

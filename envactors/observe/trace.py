@@ -17,14 +17,14 @@ from types import TracebackType
 from typing import IO, NamedTuple
 from weakref import WeakKeyDictionary
 
-from envactors.actor import engine, recording
+from envactors.actor import recording
 from envactors.actor.core import ActorCore
 from envactors.actor.process import ActorProcess
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.supervisor import Supervisor
 from envactors.mailbox.control_page import TIMED
 from envactors.mailbox.durations import METHOD_RESET
 from envactors.mailbox.spans import SPANS_KEPT, Spans
+from envactors.observe.snapshot import supervisors
 from envactors.observe.trace_file import CallerSpan, Notice, Span, write_trace
 from envactors.vector.statistics import VectorStatistics, all_statistics
 
@@ -127,7 +127,7 @@ class Trace:
         for statistics in all_statistics():
             if not all(actor._supervisor.closed.is_set() for actor in statistics.actors):
                 self.on_vector(statistics)
-        for member in sorted(_supervisors(), key=lambda member: member.config.first_index):
+        for member in supervisors():
             with defer_signals, member.core.lock:
                 self._track(member.core)
                 member.core.begin_timing()
@@ -142,7 +142,7 @@ class Trace:
         self._ended.set()
         self._collector.join()
         recording.recorder = None
-        for member in _supervisors():
+        for member in supervisors():
             with defer_signals, member.core.lock:
                 self._take_rows(member.core, member.core.process)
                 member.core.begin_timing()  # from now on only how long steps take is of interest
@@ -193,7 +193,7 @@ class Trace:
         period = _FIRST_PERIOD
         while not self._ended.wait(period):
             most = 1
-            for member in _supervisors():
+            for member in supervisors():
                 with member.core.lock:  # its process is not reaped meanwhile
                     most = max(most, self._take_rows(member.core, member.core.process))
             # At this rate the fullest ring is half full at the next look.
@@ -243,7 +243,3 @@ class Trace:
 
 
 _lock = threading.Lock()
-
-
-def _supervisors() -> list[Supervisor]:
-    return [member for member in engine.members() if isinstance(member, Supervisor)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
 from collections import deque
@@ -75,12 +76,14 @@ class VectorStatistics:
 
     Attributes:
         actors: Actors of the vector.
+        serial: A number that no other vector of this process has.
         is_timing: Whether the caller's time is measured.
         spans: Name, begin, and end of each method that has waited; None unless a trace is running.
     """
 
     def __init__(self, episodes: Episodes, actors: Sequence[ActorHandle], *, inline: bool) -> None:
         self.actors = actors
+        self.serial: int = next(_serials)
         self.is_timing: bool = False
         self.spans: deque[tuple[str, float, float]] | None = None
         self._episodes = episodes
@@ -140,6 +143,7 @@ class VectorStatistics:
 
 
 _lock = threading.Lock()
+_serials = itertools.count()
 _vectors: WeakSet[VectorStatistics] = WeakSet()
 
 

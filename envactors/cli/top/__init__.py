@@ -1,1 +1,0 @@
-"""``envactors top``: a live table of the actors of a running program."""
