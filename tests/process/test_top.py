@@ -35,7 +35,7 @@ from envactors.cli.top.screens import Back, DetailScreen, ListScreen, Quit, Tabl
 from envactors.cli.top.view import ORDERS, actor_table, fit_columns, head_lines, report, screen
 from envactors.cli.units import duration, rate, size
 from envactors.observe.programs import ask
-from envactors.testing.envs import expected_checksum
+from envactors.testing import expected_checksum
 
 COMMAND = [sys.executable, "-W", "error", "-m", "envactors.cli"]
 # As users run it: the script that the installation has made, and what it imports in order to look at programs.
