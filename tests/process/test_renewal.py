@@ -1,4 +1,4 @@
-"""`on_failure="renew"`: a failed env continues in a new process (promises 5 and 7)."""
+"""`on_failure="renew"`: a failed env continues in a new process (promises `fresh` and `told`)."""
 
 from __future__ import annotations
 
