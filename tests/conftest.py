@@ -25,6 +25,7 @@ from agents import AgentServer
 from budget import LONG, examples
 from helpers import FORK_SERVER, kept_fork_server
 from hypothesis import HealthCheck, settings
+from leaks import describe, inventory, settled_inventory
 from portable import why_not_portable
 from program_server import ProgramServer
 from slow import is_slow
@@ -33,7 +34,6 @@ from warm import OF_SCRIPTS, warm_interpreter
 from envactors import backends
 from envactors.remote import local_nodes
 from envactors.system.choice import PORTABLE
-from envactors.testing.leaks import describe, inventory, settled_inventory
 
 # Modules that import something with threads, which a process that forks must not have.
 OF_FRAMEWORKS = {

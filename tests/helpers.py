@@ -378,6 +378,15 @@ class Frozen(Exception):
         raise AttributeError(f"cannot assign {name}")
 
 
+class MuteError(Exception):
+    """An exception without a text."""
+
+    def __repr__(self):
+        raise ValueError("no repr")
+
+    __str__ = __repr__
+
+
 class ExitsOnArrival:
     """Ends the process that unpickles it."""
 

@@ -40,7 +40,7 @@ PAGES = (
     "guides/platforms.md",
     *(f"migrate/{name}.md" for name in MIGRATE),
 )
-WORKLOADS = "envactors.testing.workloads:"
+WORKLOADS = "workloads:"
 ENVS = {
     "does nothing, 4 float32": WORKLOADS + "nothing",
     "does nothing, 4x84x84 uint8": WORKLOADS + "image",
@@ -165,7 +165,7 @@ NODES = RATE + textwrap.dedent("""
     import gymnasium
     import envactors as ea
     from envactors.remote import LocalNodes
-    from envactors.testing import workloads
+    import workloads
 
     if __name__ == "__main__":
         rounds, measured = int(sys.argv[1]), {}
@@ -196,7 +196,7 @@ NODES = RATE + textwrap.dedent("""
 INSIDE = RATE + textwrap.dedent("""
     import contextlib, json, os, subprocess, sys, threading
     import envactors as ea
-    from envactors.testing import workloads
+    import workloads
     from envactors.mailbox.control_page import TIMED
 
     ROWS = {
@@ -271,7 +271,7 @@ PLATFORMS = textwrap.dedent("""
     import sys, time
     import numpy as np
     import envactors as ea
-    from envactors.testing import workloads
+    import workloads
 
     workload, packing, method = sys.argv[1:]
     factories = [getattr(workloads, workload)] * 8
@@ -323,7 +323,7 @@ SEEDS = RATE + textwrap.dedent("""
     import gymnasium
     import numpy as np
     import envactors as ea
-    from envactors.testing import workloads
+    import workloads
 
     SIDES = {
         "off": {},
@@ -370,7 +370,7 @@ SNAPSHOTS = RATE + textwrap.dedent("""
     import numpy as np
     import envactors as ea
     from envactors.state import gymnasium_snapshot
-    from envactors.testing import workloads
+    import workloads
 
     ENVS = {
         "CartPole-v1": functools.partial(gymnasium.make, "CartPole-v1"),
@@ -426,13 +426,20 @@ SNAPSHOTS = RATE + textwrap.dedent("""
 """)
 
 
+def environment() -> dict[str, str]:
+    """Return the variables of a process that imports `workloads`, as its workers do."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))}
+
+
 def run_script(code: str, *arguments: object) -> Any:
     """Return what a script prints as JSON, run in a fresh process."""
     with tempfile.TemporaryDirectory() as directory:
         script = Path(directory, "script.py")
         script.write_text(code)
         command = [sys.executable, str(script), *map(str, arguments)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=directory)  # noqa: S603
+        done = subprocess.run(  # noqa: S603
+            command, stdout=subprocess.PIPE, text=True, check=True, cwd=directory, env=environment()
+        )
     return json.loads(done.stdout)
 
 
@@ -452,7 +459,7 @@ def bench(env: str, count: int, rounds: int, *options: str) -> dict[str, Any] | 
             str(rounds),
         ]
         command += ["--seconds", "0.4", "--against", "gymnasium", "--json", str(path), *options]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())  # noqa: S603
         if done.returncode != 0:
             print(f"{env}: left out, {done.stderr.strip() or done.stdout.strip()[-200:]}", file=sys.stderr)
             return None

@@ -41,7 +41,7 @@ class ErrorFactory:
     def unpicklable(self, request: Request, incarnation: int, cause: Exception) -> ActorError:
         """Return the error of arguments that could not be sent."""
         who, where = self._locate(incarnation, request=request)
-        text = f"the arguments of {request.method} for {who} cannot be pickled: {cause!r}"
+        text = f"the arguments of {request.method} for {who} cannot be pickled: {safe_repr(cause)}"
         return _caused(SerializationError(text, **where), cause)
 
     def closed(self, request: Request, incarnation: int) -> ActorError:
@@ -149,7 +149,7 @@ class ErrorFactory:
     def discarded(self, request: Request, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:
         """Return the error of a process that was ended because an env raised in a request."""
         who, where = self._locate(incarnation, pid, request)
-        text = f"{who} was replaced since {request.method} raised {type(cause).__name__}: {cause}"
+        text = f"{who} was replaced since {request.method} raised {safe_repr(cause)}"
         return _caused(ActorDiedError(text, aborted=True, **where), cause)
 
     def poison(self, death: ActorError, inputs: Callable[[], list[tuple[Any, ...]]]) -> ActorError:

@@ -20,7 +20,7 @@ from envactors.errors import SerializationError
 from envactors.mailbox import registry
 from envactors.mailbox.factory import Factory, as_callable
 from envactors.mailbox.messages import Start
-from envactors.mailbox.pickling import dumps_by_value, has_code
+from envactors.mailbox.pickling import dumps_by_value, has_code, safe_repr
 from envactors.options import Deadlines, RestartPolicy, SnapshotPolicy, as_deadlines, check_env_vars
 
 if TYPE_CHECKING:
@@ -132,5 +132,5 @@ def _pickle(value: object, what: str, name: str) -> bytes:
     try:
         return dumps_by_value(value)
     except Exception as error:
-        text = f"{what} cannot be pickled: {error!r}; make what is needed inside, instead of capturing it"
+        text = f"{what} cannot be pickled: {safe_repr(error)}; make what is needed inside, instead of capturing it"
         raise SerializationError(text, actor=name) from error

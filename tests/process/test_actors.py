@@ -25,6 +25,7 @@ from helpers import (
     ExitsOnArrival,
     ExplodesOnArrival,
     Frozen,
+    MuteError,
     TwoArguments,
     Unpicklable,
     is_gone,
@@ -395,10 +396,6 @@ def test_values_that_cannot_be_pickled_fail_only_their_call(call):
 
 @pytest.mark.parametrize("backend", ["process", "inline"])
 def test_a_result_fails_only_its_call_if_the_error_of_unpickling_it_has_no_repr(backend):
-    class MuteError(Exception):
-        def __repr__(self):
-            raise ValueError("no repr")
-
     def explode():
         raise MuteError
 
@@ -414,6 +411,19 @@ def test_a_result_fails_only_its_call_if_the_error_of_unpickling_it_has_no_repr(
         with pytest.raises(ea.SerializationError, match="MuteError whose repr raises"):
             handle.call("get_bomb").result(SOON)
         assert handle.add().result(SOON) == 1
+
+
+def test_values_are_rejected_if_the_error_of_pickling_them_has_no_repr(actor):
+    class Bomb:
+        def __reduce__(self):
+            raise MuteError
+
+    bomb = Bomb()
+    with pytest.raises(ea.SerializationError, match="MuteError whose repr raises"):
+        actor.call("add", bomb).result(SOON)
+    with pytest.raises(ea.SerializationError, match="MuteError whose repr raises"):
+        ea.spawn(lambda: bomb)
+    assert actor.add().result(SOON) == 1
 
 
 def test_an_unpicklable_exception_keeps_repr_and_traceback(actor):

@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from conformance import BackendConformance
 from helpers import FORK_SERVER, SOON, Counter, promised, run_script, wait_until
 
 import envactors as ea
 from envactors.process.starting import THREAD_CAPS
 from envactors.system.cpus import cores
 from envactors.system.processes import fixed_layout
-from envactors.testing import BackendConformance, EchoEnv
+from envactors.testing import EchoEnv
 
 
 class TestLoky(BackendConformance):

@@ -15,11 +15,11 @@ import psutil
 import pytest
 from breeder import AT_MOST, Breeder, assert_gone, is_there, reapers_of
 from helpers import SOON, wait_until
+from leaks import inventory, settled_inventory
 
 import envactors as ea
 from envactors.process import reaper
 from envactors.testing import EchoEnv
-from envactors.testing.leaks import inventory, settled_inventory
 
 METHODS = ["loky", "spawn", "forkserver", "fork"]
 KINDS = 8  # processes that `Breeder.of_all_kinds` starts, and two more that are hidden

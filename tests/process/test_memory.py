@@ -114,7 +114,7 @@ def test_more_memory_than_the_container_has_is_rejected_before_it_is_touched():
     import numpy as np
     import envactors as ea
     from envactors.testing import EchoEnv
-    from envactors.testing.envs import Space
+    from envactors.testing import Space
 
     class Large(EchoEnv):
         observation_space = Space((100 << 20,), np.uint8)

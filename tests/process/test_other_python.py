@@ -17,6 +17,7 @@ import elsewhere
 import numpy as np
 import psutil
 import pytest
+from conformance import BackendConformance
 from helpers import SOON, is_gone, wait_until
 from interpreters import NEEDED, OWN, WITH_NUMPY_1, another, make_venv, pythons
 
@@ -27,7 +28,7 @@ from envactors.mailbox import pickling
 from envactors.mailbox.info_codec import encode
 from envactors.remote import LocalNodes
 from envactors.system.choice import PORTABLE
-from envactors.testing import BackendConformance, EchoEnv
+from envactors.testing import EchoEnv
 
 # Making a virtual environment may take a minute on a busy machine.
 pytestmark = pytest.mark.timeout(300)
@@ -95,27 +96,21 @@ class TestConformance(BackendConformance):
 
 
 @pytest.mark.soak
-class TestConformanceOfSpawn(BackendConformance):
+class TestConformanceOfSpawn(TestConformance):
     """Likewise, with an interpreter per worker."""
 
     @pytest.fixture(autouse=True)
     def _backend(self, older):
         self._made = ea.ProcessBackend("spawn", python=older)
 
-    def make_backend(self):
-        return self._made
-
 
 @pytest.mark.soak
-class TestConformanceOfTheSameVersion(BackendConformance):
+class TestConformanceOfTheSameVersion(TestConformance):
     """Likewise, with the caller's version, which also runs what is pickled by value."""
 
     @pytest.fixture(autouse=True)
     def _backend(self, same):
         self._made = ea.ProcessBackend(METHOD, python=same)
-
-    def make_backend(self):
-        return self._made
 
 
 # Where workers run, and what they find ---------------------------------------------------------------------
@@ -169,7 +164,7 @@ def test_workers_end_with_a_caller_that_is_killed(older):
         import envactors as ea
 
         backend = ea.ProcessBackend(sys.argv[2], python=sys.argv[1])
-        actors = [ea.spawn("envactors.testing.envs:EchoEnv", backend=backend) for _ in range(2)]
+        actors = [ea.spawn("envactors.testing:EchoEnv", backend=backend) for _ in range(2)]
         for actor in actors:
             actor.echo(0).result(30)
         print(*(actor.pid for actor in actors), flush=True)

@@ -1,4 +1,4 @@
-"""What workers print (promise 26): passed on line by line under the actor's name, the last lines kept for errors."""
+"""Promise `output`: what workers print is passed on line by line under the actor's name, and kept for errors."""
 
 from __future__ import annotations
 

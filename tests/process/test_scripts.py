@@ -1,4 +1,7 @@
-"""envactors as scripts use it: no guard, piped, interrupted, killed (promises 14, 18, 20, 21, 24)."""
+"""envactors as scripts use it: no guard, piped, interrupted, killed.
+
+They test the promises `caller-dies`, `ctrl-c`, `no-fork`, `main-script`, `threads`, and `import`.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from envactors.actor.signal_deferral import StateChange
 from envactors.mailbox.control_page import TIMED
 from envactors.mailbox.durations import HISTOGRAM, METHOD_RESET, METHOD_STEP, count, merge, summarize
 from envactors.remote import LocalNodes
-from envactors.testing import EchoEnv, FaultyEnv, workloads
+from envactors.testing import EchoEnv, FaultyEnv
 from envactors.vector.access import VectorAccess
 
 
@@ -129,7 +129,7 @@ def least_cpu_seconds(envs):
 
 def test_timing_and_tracing_cost_at_most_three_percent_of_steps_that_take_100_us():
     def make():
-        return ea.VectorEnv([workloads.nothing] * 8, backend="inline", envs_per_actor=4)
+        return ea.VectorEnv([EchoEnv] * 8, backend="inline", envs_per_actor=4)
 
     with make() as plain, make() as timed, make() as traced:
         for envs in (plain, timed, traced):

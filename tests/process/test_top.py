@@ -27,7 +27,7 @@ from envactors.cli import main
 from envactors.cli.top import draw
 from envactors.cli.units import duration, rate, size
 from envactors.observe.programs import ask
-from envactors.testing.envs import expected_checksum
+from envactors.testing import expected_checksum
 
 COMMAND = [sys.executable, "-W", "error", "-m", "envactors.cli"]
 # The limit that a user may expect, and the start time of an interpreter on a busy machine.

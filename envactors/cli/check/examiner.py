@@ -20,7 +20,6 @@ from envactors.mailbox.pickling import dumps
 from envactors.mailbox.specs import ArraySpec, Spec, conform, flatten, leaves, spec_of_space
 from envactors.system.descriptors import count_descriptors
 from envactors.system.processes import count_threads, resident_memory
-from envactors.testing.leaks import descendants
 from envactors.tuning.actions import sample_actions
 from envactors.worker.host import checksum
 
@@ -246,7 +245,9 @@ def _note_resources(held: dict[str, list[int]]) -> None:
         "file descriptors": count_descriptors(),
         "threads": count_threads(),
     }
-    with contextlib.suppress(ImportError):  # this system cannot tell
-        now["child processes"] = len(descendants(os.getpid()))
+    with contextlib.suppress(ImportError):  # psutil comes with the extra `cli`
+        import psutil
+
+        now["child processes"] = len(psutil.Process().children(recursive=True))
     for name, amount in now.items():
         held.setdefault(name, []).append(amount)

@@ -1,7 +1,4 @@
-"""Envs with one defect each, to try out ``envactors check``: ``envactors check envactors.testing.troubled:LeakyEnv``.
-
-Envs that fail on command are in `envactors.testing.envs`.
-"""
+"""Envs with one defect each, for the tests of ``envactors check``."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from envactors.testing.envs import EchoEnv
+from envactors.testing import EchoEnv
 
 
 class UnpicklableEnv(EchoEnv):

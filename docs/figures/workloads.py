@@ -1,7 +1,7 @@
-"""Envs whose steps use a known amount of one resource, for ``envactors bench MODULE:FACTORY``.
+"""Envs whose steps use a known amount of one resource, for figures.
 
 Each function creates one env and imports what it needs: Gymnasium, and for `pong` also ``ale-py`` and
-``opencv-python-headless``, for `humanoid` also ``mujoco``. The benchmark itself lives elsewhere.
+``opencv-python-headless``, for `humanoid` also ``mujoco``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from envactors.system.descriptors import count_descriptors
 
-_SHM = Path("/dev/shm")  # noqa: S108 # only read
+_SHM = Path("/dev/shm")  # only read
 
 
 class Inventory(NamedTuple):

@@ -1,15 +1,10 @@
-"""Conformance suites for backends and envs.
+"""The conformance suite: the tests that every backend must pass.
 
-Subclass them in your own tests::
+Subclass it in a test module; pytest collects the inherited tests::
 
-    class TestMyBackend(envactors.testing.BackendConformance):
+    class TestMyBackend(BackendConformance):
         def make_backend(self):
             return MyBackend()
-
-
-    class TestMyEnv(envactors.testing.EnvConformance):
-        def make_env(self):
-            return MyEnv()
 """
 
 from __future__ import annotations
@@ -23,7 +18,7 @@ import numpy as np
 
 import envactors as ea
 from envactors.backends.base import Backend
-from envactors.testing.envs import EchoEnv, FaultyEnv, expected_checksum
+from envactors.testing import EchoEnv, FaultyEnv, expected_checksum
 
 _SOON = 30.0  # a timeout in seconds that even a busy machine does not reach
 
@@ -119,9 +114,9 @@ class BackendConformance:
             assert isinstance(error.__cause__, LookupError)
 
     def test_a_factory_by_name(self) -> None:
-        with self.spawn("envactors.testing.envs:EchoEnv") as actor:
+        with self.spawn("envactors.testing:EchoEnv") as actor:
             assert actor.step(7).result(_SOON)[0].tolist()[:3] == [0, 1, 7]
-        for name in ("envactors.testing.envs:NoEnv", "envactors.no_module:Env", "envactors.testing.envs:FAULTS"):
+        for name in ("envactors.testing:NoEnv", "envactors.no_module:Env", "envactors.testing:FAULTS"):
             with self.spawn(name) as actor:
                 assert isinstance(actor.echo(1).exception(_SOON), ea.ActorStartError)
 
@@ -279,48 +274,6 @@ class BackendConformance:
                 for _ in range(2):
                     actor.options(deadline=5.0).echo(1).result(_SOON)
             assert len([one for one in caught if "deadlines are not enforced" in str(one.message)]) == 1
-
-
-class EnvConformance:
-    """Tests that an env must pass to run in an actor. Subclasses return theirs from `make_env`."""
-
-    steps = 50
-
-    def make_env(self) -> Any:
-        """Return a new env. The method itself must be picklable by cloudpickle, since it is the factory."""
-        raise NotImplementedError
-
-    def make_envs(self, backend: Backend | str, count: int = 2) -> ea.VectorEnv:
-        """Return a vector env of such envs."""
-        return ea.VectorEnv([self.make_env] * count, backend=backend)
-
-    def _actions(self, envs: ea.VectorEnv) -> Any:
-        """Return an action for each env, sampled from the action space of env 0."""
-        space = envs.get_attr("action_space", env_ids=[0])[0]
-        space.seed(3) if hasattr(space, "seed") else None
-        return [space.sample() for _ in range(envs.num_envs)]
-
-    def test_equal_seeds_give_equal_episodes_in_a_worker_and_in_process(self) -> None:
-        with self.make_envs("process") as one, self.make_envs("inline") as other:
-            seen = [envs.reset(seed=11)[0] for envs in (one, other)]
-            _assert_equal(*seen)
-            actions = self._actions(one)
-            for _ in range(self.steps):
-                results = [envs.step(actions)[:4] for envs in (one, other)]
-                _assert_equal(*results)
-
-    def test_the_env_can_be_renewed_in_the_middle_of_an_episode(self) -> None:
-        with self.make_envs("process") as envs:
-            envs.reset(seed=0)
-            envs.step(self._actions(envs))
-            envs[0].renew().result(_SOON)
-            envs.reset(env_ids=[0])
-            envs.step(self._actions(envs))
-
-    def test_the_env_closes(self) -> None:
-        envs = self.make_envs("process")
-        envs.reset(seed=0)
-        envs.close()
 
 
 def _assert_equal(one: Any, other: Any) -> None:

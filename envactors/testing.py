@@ -1,6 +1,6 @@
-"""Envs that fail on command, and an echo env whose results show which calls produced them.
+"""Envs for tests: an echo env whose results show which calls produced them, and a wrapper that fails on command.
 
-Envs with one defect each, for ``envactors check``, are in `envactors.testing.troubled`.
+Nothing here needs Gymnasium.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+__all__ = ["FAULTS", "EchoEnv", "FaultyEnv", "expected_checksum"]
 
 _LONG = 1000.0  # in seconds, longer than the deadline of any test
 
