@@ -67,6 +67,28 @@ def test_a_snapshot_goes_into_another_env_of_another_vector():
         assert [np.array_equal(row, expected) for row in results] == [True, True, False, True]
 
 
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_the_ends_and_seeds_of_episodes_come_again(autoreset):
+    def play(envs):
+        rng, seen = np.random.default_rng(1), []
+        for _ in range(150):
+            _, _, terminated, truncated, infos = envs.step(rng.integers(0, 2, 2))
+            seen.append([*terminated, *truncated, *(info.get("episode_seed") for info in infos)])
+        return seen
+
+    options = {"autoreset": autoreset, "seed_episodes": True}
+    with make(2, **options) as envs, make(2, **options) as others:
+        envs.reset(seed=3)
+        while not envs.step([1, 1])[2].any():
+            pass
+        snapshots = envs.snapshot()  # between the end of an episode and the autoreset of the next step
+        expected = play(envs)
+        assert sum(seed is not None for step in expected for seed in step[4:]) > 4
+        for one in (envs, others):
+            one.restore(snapshots)
+            assert play(one) == expected
+
+
 @pytest.mark.parametrize("options", [{}, {"envs_per_actor": 2}, {"autoreset": "same_step"}])
 def test_crashed_envs_are_restored_from_their_last_snapshot(options):
     def kill(step):

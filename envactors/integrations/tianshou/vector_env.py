@@ -40,7 +40,6 @@ _REFUSED = {
     "shared_memory": f"{_CALLS}, and results are pickled",
     "copy": f"{_CALLS}, and results are always copies",
     "snapshot": f"{_CALLS}, and single actors do not take snapshots",
-    "checkpoint_every": f"{_CALLS}, and single actors do not write checkpoints",
 }
 _OF_ONE = {**_REFUSED, "max_running": "a worker has one env. Pass it to ActorVectorEnv"}
 
