@@ -12,20 +12,6 @@ def points_here(warning):
     return warning.filename == __file__
 
 
-def test_the_old_name_of_a_class_is_that_class_and_warns():
-    with pytest.warns(
-        DeprecationWarning, match=r"^envactors\.Snapshot .* use envactors\.SnapshotPolicy instead$"
-    ) as caught:
-        old = ea.Snapshot
-    assert old is ea.SnapshotPolicy
-    assert points_here(caught[0])
-    with pytest.warns(DeprecationWarning, match="SnapshotPolicy") as caught:
-        from envactors import Snapshot
-    assert Snapshot is old
-    assert all(map(points_here, caught))
-    assert "Snapshot" not in ea.__all__
-
-
 def test_a_timeout_among_options_is_a_deadline_and_warns():
     with ea.spawn(Counter, backend="inline") as actor:
         with pytest.warns(
