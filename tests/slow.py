@@ -56,7 +56,6 @@ SLOW = {
     r"test_an_episode_that_could_not_begin.*(renew|disabled)": "raise, with the other modes",
     r"test_crashed_envs_are_restored_from_their_last_snapshot\[options[12]\]": "the plain one",
     r"test_the_steps_after_a_snapshot_come_again\[(raise-options[12]|replay-options[02])\]": "the other of each pair",
-    r"test_a_resumed_vector_con.*\[(seeded episodes-1|snapshots-1|same step-1)\]": "three an actor; seeded once",
     # Tests that run programs.
     r"test_docs\.py::test_code_blocks_run_alone\[(?!chaos)": "all pages in one process",
     r"test_demo\.py::test_it_meets_its_goal": "its first two generations",
@@ -95,7 +94,6 @@ SLOW = {
     r"test_remote_vectors\.py::test_a_step_on_a_lost_node_is_replayed\[0\]": "the other",
     r"test_sessions\.py::test_a_run_yields\w+\[(run coroutines|arun)\]": "the others",
     r"test_slow_results\.py::test_a_(result|submitted_step)\w+_no_deadline\[(slow_error|8)\]": "slow, 7",
-    r"test_checkpoints\.py::test_a_resumed_vector\w+\[seeded episodes-3\]": "seeded once, snapshots",
     r"test_backends\.py::TestFork::test_(deaths|a_rollout|every_result|renewal)": "forkserver, loky",
     r"test_promises\.py::test_close_may_come_from_anywhere\[never\]": "atexit before, global __del__",
     r"test_helper_supervision\.py::test_no_zombie_stays_if_the_caller_is_the_parent\w+\[loky\]": "forkserver",

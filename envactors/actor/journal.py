@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from envactors.actor.requests import CallRequest
 from envactors.actor.slots import Slots
@@ -39,17 +39,6 @@ _STEP_ROOM = 1024
 
 # Consecutive steps in rows, or the kind and the payload of another request, which is repeated as it was.
 Entry = RecordedSteps | tuple[int, bytes]
-
-
-class SavedJournal(NamedTuple):
-    """A journal on disk; see `Journal`."""
-
-    whole: bool
-    length: int
-    size: int
-    check: int
-    attributes: dict[str, bytes]
-    entries: list[Entry]
 
 
 class Journal:
@@ -170,15 +159,6 @@ class Journal:
         self._size = self.length = 0
         self._failed_at = None
         self.whole = False
-
-    def save(self) -> SavedJournal:
-        """Return it as it goes to disk."""
-        return SavedJournal(self.whole, self.length, self._size, self._check, self._attributes, self._entries)
-
-    def load(self, saved: SavedJournal) -> None:
-        """Become one that was saved."""
-        self.forget()
-        self.whole, self.length, self._size, self._check, self._attributes, self._entries = saved
 
     def record_message(self, kind: int, payload: bytes, check: int) -> None:
         """Record a request as it was sent."""

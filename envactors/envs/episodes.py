@@ -91,12 +91,6 @@ class Episodes:
         if over:
             self.end(slot)
 
-    def resume(self, slot: Slot, *, steps: int, episodes: int) -> None:
-        """Continue the counts of an env from a checkpoint."""
-        self._steps[slot.index] = steps - self._steps_of_all
-        self.episodes[slot.index] = episodes
-        self.begin_process(slot)
-
     def begin_process(self, slot: Slot) -> None:
         """Record that an env has moved to another process."""
         slot.counted_in = slot.incarnation

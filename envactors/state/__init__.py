@@ -5,6 +5,6 @@ Workers take and restore snapshots. This package never imports Gymnasium, ALE, o
 
 from __future__ import annotations
 
-from envactors.state.capture import gymnasium_snapshot as gymnasium_snapshot
+from envactors.state.gymnasium_state import gymnasium_snapshot as gymnasium_snapshot
 
 __all__ = ["gymnasium_snapshot"]

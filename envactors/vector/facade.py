@@ -22,8 +22,7 @@ from envactors.mailbox.factory import Factory, as_callable, as_factories, make_g
 from envactors.mailbox.specs import Spec
 from envactors.options import check_timeout, deadline_after
 from envactors.rollout.methods import RolloutMethods
-from envactors.state.checkpoints import Checkpoints
-from envactors.state.methods import SnapshotMethods
+from envactors.state.snapshots import SnapshotMethods
 from envactors.vector import inputs
 from envactors.vector.asking import Asker
 from envactors.vector.build import VectorActors
@@ -105,9 +104,7 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         self._inline = InlineSteps(core, stepper) if stepper.is_inline else None
         self._statistics = VectorStatistics(core.episodes, self.actors, inline=stepper.is_inline)
         self._collector = Collector(core, outcomes, stepper, asker)
-        same = {name: getattr(choices, name) for name in ("autoreset", "on_failure", "seed_episodes")}
-        saves, every = choices.snapshot is not None, choices.checkpoint_every
-        self._checkpoints = Checkpoints(core, self._handles, same, saves=saves, every=every)
+        self._has_snapshots = choices.snapshot is not None
 
     def _check_made(self) -> None:
         """Check the envs before their specs are compared. For subclasses, which may call methods of the handles."""
@@ -180,8 +177,6 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         if self._is_closed or engine.forks != self._forks or core.pending.is_disturbed or core.pending.was_disturbed:
             self._check_open()
         try:
-            if self._checkpoints.every is not None:
-                self._checkpoints.write_if_due()
             ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
             deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
             if self._statistics.is_timing:
@@ -307,7 +302,7 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         if self._built.close(timeout):
             # Everything that refers to the memory; a thread that still waits has its own references.
             self._stepper = self._asker = self._collector = self._inline = None  # type: ignore[assignment]
-            self._core = self._checkpoints = None  # type: ignore[assignment]
+            self._core = None  # type: ignore[assignment]
 
     def __enter__(self) -> VectorEnv:
         return self
@@ -331,8 +326,6 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         """Start steps."""
         stepper, inline = self._stepper, self._inline
         self._check_open()
-        if self._checkpoints.every is not None:
-            self._checkpoints.write_if_due()
         with defer_signals:
             stepper.start(env_ids, actions, stream=stream)
         if inline is not None:

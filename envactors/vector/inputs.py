@@ -58,8 +58,6 @@ def check_choices(
         if (value := getattr(choices, name)) not in get_args(kind):
             raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
     check_counts(0, max_journal=choices.max_journal, standbys=choices.standbys)
-    if choices.checkpoint_every is not None:
-        check_counts(1, checkpoint_every=choices.checkpoint_every)
     check_flags(copy=choices.copy, seed_episodes=choices.seed_episodes)
     groups, variables = group_envs(factories, choices.envs_per_actor, choices.env_vars, backend)
     check_recycling(choices.recycle, groups, backend)

@@ -30,7 +30,6 @@ class CommonOptions(TypedDict, total=False):
     max_running: int | None
     seed_episodes: bool
     snapshot: SnapshotPolicy | None
-    checkpoint_every: int | None
 
 
 class VectorOptions(CommonOptions, total=False):
@@ -75,8 +74,6 @@ class VectorOptions(CommonOptions, total=False):
             seed, and a replay never reaches back beyond the current episode.
         snapshot: Functions that read and write the state of an env, for ``snapshot()`` and ``restore()``. With
             ``on_failure="replay"`` the state is saved every ``snapshot.every`` steps, and a replay starts there.
-        checkpoint_every: The file of the last ``checkpoint()`` is written again each time an env has made this many
-            more steps; None (default) for never.
         copy: True (default) to return copies of observations; False to return views of the shared memory, valid until
             that env's next step.
     """
@@ -100,7 +97,6 @@ class Choices(NamedTuple):
     max_running: int | None = None
     seed_episodes: bool = False
     snapshot: SnapshotPolicy | None = None
-    checkpoint_every: int | None = None
     copy: bool = True
 
 

@@ -326,16 +326,6 @@ def snapshot(make, kind, log, tmp_path):
     assert [pickle.loads(one.state) for one in taken] == [kind.env.__name__] * 2
 
 
-def checkpoint_every(make, kind, log, tmp_path):
-    driver = make(kind, checkpoint_every=1, on_failure="replay")
-    driver.seeded_reset()
-    driver.envs.vector.checkpoint(tmp_path / "checkpoint")
-    before = (tmp_path / "checkpoint").read_bytes()
-    driver.step()
-    driver.step()
-    assert (tmp_path / "checkpoint").read_bytes() != before
-
-
 EFFECTS = {name: globals()[name] for name in OPTIONS}
 
 

@@ -183,15 +183,3 @@ def test_each_episode_has_a_seed_of_its_own(autoreset):
     assert seeds == [episode_seed(7, number) for number in (1, 2, 3)]
     assert len({7, *seeds}) == 4
     assert books.envs[1].next_seed not in {7, *seeds}
-
-
-def test_counts_resumed_from_a_file_continue():
-    books = Books("next_step", ea.RecyclePolicy(max_steps=4))
-    never = np.zeros(COUNT, np.bool_)
-    record(books, "all at once", never, never)
-    books.episodes.resume(books.envs[0], steps=100, episodes=5)
-    record(books, "all at once", never, never)
-    assert books.episodes.steps.tolist() == [101, 2, 2]
-    assert books.episodes.episodes.tolist() == [5, 0, 0]
-    books.episodes.record(0, over=True, reset=False)
-    assert not books.envs[0].retiring, "of the 102 steps its process has made 2"

@@ -13,7 +13,6 @@ from envactors.mailbox.control_page import ASLEEP
 from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED
-from envactors.state.checkpoints import move
 from envactors.vector.stepper import Stepper
 
 ACTION = bytes(dumps(3.0))
@@ -180,16 +179,6 @@ def test_an_env_is_usual_once_its_process_has_given_it_a_result():
     slots.unusual.add(0)
     slots.note_usual(0)
     assert slots.unusual == {0}
-
-
-def test_an_env_that_was_put_into_another_state_continues_with_the_seeds_of_that():
-    slots = make_slots(2)
-    for slot in slots.of:
-        slot.next_seed = slot.root_seed = 1
-    move(slots, slots.of[0], 11, 3, ended=True)
-    move(slots, slots.of[1], 11, 0, ended=False)
-    assert [slot.next_seed for slot in slots.of] == [episode_seed(11, 3), 11]
-    assert slots.ended.tolist() == [True, False]
 
 
 # All envs at once ----------------------------------------------------------------------------------------

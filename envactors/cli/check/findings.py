@@ -46,7 +46,7 @@ def judge_pickles(refused: dict[str, str]) -> list[Finding]:
     """Return what follows from the reasons why the factory or the env cannot be pickled."""
     remedies = {
         "factory": "Give the factory's object a __reduce__, or pass the name 'module:callable' to envactors.",
-        "env": "Snapshots and checkpoints of this env need SnapshotPolicy(get, set), or a __getstate__ of the env's "
+        "env": "Snapshots of this env need SnapshotPolicy(get, set), or a __getstate__ of the env's "
         "own that leaves this out. Everything else works.",
     }
     return [

@@ -72,7 +72,6 @@ _REFUSED = {
     "copy": f"{_ITSELF}, and results are copies",
     "seed_episodes": "a Unity env takes a seed when it starts, but not when it resets",
     "snapshot": "the state of a Unity program cannot be read",
-    "checkpoint_every": "the state of a Unity program cannot be read",
 }
 
 

@@ -39,7 +39,6 @@ _REFUSED = {
     "standbys": f"{_CALLS}, and actors do not share standbys",
     "copy": f"{_CALLS}, and results are always copies",
     "snapshot": f"{_CALLS}, and single actors do not take snapshots",
-    "checkpoint_every": f"{_CALLS}, and single actors do not write checkpoints",
 }
 _OF_ONE = {**_REFUSED, "max_running": "a worker has one env. Pass it to ActorVectorEnv"}
 
