@@ -138,9 +138,9 @@ def _warn_of_the_system(found: dict[str, dict[str, Any]]) -> Iterator[tuple[str,
 
 
 def _examine_cores() -> dict[str, Any]:
-    from envactors.system.cpus import cores, cpu_quota, usable_cores
+    from envactors.system.cpus import cores, usable_cores
 
-    return {"machine": os.cpu_count(), "affinity": cores(), "usable": usable_cores(), "cgroup quota": cpu_quota()}
+    return {"machine": os.cpu_count(), "affinity": cores(), "usable": usable_cores()}
 
 
 def _examine_memory() -> dict[str, Any]:
@@ -221,4 +221,4 @@ def _shown(name: str, value: Any) -> str:
         return size(value)
     if name == "monitor":
         return "can be used" if value is None else value
-    return ("no limit" if name in ("soft", "hard", "cgroup quota") else "unknown") if value is None else str(value)
+    return ("no limit" if name in ("soft", "hard") else "unknown") if value is None else str(value)
