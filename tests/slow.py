@@ -9,31 +9,21 @@ import re
 
 # Regular expressions of test ids, and what stays.
 SLOW = {
-    # loky and spawn both start a fresh interpreter for each worker, in nearly the same way.
     r"test_backends\.py::TestLoky::(?!test_calls_run_in_order|test_crashes|test_a_factory_by_name)": "three with loky",
-    r"test_backends\.py::TestSpawn::(?!test_calls_run_in_order|test_crashes)": "two with spawn, all with fork servers",
-    r"test_backends\.py::test_(?!a_start_method)\w+\[(numbers\d-|MT19937-)?spawn\]": "loky",
     r"test_the_number_of_threads_is_each_actors_own\[numbers1-": "numbers0",
-    r"test_scripts_without_a_guard_under_every_start_method\[fork\]": "loky, forkserver",
-    r"test_promises\.py::\w+\[spawn\]": "loky",
     r"test_promises\.py::test_close_may_come_from_anywhere\[(__del__|atexit after|twice)\]": "three others",
-    r"test_left_behind\.py::\w+\[spawn\]": "loky",
-    r"test_scripts\.py::\w+\[spawn\]": "loky",
     r"test_system\.py::test_workers_end_with_a_caller_that_is_killed\[a loop in Python\]": "a loop in C, nothing",
     r"test_other_python\.py::TestConformance::(?!test_(calls_run|deaths|a_fac|a_rollout))": "four",
-    r"test_(promises|left_behind)\.py::\w+\[loky\]": "forkserver, fork; test_backends.py and test_scripts.py have loky",
-    r"test_scripts\.py::test_ctrl_c_gives\w+\[(loky|fork)\]": "forkserver",
-    r"test_backends\.py::test_(memory|workers_have|an_actors|a_worker_has)\w+\[(MT19937-)?loky\]": "forkserver, fork",
-    r"test_helper_supervision\.py::\w+\[(spawn|fork)\b": "loky, forkserver",
+    r"test_(promises|left_behind)\.py::\w+\[loky\]": "forkserver; test_backends.py and test_scripts.py have loky",
+    r"test_scripts\.py::test_ctrl_c_gives\w+\[loky\]": "forkserver",
+    r"test_backends\.py::test_(workers_have|an_actors|a_worker_has)\w+\[(MT19937-)?loky\]": "forkserver",
     r"test_two_hundred_actors_fit_below": "test_the_soft_limit_is_raised_when_it_is_needed",
     # Hangs in C: the tests of deadlines have them, with every start method.
     r"test_(renewal|standbys)\.py::.*hang_in_c(\]|-\w+_step\])": "a kill, an exit, an exception",
     # Starting afresh: what is the same for all start methods is tested with fork servers, and once with loky.
-    r"test_output\.py::test_every_line_comes\w+\[(loky|spawn)\]": "forkserver, fork",
-    r"test_scripts\.py::test_workers_have_no_terminal\w+\[loky\]": "forkserver, fork",
+    r"test_output\.py::test_every_line_comes\w+\[loky\]": "forkserver",
+    r"test_scripts\.py::test_workers_have_no_terminal\w+\[loky\]": "forkserver",
     r"test_backends\.py::test_(a_crash_is_noticed|the_number_of_threads)\w+\[(numbers0-)?loky\]": "forkserver",
-    r"test_backends\.py::test_a_caller_whose_own_layout_is_fixed\w+\[False\]": "True",
-    r"test_memory\.py::test_the_kernel_prefers\w+\[(spawn|fork)\]": "loky, forkserver",
     r"test_helper_supervision\.py::test_processes_that_hide\w+\[loky\]": "forkserver",
     # Modes of autoreset crossed with other choices: each mode and each choice stays.
     r"test_episode_seeds\.py::test_a_long_run_with_kills\w+\[1-(same_step|disabled)\]": "the others",
@@ -71,8 +61,7 @@ SLOW = {
     r"test_notebooks\.py::test_the_workers_end_with_the_kernel\[immediate\]": "graceful",
     r"test_other_python\.py::test_nodes_run_workers_in_another_interpreter": "in processes of this machine",
     r"test_(alf|ding)\.py::test_any_backend": "backends have the same conformance suite",
-    r"test_ding\.py::.*\[(loky|spawn)\]": "forkserver, fork",
-    r"test_alf\.py::test_start_methods\[spawn\]": "fork and the default",
+    r"test_ding\.py::.*\[(loky-loky|(fork|spawn)-\w+)\]": "forkserver",
     r"test_gymnasium_dropin\.py::test_a_policy_learns_the_same": "test_a_lost_node_is_replayed compares the steps",
     # Faults of a network: one of each kind.
     r"test_a_fault_is_a_lost_node_and_two_processes.*\[cut there\]": "cut back",
@@ -84,7 +73,7 @@ SLOW = {
     r"test_node_errors\.py::.*\[1\]": "without retries",
     r"test_node_supervision\.py::.*keeper killed": "the reaper killed",
     r"test_slow_links\.py::.*4 MB-(there-tls|back-plain)": "the other way with each",
-    r"test_logging\.py::.*\[spawn\]": "forkserver, fork, node",
+    r"test_logging\.py::.*\[loky\]": "forkserver, node",
     r"test_rollout_spaces\.py::test_rollouts_equal_loops\w+\[thread\]": "in the caller's thread, in processes",
     r"test_rollout_spaces\.py::test_kills_change_nothing\w+\[(1-array|2-dict)\]": "the others",
     r"test_rollouts\.py::test_with_renew_a_failure\w+\[(1-same|3-next)_step-": "the others",
@@ -94,7 +83,6 @@ SLOW = {
     r"test_remote_vectors\.py::test_a_step_on_a_lost_node_is_replayed\[0\]": "the other",
     r"test_sessions\.py::test_a_run_yields\w+\[(run coroutines|arun)\]": "the others",
     r"test_slow_results\.py::test_a_(result|submitted_step)\w+_no_deadline\[(slow_error|8)\]": "slow, 7",
-    r"test_backends\.py::TestFork::test_(deaths|a_rollout|every_result|renewal)": "forkserver, loky",
     r"test_promises\.py::test_close_may_come_from_anywhere\[never\]": "atexit before, global __del__",
     r"test_helper_supervision\.py::test_no_zombie_stays_if_the_caller_is_the_parent\w+\[loky\]": "forkserver",
     r"test_rollouts\.py::test_kills_at_any_moment_change_nothing\w+\[4\]": "one env an actor; two in rollout spaces",
@@ -108,8 +96,6 @@ SLOW = {
     r"test_rollouts\.py::test_with_replay_a_failure\w+\[(3-next|1-same)_step-": "each with the other mode",
     r"test_rollouts\.py::test_a_rollout_is_the_loop_of_steps\[.*(replay|seed_ep|thread).*same_step\]": "next_step",
     r"test_gymnasium_parity\.py::test_equal_seeds\w+\[(?!Cart).*-process-(3-next|1-same)_step": "the other mode",
-    r"test_odd_callers\.py::test_an_actor_starts_while\w+\[spawn\]": "forkserver, whose server starts alike",
-    r"test_actors\.py::test_a_factory_may_have_proxies_of_a_manager\[spawn\]": "loky",
 }
 
 

@@ -52,7 +52,7 @@ ENVS = {
     "1 ms of fixed work": WORKLOADS + "busy_1ms",
     "sleeps 2 ms on average": WORKLOADS + "sleeping",
 }
-START_METHODS = ("forkserver", "fork", "spawn", "loky")
+START_METHODS = ("forkserver", "loky")
 PEER = "AsyncVectorEnv, forkserver"
 
 # Steps per second of a vector of eight envs, for the scripts that begin with it.

@@ -16,7 +16,7 @@ import envactors as ea
 from envactors.cli.units import duration, size
 from envactors.observe.addresses import socket_directory
 from envactors.system.choice import PORTABLE
-from envactors.system.cpus import cpu_quota, usable_cores
+from envactors.system.cpus import usable_cores
 from envactors.system.linux.memory_limits import find_tightest
 
 _SHM = Path("/dev/shm")  # noqa: S108 # only looked at
@@ -81,14 +81,13 @@ def _check_system() -> Finding:
 
 
 def _check_cores() -> Finding:
-    usable, machine, quota = usable_cores(), os.cpu_count() or 1, cpu_quota()
+    usable, machine = usable_cores(), os.cpu_count() or 1
     problem = ""
     if usable == 1:
         problem = "With one core, processes cannot make steps faster: use envs_per_actor='auto'."
     elif usable < machine:
         problem = "Affinity or a container's quota hides cores; envs_per_actor='auto' counts the usable ones."
-    limit = "" if quota is None else f", with a quota of {quota:g}"
-    return Finding("cores", f"{usable} of {machine} usable{limit}", problem)
+    return Finding("cores", f"{usable} of {machine} usable", problem)
 
 
 def _check_memory() -> Finding:

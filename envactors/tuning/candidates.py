@@ -94,8 +94,8 @@ def variants(winner: Candidate, best_processes: Candidate | None, num_envs: int,
         Candidate("process", _per_core(num_envs, cores), in_workers=True),
     ]
     if best_processes is not None:
-        fresh: StartMethod = "loky" if DEFAULT != "loky" else "spawn"
-        tried.append(dataclasses.replace(best_processes, start_method=fresh))
+        if DEFAULT != "loky":
+            tried.append(dataclasses.replace(best_processes, start_method="loky"))
         tried.append(dataclasses.replace(best_processes, in_workers=True))
         if num_envs > 1:
             tried.append(dataclasses.replace(best_processes, min_envs=num_envs // 2))

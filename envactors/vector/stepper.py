@@ -6,7 +6,6 @@ results are delivered by `envactors.vector.collector`, as are those that need mo
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from envactors.mailbox.control_page import (
     spin_until_all,
 )
 from envactors.mailbox.slab import HALF, RESET, SEED
-from envactors.system.cpus import cores, cpu_quota
+from envactors.system.cpus import usable_cores
 from envactors.vector.asking import Asker
 from envactors.vector.steps import Part, Step, replace_processes
 
@@ -86,7 +85,7 @@ class Stepper:
         self.tuner: WaitTuner = WaitTuner(config.spin)
         self.stream_tuner: WaitTuner = WaitTuner(config.spin)
         # How workers that spin wait for the next request.
-        self._spinning = SPINNING_LONG if len(vector.actors) <= min(cores(), cpu_quota() or math.inf) else SPINNING
+        self._spinning = SPINNING_LONG if len(vector.actors) <= usable_cores() else SPINNING
         # Whether replies contain the rings of other machines.
         self._is_far, self._kills = backend.is_far, backend.kills
         self._replays = vector.supervisors[0].core.recovery.replays

@@ -307,7 +307,7 @@ def test_close_lets_queued_calls_and_the_env_finish(tmp_path):
 def test_close_does_not_wait_for_a_process_that_has_not_begun_to_start(tmp_path):
     gate = tmp_path / "gate"
 
-    stream_results = ea.ProcessBackend("spawn", max_starting=1)
+    stream_results = ea.ProcessBackend("loky", max_starting=1)
     with ea.spawn(behind(gate), backend=stream_results) as first:
         second = ea.spawn(Counter, backend=stream_results, deadlines=ea.Deadlines(close=None))
         closer = threading.Thread(target=second.close)
@@ -739,7 +739,7 @@ def test_an_actor_whose_crash_was_raised_where_its_handle_is_known_is_freed():
     assert supervisor() is None
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "loky"])
+@pytest.mark.parametrize("start_method", ["forkserver", "loky"])
 def test_a_factory_may_have_proxies_of_a_manager(start_method):
     """As in `multiprocessing`, workers get the key of their caller."""
     with multiprocessing.Manager() as manager:

@@ -130,13 +130,9 @@ def long_pauses(monkeypatch):
 
 
 @pytest.mark.usefixtures("long_pauses")
-@pytest.mark.parametrize(
-    ("cores", "quota", "rounds"),
-    [(1, None, SPINNING), (2, None, SPINNING_LONG), (8, 1.5, SPINNING), (8, 2, SPINNING_LONG)],
-)
-def test_two_workers_spin_for_longer_if_there_are_two_cores(monkeypatch, cores, quota, rounds):
-    monkeypatch.setattr("envactors.vector.stepper.cores", lambda: cores)
-    monkeypatch.setattr("envactors.vector.stepper.cpu_quota", lambda: quota)
+@pytest.mark.parametrize(("cores", "rounds"), [(1, SPINNING), (2, SPINNING_LONG)])
+def test_two_workers_spin_for_longer_if_there_are_two_cores(monkeypatch, cores, rounds):
+    monkeypatch.setattr("envactors.vector.stepper.usable_cores", lambda: cores)
     with dozing() as envs:
         wait_always(envs, BOTH_SPIN)
         envs.step([0] * 4)

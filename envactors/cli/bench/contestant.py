@@ -57,7 +57,7 @@ class Contestant:
         self._actor = ea.spawn(
             functools.partial(Host, self.entry.make, self._workload, "OMP_NUM_THREADS" in os.environ),
             name=self.entry.name,
-            backend=ea.ProcessBackend("spawn"),
+            backend=ea.ProcessBackend("loky"),
             deadlines=ea.Deadlines(start=_START, call=_STEP + 10 * self._seconds, close=_CLOSE),
             env_vars=env_vars,
         )
