@@ -22,11 +22,7 @@ from envactors.mailbox import registry
 from envactors.mailbox.factory import Factory, as_callable
 from envactors.mailbox.messages import Start
 from envactors.mailbox.pickling import dumps_by_value, has_code, safe_repr
-<<<<<<< HEAD:envactors/actor/spawn.py
 from envactors.options import Deadlines, RestartPolicy, as_deadlines, check_env_vars
-=======
-from envactors.options import Deadlines, RestartPolicy, SnapshotPolicy, as_deadlines, check_env_vars
->>>>>>> main:envactors/actor/launch.py
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -149,9 +145,5 @@ def _pickle(value: object, title: str, name: str) -> bytes:
     try:
         return dumps_by_value(value)
     except Exception as error:
-<<<<<<< HEAD:envactors/actor/spawn.py
         text = f"{title} cannot be pickled: {safe_repr(error)}; make the object inside instead of capturing it"
-=======
-        text = f"{what} cannot be pickled: {safe_repr(error)}; make what is needed inside, instead of capturing it"
->>>>>>> main:envactors/actor/launch.py
         raise SerializationError(text, actor=name) from error

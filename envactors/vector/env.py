@@ -16,10 +16,6 @@ from envactors.mailbox.factory import Factory, as_callable, as_factories, make_g
 from envactors.mailbox.specs import Spec
 from envactors.options import check_timeout, deadline_after
 from envactors.rollout.methods import RolloutMethods
-<<<<<<< HEAD:envactors/vector/env.py
-=======
-from envactors.state.snapshots import SnapshotMethods
->>>>>>> main:envactors/vector/facade.py
 from envactors.vector import inputs
 from envactors.vector.build import describe_envs, launch_actors, share_rows
 from envactors.vector.engine import RowEngine
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-<<<<<<< HEAD:envactors/vector/env.py
 class EnvFuture(ActorFuture[EnvStep]):
     """Future of one env's step or reset, which resolves to an `EnvStep`.
 
@@ -44,10 +39,6 @@ class EnvFuture(ActorFuture[EnvStep]):
 
 
 class VectorEnv(RolloutMethods):
-=======
-@notes_interrupts("reset", "step", "submit", "recv", "_start", "_finish_step")
-class VectorEnv(SnapshotMethods, RolloutMethods):
->>>>>>> main:envactors/vector/facade.py
     """Steps many envs as one, in actors.
 
     The constructor waits until every env is made. Only one thread may use a vector env at a time.
@@ -101,35 +92,6 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
             self.close(0)
             raise
 
-<<<<<<< HEAD:envactors/vector/env.py
-=======
-    def _assemble(self, choices: Choices) -> None:
-        """Ask for the specs of the envs, and make the parts of the vector."""
-        built = self._built
-        self.num_envs: int = len(self._handles)
-        self._check_made()
-        described = built.describe_envs()
-        self.metadata: dict[str, Any] = described.metadata
-        self.render_mode: str | None = described.render_mode
-        self.action_spec: Any = described.action
-        self.reward_spec: Any = described.reward
-        slots = built.make_slots(described)
-        supervisors = [handle._supervisor for handle in self._handles]
-        self._core = core = VectorCore(supervisors, slots, described, copy=choices.copy, recycle=choices.recycle)
-        self._batcher = core.batcher
-        outcomes = Outcomes(core)
-        built.attach(slots, core.pending, outcomes.read_for_future)
-        if choices.seed_episodes:
-            core.episodes.seed_episodes()
-        self._asker = asker = Asker(core)
-        self._all_ids = asker.all_ids
-        self._stepper = stepper = Stepper(core, asker)
-        self._inline = InlineSteps(core, stepper) if stepper.is_inline else None
-        self._statistics = VectorStatistics(core.episodes, self.actors, inline=stepper.is_inline)
-        self._collector = Collector(core, outcomes, stepper, asker)
-        self._has_snapshots = choices.snapshot is not None
-
->>>>>>> main:envactors/vector/facade.py
     def _check_made(self) -> None:
         """Check the envs before their specs are compared. For subclasses, which may call methods of the handles."""
 
@@ -197,42 +159,11 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
             NothingPendingError: A signal handler or another thread has taken the results meanwhile.
             VectorInputError: ``env_ids`` or ``actions`` is invalid, or an env needs a reset first.
         """
-<<<<<<< HEAD:envactors/vector/env.py
         engine, envs = self._engine, self._select(env_ids)
         deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
         engine.start_steps(envs, actions, rings_each=False)
         results: StepResults = engine.finish(envs, timeout, deadline, "step")[1:6]
         return results
-=======
-        # Read the attributes before the check: another thread may close the vector at any time.
-        stepper, inline, collector, core, clock = self._stepper, self._inline, self._collector, self._core, None
-        if self._is_closed or engine.forks != self._forks or core.pending.is_disturbed or core.pending.was_disturbed:
-            self._check_open()
-        try:
-            ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
-            deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
-            if self._statistics.is_timing:
-                clock = self._statistics
-                clock.enter()
-            if inline is not None and env_ids is None:
-                result = inline.step(actions)
-            else:
-                with defer_signals:  # once for both, since it takes two system calls per signal
-                    step = stepper.start(ids, actions, stream=False)
-                    result = None if step is None else stepper.finish_at_once(step)
-                if inline is not None:
-                    inline.run_posted()
-                if result is None and step is not None:
-                    result = stepper.finish(step, deadline)
-            if result is not None:
-                return result
-            batch = collector.gather(ids, timeout, deadline, "step")
-            stepper.record()
-            return batch[1:6]
-        finally:
-            if clock is not None:
-                clock.leave("step", int(env_ids is None))
->>>>>>> main:envactors/vector/facade.py
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps without waiting; `recv` returns the results. Arguments and errors are those of `step`."""
@@ -336,19 +267,12 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         """
         check_timeout(timeout, "close(timeout=...)")
         self._is_closed = True
-<<<<<<< HEAD:envactors/vector/env.py
         close_all(self.actors, timeout)
         if all(actor._actor.closed.is_open for actor in self.actors):
             if self._engine is not None:
                 self._engine.close()
             if self._memory is not None:
                 self._memory.close()  # not earlier: a process that was still starting may have needed it
-=======
-        if self._built.close(timeout):
-            # Everything that refers to the memory; a thread that still waits has its own references.
-            self._stepper = self._asker = self._collector = self._inline = None  # type: ignore[assignment]
-            self._core = None  # type: ignore[assignment]
->>>>>>> main:envactors/vector/facade.py
 
     def __enter__(self) -> VectorEnv:
         return self
@@ -366,7 +290,6 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
         if runtimes.forks != self._forks:
             self.actors[0]._actor.check_owner()
 
-<<<<<<< HEAD:envactors/vector/env.py
     def _select(self, env_ids: Iterable[int] | None) -> Selection:
         """Check that the vector is open, and return some envs, or all for None."""
         if self._is_closed or runtimes.forks != self._forks:
@@ -376,33 +299,6 @@ class VectorEnv(SnapshotMethods, RolloutMethods):
             return everything
         selection: Selection = self._engine.select(inputs.check_env_ids(env_ids, self.num_envs))
         return selection
-=======
-    def _start(self, env_ids: list[int], actions: Any, *, stream: bool) -> None:
-        """Start steps."""
-        stepper, inline = self._stepper, self._inline
-        self._check_open()
-        with defer_signals:
-            stepper.start(env_ids, actions, stream=stream)
-        if inline is not None:
-            inline.run_posted()
-
-    def _finish_step(self, timeout: float | None) -> StepResults:
-        """Wait for a step of all envs that `_start` has started, and return its results as `step` does."""
-        stepper, collector = self._stepper, self._collector
-        self._check_open()
-        deadline = deadline_after(timeout, "step_wait(timeout=...)")
-
-        def wait() -> StepResults:
-            result = stepper.finish_last(deadline)
-            return collector.gather(self._all_ids, timeout, deadline, "step_wait")[1:6] if result is None else result
-
-        return self._statistics.time("step", wait, batches=1)
-
-    def _select(self, env_ids: Iterable[int] | None) -> list[int]:
-        """Check that the vector is open, and return the ids of some envs, or of all for None."""
-        self._check_open()
-        return self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
->>>>>>> main:envactors/vector/facade.py
 
 
 def make_vec(env: Factory, num_envs: int, **options: Unpack[VectorOptions]) -> VectorEnv:
