@@ -11,7 +11,7 @@ import numpy as np
 
 from envactors.mailbox.specs import Spec, stack
 from envactors.rollout.context import PolicyContext
-from envactors.vector.facade import VectorEnv
+from envactors.vector.env import VectorEnv
 
 # A rollout gets longer up to this duration, in seconds, or this number of steps.
 _LONG, _MOST_STEPS = 0.05, 128
