@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envactors.vector.results import Batch
 from envactors.mailbox.specs import Spec, spec_of_space, stack
 from envactors.tuning.actions import sample_actions
 from envactors.tuning.candidates import Candidate
 from envactors.tuning.playback import PlaybackRollouts
 from envactors.vector.env import VectorEnv
+from envactors.vector.results import Batch
 
 SEED = 0
 

@@ -16,13 +16,13 @@ from envactors.mailbox.factory import Factory, as_callable, as_factories, make_g
 from envactors.mailbox.specs import Spec
 from envactors.options import check_timeout, deadline_after
 from envactors.rollout.methods import RolloutMethods
-from envactors.state.snapshots import SnapshotMethods
 from envactors.vector import inputs
 from envactors.vector.build import describe_envs, launch_actors, share_rows
 from envactors.vector.engine import RowEngine
 from envactors.vector.options import Choices, VectorOptions, check_names
 from envactors.vector.results import Batch, EnvStep, StepResults, VectorStats
 from envactors.vector.serial import SerialEngine
+from envactors.vector.snapshots import SnapshotMethods
 from envactors.vector.table import Selection
 
 if TYPE_CHECKING:

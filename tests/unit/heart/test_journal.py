@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from envactors.mailbox.messages import Attach, Kind, RecordedSteps, Set
-from envactors.mailbox.pickling import Sealed, dumps
+from envactors.mailbox.pickling import Sealed, dumps, loads
 from envactors.replay import Journal
 
 ATTACH = Attach(SimpleNamespace(action=None), autoreset=False)
@@ -91,3 +91,37 @@ def test_a_journal_whose_replay_ends_two_processes_in_a_row_is_forgotten():
     journal.begin(7, check=0)
     journal.record_replay(crashed=True)
     assert journal.can_replay
+
+
+def test_a_journal_begins_anew_with_a_saved_state():
+    journal = Journal(0, 100)
+    journal.record_steps(*steps(3), check=1)
+    journal.begin_with_state(5, b"state")
+    assert journal.can_replay
+    assert journal.length == 0
+    journal.record_steps(*steps(2), check=6)
+    (kind, payload), recorded = journal.replay(ATTACH).entries
+    assert (kind, loads(payload)) == (Kind.RESTORE, (0, 5, b"state"))
+    assert len(recorded.resets) == 2
+
+
+def test_saves_are_due_after_so_many_steps_also_of_an_env_that_cannot_be_replayed():
+    due = []
+    journal = Journal(0, 100, save_every=4, on_save_due=lambda: due.append(journal.length))
+    journal.record_steps(*steps(3), check=1)
+    assert due == []
+    journal.record_steps(*steps(6), check=1)
+    assert due == [9]
+    journal.begin_with_state(1, b"state")
+    journal.record_steps(*steps(3), check=1)
+    journal.record_call(Kind.CALL, b"call", failed=False)
+    assert due == [9, 4]
+
+
+def test_saves_are_due_although_the_steps_do_not_fit():
+    due = []
+    journal = Journal(0, 3, save_every=4, on_save_due=lambda: due.append(True))
+    journal.begin(7, check=0)
+    journal.record_steps(*steps(4), check=1)
+    assert due == [True]
+    assert not journal.can_replay
