@@ -217,7 +217,7 @@ class Actor:
 
     def accept(self, call: Call) -> None:
         """Send a pickled call, or queue it. For the errors see `submit`."""
-        if call.deadline is None:
+        if call.deadline is None or not self.config.backend.kills:
             call.deadline = self.config.deadlines.of(call.method)
         self._accept(call, call.method, call.index)
 
@@ -243,29 +243,44 @@ class Actor:
         return future.cancelled()
 
     def abort(self, future: ActorFuture) -> bool:
-        """Cancel a queued call, or end a running one by replacing its process."""
+        """Cancel a queued call, or end a running one by replacing its process.
+
+        Raises:
+            ActorError: The call is running, and the backend cannot kill.
+        """
         if self.cancel(future):
             return True
+        step: Step | None = None
         with self.lock, self.lock.change(self):
-            is_running = self.running is not None and self.running.future is future
-            if is_running or self.tenant.is_running(future):
+            is_running = (self.running is not None and self.running.future is future) or self.tenant.is_running(future)
+            is_refused = is_running and not self.config.backend.kills
+            if is_running and not is_refused:
                 self._end(EndReason.ABORT)
-                return True
-            step = None if future.done() else self._withdraw(future)  # it waits to run again
+            elif not is_running and not future.done():
+                step = self._withdraw(future)  # it waits to run again
             if step is not None:
                 report = ExitReport(reason=EndReason.ABORT)
                 future.set_error(self.errors.exit(report, self.incarnation.index, step))
-            return step is not None
+        if is_refused:
+            raise self.errors.unsupported("abort a running call", self.incarnation.index)
+        return is_running or step is not None
 
     def kill(self, restart: bool) -> None:
-        """Kill the process; without ``restart`` the actor is closed."""
+        """Kill the process; without ``restart`` the actor is closed.
+
+        Raises:
+            ActorError: A call is running, and the backend cannot kill.
+        """
         self.check_owner()
         with self.lock, self.lock.change(self):
-            if not restart:
+            is_refused = not self.config.backend.kills and self._current_step() is not None
+            if not restart and not is_refused:
                 self.is_closing = True
                 self._end(EndReason.CLOSE)
-            elif not self.is_closing:
+            elif not self.is_closing and not is_refused:
                 self._end(EndReason.ABORT)
+        if is_refused:
+            raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
 
     def begin_close(self, timeout: float | None) -> None:
         """Let queued jobs run and the envs close, then end the process.
@@ -635,6 +650,8 @@ class Actor:
         if self.phase not in (Phase.BACKOFF, Phase.DEAD):
             self.phase = Phase.ENDING
         self._proceed_soon()
+        if reason is EndReason.CLOSE and not self.config.backend.kills:
+            self.runtime.loop.call_soon(functools.partial(self.run, self._leave_running))
 
     def _proceed_soon(self) -> None:
         self.runtime.loop.call_soon(functools.partial(self.run, self._proceed))
@@ -656,6 +673,12 @@ class Actor:
             self._fail_queue()
         elif self.phase is not Phase.BACKOFF or is_unwanted:
             self._after_exit(ExitReport())
+
+    def _leave_running(self) -> None:
+        """Close the actor without waiting for a worker that may hang, and that the backend cannot kill."""
+        process = self.incarnation.process
+        if process is not None and self.phase is Phase.ENDING:
+            self._after_exit(process.reap())
 
     def _after_exit(self, report: ExitReport) -> None:
         """Handle the exit of the process, or of a launch that has made none, in five steps."""

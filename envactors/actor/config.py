@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 
 from envactors.actor.change import ChangeLock
@@ -11,7 +12,7 @@ from envactors.mailbox.messages import Start
 from envactors.options import Deadlines, RestartPolicy
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class ActorConfig:
     """The settings of an actor.
 
@@ -24,6 +25,7 @@ class ActorConfig:
         env_vars: Environment variables of its workers.
         memory: The memory of its vector; None for a lone actor.
         lock: The lock, which all actors of a vector share.
+        has_warned: Whether the user was warned of deadlines that the backend does not enforce.
     """
 
     name: str
@@ -34,8 +36,21 @@ class ActorConfig:
     env_vars: Mapping[str, str]
     memory: RowMemory | None = None
     lock: ChangeLock = dataclasses.field(default_factory=ChangeLock)
+    has_warned: bool = False
 
     @property
     def first_index(self) -> int:
         """The index of the actor's first env."""
         return self.start.first
+
+    def warn_of_deadlines(self, *deadlines: float | None, stacklevel: int) -> None:
+        """Warn, once, of deadlines that the backend does not enforce.
+
+        Args:
+            *deadlines: The deadlines in seconds; None for no limit.
+            stacklevel: How many calls lie between this one and the user's code.
+        """
+        if not self.backend.kills and not self.has_warned and any(seconds is not None for seconds in deadlines):
+            self.has_warned = True
+            text = f"actor {self.name!r} lives in {self.backend!r}, where deadlines are not enforced"
+            warnings.warn(text, stacklevel=stacklevel + 1)

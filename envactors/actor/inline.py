@@ -10,7 +10,6 @@ import os
 import threading
 import time
 import traceback
-import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -60,10 +59,6 @@ class InlineActor:
         # The error of all calls, if a factory has raised.
         self._start_error: ActorError | None = None
         self._server: Server | None = None
-        deadlines = config.deadlines
-        if any(deadlines.of(method) is not None for method in ("call", "step", "reset")):
-            text = f"actor {config.name!r} lives in {config.backend!r}, where deadlines are not enforced"
-            warnings.warn(text, stacklevel=4)
         self.runtime: Runtime = runtimes.join(self)
         self._start()
 

@@ -137,6 +137,10 @@ def launch(
         )
     deadlines = as_deadlines(deadlines)
     config = ActorConfig(name, resolved, start, deadlines, restart, variables, memory, lock or ChangeLock())
+    if not resolved.kills:
+        config.deadlines = Deadlines(start=None, close=deadlines.close, slow=deadlines.slow)
+        if first == 0:  # the other actors of a vector are alike
+            config.warn_of_deadlines(*map(deadlines.of, ("call", "step", "reset", "policy")), stacklevel=3)
     actor = InlineActor(config) if resolved.inline else Actor(config)
     return ActorHandle(actor, Lifeline(actor))
 

@@ -103,11 +103,7 @@ class Worker(Protocol):
     channel: FrameChannel
 
     def kill(self) -> None:
-        """End the worker now or, if the backend cannot kill, after the current call."""
-
-    def find_thread(self) -> int | None:
-        """Return the id of the thread of this process that runs code of its envs; None if none does."""
-        return None
+        """End the worker now or, if the backend cannot kill, after the current request."""
 
     def begin_timing(self, spans: bool) -> None:
         """Have the worker time steps and resets on its page from now on; may be called again.
@@ -120,10 +116,6 @@ class Worker(Protocol):
 
     def ask_stacks(self) -> Stacks:
         """Request the stacks of its threads."""
-
-    def work(self) -> bool:
-        """Run the posted requests in the calling thread, if the backend is in-process; return whether any were run."""
-        return False
 
     def mirror(self, note: tuple[Any, ...], content: bytes) -> None:
         """Send columns of a trajectory to a worker on another machine before its next request.
@@ -141,7 +133,10 @@ class Worker(Protocol):
         return resident_memory(self.pid)
 
     def reap(self) -> ExitStatus:
-        """Reap the worker once the sentinel is readable, close all descriptors, and return how it ended."""
+        """Close all descriptors of a worker that has ended, and return how it ended.
+
+        If the backend cannot kill, a closed actor reaps a worker that hangs, which closes its descriptors at its end.
+        """
 
 
 class Timed(Protocol):
@@ -181,7 +176,6 @@ class Backend(Protocol):
         inline: Whether workers run in the threads of their callers.
         is_far: Whether workers are on other machines, so that their rings come with their replies.
         import_advice: What to do if workers do not find a module that a factory needs; may be empty.
-        pickles: Whether payloads and overflows are pickled; otherwise they are passed as objects.
         max_starting: How many workers may be starting at a time, from the launch until they are ready; None for no
             limit.
     """
@@ -191,7 +185,6 @@ class Backend(Protocol):
     kills: bool
     spin: bool
     inline: bool
-    pickles: bool
     max_starting: int | None
 
     def make_memory(self) -> RowMemory:

@@ -84,7 +84,6 @@ class ProcessBackend(Backend):
 
     kills = True
     inline = False
-    pickles = True
 
     def __init__(
         self,

@@ -289,7 +289,7 @@ class ActorEnvs(Job):
         table, errors = self.table, self.actor.errors
         step, incarnation = self.step_of(index), int(table.posted_in[index])
         try:
-            failure = table.infos.failure(index, table.overflow.get(index))
+            failure = table.infos.failure(table.overflow.get(index))
         except Exception as error:
             return Failure(Cause.RAISED, self.unreadable(index, step, incarnation, error), safe_repr(error))
         raised = errors.raised(step, incarnation, self.actor.pid, failure)

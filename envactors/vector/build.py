@@ -72,7 +72,7 @@ def launch_actors(
         restart=choices.restart,
         memory=memory,
         lock=ChangeLock(),
-        has_journal=choices.on_failure == "replay" and backend.kills,
+        has_journal=choices.on_failure == "replay",
         seed_episodes=choices.seed_episodes,
     )
     actors: list[ActorHandle] = []

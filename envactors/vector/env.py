@@ -67,6 +67,8 @@ class VectorEnv(RolloutMethods):
         check_names("VectorEnv", options)
         choices, factories = Choices(**options), as_factories(factories)
         backend = backends.resolve(choices.backend)
+        if choices.on_failure == "replay" and not backend.kills:
+            choices = choices._replace(on_failure="renew")  # no process can be lost
         groups, variables = inputs.check_choices(choices, factories, backend)
         self._is_closed = False
         self._forks = runtimes.forks

@@ -179,7 +179,7 @@ class SerialEngine:
                     self._set_outcome(index, self._recover(index, error, was_reset=was_reset))
                     hosted = self._hosted
                     continue
-                outcomes[index] = fields if not fields[4] else (*fields[:4], copy_value(fields[4]))
+                outcomes[index] = _with_own_info(fields)
                 last[index] = (copy_value(fields[0]), *fields[1:]) if keeps_last else fields
                 if fields[2] or fields[3]:
                     episodes.record(index, ends=True, is_reset=False)
@@ -262,7 +262,7 @@ class SerialEngine:
         self.episodes.record(index, ends=False, is_reset=True)
         self._last[index] = (copy_value(fields[0]), *fields[1:]) if self._on_failure != "raise" else fields
         self.episodes.starts[index] = True
-        return fields if not fields[4] else (*fields[:4], copy_value(fields[4]))
+        return _with_own_info(fields)
 
     def _recover(
         self, index: int, error: Exception, *, was_reset: bool, is_asked: bool = False, options: Any = None
@@ -408,3 +408,9 @@ class SerialEngine:
             except VectorInputError as error:
                 failures[index] = error
         return conforming
+
+
+def _with_own_info(fields: Fields) -> Fields:
+    """Return a result with a copy of the env's info, which the env may change later."""
+    info = fields[4]
+    return fields if type(info) is dict and not info else (*fields[:4], copy_value(info))

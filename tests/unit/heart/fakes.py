@@ -100,7 +100,7 @@ class FakeWorker:
 
 
 class FakeBackend(Backend):
-    kills = pickles = True
+    kills = True
     spin = inline = False
     max_starting = None
 
