@@ -115,7 +115,10 @@ def test_a_thread_is_replaced_once_it_has_ended():
         assert len(worker_threads()) == 1
         while envs._engine.busy():
             envs.recv(timeout=SOON)
-        assert envs.step(np.zeros((2, 2), np.float32))[0].tolist() == [[0] * 3] * 2
+        # Env 0 begins anew. Env 1 has lost its episode, and its last observation comes again.
+        obs, _, _, truncated, infos = envs.step(np.zeros((2, 2), np.float32))
+        assert (obs.tolist(), truncated.tolist()) == ([[0] * 3, [1] * 3], [False, True])
+        assert isinstance(infos[1]["failure"], ea.ActorDiedError)
 
 
 def test_a_thread_that_hangs_when_its_actor_closes_is_left_running():
