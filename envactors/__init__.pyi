@@ -39,6 +39,10 @@ from envactors.options import SnapshotPolicy as SnapshotPolicy
 from envactors.rollout.context import PolicyContext as PolicyContext
 from envactors.rollout.results import Evaluation as Evaluation
 from envactors.rollout.results import Rollout as Rollout
+from envactors.sessions.outcomes import Completed as Completed
+from envactors.sessions.outcomes import Failed as Failed
+from envactors.sessions.pool import SessionPool as SessionPool
+from envactors.sessions.statistics import SessionStats as SessionStats
 from envactors.vector.env import VectorEnv as VectorEnv
 from envactors.vector.env import make_vec as make_vec
 from envactors.vector.options import VectorOptions as VectorOptions

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from envactors.system.polling import LONGEST_WAIT, Doorbell, Poller
+from envactors.threads import LibraryThread
 
 # A callback of a descriptor that raises this often is removed: the descriptor would be reported again at once.
 _MOST_ERRORS = 2
@@ -90,7 +91,7 @@ class Loop:
         self._wakes_at = math.inf
         self._is_stopping = False
         self.watch(self._wake.fileno(), lambda _events: self._wake.clear())
-        self._thread = threading.Thread(target=self._run, name="envactors-loop", daemon=True)
+        self._thread = LibraryThread(self._run, "envactors-loop", runs_user_code=False)
         self._thread.start()
 
     # Descriptors -----------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ class Journal:
         self._attributes: dict[str, bytes] = {}
         # The size of the journal at the last crash.
         self._crashed_at: int | None = None
+        # Whether the last replay has ended its process.
+        self._has_crashed_in_replay = False
 
     # Recording -------------------------------------------------------------------------------------------
 
@@ -135,6 +137,7 @@ class Journal:
         self._entries = []
         self._size = 0
         self._crashed_at = None
+        self._has_crashed_in_replay = False
         self.can_replay = False
 
     # Replaying -------------------------------------------------------------------------------------------
@@ -154,6 +157,12 @@ class Journal:
     def count_crash(self) -> None:
         """Record that the request after the last one that is recorded has failed."""
         self._crashed_at = self._size
+
+    def record_replay(self, *, crashed: bool) -> None:
+        """Record the end of a replay. After the second one in a row that has ended its process, forget the requests."""
+        if crashed and self._has_crashed_in_replay:
+            self.forget()
+        self._has_crashed_in_replay = crashed and self.can_replay
 
     def inputs(self, table: EnvTable, index: int, attach: Attach) -> Callable[[], list[tuple[Any, ...]]] | None:
         """Return a function that returns the requests which reproduce a failure; None if they are not known.

@@ -9,16 +9,17 @@ import atexit
 import contextlib
 import functools
 import logging
+import math
 import os
+import queue
 import threading
 import time
 import traceback
-from _thread import LockType, allocate_lock
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from envactors.loop import Loop
+from envactors.threads import LibraryThread
 
 _log = logging.getLogger("envactors")
 # How long a function waits behind others before its pool adds a thread, in seconds.
@@ -31,46 +32,43 @@ _MOST_RECORDS = 1 << 13
 
 
 class ThreadPool:
-    """Daemon threads that run functions which may block, in the order of their submission.
+    """Threads that run functions which may block, in the order of their submission.
 
-    A blocked function may wait for one that is queued behind it, so with a loop the pool adds a thread whenever a
-    function has waited for a moment. Without a loop there is one thread.
-
-    There is no lock that a submitting thread could leave held when it is interrupted: every idle thread sleeps on its
-    own lock, which `submit` releases.
+    A blocked function may wait for one that is queued behind it, so with a loop the pool adds a thread whenever no
+    function was started for a moment although some wait. Without a loop there is one thread.
 
     Args:
         name: Name of the threads.
+        runs_user_code: Whether code of users runs in the threads.
         loop: Runs the timer that adds threads; None to keep one thread.
     """
 
-    def __init__(self, name: str, loop: Loop | None = None) -> None:
+    def __init__(self, name: str, *, runs_user_code: bool, loop: Loop | None = None) -> None:
         self._name = name
+        self._runs_user_code = runs_user_code
         self._loop = loop
-        self._functions: deque[Callable[[], object]] = deque()
-        # The locks of idle threads: locked while the thread sleeps.
-        self._sleepers: list[LockType] = []
+        # `put` is reentrant and enters no lock in Python code, so signal handlers and finalizers may submit functions.
+        # None ends a thread.
+        self._functions: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._started = 0  # how many functions were started
+        self._is_watched = False  # whether a timer is set that adds a thread
         self._is_stopping = False
         self._threads: list[threading.Thread] = []
         self._add_thread()
 
     def submit(self, function: Callable[[], object]) -> None:
         """Queue a function."""
-        self._functions.append(function)
-        if self._wake_one():
-            return
+        self._functions.put(function)
         if self._is_stopping:
             self._add_thread()
-        elif self._loop is not None:
-            check = functools.partial(self._add_thread_if_stuck, self._started)
-            self._loop.call_at(time.monotonic() + _PATIENCE, check)
+        elif self._loop is not None and not self._is_watched:
+            self._is_watched = True
+            self._check_later(self._loop)
 
     def stop(self) -> None:
         """Let the threads end once the queue is empty; do not wait for them."""
         self._is_stopping = True
-        while self._wake_one():
-            pass
+        self._functions.put(None)
 
     def join(self, timeout: float) -> None:
         """Wait for the threads to end, except for the calling one."""
@@ -79,34 +77,32 @@ class ThreadPool:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _wake_one(self) -> bool:
-        """Wake an idle thread; return whether there was one."""
-        for gate in tuple(self._sleepers):
-            with contextlib.suppress(RuntimeError):  # another thread has just woken it
-                gate.release()
-                return True
-        return False
+    def _check_later(self, loop: Loop) -> None:
+        check = functools.partial(self._add_thread_if_stuck, loop, self._started)
+        loop.call_at(time.monotonic() + _PATIENCE, check)
 
-    def _add_thread_if_stuck(self, started: int) -> None:
-        """Add a thread if no function was started since ``started`` of them were."""
-        if self._functions and self._started == started and not self._is_stopping:
+    def _add_thread_if_stuck(self, loop: Loop, started: int) -> None:
+        """Add a thread if functions wait and none was started since ``started`` of them were; look again later."""
+        if self._functions.empty() or self._is_stopping:
+            self._is_watched = False
+            return
+        if self._started == started:
             self._add_thread()
+        self._check_later(loop)
 
     def _add_thread(self) -> None:
-        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        thread = LibraryThread(self._run, self._name, runs_user_code=self._runs_user_code)
         self._threads.append(thread)
         thread.start()
 
     def _run(self) -> None:
-        gate = allocate_lock()
-        gate.acquire()
         while True:
-            try:
-                function = self._functions.popleft()
-            except IndexError:
-                if self._is_stopping:
+            function = self._functions.get()
+            if function is None:
+                is_last = self._functions.empty()
+                self._functions.put(None)  # for the other threads, and behind functions that were submitted late
+                if is_last:
                     return
-                self._sleep(gate)
                 continue
             self._started += 1
             try:
@@ -114,14 +110,6 @@ class ThreadPool:
             except BaseException as error:
                 log_error(f"a function raised in the thread {self._name}", error)
             del function
-
-    def _sleep(self, gate: LockType) -> None:
-        """Sleep until `submit` or `stop` releases the gate."""
-        self._sleepers.append(gate)
-        if not self._functions and not self._is_stopping:  # looked at again, now that the gate is known
-            gate.acquire()
-        self._sleepers.remove(gate)
-        gate.acquire(blocking=False)
 
 
 class Launcher:
@@ -131,7 +119,7 @@ class Launcher:
     """
 
     def __init__(self) -> None:
-        self._pool = ThreadPool("envactors-launcher")
+        self._pool = ThreadPool("envactors-launcher", runs_user_code=False)
         self._lock = threading.RLock()
         self._waiting: dict[Callable[[], object], int | None] = {}
         self._starting: set[Callable[[], object]] = set()
@@ -196,11 +184,12 @@ class Runtime:
     def __init__(self) -> None:
         self.members: set[Member] = set()
         self.has_ended: bool = False
+        self._join_deadline = math.inf
         self._records = 0
-        self.printer: ThreadPool = ThreadPool("envactors-printer")
+        self.printer: ThreadPool = ThreadPool("envactors-printer", runs_user_code=True)
         self.loop: Loop = Loop(self._report)
         self.launcher: Launcher = Launcher()
-        self.callbacks: ThreadPool = ThreadPool("envactors-callbacks", self.loop)
+        self.callbacks: ThreadPool = ThreadPool("envactors-callbacks", runs_user_code=True, loop=self.loop)
 
     def log(self, log: Callable[[], object]) -> None:
         """Call a function that logs, in a thread where handlers may block; drop it if too many wait."""
@@ -222,6 +211,7 @@ class Runtime:
             self.members.discard(member)
             if self.members:
                 return
+            self._join_deadline = time.monotonic() + _JOIN_PATIENCE
             self.has_ended = True
             if _runtime is self:
                 _runtime = None
@@ -231,10 +221,13 @@ class Runtime:
         self.printer.stop()
 
     def join_if_ended(self) -> None:
-        """If the last actor has ended, wait until the threads have, too."""
+        """If the last actor has ended, wait until the threads have, too, up to a second after its end.
+
+        Callbacks may block, so nobody waits for theirs.
+        """
         if self.has_ended:
-            for part in (self.loop, self.launcher, self.callbacks, self.printer):
-                part.join(_JOIN_PATIENCE)
+            for part in (self.loop, self.launcher, self.printer):
+                part.join(max(0.0, self._join_deadline - time.monotonic()))
 
 
 _lock = threading.RLock()

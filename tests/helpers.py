@@ -330,7 +330,7 @@ class FixedWait:
 
 def wait_always(envs: ea.VectorEnv, strategy) -> None:
     """Has the caller and the workers of a vector wait for each other with one strategy."""
-    envs._engine._spin.enabled = strategy == 'spin'
+    envs._engine._spin.enabled = strategy == "spin"
 
 
 def frozen(value):

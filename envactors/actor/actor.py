@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import multiprocessing
 import os
@@ -177,6 +178,11 @@ class Actor:
         if stacks is None:
             return f"actor {self.name!r} has no process now: it is {self.state.value}\n"
         return stacks.wait(timeout)
+
+    def stderr_tail(self) -> str:
+        """Return the last lines that the process has printed to stderr; empty if there is no process."""
+        process = self.incarnation.process
+        return "" if process is None else process.stderr_tail
 
     def check_owner(self) -> None:
         """Raise in a forked process, which must not use the actors of its parent.
@@ -365,10 +371,19 @@ class Actor:
     # For jobs and tenants, under the lock ----------------------------------------------------------------
 
     def enqueue(self, job: Job, *, first: bool = False) -> None:
-        """Queue a job, ahead of all others or behind them, and start it if the worker is free."""
+        """Queue a job, and start it if the worker is free.
+
+        Args:
+            job: The job.
+            first: Whether it runs ahead of all others but the replays that prepare the process.
+        """
         job.call_id = 0
         self.unfinished[job] = None
-        (self.queue.appendleft if first else self.queue.append)(job)
+        if first:
+            replays = sum(1 for _ in itertools.takewhile(lambda queued: queued.is_of_process, self.queue))
+            self.queue.insert(replays, job)
+        else:
+            self.queue.append(job)
         if self.phase is _LIVE:
             self.dispatch()
         elif self.phase in (Phase.DEAD, Phase.CLOSED):
@@ -458,8 +473,10 @@ class Actor:
         process = self.incarnation.process
         if self.phase is not _LIVE or process is None:
             return None
-        # A caller that was stopped itself finds both at once: replies that came in time, and deadlines.
-        self.on_channel(process, READABLE)
+        # After SIGCONT, replies and expired deadlines are pending together. Replies count first, also those that a
+        # thread would read that has borrowed the channel.
+        if not process.at_end:
+            self._read(process)
         self.tenant.collect_completed()
         step = self._current_step() if self.phase is _LIVE else None
         if step is not None:
@@ -688,7 +705,9 @@ class Actor:
         self.runtime.launcher.finish(self._launch)
         self.deadline_watch.stop()
         self.timers.cancel("start", "kill", "backoff")
-        self.queue = deque(job for job in self.queue if not job.is_of_process)
+        for replay in [queued for queued in self.queue if queued.is_of_process]:
+            self.queue.remove(replay)
+            del self.unfinished[replay]
         # 1. Settle: record the results that the worker has completed.
         self.tenant.collect_completed()
         if job is not None:
@@ -781,19 +800,33 @@ class Actor:
 
     # Other -----------------------------------------------------------------------------------------------
 
-    def reset_after_interrupt(self) -> None:
-        """Establish the invariant from any state; see `envactors.actor.change`."""
-        self._log(logging.WARNING, f"actor {self.name!r} gets another process: a change of its state was interrupted")
-        report = ExitReport(reason=EndReason.INTERRUPT)
-        error_of = functools.partial(self.errors.exit, report, self.incarnation.index)
+    def repair(self, bug: BaseException | None) -> None:
+        """Establish the invariant from any state; see `envactors.actor.change`.
+
+        Args:
+            bug: The error of this library that has ended the change, which closes the actor; None if the change was
+                interrupted, so that a dead actor stays dead, and any other one gets a new process.
+        """
+        reason = EndReason.INTERRUPT if bug is None else EndReason.CLOSE
+        if bug is None:
+            text = f"actor {self.name!r} gets another process: a change of its state was interrupted"
+            error_of = functools.partial(self.errors.exit, ExitReport(reason=reason), self.incarnation.index)
+        else:
+            text = f"actor {self.name!r} is closed by an internal error of envactors; please report it"
+            error_of = functools.partial(self.errors.broken, bug, self.incarnation.index)
+        self._log(logging.WARNING if bug is None else logging.ERROR, text, bug)
+        self.is_closing |= bug is not None
         queued = set(self.queue)
         for job in tuple(self.unfinished):
-            if job not in queued or job.call_id != 0 or not job.survives_interrupt:
+            if bug is not None or job not in queued or job.call_id != 0 or not job.survives_interrupt:
                 self._fail(job, error_of)
         self.queue = deque(job for job in self.queue if job in self.unfinished)
         self.running = None
-        self.tenant.reset_after_interrupt()
-        self._end(EndReason.INTERRUPT)
+        self.tenant.repair(error_of)
+        if self.phase is Phase.DEAD and bug is None:
+            self._proceed_soon()
+        else:
+            self._end(reason)
 
     def _log_exit(self, exit: Exit) -> None:  # noqa: A002
         if exit.reason in (EndReason.ABORT, EndReason.RENEW):
@@ -801,7 +834,7 @@ class Actor:
         else:
             self._log(logging.WARNING, str(exit.error).partition("\n")[0])
 
-    def _log(self, level: int, text: str) -> None:
-        """Log a message in a thread where handlers may block."""
+    def _log(self, level: int, text: str, error: BaseException | None = None) -> None:
+        """Log a message, with the traceback of an error, in a thread where handlers may block."""
         extra = {"actor": self.name, "incarnation": self.incarnation.index, "env_id": self.config.first_index}
-        self.runtime.log(lambda: _log.log(level, "%s", text, extra=extra))
+        self.runtime.log(lambda: _log.log(level, "%s", text, exc_info=error, extra=extra))

@@ -8,9 +8,12 @@ point. Nobody tries to prevent or to undo that. Instead:
 2. Between changes, the state satisfies this invariant. For an actor: every job in `Actor.unfinished` is in the queue,
    or it is the running one, and an end of the process is reported to the loop. For an env: see
    `envactors.vector.table.EnvTable`.
-3. The next change calls ``reset_after_interrupt()`` of the actors that an interrupted change has named. It establishes
-   the invariant from any state: jobs that may have been sent fail, envs need a reset, and the process is replaced. So
-   the order of statements inside a change does not matter to interrupts.
+3. The next change calls ``repair()`` of the actors that an interrupted change has named. It establishes the invariant
+   from any state: jobs that may have been sent fail, envs need a reset, and the process is replaced. So the order of
+   statements inside a change does not matter to interrupts.
+
+Only exceptions in threads that run code of users are interrupts. In the other threads of this library, an exception is
+a bug of the library, which another process would meet again: the repair then closes the actors with it.
 
 An exception while a thread waits is no problem, since no change is made then.
 """
@@ -20,6 +23,8 @@ from __future__ import annotations
 import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
+
+from envactors.threads import runs_library_code_only
 
 if TYPE_CHECKING:
     from envactors.runtime import Runtime
@@ -43,8 +48,12 @@ class Changeable(Protocol):
     @property
     def name(self) -> str: ...
 
-    def reset_after_interrupt(self) -> None:
-        """Establish the invariant from any state."""
+    def repair(self, bug: BaseException | None) -> None:
+        """Establish the invariant from any state.
+
+        Args:
+            bug: The error of this library that has ended the change; None if it was interrupted.
+        """
 
 
 class ChangeLock(RLock):
@@ -63,6 +72,7 @@ class ChangeLock(RLock):
         self.last_call_id: int = 0
         self._changing: tuple[Changeable, ...] = ()
         self._frame: FrameType | None = None  # the frame that makes the change
+        self._bug: BaseException | None = None  # the error of this library that has ended the change
         self._scope = _Scope(self)
 
     def next_call_id(self) -> int:
@@ -93,8 +103,8 @@ class ChangeLock(RLock):
     def _reset(self) -> None:
         self._check_not_nested()
         for actor in dict.fromkeys(self._changing):
-            actor.reset_after_interrupt()
-        self._changing, self._frame = (), None
+            actor.repair(self._bug)
+        self._changing, self._frame, self._bug = (), None, None
 
     def _check_not_nested(self) -> None:
         """Raise if the change is not interrupted, but still goes on below in the stack of this thread."""
@@ -120,11 +130,12 @@ class _Scope:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         lock = self._lock
         if kind is None:
             lock._changing, lock._frame = (), None
         elif lock._changing:
             lock._frame = None
+            lock._bug = error if runs_library_code_only() else None
             # Other threads may wait for a result that only the repair provides.
             lock._changing[0].runtime.loop.call_soon(lock.reset_if_interrupted)

@@ -5,6 +5,7 @@ Every method but `ErrorFactory.outcome` may be called under the lock: it uses no
 
 from __future__ import annotations
 
+import functools
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -52,6 +53,12 @@ class ErrorFactory:
         """Return the error of a call after the actor was closed."""
         who, where = self._locate(incarnation, step=step)
         return ActorClosedError(f"cannot run {step.method}: {who} is closed", **where)
+
+    def broken(self, bug: BaseException, incarnation: int, step: Step) -> ActorError:
+        """Return the error of a call whose actor was closed by an error of this library."""
+        who, where = self._locate(incarnation, step=step)
+        text = f"{step.method} has failed: {who} was closed by an internal error of envactors: {type(bug).__name__}"
+        return _caused(ActorClosedError(f"{text}. Please report it with this traceback", **where), bug)
 
     def unsupported(self, operation: str, incarnation: int) -> ActorError:
         """Return the error of an operation that the backend does not support."""
@@ -171,6 +178,12 @@ class ErrorFactory:
         names = {**ActorDiedError.__annotations__, **kind.__annotations__}
         ending = {name: value for name, value in vars(crash).items() if name in names}
         return _caused(kind(text, **ending, **where), copy_error(crash))
+
+    def lost_process(self, crash: ActorError | None, incarnation: int) -> Callable[[Step], ActorError]:
+        """Return a function that makes the errors of calls which only an earlier process could run."""
+        if crash is not None:
+            return lambda _step: copy_error(crash)
+        return functools.partial(self.exit, ExitReport(reason=EndReason.ABORT), incarnation)
 
     def exhausted(self, crashes: Sequence[ActorError], incarnation: int) -> ActorError:
         """Return the error of every call after the last process that the restart policy allows."""

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import threading
 import time
-from _thread import allocate_lock
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -75,7 +74,8 @@ class ActorFuture(concurrent.futures.Future[R]):
         self._owner = owner
         self._keep_alive: object | None = keep_alive
         self._outcome: Outcome | None = None
-        self._reading = allocate_lock()
+        # Reentrant: a signal handler may ask for the result while its thread reads it.
+        self._reading = threading.RLock()
         self._ended = Latch()
 
     # Users -----------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from envactors.actor.incarnation import Incarnation
 from envactors.actor.jobs import Call, UnreadReply
 from envactors.actor.latch import Latch
 from envactors.actor.process import ExitReport
-from envactors.actor.states import ActorState, ActorStats
+from envactors.actor.states import ActorState, ActorStats, EndReason
 from envactors.errors import ActorClosedError, ActorError, copy_error
 from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size
 from envactors.mailbox.messages import Fault, Frame, Kind
@@ -35,7 +35,7 @@ from envactors.worker.host import HostedEnv
 from envactors.worker.main import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class InlineActor:
@@ -59,6 +59,10 @@ class InlineActor:
         # The error of all calls, if a factory has raised.
         self._start_error: ActorError | None = None
         self._server: Server | None = None
+        # Why the envs before the current ones are gone; None if these are the first.
+        self.last_crash: ActorError | None = None
+        # Called once the envs are others, or gone.
+        self.on_change: Callable[[], object] = lambda: None
         self.runtime: Runtime = runtimes.join(self)
         self._start()
 
@@ -115,6 +119,10 @@ class InlineActor:
         frame = None if self._thread is None else current_frames().get(self._thread)
         return "no env code is running\n" if frame is None else "".join(traceback.format_stack(frame))
 
+    def stderr_tail(self) -> str:
+        """Return an empty string: envs print to the streams of the program."""
+        return ""
+
     def check_owner(self) -> None:
         """Raise in a forked process."""
         if runtimes.forks != self._forks:
@@ -145,8 +153,7 @@ class InlineActor:
         if self.closed.is_open:
             raise self.errors.closed(step, self.incarnation.index)
         if self._server is None:
-            error = self._start_error or self.errors.closed(step, self.incarnation.index)
-            future.set_error(copy_error(error))
+            future.set_error(self.unusable_error(step))
             return
         self._call_id += 1
         step = step._replace(call_id=self._call_id, started=time.monotonic())
@@ -177,14 +184,24 @@ class InlineActor:
         if self.closed.is_open:
             raise self.errors.closed(Step("renew", self.config.first_index), self.incarnation.index)
         self._close_envs()
-        self.replace()
+        self.replace(self._describe_end(EndReason.RENEW))
         future.set_outcome(ReadyOutcome(self.incarnation.index, self._start_error))
 
-    def replace(self) -> None:
-        """Make new envs."""
+    def replace(self, reason: ActorError) -> None:
+        """Make new envs; ``reason`` says why the present ones end."""
         with self._lock:
+            self.last_crash = reason
             self.incarnation = Incarnation(self.incarnation.index + 1)
             self._start()
+            self.on_change()
+
+    def _describe_end(self, reason: EndReason) -> ActorError:
+        return self.errors.exit(ExitReport(self.pid, reason=reason), self.incarnation.index, None)
+
+    def unusable_error(self, step: Step) -> ActorError:
+        """Return the error of a request that cannot run: a factory has raised, or the actor was closed."""
+        error = self._start_error
+        return self.errors.closed(step, self.incarnation.index) if error is None else copy_error(error)
 
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""
@@ -192,7 +209,7 @@ class InlineActor:
         if self._thread is not None:
             raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
         if restart:
-            self.replace()
+            self.replace(self._describe_end(EndReason.ABORT))
         else:
             self._close()
 
@@ -260,3 +277,4 @@ class InlineActor:
         self._server = None
         self.runtime.leave(self)
         self.closed.open()
+        self.on_change()

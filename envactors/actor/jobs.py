@@ -113,6 +113,7 @@ class Call(Job):
         retries: How many crashes and missed deadlines it survives.
         payload: Its message, pickled.
         on_end: Runs in the loop once it has ended; None for nothing.
+        incarnation: The index of the only process that may run it; None for any.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Call(Job):
         retries: int = 0,
         payload: bytes | bytearray = b"",
         on_end: Callable[[], object] | None = None,
+        incarnation: int | None = None,
     ) -> None:
         self.method = method
         self.index = index
@@ -134,11 +136,15 @@ class Call(Job):
         self.retries = retries
         self.payload = payload
         self.on_end = on_end
+        self.incarnation = incarnation
         self.call_id = 0
         self.started = 0.0
 
     def start(self, actor: Actor) -> bool:
         """Send the message."""
+        if self.incarnation not in (None, actor.incarnation.index):
+            self.fail(actor, actor.errors.lost_process(actor.last_crash, self.incarnation))
+            return False
         self.future.set_running()
         actor.deadline_watch.watch(self.started, self.deadline)
         actor.send(self.kind, self.call_id, self.payload)

@@ -206,9 +206,11 @@ class ActorPool(Generic[T_co]):
     # Assigning calls -------------------------------------------------------------------------------------
 
     def _find_idle(self) -> ActorHandle[Any] | None:
-        """Return an idle actor; if none can run calls any more, a dead one, which fails the call."""
-        usable = (handle for handle in self._idle if handle._actor.is_usable)
-        return next(usable, next(iter(self._idle), None))
+        """Return an idle actor; once no actor of the pool can run calls any more, a dead one, which fails the call."""
+        for handle in self._idle:
+            if handle._actor.is_usable:
+                return handle
+        return None if any(handle._actor.is_usable for handle in self.actors) else next(iter(self._idle), None)
 
     def _assign(self) -> None:
         """Send calls that wait to idle actors. Runs in the loop, where no signal handler raises."""

@@ -106,6 +106,11 @@ class ActorProcess:
         """The process id."""
         return self.worker.pid
 
+    @property
+    def stderr_tail(self) -> str:
+        """The last lines of stderr."""
+        return next((output.tail for output in self._outputs if output.stream == "stderr"), "")
+
     def send(self, frame: Frame, wait: int = ASLEEP) -> None:
         """Send a frame, or as much of it as fits; the loop sends the rest.
 
@@ -217,10 +222,10 @@ class ActorProcess:
             self._loop.unwatch(output.fd)
         self._loop.unwatch(self.worker.sentinel)
         self._loop.unwatch(self.channel_fd)
-        tail = next((output.tail for output in self._outputs if output.stream == "stderr"), "")
         stacks = "" if self._stacks is None else self._stacks.read()
-        status = self.worker.reap()
-        return ExitReport(self.pid, status, tail, stacks, self.worker.refusal, self.corruption, self.worker.loss)
+        worker, tail = self.worker, self.stderr_tail
+        status = worker.reap()
+        return ExitReport(self.pid, status, tail, stacks, worker.refusal, self.corruption, worker.loss)
 
     def _read_output(self, output: Output, _events: int) -> None:
         if not output.read():

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from envactors.actor.exits import Exit, Step
     from envactors.actor.future import ActorFuture
     from envactors.actor.incarnation import Incarnation
-    from envactors.actor.jobs import Call, Job
+    from envactors.actor.jobs import Call, ErrorOf, Job
 
 
 class Tenant(Protocol):
@@ -47,8 +47,12 @@ class Tenant(Protocol):
     def is_running(self, future: ActorFuture) -> bool:
         """Return whether the worker runs the request of this future."""
 
-    def reset_after_interrupt(self) -> None:
-        """Establish the invariant from any state; see `envactors.actor.change`."""
+    def repair(self, error_of: ErrorOf) -> None:
+        """Establish the invariant from any state; see `envactors.actor.change`.
+
+        Args:
+            error_of: Makes the error of a request that is lost.
+        """
 
 
 class NoTenant:
@@ -85,7 +89,7 @@ class NoTenant:
         del future
         return False
 
-    def reset_after_interrupt(self) -> None:
+    def repair(self, error_of: ErrorOf) -> None:
         """Do nothing."""
 
 

@@ -12,9 +12,7 @@ import numpy.typing as npt
 
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, results_of
-from envactors.actor.jobs import Call
-from envactors.actor.process import ExitReport
-from envactors.actor.states import EndReason
+from envactors.actor.jobs import Call, ErrorOf
 from envactors.backends.base import RowMemory
 from envactors.errors import AlreadyPendingError, VectorInputError
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, decode_alike
@@ -219,13 +217,11 @@ class Rollouts:
         self._table.rollouts = len(self._runs)
         self._table.waiters.ring()
 
-    def reset_after_interrupt(self, envs: ActorEnvs) -> None:
+    def repair(self, envs: ActorEnvs, error_of: ErrorOf) -> None:
         """End the parts of an actor that it does not know of: the change that began the rollout was interrupted."""
-        actor = envs.actor
-        report = ExitReport(reason=EndReason.INTERRUPT)
         for run in list(self._runs):
             part = run.parts[self._table.actors.index(envs)]
-            part.fail(actor, lambda step: actor.errors.exit(report, actor.incarnation.index, step))
+            part.fail(envs.actor, error_of)
         self._table.rollouts = len(self._runs)
 
 

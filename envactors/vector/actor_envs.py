@@ -32,6 +32,8 @@ from envactors.vector.table import IDLE, POSTED, QUEUED, EnvRequest, EnvTable, S
 if TYPE_CHECKING:
     from envactors.rollout.rollouts import Rollouts
 
+# Why a process ends that its envs have ended themselves, rather than a request of the user.
+_CRASHES = (None, EndReason.TIMEOUT)
 # The failures of envs that have raised, by index and call id.
 Failures: TypeAlias = Mapping[tuple[int, int], Failure]
 
@@ -424,6 +426,7 @@ class ActorEnvs(Job):
     def _on_replayed(self, index: int, is_same: bool) -> None:
         """Continue the episode of an env, or lose it."""
         journal = self.table.journals[index]
+        journal.record_replay(crashed=False)
         if is_same and journal.can_replay:
             self.table.episodes.restore(index)
         else:
@@ -474,6 +477,8 @@ class ActorEnvs(Job):
     def on_exit(self, exit: Exit) -> None:  # noqa: A002
         """Continue or fail the requests of an ended process, and end its episodes."""
         table, has_process = self.table, exit.plan.has_process
+        if isinstance(self.actor.running, Replay) and exit.culprit is not None and exit.reason in _CRASHES:
+            table.journals[exit.culprit.index].record_replay(crashed=True)
         begun, unfinished = self._find_begun(exit.reason), self._unfinished()
         is_discard = exit.reason is EndReason.DISCARD
         failures: dict[int, Failure] = {}
@@ -534,15 +539,14 @@ class ActorEnvs(Job):
                 return index
         return None
 
-    def reset_after_interrupt(self) -> None:
+    def repair(self, error_of: ErrorOf) -> None:
         """Make all envs idle, which need a reset then. Requests with a future fail; other results are lost."""
-        table, actor = self.table, self.actor
+        table = self.table
         table.version += 1
         for index in self.range:
             request = table.requests.pop(index, None)
             if request is not None and request.future is not None:
-                report = ExitReport(reason=EndReason.INTERRUPT)
-                error = actor.errors.exit(report, actor.incarnation.index, self.step_of(index))
+                error = error_of(self.step_of(index))
                 request.future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error))
             table.outcomes.pop(index, None)
             table.completed_at.pop(index, None)
@@ -552,5 +556,5 @@ class ActorEnvs(Job):
             table.episodes.lose_process(index)
             table.journals[index].forget()
         if self.rollouts is not None:
-            self.rollouts.reset_after_interrupt(self)
+            self.rollouts.repair(self, error_of)
         table.waiters.on_process_change()

@@ -281,6 +281,10 @@ class RowEngine:
                 raise NothingPendingError(
                     "recv has no results left to wait for: a signal handler or another thread has taken them"
                 )
+            raised = [index for index in ready if table.status[index] == POSTED and table.has_failed(index)]
+            if raised and table.on_failure != "raise":
+                self._collect(raised)  # these have another outcome then, or run again
+                continue
             failed = [index for index in ready if table.has_failed(index)]
             fine = sorted((index for index in ready if index not in failed), key=self._completed_at)[:max_envs]
             batch = self._take_each([*fine, *failed], "recv") if failed else self.take(self.select(fine), "recv")
@@ -387,11 +391,12 @@ class RowEngine:
             NothingPendingError: A signal handler or another thread has taken them.
             VectorStepError: Some envs failed; the results of the others are in ``.batch``.
         """
+        version = self.table.version
         if not self._can_copy_at_once(envs):
             if any(map(self.table.is_running, envs.ids)):
                 return None
             return self._take_each(envs.ids, caller)
-        batch = self._take_rows(envs)
+        batch = self._take_rows(envs, version)
         return self._take_each(envs.ids, caller) if batch is None else batch
 
     def _can_copy_at_once(self, envs: Selection) -> bool:
@@ -408,13 +413,17 @@ class RowEngine:
             status[i] == POSTED and completed[i] == call_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
         )
 
-    def _take_rows(self, envs: Selection) -> Batch | None:
+    def _take_rows(self, envs: Selection, version: int) -> Batch | None:
         """Copy the results of envs out of their rows, and then make the envs idle, unless something has changed.
+
+        Args:
+            envs: The envs, whose rows are complete.
+            version: The version of the table for which that holds.
 
         Returns:
             The results; None if an info cannot be unpickled, or another thread has taken some.
         """
-        table, reader, lock, version = self.table, self.reader, self._lock, self.table.version
+        table, reader, lock = self.table, self.reader, self._lock
         contents = None
         if not table.infos.all_plain():
             try:

@@ -7,30 +7,70 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
-from envactors.errors import AlreadyPendingError, NothingPendingError, VectorInputError
+from envactors.errors import ActorError, AlreadyPendingError, NothingPendingError, VectorInputError
 from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP
 from envactors.mailbox.messages import Description
-from envactors.mailbox.pickling import copy_value
+from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, split_batch, stack
-from envactors.vector.episodes import NEEDS_RESET, UNRESET, Episodes
+from envactors.vector.episodes import LOST, NEEDS_RESET, Episodes
 from envactors.vector.failures import step_error
 from envactors.vector.options import Autoreset, Choices, OnFailure
 from envactors.vector.recovery import Cause, EnvFate, Facts, decide, lose_episode
 from envactors.vector.results import Batch, EnvStep, as_dict
 from envactors.vector.table import Selection
 from envactors.worker import context
+from envactors.worker.context import ActorContext
 from envactors.worker.host import Fields
+
+
+class _RaisedRequest(NamedTuple):
+    """A step or reset in which an env has raised, or that needs an episode that was lost with the envs before it.
+
+    Attributes:
+        env_id: The env.
+        error: The exception.
+        cause: Whether it has raised.
+        was_reset: Whether it was in a reset, perhaps within a step.
+        is_asked: Whether the user asked for a reset.
+        options: The user's options of that.
+        incarnation: The incarnation of the env.
+    """
+
+    env_id: int
+    error: BaseException
+    cause: Cause
+    was_reset: bool = False
+    is_asked: bool = False
+    options: Any = None
+    incarnation: int = 0
+
+
+class _MissingEnv:
+    """Takes the place of an env that could not be made again."""
+
+    def __init__(self, actor: InlineActor, index: int) -> None:
+        self._actor, self._index = actor, index
+
+    def step(self, *_: Any) -> Fields:
+        """Raise the error of its actor."""
+        raise self._actor.unusable_error(Step("step", self._index))
+
+    def reset(self, *_: Any) -> Fields:
+        """Raise the error of its actor."""
+        raise self._actor.unusable_error(Step("reset", self._index))
 
 
 class SerialEngine:
@@ -72,14 +112,35 @@ class SerialEngine:
         self._unfinished: list[int] = []
         self._lock = self._actors[0].config.lock
         self._current = 0  # the env that is running
-        self._find_envs()
-
-    def _find_envs(self) -> None:
-        pairs = [pair for actor in self._actors for pair in actor.hosted_envs]
-        self._hosted, self._contexts = [env for env, _ in pairs], [where for _, where in pairs]
+        self._hosted: list[Any] = [None] * count
+        self._contexts: list[ActorContext | None] = [None] * count
         # The current method of each env, as `HostedEnv` records it on the control page of its actor.
-        self._methods = [env._page.counters for env in self._hosted]
-        self._incarnations = np.array([actor.incarnation.index for actor in self._owners], np.int64)
+        self._methods: list[Any] = [None] * count
+        self._incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self._closed: set[int] = set()  # the envs of closed actors
+        for actor, envs in self.ranges():
+            self._find_envs(actor, envs)
+            actor.on_change = functools.partial(self._on_change, actor, envs)
+
+    def _find_envs(self, actor: InlineActor, envs: range) -> None:
+        """Look up the present envs of an actor."""
+        found = actor.hosted_envs
+        for position, index in enumerate(envs):
+            if found:
+                self._hosted[index], self._contexts[index] = found[position]
+                self._methods[index] = self._hosted[index]._page.counters
+            else:
+                self._hosted[index], self._contexts[index], self._methods[index] = _MissingEnv(actor, index), None, {}
+            self._incarnations[index] = actor.incarnation.index
+
+    def _on_change(self, actor: InlineActor, envs: range) -> None:
+        """Lose the episodes of an actor whose envs are others now, or gone."""
+        self._find_envs(actor, envs)
+        if actor.closed.is_open:
+            self._closed.update(envs)
+        for index in envs:
+            self.episodes.lose_process(index)
+            self.episodes.starts[index] = False
 
     @property
     def autoreset(self) -> Autoreset:
@@ -164,11 +225,17 @@ class SerialEngine:
         autoreset, keeps_last = episodes.autoreset == "same_step", self._on_failure != "raise"
         resets_next, seeds = episodes.resets_next_of, episodes.next_seeds
         steps, starts = episodes.steps_of, episodes.starts
+        raised: list[_RaisedRequest] = []
+        flags = episodes.flags
+        may_be_lost = flags != self._no_flags
         with self._running(envs.ids):
             for index, action in zip(envs.ids, each, strict=True):
                 self._current = index
+                if may_be_lost and flags[index] & LOST and not (resets_next[index] and self._on_failure == "raise"):
+                    raised.append(_RaisedRequest(index, self._describe_loss(index), Cause.WAITING))
+                    continue
                 if resets_next[index]:
-                    self._run_reset(index, None, None)
+                    self._run_reset(index, None, None, raised)
                     continue
                 if autoreset:
                     self._methods[index][METHOD] = METHOD_STEP  # a reset within the step changes it
@@ -176,8 +243,7 @@ class SerialEngine:
                     fields = hosted[index].step(action, autoreset, seeds[index])
                 except Exception as error:
                     was_reset = autoreset and self._methods[index][METHOD] == METHOD_RESET
-                    self._set_outcome(index, self._recover(index, error, was_reset=was_reset))
-                    hosted = self._hosted
+                    raised.append(self._note(index, error, was_reset=was_reset))
                     continue
                 outcomes[index] = _with_own_info(fields)
                 last[index] = (copy_value(fields[0]), *fields[1:]) if keeps_last else fields
@@ -187,6 +253,7 @@ class SerialEngine:
                 else:
                     steps[index] += 1
                     starts[index] = False
+            self._recover_all(raised)
         if futures:
             self._resolve(envs, futures)
 
@@ -200,14 +267,19 @@ class SerialEngine:
         """Reset envs; see `RowEngine.start_resets`."""
         self._reset_if_interrupted()
         self._check_idle(envs)
+        raised: list[_RaisedRequest] = []
         with self._running(envs.ids):
             for index, seed, each in zip(envs.ids, seeds, options, strict=True):
                 if seed is not None:
                     self.episodes.set_root_seed(index, seed)
-                self._run_reset(index, seed, copy_value(each), is_asked=True)
+                self._run_reset(index, seed, copy_value(each), raised, is_asked=True)
+            self._recover_all(raised)
         self._resolve(envs, futures)
 
     def _check_idle(self, envs: Selection) -> None:
+        for index in envs.ids if self._closed else ():
+            if index in self._closed:
+                raise self._owners[index].unusable_error(Step("step", index))
         if self._outcomes and (busy := [index for index in envs.ids if index in self._outcomes]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them with recv first")
 
@@ -231,28 +303,44 @@ class SerialEngine:
                 context.of_thread.reset(token)
             self._unfinished = []
 
-    def _run_reset(self, index: int, seed: int | None, options: Any, *, is_asked: bool = False) -> None:
+    def _run_reset(
+        self, index: int, seed: int | None, options: Any, raised: list[_RaisedRequest], *, is_asked: bool = False
+    ) -> None:
         """Reset one env, and keep the outcome.
 
         Args:
             index: The env.
             seed: The user's seed.
             options: The user's options.
+            raised: Gets the request if the env raises.
             is_asked: Whether the user has asked for it, rather than autoreset.
         """
         self._current = index
         try:
             fields = self._hosted[index].reset(self._seed_of(index) if seed is None else seed, options)
         except Exception as error:
-            outcome = self._recover(index, error, was_reset=True, is_asked=is_asked, options=options)
-            self._set_outcome(index, outcome)
+            raised.append(self._note(index, error, was_reset=True, is_asked=is_asked, options=options))
         else:
             self._outcomes[index] = self._accept_reset(index, fields)
 
-    def _set_outcome(self, index: int, outcome: Fields | BaseException) -> None:
-        self._outcomes[index] = outcome
-        if isinstance(outcome, BaseException):
-            self._failed.add(index)
+    def _note(self, index: int, error: Exception, **facts: Any) -> _RaisedRequest:
+        incarnation = self._owners[index].incarnation.index
+        return _RaisedRequest(index, error, Cause.RAISED, incarnation=incarnation, **facts)
+
+    def _describe_loss(self, index: int) -> ActorError:
+        """Return the error of a step that needs an episode which has ended with the envs before these."""
+        owner = self._owners[index]
+        assert owner.last_crash is not None, "otherwise its envs are the first"
+        return owner.errors.not_begun(Step("step", index), owner.last_crash)
+
+    def _recover_all(self, raised: list[_RaisedRequest]) -> None:
+        """Set the outcomes of requests that have raised, once all others of the same envs have run."""
+        for request in raised:
+            self._current = request.env_id
+            outcome = self._recover(request)
+            self._outcomes[request.env_id] = outcome
+            if isinstance(outcome, BaseException):
+                self._failed.add(request.env_id)
 
     def _seed_of(self, index: int) -> int | None:
         return self.episodes.seed_of_reset(index, self._owners[index].incarnation.index)
@@ -264,42 +352,41 @@ class SerialEngine:
         self.episodes.starts[index] = True
         return _with_own_info(fields)
 
-    def _recover(
-        self, index: int, error: Exception, *, was_reset: bool, is_asked: bool = False, options: Any = None
-    ) -> Fields | BaseException:
-        """Return the outcome of a request whose env has raised."""
+    def _recover(self, request: _RaisedRequest) -> Fields | BaseException:
+        """Return the outcome of a request whose env has raised, or has lost the episode that it needs."""
+        index, error, owner = request.env_id, request.error, self._owners[request.env_id]
         last, episodes = self._last[index], self.episodes
         facts = Facts(
-            Cause.RAISED,
+            request.cause,
             self._on_failure,
             episodes.autoreset,
             None,
-            was_reset=was_reset,
-            asked_reset=is_asked,
-            needs_episode=not was_reset,
+            was_reset=request.was_reset,
+            asked_reset=request.is_asked,
+            needs_episode=not request.was_reset,
             can_replay=False,
             can_retry=False,
-            has_process=self._owners[index].is_usable,
+            has_process=owner.is_usable,
             has_last=last is not None,
         )
         fate = decide(facts)
+        needs_new_envs = request.cause is Cause.RAISED and fate in (EnvFate.RESET, EnvFate.TRUNCATE)
+        if needs_new_envs and owner.incarnation.index == request.incarnation:
+            step = Step("reset" if request.was_reset else "step", index)
+            owner.replace(owner.errors.discarded(step, request.incarnation, owner.pid, error, safe_repr(error)))
         lose_episode(episodes, index, fate)
         if fate in (EnvFate.REPORT, EnvFate.FAIL):
             return error
-        self._owners[index].replace()
-        self._find_envs()
-        episodes.flags[index] |= UNRESET
-        episodes.starts[index] = False
         if fate is EnvFate.TRUNCATE:
             assert last is not None, "otherwise it is reset"
             return last[0], 0.0, False, True, {"failure": error}
         try:
-            fields = self._hosted[index].reset(self._seed_of(index), options)
+            fields = self._hosted[index].reset(self._seed_of(index), request.options)
         except Exception as second:
             return second
         fields = self._accept_reset(index, fields)
         info = {**as_dict(fields[4]), "failure": error}
-        if is_asked or last is None:
+        if request.is_asked or last is None:
             return (*fields[:4], info)
         return fields[0], 0.0, False, True, {**info, "final_obs": last[0], "final_info": as_dict(last[4])}
 
@@ -335,8 +422,13 @@ class SerialEngine:
         fields = self._conform(outcomes, failures)
         if failures:
             ids = [index for index in envs.ids if index not in failures]
-            raise step_error(failures, self._as_batch(self.select(ids), fields), len(envs.ids), caller)
+            batch = self._as_batch(self.select(ids), fields)
+            raise step_error(failures, batch, len(envs.ids), caller, self._describe_actor)
         return self._as_batch(envs, fields)
+
+    def _describe_actor(self, index: int) -> str:
+        owner = self._owners[index]
+        return f"actor {owner.name!r}, pid {owner.pid}, incarnation {owner.incarnation.index}"
 
     def _drop(self, envs: Selection) -> None:
         """Forget the outcomes of envs, which are delivered, or nobody wants."""

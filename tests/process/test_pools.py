@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -64,6 +65,9 @@ class Worker:
 
     def echo(self, value):
         return value
+
+    def crash(self):
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def meet(self, count):
         """Return once this many calls of it run at the same time."""
@@ -286,3 +290,36 @@ def test_a_call_whose_arguments_cannot_be_pickled_for_whatever_reason_takes_no_a
         with pytest.raises(KeyboardInterrupt):
             pool.submit("echo", Interrupted())
         assert pool.submit("echo", 1).result(SOON) == 1
+
+
+def test_calls_wait_for_a_living_actor_while_another_one_is_dead():
+    with ea.ActorPool(Worker, 2, backend=BACKEND) as pool:
+        pool.submit("add").result(SOON)
+        busy = pool.submit("wait")  # on the actor that has been idle for longer
+        wait_until(busy.running)
+        assert isinstance(pool.submit("crash").exception(SOON), ea.ActorDiedError)
+        calls = [pool.submit("echo", i) for i in range(10)]
+        GATE.set()
+        assert [call.result(SOON) for call in calls] == list(range(10))
+
+
+def test_calls_fail_once_all_actors_are_dead():
+    with ea.ActorPool(Worker, 2, backend=BACKEND) as pool:
+        for _ in pool.actors:
+            pool.submit("crash").exception(SOON)
+        wait_until(lambda: all(actor.state is ea.ActorState.DEAD for actor in pool.actors))
+        assert isinstance(pool.submit("echo", 1).exception(SOON), ea.ActorDiedError)
+
+
+def test_a_callback_that_blocks_delays_the_close_of_no_actor():
+    gate = threading.Event()
+    with ea.ActorPool(Worker, 8, backend=BACKEND) as pool:
+        call = pool.submit("echo", 1)
+        call.result(SOON)
+        call = pool.submit("echo", 1)
+        call.add_done_callback(lambda _: gate.wait(SOON))
+        call.result(SOON)
+        started = time.monotonic()
+        pool.close(1)
+        assert time.monotonic() - started < 2.5
+    gate.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import threading
 import time
@@ -153,3 +154,74 @@ def test_a_timeout_of_one_thread_does_not_wait_for_another():
         envs.actors[0].kill(restart=True)
         other.join(SOON)
         assert not other.is_alive()
+
+
+@pytest.mark.parametrize("on_failure", ["renew", "replay"])
+def test_recv_waits_on_although_an_env_has_raised_before(on_failure):
+    with ea.VectorEnv([functools.partial(Env, 3), Slow], on_failure=on_failure, restart=ALWAYS) as envs:
+        envs.reset(seed=0)
+        envs.send([3, 1])
+        assert sorted(envs.recv().env_ids.tolist()) == [0, 1]
+        envs.send([1, 1])
+        assert sorted(envs.recv(min_envs=2).env_ids.tolist()) == [0, 1]
+
+
+class Slow(Env):
+    def step(self, action):
+        time.sleep(0.3)
+        return super().step(action)
+
+
+def test_recv_with_a_timeout_returns_what_an_env_that_raised_has_become():
+    with ea.VectorEnv([functools.partial(Env, 3), Env], on_failure="renew", restart=ALWAYS) as envs:
+        envs.reset(seed=0)
+        envs.send([3, 8])
+        ids = []
+        while not ids:
+            batch = envs.recv(timeout=0.2)
+            ids = batch.env_ids.tolist()
+        assert (ids, batch.truncated.tolist()) == ([0], [True])
+        envs.actors[1].kill(restart=True)
+
+
+def test_results_that_a_signal_handler_takes_are_delivered_once():
+    with ea.VectorEnv([Env] * 2) as envs:
+        envs.reset(seed=0)
+        envs.send([1, 2])
+        taken = []
+        can_copy = envs._engine._can_copy_at_once
+
+        def interrupted(selection):
+            answer = can_copy(selection)
+            if answer and not taken:  # a handler runs here: it takes the results, and steps again
+                taken.append(None)
+                taken[0] = envs.recv()
+                envs.send([3, 4])
+            return answer
+
+        envs._engine._can_copy_at_once = interrupted
+        batch = envs.recv()
+        assert sorted(taken[0].obs[:, 0].tolist()) == [1, 2]
+        assert sorted(batch.obs[:, 0].tolist()) == [3, 4]
+        assert envs.stats().steps == [2, 2]
+
+
+class DiesInReplay(Env):
+    """A step with action 5 ends the first process; any step ends the next ones, so that no replay succeeds."""
+
+    def step(self, action):
+        incarnation = ea.current_actor().incarnation
+        if incarnation > 0 or action == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def test_a_replay_that_ends_two_processes_is_not_tried_again():
+    with ea.VectorEnv([DiesInReplay], on_failure="replay", restart=ALWAYS) as envs:
+        envs.reset(seed=0)
+        envs.step([1])
+        _, _, _, truncated, infos = envs.step([5])  # replayed in incarnations 1 and 2, where the first step crashes
+        assert truncated.tolist() == [True]
+        assert isinstance(infos[0]["failure"], ea.ActorDiedError)
+        envs.reset()
+        assert envs.actors[0].incarnation == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -10,9 +11,12 @@ from fakes import SOON, call
 
 import envactors as ea
 from envactors.actor.future import ActorFuture
+from envactors.actor.jobs import Call, Replay
+from envactors.actor.process import ActorProcess
 from envactors.actor.states import ActorState, Phase
+from envactors.actor.tenant import NoTenant
 from envactors.mailbox.messages import Fault, Kind
-from envactors.mailbox.pickling import dumps, pack_failure
+from envactors.mailbox.pickling import dumps, loads, pack_failure
 
 
 def wait_until(condition):
@@ -265,3 +269,120 @@ def test_a_large_call_behind_an_awaited_one_is_sent_completely(actors):
     assert first.result(SOON) == "small"
     assert second.result(SOON) == "large"
     thread.join()
+
+
+def test_an_internal_error_in_the_loop_closes_the_actor_and_is_the_cause(actors, caplog, monkeypatch):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=math.inf, backoff=0.0))
+    first, second = call(actor), call(actor)
+    worker = backend.next_worker()
+    bug = KeyError("a bug")
+
+    def fail(_frame):
+        raise bug
+
+    monkeypatch.setattr(actor, "_on_start_reply", fail)
+    worker.serve_start()
+    for future in (first, second):
+        with pytest.raises(ea.ActorClosedError, match="report") as raised:
+            future.result(SOON)
+        assert raised.value.__cause__ is bug
+    actor.wait_closed(SOON)
+    assert actor.state is ActorState.CLOSED
+    assert backend.workers.empty(), "it is not started again"
+    assert any(record.exc_info and record.exc_info[1] is bug for record in caplog.records)
+
+
+def test_an_interrupt_does_not_revive_a_dead_actor(actors):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=0))
+    backend.next_worker().serve_start().crash()
+    wait_until(lambda: actor.phase is Phase.DEAD)
+    with pytest.raises(KeyboardInterrupt), actor.lock, actor.lock.change(actor):
+        raise KeyboardInterrupt
+    with pytest.raises(ea.ActorDiedError):
+        call(actor).result(SOON)
+    assert (actor.state, backend.workers.qsize()) == (ActorState.DEAD, 0)
+
+
+def test_a_reply_that_came_in_time_counts_although_a_borrower_has_not_read_it(actors, monkeypatch):
+    actor, backend = actors(deadlines=ea.Deadlines(call=0.3))
+    future = call(actor)
+    worker = backend.next_worker().serve_start()
+    lent, replied = threading.Event(), threading.Event()
+
+    def wait_for_reply(process, deadline, *, spins):
+        lent.set()  # the borrower gets no time to read, as after SIGSTOP and SIGCONT
+        replied.wait(SOON)
+        return True
+
+    monkeypatch.setattr(ActorProcess, "wait_for_reply", wait_for_reply)
+    thread = threading.Thread(target=future.exception)
+    thread.start()
+    assert lent.wait(SOON)
+    worker.serve_call("in time")
+    wait_until(future.done)
+    replied.set()
+    thread.join()
+    assert future.result() == "in time"
+    assert not worker.was_killed
+
+
+def test_a_signal_handler_may_read_the_result_that_its_thread_is_reading(actors):
+    actor, backend = actors()
+    future = call(actor)
+    outcome = NestedOutcome(future)
+    future.set_outcome(outcome)
+    assert future.result(SOON) == "value"
+    assert outcome.nested == "value"
+
+
+class ReplayingTenant(NoTenant):
+    """Has each new process run replays first."""
+
+    def on_started(self, incarnation, *, is_renewal):
+        return [Replay(index, dumps(()), lambda _is_same: None) for index in range(2)]
+
+
+def test_replays_of_an_ended_process_are_forgotten(actors):
+    actor, backend = actors()
+    actor.tenant = ReplayingTenant()
+    worker = backend.next_worker().serve_start()
+    wait_until(lambda: len(actor.unfinished) == 2)
+    worker.crash()
+    backend.next_worker()
+    wait_until(lambda: actor.incarnation.index == 1)
+    assert not actor.unfinished
+
+
+def test_a_job_that_is_queued_first_runs_after_the_replays_that_prepare_its_process(actors):
+    actor, backend = actors()
+    actor.tenant = ReplayingTenant()
+    worker = backend.next_worker().serve_start()
+    replay = worker.take()
+    last = call(actor, "last")
+    first = Call("first", 0, Kind.CALL, ActorFuture(actor, None), payload=dumps((0, "method", ("first",), {})))
+    with actor.lock, actor.lock.change(actor):
+        actor.enqueue(first, first=True)
+    worker.reply(replay, True)
+    seen = [replay.kind]
+    for _ in range(3):
+        frame = worker.take()
+        seen.append(loads(frame.payload)[2][0] if frame.kind == Kind.CALL else frame.kind)
+        worker.reply(frame, True)
+    assert seen == [Kind.REPLAY, Kind.REPLAY, "first", "last"]
+    assert (first.future.result(SOON), last.result(SOON)) == (True, True)
+
+
+class NestedOutcome:
+    """Asks for the result of its future while that is read, as a signal handler may."""
+
+    is_failure = False
+    nested = None
+
+    def __init__(self, future):
+        self.future = future
+
+    def read(self):
+        if self.nested is None:
+            self.nested = "reading"
+            self.nested = self.future.result(SOON)
+        return "value", None

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from types import SimpleNamespace
 
 import pytest
 
 from envactors.actor.change import ChangeLock
+from envactors.threads import LibraryThread
 
 
 class Thing:
     def __init__(self, name):
         self.name = name
         self.resets = 0
+        self.bug = None
         self.soon = []
         self.runtime = SimpleNamespace(loop=SimpleNamespace(call_soon=self.soon.append))
 
-    def reset_after_interrupt(self):
+    def repair(self, bug):
         self.resets += 1
+        self.bug = bug
 
 
 class Hit(Exception):
@@ -50,21 +54,36 @@ def test_the_loop_repairs_if_no_change_follows():
     (repair,) = thing.soon
     repair()
     repair()
-    assert thing.resets == 1
+    assert (thing.resets, thing.bug) == (1, None)
+
+
+def test_an_exception_in_a_thread_of_the_library_is_a_bug_and_not_an_interrupt():
+    lock, thing, bug = ChangeLock(), Thing("a"), Hit()
+
+    def change():
+        with contextlib.suppress(Hit), lock, lock.change(thing):
+            raise bug
+
+    for runs_user_code, expected in ((False, bug), (True, None)):
+        thread = LibraryThread(change, "test", runs_user_code=runs_user_code)
+        thread.start()
+        thread.join()
+        lock.reset_if_interrupted()
+        assert thing.bug is expected
 
 
 def test_an_interrupted_repair_is_made_again():
     lock, thing = ChangeLock(), Thing("a")
     with pytest.raises(Hit), lock, lock.change(thing):
         raise Hit
-    reset = thing.reset_after_interrupt
+    reset = thing.repair
 
-    def interrupted():
-        reset()
-        thing.reset_after_interrupt = reset
+    def interrupted(bug):
+        reset(bug)
+        thing.repair = reset
         raise Hit
 
-    thing.reset_after_interrupt = interrupted
+    thing.repair = interrupted
     with pytest.raises(Hit):
         lock.reset_if_interrupted()
     lock.reset_if_interrupted()

@@ -25,7 +25,7 @@ class Owner:
 
 @pytest.fixture
 def make():
-    pool = ThreadPool("callbacks")
+    pool = ThreadPool("callbacks", runs_user_code=True)
     yield lambda: ActorFuture(Owner(pool), None)
     pool.stop()
     pool.join(SOON)

@@ -77,3 +77,17 @@ def test_the_same_inputs_are_not_tried_a_third_time():
     assert not journal.can_retry(table, 0)
     journal.record_steps(*steps(1), check=1)
     assert journal.can_retry(table, 0)
+
+
+def test_a_journal_whose_replay_ends_two_processes_in_a_row_is_forgotten():
+    journal = Journal(0, 100)
+    journal.begin(7, check=0)
+    journal.record_replay(crashed=True)
+    journal.record_replay(crashed=False)
+    journal.record_replay(crashed=True)
+    assert journal.can_replay
+    journal.record_replay(crashed=True)
+    assert not journal.can_replay
+    journal.begin(7, check=0)
+    journal.record_replay(crashed=True)
+    assert journal.can_replay

@@ -121,7 +121,7 @@ def test_a_descriptor_whose_callback_raises_twice_is_removed(loop, errors, pipe)
 
 
 def test_a_function_that_waits_for_one_behind_it_gets_another_thread(loop):
-    pool, gate, done = ThreadPool("pool", loop), threading.Event(), threading.Event()
+    pool, gate, done = ThreadPool("pool", runs_user_code=True, loop=loop), threading.Event(), threading.Event()
     pool.submit(lambda: (gate.wait(SOON), done.set()))
     pool.submit(gate.set)
     assert done.wait(SOON)
@@ -130,9 +130,31 @@ def test_a_function_that_waits_for_one_behind_it_gets_another_thread(loop):
 
 
 def test_a_pool_runs_all_functions_before_it_ends():
-    pool, seen = ThreadPool("pool"), []
+    pool, seen = ThreadPool("pool", runs_user_code=True), []
     for i in range(100):
         pool.submit(lambda i=i: seen.append(i))
     pool.stop()
     pool.join(SOON)
     assert seen == list(range(100))
+
+
+def test_a_pool_adds_threads_for_as_long_as_functions_block(loop):
+    pool, gates = ThreadPool("pool", runs_user_code=True, loop=loop), [threading.Event() for _ in range(4)]
+    done = threading.Event()
+    for gate in gates:  # submitted at once, and each blocks
+        pool.submit(lambda gate=gate: gate.wait(SOON))
+    pool.submit(done.set)
+    assert done.wait(SOON)
+    for gate in gates:
+        gate.set()
+    pool.stop()
+    pool.join(SOON)
+
+
+def test_a_function_that_is_submitted_after_the_end_of_a_pool_runs():
+    pool, done = ThreadPool("pool", runs_user_code=True), threading.Event()
+    pool.stop()
+    pool.join(SOON)
+    pool.submit(done.set)
+    assert done.wait(SOON)
+    pool.join(SOON)

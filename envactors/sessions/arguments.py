@@ -1,0 +1,46 @@
+"""Check the arguments of a pool of sessions and of its runs. The pool itself checks no argument but timeouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from envactors import backends
+from envactors.backends.base import Backend
+from envactors.options import check_timeout, is_int
+
+FRESH = ("process", "reset")
+
+
+def check_options(
+    size: int,
+    fresh: str,
+    idle_timeout: float | None,
+    start_timeout: float | None,
+    standbys: int,
+    backend: str | Backend,
+) -> Backend:
+    """Return the backend; raise ValueError if an option of a pool is invalid."""
+    if not is_int(size):
+        raise ValueError(f"SessionPool(size={size!r}): expected an int >= 1, the number of sessions at a time")
+    if fresh not in FRESH:
+        raise ValueError(f"SessionPool(fresh={fresh!r}): expected one of {', '.join(map(repr, FRESH))}")
+    if not is_int(standbys, 0):
+        raise ValueError(f"SessionPool(standbys={standbys!r}): expected an int >= 0")
+    check_timeout(idle_timeout, "SessionPool(idle_timeout=...)")
+    check_timeout(start_timeout, "SessionPool(start_timeout=...)")
+    resolved = backends.resolve(backend)
+    if not resolved.kills:
+        raise ValueError(
+            f"SessionPool(backend={backend!r}): expected a backend that can kill a hung env. Use 'process', or a "
+            "RemoteBackend"
+        )
+    return resolved
+
+
+def check_episode(episode: Callable[..., Any], retries: int) -> None:
+    """Raise if the arguments of a run are invalid."""
+    if not callable(episode):
+        raise TypeError(f"episode is {episode!r}: expected a function or coroutine function of (env, task)")
+    if not is_int(retries, 0):
+        raise ValueError(f"retries is {retries!r}: expected an int >= 0")

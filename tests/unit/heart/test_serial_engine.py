@@ -1,0 +1,141 @@
+"""In-process vectors, several envs per actor: no process is started."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import gymnasium
+import numpy as np
+import pytest
+
+import envactors as ea
+
+ALWAYS = ea.RestartPolicy(max_restarts=100, backoff=0)
+
+
+class Env:
+    """Counts its steps; fails at an action, and in its factory from some incarnation on."""
+
+    observation_space = gymnasium.spaces.Box(-9, 99, (1,), np.float64)
+    action_space = gymnasium.spaces.Discrete(9)
+
+    def __init__(self, fails_at=-1, most_incarnations=99):
+        if ea.current_actor().incarnation >= most_incarnations:
+            raise OSError("no more")
+        self.fails_at = fails_at
+        self.steps = None
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(1), {"seed": seed}
+
+    def step(self, action):
+        if action == self.fails_at:
+            raise ValueError("failed")
+        self.steps += 1  # raises unless it was reset
+        return np.full(1, float(self.steps)), 1.0, False, self.steps >= 6, {}
+
+
+def make(*factories, on_failure="renew", **options):
+    options.setdefault("envs_per_actor", len(factories))
+    return ea.VectorEnv(factories, on_failure=on_failure, backend="inline", restart=ALWAYS, **options)
+
+
+def step(envs, *actions):
+    obs, _, _, truncated, infos = envs.step(list(actions))
+    return obs[:, 0].tolist(), truncated.tolist(), ["failure" in info for info in infos]
+
+
+def test_neighbors_of_an_env_that_raised_finish_their_step_and_lose_their_episodes_in_the_next():
+    with make(functools.partial(Env, 3), Env, Env) as envs:
+        envs.reset(seed=0)
+        step(envs, 1, 1, 1)
+        assert step(envs, 3, 1, 1) == ([1, 2, 2], [True, False, False], [True, False, False])
+        assert step(envs, 1, 1, 1) == ([0, 2, 2], [False, True, True], [False, True, True])
+        assert step(envs, 1, 1, 1) == ([1, 0, 0], [False] * 3, [False] * 3)
+
+
+def test_two_envs_that_raise_in_one_step_are_replaced_once():
+    with make(functools.partial(Env, 3), functools.partial(Env, 3), autoreset="same_step") as envs:
+        envs.reset(seed=0)
+        assert step(envs, 3, 3) == ([0, 0], [True, True], [True, True])
+        assert envs.actors[0].incarnation == 1
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+@pytest.mark.parametrize("end", [lambda actor: actor.renew().result(), lambda actor: actor.kill(restart=True)])
+def test_a_step_after_the_user_has_replaced_the_envs_says_that_the_episode_is_lost(end, on_failure):
+    with make(Env, Env, on_failure=on_failure) as envs:
+        envs.reset(seed=0)
+        step(envs, 1, 1)
+        end(envs.actors[0])
+        if on_failure == "raise":
+            with pytest.raises(ea.VectorStepError) as raised:
+                envs.step([1, 1])
+            assert {type(error) for error in raised.value.failures.values()} == {ea.ActorDiedError}
+            envs.reset()
+        else:
+            assert step(envs, 1, 1) == ([1, 1], [True, True], [True, True])
+            assert step(envs, 1, 1)[0] == [0, 0]
+        assert step(envs, 1, 1)[0] == [1, 1]
+        envs.send([1, 1])
+        assert envs.recv().incarnations.tolist() == [1, 1]
+
+
+def test_a_step_of_a_closed_actor_is_refused_before_any_env_runs():
+    with make(Env, Env, envs_per_actor=1) as envs:
+        envs.reset(seed=0)
+        envs.actors[1].kill()
+        with pytest.raises(ea.ActorClosedError):
+            envs.step([1, 1])
+        assert envs.step([1], env_ids=[0])[0].tolist() == [[1]]
+
+
+@pytest.mark.parametrize("envs_per_actor", [1, 2])
+def test_an_env_that_cannot_be_made_again_fails_alone(envs_per_actor):
+    first = functools.partial(Env, 3, most_incarnations=1)
+    with make(first, Env, functools.partial(Env, 5), Env, envs_per_actor=envs_per_actor) as envs:
+        envs.reset(seed=0)
+        assert step(envs, 3, 1, 1, 1) == ([0, 1, 1, 1], [True] + [False] * 3, [True] + [False] * 3)
+        gone = list(range(envs_per_actor))
+        for action in (1, 2):
+            with pytest.raises(ea.VectorStepError) as raised:
+                envs.step([action] * 4) if action == 1 else envs.reset()
+            assert list(raised.value.failures) == gone
+            assert isinstance(raised.value.failures[0], ea.ActorStartError)
+            others = raised.value.batch
+            assert others.env_ids.tolist() == list(range(envs_per_actor, 4))
+            assert set(others.obs[:, 0].tolist()) == {2.0 if action == 1 else 0.0}
+
+
+def test_errors_name_the_actor_of_the_env():
+    with make(functools.partial(Env, 3), on_failure="raise") as envs:
+        envs.reset()
+        with pytest.raises(ea.VectorStepError, match=r"env 0 \(actor 'env-0', pid .*, incarnation 0\): ValueError"):
+            envs.step([3])
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+def test_rows_give_the_same_results(autoreset, on_failure):
+    """Compare with workers, whose engine is another one."""
+    actions = list(itertools.chain(*[[(1, 1, 1), (3, 1, 1), (1, 1, 1), (1, 5, 1)]] * 3))
+    factories = [functools.partial(Env, 3), functools.partial(Env, 5), Env]
+
+    def run(backend):
+        seen = []
+        options = {"autoreset": autoreset, "on_failure": on_failure, "restart": ALWAYS, "backend": backend}
+        with ea.VectorEnv(factories, envs_per_actor=3, **options) as envs:
+            envs.reset(seed=3)
+            for each in actions:
+                try:
+                    obs, rewards, terminated, truncated, infos = envs.step(list(each))
+                except ea.VectorStepError as error:
+                    seen.append((list(error.failures), error.batch.obs.tolist()))
+                else:
+                    facts = [sorted(info) for info in infos], [info.get("seed") for info in infos]
+                    seen.append((obs.tolist(), rewards.tolist(), terminated.tolist(), truncated.tolist(), facts))
+            return seen
+
+    assert run("inline") == run("process")
