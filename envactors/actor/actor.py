@@ -30,6 +30,7 @@ from envactors.actor.incarnation import Incarnation
 from envactors.actor.jobs import Call, Close, ErrorOf, Job, Renewal
 from envactors.actor.latch import Latch
 from envactors.actor.loan import ChannelLoan
+from envactors.actor.permits import Permits
 from envactors.actor.process import START_CALL_ID, ActorProcess, ExitReport
 from envactors.actor.spinning import SpinPolicy
 from envactors.actor.states import ActorState, ActorStats, EndReason, Phase
@@ -78,6 +79,7 @@ class Actor:
         last_crash: The error of the last exit of a process: the reason why an episode was lost.
         timers: Its timers.
         deadline_watch: Checks whether the running job is late.
+        permits: The permits that steps and resets need; None if any number of actors may run.
         spin: Decides who spins.
         completed, replays: How many requests have returned or raised, and how many of them were replays.
     """
@@ -104,6 +106,7 @@ class Actor:
         self.runtime: Runtime = runtimes.join(self)
         self.timers: Timers = Timers(self.runtime.loop, self.run)
         self.deadline_watch: DeadlineWatch = DeadlineWatch(self)
+        self.permits: Permits | None = config.permits
         self.spin: SpinPolicy = SpinPolicy(config.backend.spin)
         self._loan = ChannelLoan(self.runtime.loop, self.lock)
         try:
@@ -288,12 +291,15 @@ class Actor:
         if is_refused:
             raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
 
-    def begin_close(self, timeout: float | None) -> None:
+    def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         """Let queued jobs run and the envs close, then end the process.
 
         Args:
-            timeout: When the process is killed, in seconds from now; None for the close deadline.
+            timeout: When the process is killed, in seconds; None for the close deadline.
+            began: When that time began (`time.monotonic`), the same for actors that are closed together: their jobs
+                may wait for one another. None for now.
         """
+        began = time.monotonic() if began is None else began
         with self.lock, self.lock.change(self):
             if not self.is_closing:
                 self.is_closing = True
@@ -303,7 +309,7 @@ class Actor:
             patience = self._close_patience(timeout)
             if patience is not None and self.phase is not Phase.CLOSED:
                 end = functools.partial(self._end, EndReason.CLOSE)
-                self.timers.set_earliest("close", time.monotonic() + patience, end)
+                self.timers.set_earliest("close", began + patience, end)
             self._proceed_soon()
 
     def wait_closed(self, timeout: float | None) -> None:
@@ -377,7 +383,7 @@ class Actor:
             job: The job.
             first: Whether it runs ahead of all others but the replays that prepare the process.
         """
-        job.call_id = 0
+        job.call_id, job.age = 0, 0 if first else self.lock.next_call_id()
         self.unfinished[job] = None
         if first:
             replays = sum(1 for _ in itertools.takewhile(lambda queued: queued.is_of_process, self.queue))
@@ -391,31 +397,50 @@ class Actor:
 
     def dispatch(self) -> None:
         """Start queued jobs that the worker can accept."""
+        waits_for_permit = self._start_jobs()
+        is_limited = self.running is not None and self.running.needs_permit
+        if self.permits is not None and not waits_for_permit and not is_limited:
+            self.permits.give_back(self)
+
+    def dispatch_soon(self) -> None:
+        """Have the loop call `dispatch`."""
+        self.runtime.loop.call_soon(functools.partial(self.run, self.dispatch))
+
+    def _start_jobs(self) -> bool:
+        """Start queued jobs that the worker can accept; return whether the next one waits for a permit."""
         while self.queue and self.phase is _LIVE:
             job, running = self.queue[0], self.running
-            if running is not None and not job.can_join(running):
+            # With permits, a job of another actor may be older than the next one of this actor.
+            if running is not None and (self.permits is not None or not job.can_join(running)):
                 if not running.is_finished():
                     running.call_when_finished()
-                    return
+                    return False
                 if self.running is running:
                     self.running = None
                 continue  # that may have queued another job, or started one
+            if self.permits is not None and job.needs_permit and not self.permits.may_start(self, job.age):
+                return True
             self.queue.popleft()
             job.call_id, job.started, self.running = self.lock.next_call_id(), time.monotonic(), job
             if not job.start(self):
                 self.unfinished.pop(job, None)
                 if self.running is job:
                     self.running = None
+        return False
 
     def end_job(self, job: Job) -> None:
         """Forget a job that has ended without a reply, and start the next one."""
         self.unfinished.pop(job, None)
+        if self.running is job:
+            self.running = None
         self.dispatch()
 
     def can_post(self, rows: Job) -> bool:
         """Return whether rows may be posted now: nothing runs but earlier rows, and nothing waits."""
-        is_free = self.running is None or self.running is rows
-        return is_free and self.phase is _LIVE and not self.queue and not self.is_closing
+        is_free = self.running is None or (self.running is rows and self.permits is None)
+        if not is_free or self.phase is not _LIVE or self.queue or self.is_closing:
+            return False
+        return self.permits is None or self.permits.may_start(self, self.lock.next_call_id())
 
     def send(self, kind: Kind, call_id: int, payload: Any) -> None:
         """Send a message to the worker."""
@@ -546,7 +571,7 @@ class Actor:
         self.spin.complete(time.monotonic())
         if job.on_reply(self, frame):
             self.unfinished.pop(job, None)
-        if self.queue:
+        if self.queue or self.permits is not None:
             if self._loan.is_active:  # the jobs of other threads are not the borrower's work
                 self._proceed_soon()
             else:
@@ -705,6 +730,8 @@ class Actor:
         self.runtime.launcher.finish(self._launch)
         self.deadline_watch.stop()
         self.timers.cancel("start", "kill", "backoff")
+        if self.permits is not None:
+            self.permits.give_back(self)
         for replay in [queued for queued in self.queue if queued.is_of_process]:
             self.queue.remove(replay)
             del self.unfinished[replay]

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 
 from envactors.actor.change import ChangeLock
+from envactors.actor.permits import Permits
 from envactors.backends.base import Backend, RowMemory
 from envactors.mailbox.messages import Start
 from envactors.options import Deadlines, RestartPolicy
@@ -25,6 +26,7 @@ class ActorConfig:
         env_vars: Environment variables of its workers.
         memory: The memory of its vector; None for a lone actor.
         lock: The lock, which all actors of a vector share.
+        permits: The permits that steps and resets need; None if any number of actors may run.
         has_warned: Whether the user was warned of deadlines that the backend does not enforce.
     """
 
@@ -36,6 +38,7 @@ class ActorConfig:
     env_vars: Mapping[str, str]
     memory: RowMemory | None = None
     lock: ChangeLock = dataclasses.field(default_factory=ChangeLock)
+    permits: Permits | None = None
     has_warned: bool = False
 
     @property

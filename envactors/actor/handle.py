@@ -234,7 +234,7 @@ def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
         actor._actor.check_owner()
     began = time.monotonic()
     for actor in actors:
-        actor._actor.begin_close(timeout)
+        actor._actor.begin_close(timeout, began)
     for actor in actors:
         left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
         actor._actor.wait_closed(left)

@@ -213,9 +213,9 @@ class InlineActor:
         else:
             self._close()
 
-    def begin_close(self, timeout: float | None) -> None:
+    def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         """Close the envs."""
-        del timeout
+        del timeout, began
         with self._lock:
             if not self.closed.is_open:
                 self._close_envs()

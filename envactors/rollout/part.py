@@ -60,6 +60,7 @@ class RolloutPart(Job):
         version: How often the user has given parameters.
     """
 
+    needs_permit = True
     survives_interrupt = False
 
     def __init__(self, envs: ActorEnvs, run: Run, policy: Policy, rollout: int, parameters: Parameters | None) -> None:

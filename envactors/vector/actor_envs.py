@@ -46,6 +46,8 @@ class QueuedRows(Job):
         ids: The envs that wait. One that is not `QUEUED` any more is skipped.
     """
 
+    needs_permit = True
+
     def __init__(self, envs: ActorEnvs, ids: list[int]) -> None:
         self._envs = envs
         self.ids = ids
@@ -86,6 +88,7 @@ class ActorEnvs(Job):
 
     reader: RowReader
     call_id = -1  # no reply is for it
+    needs_permit = True
     is_of_process = True
 
     def __init__(self, table: EnvTable, actor: Actor, count: int) -> None:
@@ -136,6 +139,9 @@ class ActorEnvs(Job):
                 process.send(Frame(Kind.PAYLOADS, actor.incarnation.index, call_id, bundle.pack(mine)))
         if table.requests and any(table.future_of(index) is not None for index in ids):
             process.watch_rings(self._on_ring)
+        if actor.permits is not None:  # others wait for the end of these rows
+            process.watch_rings(self._on_ring)
+            process.page.ring_at_end(call_id)
         return process.page
 
     def post_queued(self, ids: list[int], call_id: int) -> None:
@@ -327,7 +333,7 @@ class ActorEnvs(Job):
             return
         if self.is_finished():
             process.unwatch_rings()
-            self.actor.dispatch()
+            self.actor.end_job(self)
         elif any(self.table.has_failed(index) and self.table.status[index] == POSTED for index in self.range):
             self.actor.runtime.callbacks.submit(self._collect_failures)
 

@@ -19,6 +19,7 @@ from envactors.mailbox.slab import Layout
 from envactors.mailbox.specs import OBJECT, ArraySpec, batches_alike, leaves
 from envactors.vector.actor_envs import ActorEnvs
 from envactors.vector.episodes import Episodes
+from envactors.vector.inputs import limit_running
 from envactors.vector.options import Choices
 from envactors.vector.results import RowReader
 from envactors.vector.table import EnvTable
@@ -72,6 +73,7 @@ def launch_actors(
         restart=choices.restart,
         memory=memory,
         lock=ChangeLock(),
+        permits=limit_running(choices.max_running, len(groups), backend),
         has_journal=choices.on_failure == "replay",
         seed_episodes=choices.seed_episodes,
     )

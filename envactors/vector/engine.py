@@ -208,13 +208,16 @@ class RowEngine:
             posted: list[tuple[ActorEnvs, list[int]]] = []
             queued: list[tuple[ActorEnvs, list[int]]] = []
             for group, ids in groups:
-                is_free = group.actor.can_post(group) and not (must_check and any(map(group.must_wait, ids)))
+                must_wait = must_check and any(map(group.must_wait, ids))
+                is_free = not must_wait and group.actor.can_post(group)
                 (posted if is_free else queued).append((group, ids))
             closing = next((group.actor for group, _ in queued if group.actor.is_closing), None)
             if closing is not None:
                 refused = closing.errors.closed(Step("step", envs.ids[0]), closing.incarnation.index)
                 for index in requests:
                     del table.requests[index]
+                for group, _ in posted:
+                    group.actor.dispatch()  # gives its permit back
             else:
                 for index, request in requests.items():
                     if request.seed is not None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from envactors.actor.permits import Permits
 from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
@@ -107,6 +108,18 @@ def check_recycling(recycle: RecyclePolicy | None, groups: Sequence[Sequence[obj
             f"recycle with {most} envs per actor and {backend!r}: expected envs_per_actor=1, so that no other env's "
             "episode is cut off, and a backend with processes"
         )
+
+
+def limit_running(max_running: int | None, actors: int, backend: Backend) -> Permits | None:
+    """Return the permits that actors share; None if they need none.
+
+    Raises:
+        VectorInputError: ``max_running`` is not an int >= 1.
+    """
+    if max_running is None:
+        return None
+    check_counts(1, max_running=max_running)
+    return None if max_running >= actors or backend.inline else Permits(max_running)
 
 
 def check_env_ids(env_ids: Any, count: int) -> list[int]:

@@ -8,10 +8,10 @@ import sys
 
 import gymnasium
 import pytest
+from envactors.state import gymnasium_snapshot
 from wrapped import make, run
 
 import envactors as ea
-from envactors.state import gymnasium_snapshot
 
 SNAPSHOT = gymnasium_snapshot()
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
 from envactors.cli import main
 from envactors.cli.check.examiner import Looks, Trajectory
 from envactors.cli.check.findings import judge_looks, judge_repeat, judge_resets, suggest

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from envactors.state.checkpoint_file import read_file, write_file
 from gymenvs import put_state, stacked_cartpole, whole_state
 from helpers import FORK_SERVER, SOON
 from test_snapshots import RESTART, run
 
 import envactors as ea
-from envactors.state.checkpoint_file import read_file, write_file
 
 OPTIONS = {"backend": FORK_SERVER, "restart": RESTART}
 

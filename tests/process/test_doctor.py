@@ -7,9 +7,10 @@ import json
 import os
 import platform
 
-import envactors
 from envactors.cli import main
 from envactors.cli.doctor import examine, warn
+
+import envactors
 
 
 def test_doctor_reports_versions_cores_and_start_methods(capsys, tmp_path):

@@ -8,11 +8,11 @@ import signal
 import threading
 
 import pytest
+from envactors.remote import LocalNodes
 from helpers import SOON, Counter, wait_until
 from nodes import preloading_backend, standing
 
 import envactors as ea
-from envactors.remote import LocalNodes
 from envactors.testing import EchoEnv
 
 NAME = "some.env"

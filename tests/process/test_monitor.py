@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 from budget import examples
+from envactors.observe import monitor as server
+from envactors.observe.programs import NoAnswerError, NotListeningError, pid_of, running_programs
 from helpers import SOON, Counter, promised, run_script, wait_for_path, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from monitoring import ask, connect, monitor_threads, program, read_all
 
 import envactors as ea
-from envactors.observe import monitor as server
-from envactors.observe.programs import NoAnswerError, NotListeningError, pid_of, running_programs
 from envactors.testing import EchoEnv, FaultyEnv
 
 SNAPSHOT = {"get": "snapshot"}

@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from envactors.observe import monitor
+from envactors.observe.programs import running_programs
 from helpers import SOON, Counter, promised
 from monitoring import ask, connect, monitor_threads, program, read_all
 from warm import warm_interpreter
 
 import envactors as ea
-from envactors.observe import monitor
-from envactors.observe.programs import running_programs
 from envactors.testing import EchoEnv
 
 SNAPSHOT = {"get": "snapshot"}

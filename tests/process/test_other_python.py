@@ -17,6 +17,7 @@ import elsewhere
 import numpy as np
 import psutil
 import pytest
+from envactors.remote import LocalNodes
 from helpers import SOON, is_gone, wait_until
 from interpreters import NEEDED, OWN, WITH_NUMPY_1, another, make_venv, pythons
 
@@ -25,7 +26,6 @@ from envactors.integrations.adapter import adapted
 from envactors.integrations.sb3.adapter import StableBaselinesEnvAdapter
 from envactors.mailbox import pickling
 from envactors.mailbox.info_codec import encode
-from envactors.remote import LocalNodes
 from envactors.system.choice import PORTABLE
 from envactors.testing import BackendConformance, EchoEnv
 

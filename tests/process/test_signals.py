@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
-import sys
 import threading
 
 import pytest

@@ -11,12 +11,12 @@ import signal
 import gymnasium
 import numpy as np
 import pytest
+from envactors.state import gymnasium_snapshot
 from gymenvs import put_state, stacked_cartpole, whole_state
 from helpers import FORK_SERVER, SOON, journals, wait_for_path, wait_until, wait_while
 from storms import checksum_of_run
 
 import envactors as ea
-from envactors.state import gymnasium_snapshot
 from envactors.testing import EchoEnv, workloads
 
 RESTART = ea.RestartPolicy(max_restarts=1000, backoff=0.0)

@@ -8,11 +8,11 @@ import threading
 import time
 
 import pytest
+from envactors.remote import LocalNodes
 from helpers import SOON, Counter, promised, wait_for_path, wait_until
 from nodes import preloading_backend, standing
 
 import envactors as ea
-from envactors.remote import LocalNodes
 from envactors.testing import EchoEnv, FaultyEnv
 
 

@@ -13,12 +13,12 @@ import time
 
 import numpy as np
 import pytest
+from envactors.actor.launch import launch
+from envactors.actor.requests import CallRequest
 from helpers import FORK_SERVER, SOON, UP, Counter, Placed, is_gone, promised, wait_for_path, wait_until, wait_while
 
 import envactors as ea
 from envactors.actor.future import ActorFuture
-from envactors.actor.launch import launch
-from envactors.actor.requests import CallRequest
 from envactors.mailbox.messages import Get, Kind
 from envactors.system.cpus import cores
 

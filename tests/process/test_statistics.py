@@ -11,16 +11,16 @@ import time
 
 import numpy as np
 import pytest
+from envactors.actor.signal_deferral import StateChange
+from envactors.remote import LocalNodes
 from helpers import SOON, Counter, wait_for_path, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 from nodes import preloading_backend
 
 import envactors as ea
-from envactors.actor.signal_deferral import StateChange
 from envactors.mailbox.control_page import TIMED
 from envactors.mailbox.durations import HISTOGRAM, METHOD_RESET, METHOD_STEP, count, merge, summarize
-from envactors.remote import LocalNodes
 from envactors.testing import EchoEnv, FaultyEnv, workloads
 
 

@@ -22,11 +22,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import SOON, is_gone, promised, wait_until
-from rich.console import Console
-from rich.text import Text
-from warm import warm_interpreter
-
 from envactors.cli.monitored import Program, ProgramError, find_program, find_programs, printable
 from envactors.cli.top import keyboard as keyboards
 from envactors.cli.top.keyboard import Keyboard
@@ -35,6 +30,11 @@ from envactors.cli.top.screens import Back, DetailScreen, ListScreen, Quit, Tabl
 from envactors.cli.top.view import ORDERS, actor_table, fit_columns, head_lines, report, screen
 from envactors.cli.units import duration, rate, size
 from envactors.observe.programs import ask
+from helpers import SOON, is_gone, promised, wait_until
+from rich.console import Console
+from rich.text import Text
+from warm import warm_interpreter
+
 from envactors.testing.envs import expected_checksum
 
 COMMAND = [sys.executable, "-W", "error", "-m", "envactors.cli"]

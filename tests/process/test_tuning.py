@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from envactors.cli import main
+from envactors.tuning.candidates import Candidate, placements, variants
+from envactors.tuning.tuner import Measured, Tuner, Tuning
 from helpers import promised
 from hypothesis import given
 from hypothesis import strategies as st
 
 import envactors as ea
-from envactors.cli import main
 from envactors.testing import EchoEnv
-from envactors.tuning.candidates import Candidate, placements, variants
-from envactors.tuning.tuner import Measured, Tuner, Tuning
 
 
 class Discrete:

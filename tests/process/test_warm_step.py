@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from envactors.actor.wait_tuner import BOTH_SPIN, WaitTuner
 from helpers import FORK_SERVER
 
 import envactors as ea
-from envactors.actor.wait_tuner import BOTH_SPIN, WaitTuner
 
 PACKAGE = Path(ea.__file__).parent
 # One warm step of eight envs in two processes: files and Python calls in the caller, calls in a worker.
