@@ -38,7 +38,7 @@ from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Timers
 from envactors.backends.base import Worker
 from envactors.errors import ActorClosedError, ActorError
-from envactors.mailbox.messages import Failure, Frame, Kind
+from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, safe_repr, unpack_failure
 from envactors.runtime import Runtime
 from envactors.system.polling import READABLE, WRITABLE
@@ -46,11 +46,15 @@ from envactors.system.polling import READABLE, WRITABLE
 # Its messages also reach users as errors and results, so nothing is printed if they have not set up logging.
 _log = logging.getLogger("envactors.actors")
 _log.addHandler(logging.NullHandler())
+# Its messages reach users in no other way.
+_notices = logging.getLogger("envactors")
 
 # How long a worker that has closed its envs, or its channel, may take to exit, in seconds.
 _EXIT_GRACE = 1.0
 # How long a worker may take to write its stacks before it is killed for a deadline, in seconds.
 _STACKS_GRACE = 0.2
+# How long a standby may take to begin its work for another actor, in seconds. It only records whose it is now.
+_ADOPTION_GRACE = 1.0
 # How long a killed worker may take to exit, in seconds.
 _KILL_GRACE = 0.9
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
@@ -306,6 +310,8 @@ class Actor:
                 close = Close()
                 self.unfinished[close] = None
                 self.queue.append(close)
+            if self.config.is_standby and self.phase is Phase.STARTING:
+                self._end(EndReason.CLOSE)  # nobody waits for its process
             patience = self._close_patience(timeout)
             if patience is not None and self.phase is not Phase.CLOSED:
                 end = functools.partial(self._end, EndReason.CLOSE)
@@ -491,7 +497,12 @@ class Actor:
             return
         for frame in process.drain():
             self._on_frame(frame)
-        self._after_exit(process.reap())
+        report, incarnation = process.reap(), self.incarnation
+        is_unasked = incarnation.end_reason in (None, EndReason.TIMEOUT) and not self.is_closing
+        if incarnation.is_standby and not incarnation.has_started and is_unasked:
+            self._start(Incarnation(incarnation.index))  # as if there had been no standby
+        else:
+            self._after_exit(report)
 
     def find_current_step(self) -> Step | None:
         """Return the step that the worker runs, once its replies were read; None if it runs none, or is ending."""
@@ -604,14 +615,51 @@ class Actor:
 
     # Starting --------------------------------------------------------------------------------------------
 
-    def _start_next(self) -> None:
-        self._start(Incarnation(self.incarnation.index + 1))
+    def _start_next(self, process: ActorProcess | None = None) -> None:
+        """Start the next incarnation, in a process of a standby if there is one."""
+        self.timers.cancel("backoff")
+        self._start(Incarnation(self.incarnation.index + 1), process or self._take_standby(0.0))
 
-    def _start(self, incarnation: Incarnation) -> None:
-        """Start a process."""
+    def _start(self, incarnation: Incarnation, process: ActorProcess | None = None) -> None:
+        """Start an incarnation, in a new process or in that of a standby."""
         self.phase, self.incarnation = Phase.STARTING, incarnation
-        incarnation.is_launching, incarnation.launched = True, time.monotonic()
-        self.runtime.launcher.submit(self._launch, self.config.backend.max_starting)
+        incarnation.launched = time.monotonic()
+        if process is None:
+            incarnation.is_launching = True
+            self.runtime.launcher.submit(self._launch, self.config.backend.max_starting)
+        else:
+            self._adopt(process)
+
+    def _adopt(self, process: ActorProcess) -> None:
+        """Have the process of a standby work for this actor."""
+        config, incarnation = self.config, self.incarnation
+        incarnation.is_standby, incarnation.process = True, process
+        process.hand_over(config.name, *self._process_events())
+        self.timers.set("start", incarnation.launched + _ADOPTION_GRACE, self._on_start_deadline)
+        message = Adopt(config.name, config.first_index, len(config.start.factories), self.tenant.attach)
+        process.send(Frame(Kind.ADOPT, incarnation.index, START_CALL_ID, dumps(tuple(message))))
+
+    def _take_standby(self, delay: float) -> ActorProcess | None:
+        """Return the process of a standby that is ready; the standby starts another one after a delay, in seconds."""
+        offers = (standby.give_process(delay) for standby in self.config.standbys)
+        return next((process for process in offers if process is not None), None)
+
+    def give_process(self, delay: float) -> ActorProcess | None:
+        """Give the process of this standby away if it is ready, and start another one after a delay, in seconds.
+
+        The lock is that of the taker, too. Only threads of this library take processes, so nothing interrupts it.
+        """
+        process = self.incarnation.process
+        if self.phase is not _LIVE or process is None or process.at_end or self.running is not None or self.queue:
+            return None
+        self.incarnation.process, self.phase = None, Phase.BACKOFF
+        self.deadline_watch.stop()
+        self.timers.set("backoff", time.monotonic() + delay, self._on_backoff)
+        return process
+
+    def _process_events(self) -> tuple[Callable[[ActorProcess, int], object], Callable[[ActorProcess], object]]:
+        """Return the functions that a process calls in the loop."""
+        return functools.partial(self.run, self.on_channel), functools.partial(self.run, self.on_exit)
 
     def _launch(self) -> None:
         """Launch a worker, in the launcher's thread."""
@@ -632,9 +680,7 @@ class Actor:
             incarnation.is_launching = False
             if worker is not None:
                 try:
-                    on_channel = functools.partial(self.run, self.on_channel)
-                    on_exit = functools.partial(self.run, self.on_exit)
-                    incarnation.process = ActorProcess(worker, config.name, self.runtime, on_channel, on_exit)
+                    incarnation.process = ActorProcess(worker, config.name, self.runtime, *self._process_events())
                 except Exception as error:
                     refusal = error
             if incarnation.process is None:
@@ -796,10 +842,19 @@ class Actor:
         if chosen is Next.START:
             self._start_next()
         elif chosen is Next.RESTART:
-            self.phase = Phase.BACKOFF
-            self.timers.set("backoff", time.monotonic() + delay, self._on_backoff)
+            # A standby waits in place of the actor, so that no more processes start than without standbys.
+            process = self._take_standby(delay) if exit.incarnation.has_started else None
+            if process is not None:
+                self._restarts += 1
+                self._start_next(process)
+            else:
+                self.phase = Phase.BACKOFF
+                self.timers.set("backoff", time.monotonic() + delay, self._on_backoff)
         elif chosen is Next.DIE:
             self.phase = Phase.DEAD
+            if self.config.is_standby:
+                text = f"{self.name} cannot be restarted; the actors that it served continue: {self._final_error()}"
+                self.runtime.log(lambda: _notices.warning("%s", text))
             kept, self.running = self.running, None
             if kept is not None:
                 self._fail(kept, functools.partial(self.errors.after_last, self._final_error()))

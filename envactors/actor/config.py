@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from envactors.actor.change import ChangeLock
 from envactors.actor.permits import Permits
+from envactors.actor.process import ActorProcess
 from envactors.backends.base import Backend, RowMemory
 from envactors.mailbox.messages import Start
 from envactors.options import Deadlines, RestartPolicy
+
+
+class Standby(Protocol):
+    """An actor without requests, which holds a started process for others."""
+
+    def give_process(self, delay: float) -> ActorProcess | None:
+        """Give its process away if it is ready, and start another one after a delay, in seconds."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -26,6 +35,8 @@ class ActorConfig:
         env_vars: Environment variables of its workers.
         memory: The memory of its vector; None for a lone actor.
         lock: The lock, which all actors of a vector share.
+        standbys: The standbys whose processes it may take; they share its lock.
+        is_standby: Whether it only holds a process for others.
         permits: The permits that steps and resets need; None if any number of actors may run.
         has_warned: Whether the user was warned of deadlines that the backend does not enforce.
     """
@@ -38,6 +49,8 @@ class ActorConfig:
     env_vars: Mapping[str, str]
     memory: RowMemory | None = None
     lock: ChangeLock = dataclasses.field(default_factory=ChangeLock)
+    standbys: Sequence[Standby] = ()
+    is_standby: bool = False
     permits: Permits | None = None
     has_warned: bool = False
 

@@ -60,12 +60,13 @@ def launch_actors(
     groups: Sequence[list[Factory]],
     env_vars: Sequence[Mapping[str, str] | None],
     memory: RowMemory | None,
-) -> tuple[list[ActorHandle], list[ActorView]]:
-    """Launch one actor per group of factories.
+) -> tuple[list[ActorHandle], list[ActorView], list[ActorHandle]]:
+    """Launch one actor per group of factories, and the standbys.
 
     Returns:
-        The handles of the actors, and those of the envs.
+        The handles of the actors, of the envs, and of the standbys.
     """
+    standbys: list[Any] = []  # of `Actor`
     launch_alike: Callable[..., ActorHandle] = functools.partial(
         launch,
         backend=backend,
@@ -73,12 +74,15 @@ def launch_actors(
         restart=choices.restart,
         memory=memory,
         lock=ChangeLock(),
+        standbys=standbys,
         permits=limit_running(choices.max_running, len(groups), backend),
         has_journal=choices.on_failure == "replay",
         seed_episodes=choices.seed_episodes,
     )
     actors: list[ActorHandle] = []
     handles: list[ActorView] = []
+    standby_handles: list[ActorHandle] = []
+    largest = max(groups, key=len)
     is_shared = len(groups[0]) > 1
     try:
         for group, variables in zip(groups, env_vars, strict=True):
@@ -89,11 +93,16 @@ def launch_actors(
             parts = actor._actor, actor._lifeline
             envs = [EnvHandle(*parts, position, _is_shared=True) for position in range(len(group))]
             handles += envs if is_shared else [actor]
+        for number in range(choices.standbys):
+            options = {"name": f"standby-{number}", "first": -len(largest), "env_vars": env_vars[0]}
+            standby = launch_alike(largest, **options, standbys=(), permits=None, is_standby=True)
+            standby_handles.append(standby)
+            standbys.append(standby._actor)
     except BaseException:
-        for actor in actors:
+        for actor in [*actors, *standby_handles]:
             actor.kill()
         raise
-    return actors, handles
+    return actors, handles, standby_handles
 
 
 def describe_envs(handles: Sequence[ActorView]) -> Description:
