@@ -315,6 +315,7 @@ def test_a_reply_that_came_in_time_counts_although_a_borrower_has_not_read_it(ac
         return True
 
     monkeypatch.setattr(ActorProcess, "wait_for_reply", wait_for_reply)
+    wait_until(future.running)
     thread = threading.Thread(target=future.exception)
     thread.start()
     assert lent.wait(SOON)
