@@ -185,20 +185,26 @@ class Runtime:
         self.members: set[Member] = set()
         self.has_ended: bool = False
         self._join_deadline = math.inf
-        self._records = 0
+        # How many records wait for the printer, and how many were dropped since that was last reported.
+        self._records = self._dropped = 0
         self.printer: ThreadPool = ThreadPool("envactors-printer", runs_user_code=True)
         self.loop: Loop = Loop(self._report)
         self.launcher: Launcher = Launcher()
         self.callbacks: ThreadPool = ThreadPool("envactors-callbacks", runs_user_code=True, loop=self.loop)
 
     def log(self, log: Callable[[], object]) -> None:
-        """Call a function that logs, in a thread where handlers may block; drop it if too many wait."""
+        """Call a function that logs, in a thread where handlers may block; drop and count it if too many wait."""
         if self._records < _MOST_RECORDS:
             self._records += 1
             self.printer.submit(lambda: self._log(log))
+        else:
+            self._dropped += 1
 
     def _log(self, log: Callable[[], object]) -> None:
         self._records -= 1
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            _log.warning("%d log records of workers were dropped: handlers did not take them in time", dropped)
         log()
 
     def _report(self, error: BaseException) -> None:

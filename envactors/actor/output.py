@@ -81,7 +81,7 @@ class Output:
             self._dropped += len(lines)
             return
         if self._dropped:
-            lines.insert(0, f"({self._dropped} lines dropped: this stream did not take them in time)")
+            lines.insert(0, f"({self._dropped} lines left out: this stream did not take them in time)")
             self._dropped = 0
         if lines:
             block = "".join(f"[{self.name}] {line}\n" for line in lines)

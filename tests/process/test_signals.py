@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 
 import pytest
 from helpers import SOON, wait_always, wait_for_path, wait_until
@@ -92,6 +93,7 @@ def test_a_signal_handler_may_take_the_results_that_are_waited_for(ask, strategy
     class Signals(EchoEnv):
         def step(self, action):
             if action == 7:
+                time.sleep(0.1)  # the caller waits by then; in the middle of posting, the handler would be refused
                 os.kill(caller, signal.SIGALRM)
                 wait_for_path(tmp_path / "handled")
             return super().step(action)
@@ -120,7 +122,7 @@ def test_a_signal_handler_may_take_the_results_that_are_waited_for(ask, strategy
 
 
 def test_what_a_handler_raises_while_arguments_are_pickled_reaches_the_caller():
-    class Late(Exception):
+    class Late(BaseException):
         pass
 
     def handle(_signum, _frame):
