@@ -19,6 +19,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from helpers import FORK_SERVER, is_gone
+from hypothesis import given
+from hypothesis import strategies as st
+
+import envactors as ea
 from envactors.cli import main
 from envactors.cli.bench import registry
 from envactors.cli.bench.figures import Comparison, Spread, in_words, rates, ratio_text, ratios, spread
@@ -26,13 +31,8 @@ from envactors.cli.bench.libraries import GymnasiumLoop
 from envactors.cli.bench.registry import BASELINES, choose_entries, our_entries
 from envactors.cli.bench.sides import LoopsApart, PlainLoop
 from envactors.cli.source import EnvSource
-from envactors.tuning.measuring import Round, Workload
-from helpers import FORK_SERVER, is_gone
-from hypothesis import given
-from hypothesis import strategies as st
-
-import envactors as ea
 from envactors.testing import EchoEnv, workloads
+from envactors.tuning.measuring import Round, Workload
 
 COMMAND = Path(sys.executable).with_name("envactors")
 SMALL = ("--rounds", "2", "--seconds", "0.05")

@@ -19,6 +19,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from helpers import promised
+
+import envactors as ea
 from envactors.cli import main
 from envactors.cli.demo.command import make_env
 from envactors.cli.demo.faults import Fault, FaultKind, Injector, plan_faults
@@ -26,9 +29,6 @@ from envactors.cli.demo.learning import Budget
 from envactors.cli.demo.live import curve_lines
 from envactors.cli.demo.reports import Generation
 from envactors.cli.demo.rollouts import Episode, OutOfTimeError, Rollouts
-from helpers import promised
-
-import envactors as ea
 
 COMMAND = Path(sys.executable).with_name("envactors")
 CURVE = re.compile(r"^generation +(\d+): mean return +([\d.]+), best +([\d.]+), +([\d,]+) steps", re.MULTILINE)

@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
+import threading
 from pathlib import Path
 from typing import ClassVar
 

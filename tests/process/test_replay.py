@@ -23,9 +23,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
+from envactors.vector.table import POSTED
 from envactors.testing import FAULTS, EchoEnv, expected_checksum
 from envactors.vector.engine import RowEngine
-from envactors.vector.table import POSTED
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 Replaying = functools.partial(ea.VectorEnv, on_failure="replay", restart=ALWAYS)

@@ -7,10 +7,10 @@ import functools
 import gymnasium
 import numpy as np
 import pytest
-from envactors.state import gymnasium_snapshot
 from storms import COUNT, checksum_of_loop, checksum_of_rollouts
 
 import envactors as ea
+from envactors.state import gymnasium_snapshot
 
 STEPS = 128
 

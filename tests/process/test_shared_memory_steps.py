@@ -15,9 +15,9 @@ from gymnasium import spaces
 from helpers import FORK_SERVER, SOON, Counter, frozen, wait_for_path, wait_until
 
 import envactors as ea
+from envactors.vector.access import VectorAccess
 from envactors.mailbox.slab import INLINE_INFO_ROOM
 from envactors.testing import EchoEnv, FaultyEnv
-from envactors.vector.access import VectorAccess
 
 SPACES = {
     "array": spaces.Box(-1, 1, (3, 2), np.float32),
@@ -334,22 +334,23 @@ def test_other_threads_may_wait_for_calls_meanwhile(tmp_path):
 def test_a_step_in_two_halves_is_pending_in_between():
     factories = [functools.partial(EchoEnv, i) for i in range(3)]
     with ea.VectorEnv(factories) as envs:
+        access = VectorAccess(envs)
         envs.reset(seed=0)
         expected = envs.step([5, 6, 7])[0]
         envs.reset(seed=0)
         access = VectorAccess(envs)
-        access.start_steps(None, [5, 6, 7])
-        assert np.array_equal(access.gather(None, None, "step_wait").obs, expected)
+        access.start_step([5, 6, 7])
+        assert np.array_equal(access.finish_step()[0], expected)
         for ask in (lambda: envs.step([0] * 3), lambda: envs.send([0], env_ids=[2])):
             envs.reset(seed=0)
-            access.start_steps(None, [5, 6, 7])
+            access.start_step([5, 6, 7])
             with pytest.raises(ea.AlreadyPendingError):
                 ask()
-            assert np.array_equal(access.gather(None, None, "step_wait").obs, expected)
+            assert np.array_equal(access.finish_step()[0], expected)
         envs.reset(seed=0)
-        access.start_steps(None, [5, 6, 7])
+        access.start_step([5, 6, 7])
         assert np.array_equal(envs.reset(seed=0)[0].shape, expected.shape), "a reset drops results that nobody took"
-        access.start_steps(None, [5, 6, 7])
+        access.start_step([5, 6, 7])
         batch = envs.recv()
         assert np.array_equal(batch.obs[np.argsort(batch.env_ids)], expected)
 

@@ -13,9 +13,6 @@ import threading
 import time
 
 import pytest
-from envactors.observe import trace as trace_module
-from envactors.observe.trace_file import CallerSpan, Notice, Span, write_trace
-from envactors.remote import LocalNodes
 from helpers import SOON, Counter, run_script, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +21,9 @@ import envactors as ea
 from envactors.actor import recording
 from envactors.mailbox.durations import METHOD_RESET, METHOD_STEP, summarize
 from envactors.mailbox.spans import SPANS_KEPT, SpanRing, measured_size
+from envactors.observe import trace as trace_module
+from envactors.observe.trace_file import CallerSpan, Notice, Span, write_trace
+from envactors.remote import LocalNodes
 from envactors.testing import EchoEnv, FaultyEnv
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from envactors.cli import main
-from envactors.tuning.candidates import Candidate, placements, variants
-from envactors.tuning.tuner import Measured, Tuner, Tuning
 from helpers import promised
 from hypothesis import given
 from hypothesis import strategies as st
 
 import envactors as ea
+from envactors.cli import main
 from envactors.testing import EchoEnv
+from envactors.tuning.candidates import Candidate, placements, variants
+from envactors.tuning.tuner import Measured, Tuner, Tuning
 
 
 class Discrete:
@@ -68,9 +68,9 @@ def test_variants_are_new(num_envs, cores, data):
             "in-process, copy=False",
         ),
         (
-            Candidate("process", 4, "spawn"),
-            "envs = ea.VectorEnv([make] * 8, envs_per_actor=4, backend=ea.ProcessBackend('spawn'))",
-            "2 processes, spawn",
+            Candidate("process", 4, "loky"),
+            "envs = ea.VectorEnv([make] * 8, envs_per_actor=4, backend=ea.ProcessBackend('loky'))",
+            "2 processes, loky",
         ),
         (
             Candidate("process", 4, min_envs=4),

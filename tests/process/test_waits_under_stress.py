@@ -14,11 +14,11 @@ import time
 
 import numpy as np
 import pytest
-from envactors.actor.slots import POSTED
 from helpers import FORK_SERVER, SOON, Counter, wait_for_path, wait_until
 from interleaving import Lines, StoppingThread
 
 import envactors as ea
+from envactors.actor.slots import POSTED
 from envactors.testing import EchoEnv
 
 BACKENDS = [ea.ThreadBackend(), FORK_SERVER]
