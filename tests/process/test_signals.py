@@ -23,6 +23,7 @@ def test_an_interrupt_in_the_middle_of_a_short_step_loses_no_result():
     class Interrupts(EchoEnv):
         def step(self, action):
             if action == 7:
+                time.sleep(0.02)  # the caller waits by then; in the middle of posting, the envs would need a reset
                 os.kill(caller, signal.SIGINT)
             return super().step(action)
 
@@ -43,6 +44,7 @@ def test_a_signal_handler_may_use_the_vector_in_the_middle_of_a_step(closes, tmp
         def step(self, action):
             if action == 7:
                 handled = tmp_path / str(self.steps)
+                time.sleep(0.02)  # the caller waits by then; in the middle of posting, the handler would be refused
                 if closes:
                     wait_for_path(tmp_path / "the other env is done")
                 os.kill(caller, signal.SIGALRM)
