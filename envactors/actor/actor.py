@@ -106,8 +106,10 @@ class Actor:
         self.deadline_watch: DeadlineWatch = DeadlineWatch(self)
         self.spin: SpinPolicy = SpinPolicy(config.backend.spin)
         self._loan = ChannelLoan(self.runtime.loop, self.lock)
+        # The last worker, as long as its code may still be running although it counts as ended.
+        self._uncertain: Worker | None = None
         try:
-            config.backend.retain(config.env_vars, self.runtime.loop)  # type: ignore[arg-type] # only remote ones use it
+            config.backend.retain(config.env_vars, self.runtime)
         except BaseException:
             self.runtime.leave(self)
             raise
@@ -125,6 +127,12 @@ class Actor:
         """The process id; None while there is no process."""
         process = self.incarnation.process
         return None if process is None else process.pid
+
+    @property
+    def node(self) -> str | None:
+        """The node that runs the process; None on this machine."""
+        process = self.incarnation.process
+        return None if process is None else process.worker.node
 
     @property
     def state(self) -> ActorState:
@@ -161,7 +169,7 @@ class Actor:
                 last_failure=self._restart_tracker.last,
                 state=self.state,
                 pid=self.pid,
-                node=None,
+                node=self.node,
                 incarnation=self.incarnation.index,
                 method=None if step is None else step.method,
                 elapsed=0.0 if step is None else time.monotonic() - step.started,
@@ -568,10 +576,30 @@ class Actor:
         self._start(Incarnation(self.incarnation.index + 1))
 
     def _start(self, incarnation: Incarnation) -> None:
-        """Start a process."""
+        """Start a process, once none of the code of the last one can be running."""
         self.phase, self.incarnation = Phase.STARTING, incarnation
         incarnation.is_launching, incarnation.launched = True, time.monotonic()
+        if self._uncertain is None:
+            self._submit_launch()
+
+    def _submit_launch(self) -> None:
         self.runtime.launcher.submit(self._launch, self.config.backend.max_starting)
+
+    def _withdraw_launch(self) -> bool:
+        """Return whether a launch that was still waiting will not happen."""
+        return self._uncertain is not None or self.runtime.launcher.withdraw(self._launch)
+
+    def _await_end(self, worker: Worker) -> None:
+        """Start no process until none of the code of this worker can be running."""
+        self._uncertain = worker
+        on_end = functools.partial(self.run, self._on_certain_end, worker)
+        worker.when_over(lambda: self.runtime.loop.call_soon(on_end))
+
+    def _on_certain_end(self, worker: Worker) -> None:
+        if worker is self._uncertain:
+            self._uncertain = None
+            if self.incarnation.is_launching:
+                self._submit_launch()
 
     def _launch(self) -> None:
         """Launch a worker, in the launcher's thread."""
@@ -600,7 +628,8 @@ class Actor:
             if incarnation.process is None:
                 self._after_exit(ExitReport(refusal=refusal))
             elif self.phase is Phase.STARTING:
-                authkey = bytes(multiprocessing.current_process().authkey)
+                # Workers on other machines cannot reach the managers of this process.
+                authkey = None if config.backend.is_far else bytes(multiprocessing.current_process().authkey)
                 start = config.start._replace(attach=self.tenant.attach, authkey=authkey)
                 incarnation.process.send(Frame(Kind.START, incarnation.index, START_CALL_ID, dumps(tuple(start))))
             else:
@@ -664,7 +693,7 @@ class Actor:
             self.dispatch()  # if it is ending, its exit continues
         elif incarnation.is_launching:
             has_jobs = self.phase is Phase.STARTING and (not self.is_closing or len(self.queue) > 1)
-            if not has_jobs and self.runtime.launcher.withdraw(self._launch):
+            if not has_jobs and self._withdraw_launch():
                 self._after_exit(ExitReport())
         elif self.phase is Phase.CLOSED:
             while self.queue:
@@ -741,7 +770,9 @@ class Actor:
 
     def _continue(self, exit: Exit, report: ExitReport) -> None:  # noqa: A002
         """Start the next process, now or later, or fail everything that waits for one."""
-        self.incarnation.process = None
+        process, self.incarnation.process = self.incarnation.process, None
+        if process is not None and not process.worker.is_over:
+            self._await_end(process.worker)
         chosen, delay = exit.plan
         if chosen is Next.START:
             self._start_next()

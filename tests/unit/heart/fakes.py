@@ -33,7 +33,9 @@ class NoStacks:
 class FakeWorker:
     """Both ends of a worker."""
 
-    refusal = loss = None
+    refusal = loss = node = None
+    is_leaving = False
+    is_over = True
 
     def __init__(self, envs):
         ours, theirs = socket.socketpair()
