@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import time
 
 import numpy as np
@@ -75,6 +76,14 @@ def lose(launcher, tmp_path):
     return lose_node
 
 
+def step_and_lose(envs, slow, lose):
+    """Return the result of a step of all envs, of which one is slow; the node is lost meanwhile."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        future = thread.submit(envs.step, np.where(np.arange(2) == slow, 9, 1), timeout=SOON)
+        lose(envs)
+        return future.result()
+
+
 @pytest.mark.parametrize("env_id", [0, 1])
 def test_a_reset_that_may_have_begun_on_a_lost_node_is_not_run_again(make, lose, tmp_path, env_id):
     envs = make()
@@ -93,10 +102,8 @@ def test_a_reset_that_may_have_begun_on_a_lost_node_is_not_run_again(make, lose,
 def test_a_step_on_a_lost_node_raises(make, lose, slow):
     envs = make()
     envs.reset(seed=0)
-    envs.step_async(np.where(np.arange(2) == slow, 9, 1))
-    lose(envs)
     with pytest.raises(ea.VectorStepError) as caught:
-        envs.step_wait(SOON)
+        step_and_lose(envs, slow, lose)
     assert slow in caught.value.failures
     assert {type(error) for error in caught.value.failures.values()} == {ea.NodeLostError}
     envs.reset(seed=0)
@@ -107,9 +114,7 @@ def test_a_step_on_a_lost_node_raises(make, lose, slow):
 def test_a_step_on_a_lost_node_is_truncated_and_the_env_renewed(make, lose, slow):
     envs = make(on_failure="renew")
     envs.reset(seed=0)
-    envs.step_async(np.where(np.arange(2) == slow, 9, 1))
-    lose(envs)
-    _, _, terminated, truncated, infos = envs.step_wait(SOON)
+    _, _, terminated, truncated, infos = step_and_lose(envs, slow, lose)
     assert truncated[slow]
     assert not terminated.any()
     assert isinstance(infos[slow]["failure"], ea.NodeLostError)
@@ -122,9 +127,7 @@ def test_a_step_on_a_lost_node_is_replayed(make, lose, slow):
     envs = make(on_failure="replay")
     envs.reset(seed=0)
     envs.step(np.array([1, 2]))
-    envs.step_async(np.where(np.arange(2) == slow, 9, 1))
-    lose(envs)
-    obs, *_, infos = envs.step_wait(SOON)
+    obs, *_, infos = step_and_lose(envs, slow, lose)
     assert obs[:, :3].tolist() == [[0, 2, 9 if slow == 0 else 1], [1, 2, 9 if slow == 1 else 1]]
     assert infos == [{}, {}]
 
