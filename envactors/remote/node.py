@@ -43,7 +43,9 @@ class Node:
         draining: Whether no more workers are placed on it.
     """
 
-    def __init__(self, name: str, link: Link, lease: float, runtime: Runtime, on_change: Callable[[Node], None]) -> None:
+    def __init__(
+        self, name: str, link: Link, lease: float, runtime: Runtime, on_change: Callable[[Node], None]
+    ) -> None:
         self.name = name
         self.workers: dict[int, RemoteWorker] = {}
         self.is_lost: bool = False
@@ -117,7 +119,7 @@ class Node:
 
     def _flush(self) -> None:
         """Write as much as fits, in the loop."""
-        if self.is_lost or not self._link.backlog:
+        if self.is_lost:
             return
         try:
             self._link.flush()

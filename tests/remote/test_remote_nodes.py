@@ -213,7 +213,12 @@ def test_a_silent_node_is_lost_after_its_lease_and_over_later(join, loop, monkey
     now = 100.0
     monkeypatch.setattr(node_module, "boot_clock", lambda: now)
     node, _ = join()
-    for now, is_lost, is_over in [(104.0, False, False), (105.0, True, False), (105.4, True, False), (105.6, True, True)]:
+    for now, is_lost, is_over in [
+        (104.0, False, False),
+        (105.0, True, False),
+        (105.4, True, False),
+        (105.6, True, True),
+    ]:
         loop.run_timers()
         assert (node.is_lost, node.is_over) == (is_lost, is_over)
     assert loop.timers == [], "nothing is left to check"
