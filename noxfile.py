@@ -38,7 +38,7 @@ SMOKE = [
     "tests/integrations/test_gymnasium_dropin.py",
 ]
 # What the smoke needs of the extra `test`: notebooks and charts are left out.
-SMOKE_TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+SMOKE_TOOLS = ("psutil", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 
 
 class Subject(NamedTuple):
@@ -70,7 +70,6 @@ SUBJECTS = {
     "jax": Subject("3.11", "3.12", ("gymnasium", "jax"), ("tests/integrations/test_jax.py",), newer=("numpy",)),
     "mlagents": Subject("3.10", "3.11", ("mlagents",), ("tests/integrations/test_mlagents.py",)),
     "openenv": Subject("3.11", "3.12", ("openenv",), ("tests/integrations/test_openenv.py",)),
-    "verifiers": Subject("3.11", "3.12", ("verifiers",), ("tests/integrations/test_verifiers.py",)),
     # The newest PyTorch that LeRobot accepts.
     "lerobot": Subject(
         "3.12",
@@ -190,17 +189,6 @@ def newest(session: nox.Session, subject: str) -> None:
     session.install(*upgrade, *one.torch, "-e", f".[{','.join(one.extras)}]", *one.beside, *test_tools(one))
     session.run("python", "-m", "pip", "list")
     run_tests(session, one.files)
-
-
-@nox.session(python="3.12")
-def pufferlib(session: nox.Session) -> None:
-    """PufferLib 3 beside current versions of NumPy and Gymnasium, which it does not ask for but runs with.
-
-    It has no wheels: its build needs a C compiler and PyTorch, and downloads Raylib and Box2D from GitHub.
-    """
-    session.install(TORCH, "setuptools", "wheel", "cython", "-e", ".[cli,pettingzoo]", *tools("test", SMOKE_TOOLS))
-    session.install("--no-deps", "--no-build-isolation", *EXTRAS["pufferlib"], "gym")
-    run_tests(session, ["tests/integrations/test_pufferlib.py"])
 
 
 def test_tools(one: Subject) -> list[str]:

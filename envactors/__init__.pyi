@@ -31,6 +31,7 @@ from envactors.errors import VectorInputError as VectorInputError
 from envactors.errors import VectorStepError as VectorStepError
 from envactors.errors import VectorTimeoutError as VectorTimeoutError
 from envactors.mailbox.specs import ArraySpec as ArraySpec
+from envactors.observe.trace import trace as trace
 from envactors.options import Deadlines as Deadlines
 from envactors.options import RecyclePolicy as RecyclePolicy
 from envactors.options import RestartPolicy as RestartPolicy

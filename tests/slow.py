@@ -9,31 +9,21 @@ import re
 
 # Regular expressions of test ids, and what stays.
 SLOW = {
-    # loky and spawn both start a fresh interpreter for each worker, in nearly the same way.
     r"test_backends\.py::TestLoky::(?!test_calls_run_in_order|test_crashes|test_a_factory_by_name)": "three with loky",
-    r"test_backends\.py::TestSpawn::(?!test_calls_run_in_order|test_crashes)": "two with spawn, all with fork servers",
-    r"test_backends\.py::test_(?!a_start_method)\w+\[(numbers\d-|MT19937-)?spawn\]": "loky",
     r"test_the_number_of_threads_is_each_actors_own\[numbers1-": "numbers0",
-    r"test_scripts_without_a_guard_under_every_start_method\[fork\]": "loky, forkserver",
-    r"test_promises\.py::\w+\[spawn\]": "loky",
     r"test_promises\.py::test_close_may_come_from_anywhere\[(__del__|atexit after|twice)\]": "three others",
-    r"test_left_behind\.py::\w+\[spawn\]": "loky",
-    r"test_scripts\.py::\w+\[spawn\]": "loky",
     r"test_system\.py::test_workers_end_with_a_caller_that_is_killed\[a loop in Python\]": "a loop in C, nothing",
     r"test_other_python\.py::TestConformance::(?!test_(calls_run|deaths|a_fac|a_rollout))": "four",
-    r"test_(promises|left_behind)\.py::\w+\[loky\]": "forkserver, fork; test_backends.py and test_scripts.py have loky",
-    r"test_scripts\.py::test_ctrl_c_gives\w+\[(loky|fork)\]": "forkserver",
-    r"test_backends\.py::test_(memory|workers_have|an_actors|a_worker_has)\w+\[(MT19937-)?loky\]": "forkserver, fork",
-    r"test_helper_supervision\.py::\w+\[(spawn|fork)\b": "loky, forkserver",
+    r"test_(promises|left_behind)\.py::\w+\[loky\]": "forkserver; test_backends.py and test_scripts.py have loky",
+    r"test_scripts\.py::test_ctrl_c_gives\w+\[loky\]": "forkserver",
+    r"test_backends\.py::test_(workers_have|an_actors|a_worker_has)\w+\[(MT19937-)?loky\]": "forkserver",
     r"test_two_hundred_actors_fit_below": "test_the_soft_limit_is_raised_when_it_is_needed",
     # Hangs in C: the tests of deadlines have them, with every start method.
     r"test_(renewal|standbys)\.py::.*hang_in_c(\]|-\w+_step\])": "a kill, an exit, an exception",
     # Starting afresh: what is the same for all start methods is tested with fork servers, and once with loky.
-    r"test_output\.py::test_every_line_comes\w+\[(loky|spawn)\]": "forkserver, fork",
-    r"test_scripts\.py::test_workers_have_no_terminal\w+\[loky\]": "forkserver, fork",
+    r"test_output\.py::test_every_line_comes\w+\[loky\]": "forkserver",
+    r"test_scripts\.py::test_workers_have_no_terminal\w+\[loky\]": "forkserver",
     r"test_backends\.py::test_(a_crash_is_noticed|the_number_of_threads)\w+\[(numbers0-)?loky\]": "forkserver",
-    r"test_backends\.py::test_a_caller_whose_own_layout_is_fixed\w+\[False\]": "True",
-    r"test_memory\.py::test_the_kernel_prefers\w+\[(spawn|fork)\]": "loky, forkserver",
     r"test_helper_supervision\.py::test_processes_that_hide\w+\[loky\]": "forkserver",
     # Modes of autoreset crossed with other choices: each mode and each choice stays.
     r"test_episode_seeds\.py::test_a_long_run_with_kills\w+\[1-(same_step|disabled)\]": "the others",
@@ -56,7 +46,6 @@ SLOW = {
     r"test_an_episode_that_could_not_begin.*(renew|disabled)": "raise, with the other modes",
     r"test_crashed_envs_are_restored_from_their_last_snapshot\[options[12]\]": "the plain one",
     r"test_the_steps_after_a_snapshot_come_again\[(raise-options[12]|replay-options[02])\]": "the other of each pair",
-    r"test_a_resumed_vector_con.*\[(seeded episodes-1|snapshots-1|same step-1)\]": "three an actor; seeded once",
     # Tests that run programs.
     r"test_docs\.py::test_code_blocks_run_alone\[(?!chaos)": "all pages in one process",
     r"test_demo\.py::test_it_meets_its_goal": "its first two generations",
@@ -67,16 +56,12 @@ SLOW = {
     r"test_tuning\.py::test_(envs_that_wait|tune_respects)": "test_the_command",
     r"test_demo\.py::test_the_live_table_in_a_terminal\[.*24, 60": "the other terminal",
     r"test_demo\.py::test_another_seed_makes_another_curve": "the same seed makes the same one",
-    r"test_top\.py::test_a_signal_restores_the_terminal\[2-130\]": "SIGTERM; Ctrl-C is a key in other tests",
-    r"test_top\.py::test_a_program_that_ends_while_it_is_watched\[(in the stacks|monitored no more)\]": "two ways",
-    r"test_top\.py::test_one_of_several_is_chosen": "test_several_programs",
     r"test_chaos\.py::test_faults_do_not_change_a_run_with_replay\[CartPole\]": "echo",
     r"test_chaos\.py::test_a_run_over_a_users_env": "test_an_env_of_ones_own_by_name",
     r"test_notebooks\.py::test_the_workers_end_with_the_kernel\[immediate\]": "graceful",
     r"test_other_python\.py::test_nodes_run_workers_in_another_interpreter": "in processes of this machine",
     r"test_(alf|ding)\.py::test_any_backend": "backends have the same conformance suite",
-    r"test_ding\.py::.*\[(loky|spawn)\]": "forkserver, fork",
-    r"test_alf\.py::test_start_methods\[spawn\]": "fork and the default",
+    r"test_ding\.py::.*\[(loky-loky|(fork|spawn)-\w+)\]": "forkserver",
     r"test_gymnasium_dropin\.py::test_a_policy_learns_the_same": "test_a_lost_node_is_replayed compares the steps",
     # Faults of a network: one of each kind.
     r"test_a_fault_is_a_lost_node_and_two_processes.*\[cut there\]": "cut back",
@@ -88,7 +73,7 @@ SLOW = {
     r"test_node_errors\.py::.*\[1\]": "without retries",
     r"test_node_supervision\.py::.*keeper killed": "the reaper killed",
     r"test_slow_links\.py::.*4 MB-(there-tls|back-plain)": "the other way with each",
-    r"test_logging\.py::.*\[spawn\]": "forkserver, fork, node",
+    r"test_logging\.py::.*\[loky\]": "forkserver, node",
     r"test_rollout_spaces\.py::test_rollouts_equal_loops\w+\[thread\]": "in the caller's thread, in processes",
     r"test_rollout_spaces\.py::test_kills_change_nothing\w+\[(1-array|2-dict)\]": "the others",
     r"test_rollouts\.py::test_with_renew_a_failure\w+\[(1-same|3-next)_step-": "the others",
@@ -98,8 +83,6 @@ SLOW = {
     r"test_remote_vectors\.py::test_a_step_on_a_lost_node_is_replayed\[0\]": "the other",
     r"test_sessions\.py::test_a_run_yields\w+\[(run coroutines|arun)\]": "the others",
     r"test_slow_results\.py::test_a_(result|submitted_step)\w+_no_deadline\[(slow_error|8)\]": "slow, 7",
-    r"test_checkpoints\.py::test_a_resumed_vector\w+\[seeded episodes-3\]": "seeded once, snapshots",
-    r"test_backends\.py::TestFork::test_(deaths|a_rollout|every_result|renewal)": "forkserver, loky",
     r"test_promises\.py::test_close_may_come_from_anywhere\[never\]": "atexit before, global __del__",
     r"test_helper_supervision\.py::test_no_zombie_stays_if_the_caller_is_the_parent\w+\[loky\]": "forkserver",
     r"test_rollouts\.py::test_kills_at_any_moment_change_nothing\w+\[4\]": "one env an actor; two in rollout spaces",
@@ -113,8 +96,6 @@ SLOW = {
     r"test_rollouts\.py::test_with_replay_a_failure\w+\[(3-next|1-same)_step-": "each with the other mode",
     r"test_rollouts\.py::test_a_rollout_is_the_loop_of_steps\[.*(replay|seed_ep|thread).*same_step\]": "next_step",
     r"test_gymnasium_parity\.py::test_equal_seeds\w+\[(?!Cart).*-process-(3-next|1-same)_step": "the other mode",
-    r"test_odd_callers\.py::test_an_actor_starts_while\w+\[spawn\]": "forkserver, whose server starts alike",
-    r"test_actors\.py::test_a_factory_may_have_proxies_of_a_manager\[spawn\]": "loky",
 }
 
 

@@ -1,11 +1,10 @@
-"""The sides of the drop-ins for JAX, LeRobot, PufferLib, and RLlib; `dropins` measures them.
+"""The sides of the drop-ins for JAX, LeRobot, and RLlib; `dropins` measures them.
 
 They step envs that do nothing, except for RLlib's, whose peer has no processes: its envs take a millisecond per step.
 """
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -120,34 +119,6 @@ def lerobot_sides() -> dict[str, Callable[[], Any]]:
     }
 
 
-def emulated(buf: Any = None, seed: int = 0) -> Any:
-    """Return the env as PufferLib emulates it."""
-    from pufferlib.emulation import GymnasiumPufferEnv
-
-    return GymnasiumPufferEnv(env_creator=Nothing, buf=buf, seed=seed)
-
-
-def pufferlib_sides() -> dict[str, Callable[[], Any]]:
-    """Return the vector envs of PufferLib."""
-    import pufferlib.vector
-
-    from envactors.integrations.pufferlib import make
-
-    def theirs(workers: int) -> Any:
-        options = {"backend": pufferlib.vector.Multiprocessing, "num_workers": workers, "overwork": True}
-        return pufferlib.vector.make(emulated, num_envs=NUM_ENVS, **options)
-
-    def ours(workers: int) -> Any:
-        return make(emulated, num_envs=NUM_ENVS, num_workers=workers)
-
-    return {
-        "`Multiprocessing`": functools.partial(theirs, NUM_ENVS),
-        "`Multiprocessing`, 4 envs per process": functools.partial(theirs, 2),
-        "`make`": functools.partial(ours, NUM_ENVS),
-        "`make`, 4 envs per process": functools.partial(ours, 2),
-    }
-
-
 class BusyAgents:
     """A multi-agent env whose steps take a millisecond of a core."""
 
@@ -219,7 +190,6 @@ def rllib_sides() -> dict[str, Callable[[], Any]]:
 LIBRARIES = {
     "jax": ("jax", jax_sides),
     "lerobot": ("lerobot", lerobot_sides),
-    "pufferlib": ("pufferlib", pufferlib_sides),
     "rllib": ("ray", rllib_sides),
 }
 # What the envs do, where it is not nothing.

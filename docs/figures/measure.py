@@ -1,7 +1,7 @@
 """Measures what the docs say of speed: ``python docs/figures/measure.py QUESTION ...``.
 
 Each question writes a file beside this one and its tables into the page. All sides of a question are measured in one
-run, in turns. Needs the extra ``demo``; envs whose packages are missing are left out.
+run, in turns. Needs the extra ``test``; envs whose packages are missing are left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import suites
 HERE = Path(__file__).parent
 MIGRATE = (
     *("gymnasium", "stable-baselines3", "tianshou", "torchrl", "di-engine", "pettingzoo"),
-    *("jax", "lerobot", "pufferlib", "rllib"),
+    *("jax", "lerobot", "rllib"),
 )
 PAGES = (
     "../README.md",
@@ -40,7 +40,7 @@ PAGES = (
     "guides/platforms.md",
     *(f"migrate/{name}.md" for name in MIGRATE),
 )
-WORKLOADS = "envactors.testing.workloads:"
+WORKLOADS = "workloads:"
 ENVS = {
     "does nothing, 4 float32": WORKLOADS + "nothing",
     "does nothing, 4x84x84 uint8": WORKLOADS + "image",
@@ -52,7 +52,7 @@ ENVS = {
     "1 ms of fixed work": WORKLOADS + "busy_1ms",
     "sleeps 2 ms on average": WORKLOADS + "sleeping",
 }
-START_METHODS = ("forkserver", "fork", "spawn", "loky")
+START_METHODS = ("forkserver", "loky")
 PEER = "AsyncVectorEnv, forkserver"
 
 # Steps per second of a vector of eight envs, for the scripts that begin with it.
@@ -165,7 +165,7 @@ NODES = RATE + textwrap.dedent("""
     import gymnasium
     import envactors as ea
     from envactors.remote import LocalNodes
-    from envactors.testing import workloads
+    import workloads
 
     if __name__ == "__main__":
         rounds, measured = int(sys.argv[1]), {}
@@ -196,7 +196,7 @@ NODES = RATE + textwrap.dedent("""
 INSIDE = RATE + textwrap.dedent("""
     import contextlib, json, os, subprocess, sys, threading
     import envactors as ea
-    from envactors.testing import workloads
+    import workloads
     from envactors.mailbox.control_page import TIMED
 
     ROWS = {
@@ -209,10 +209,9 @@ INSIDE = RATE + textwrap.dedent("""
     TURNS_PER_ROUND, SECONDS, WARM_UP = 6, 0.5, 0.05
     CLIENT = '''
     import sys
-    from pathlib import Path
     from envactors.observe.programs import ask
     for line in sys.stdin:
-        ask(Path(line.strip()), {"get": "snapshot"}, 5)
+        ask(int(line), {"get": "snapshot"}, 5)
     '''
 
     def switch_off(envs):
@@ -236,7 +235,7 @@ INSIDE = RATE + textwrap.dedent("""
         with ea.trace(os.devnull):
             reader = threading.Thread(target=read_stats)
             reader.start()
-            print(monitor.path, file=client.stdin, flush=True)  # once per turn: twice a second
+            print(os.getpid(), file=client.stdin, flush=True)  # once per turn: twice a second
             yield
             ended.set()
             reader.join()
@@ -248,7 +247,7 @@ INSIDE = RATE + textwrap.dedent("""
         for row, (workload, options) in ROWS.items():
             results = measured[row] = {name: [] for name in sides}
             clock = time.process_time if "backend" in options else time.perf_counter
-            with ea.monitor() as monitor, ea.VectorEnv([getattr(workloads, workload)] * 8, **options) as envs:
+            with ea.VectorEnv([getattr(workloads, workload)] * 8, **options) as envs:
                 envs.reset(seed=0)
                 rate(envs)
                 for turn in range(rounds * TURNS_PER_ROUND):
@@ -272,7 +271,7 @@ PLATFORMS = textwrap.dedent("""
     import sys, time
     import numpy as np
     import envactors as ea
-    from envactors.testing import workloads
+    import workloads
 
     workload, packing, method = sys.argv[1:]
     factories = [getattr(workloads, workload)] * 8
@@ -324,7 +323,7 @@ SEEDS = RATE + textwrap.dedent("""
     import gymnasium
     import numpy as np
     import envactors as ea
-    from envactors.testing import workloads
+    import workloads
 
     SIDES = {
         "off": {},
@@ -371,13 +370,20 @@ SNAPSHOTS = RATE + textwrap.dedent("""
     import numpy as np
     import envactors as ea
     from envactors.state import gymnasium_snapshot
-    from envactors.testing import workloads
+    import workloads
+
+    def pong():
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
+        env = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0)  # snapshots refuse sticky actions
+        return gymnasium.wrappers.FrameStackObservation(gymnasium.wrappers.AtariPreprocessing(env), 4)
 
     ENVS = {
         "CartPole-v1": functools.partial(gymnasium.make, "CartPole-v1"),
         "MuJoCo Hopper-v5": functools.partial(gymnasium.make, "Hopper-v5"),
         "MuJoCo Humanoid-v5": functools.partial(gymnasium.make, "Humanoid-v5"),
-        "ALE/Pong-v5, 4 frames": workloads.pong,
+        "ALE/Pong-v5, 4 frames": pong,
     }
     SIDES = {"none": None, "every 1,000": 1000, "every 100": 100}
 
@@ -427,13 +433,20 @@ SNAPSHOTS = RATE + textwrap.dedent("""
 """)
 
 
+def environment() -> dict[str, str]:
+    """Return the variables of a process that imports `workloads`, as its workers do."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))}
+
+
 def run_script(code: str, *arguments: object) -> Any:
     """Return what a script prints as JSON, run in a fresh process."""
     with tempfile.TemporaryDirectory() as directory:
         script = Path(directory, "script.py")
         script.write_text(code)
         command = [sys.executable, str(script), *map(str, arguments)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=directory)  # noqa: S603
+        done = subprocess.run(  # noqa: S603
+            command, stdout=subprocess.PIPE, text=True, check=True, cwd=directory, env=environment()
+        )
     return json.loads(done.stdout)
 
 
@@ -453,7 +466,7 @@ def bench(env: str, count: int, rounds: int, *options: str) -> dict[str, Any] | 
             str(rounds),
         ]
         command += ["--seconds", "0.4", "--against", "gymnasium", "--json", str(path), *options]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())  # noqa: S603
         if done.returncode != 0:
             print(f"{env}: left out, {done.stderr.strip() or done.stdout.strip()[-200:]}", file=sys.stderr)
             return None

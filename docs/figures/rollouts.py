@@ -19,9 +19,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import numpy.typing as npt
+import workloads
 
 import envactors as ea
-from envactors.testing import workloads
 
 ENVS = 8
 STEPS = 128

@@ -14,9 +14,9 @@ import sys
 import time
 
 import numpy as np
+from workloads import busy_1ms
 
 import envactors as ea
-from envactors.testing.workloads import busy_1ms
 
 ROUNDS = 5
 

@@ -173,7 +173,7 @@ class Infos:
 # is the same in every step, so both sides remember it. What is written otherwise begins with another byte.
 _RECORD = 1
 _HEAD = struct.Struct("<BI")
-# Types of numbers, by names that do not depend on the version of NumPy, and the format of each in a struct.
+# Types of numbers, by name, and the format of each in a struct.
 _TYPES: dict[Any, Any] = {
     **{name: np.dtype(name).type for name in ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")},
     "bool": bool,

@@ -6,7 +6,8 @@
     caller ◀── facts about the node ──────────────────────── agent, or the reason of a refusal
 
 Both sides prove that they know the secret. The messages are JSON of limited length. Both sides must have the same
-release of envactors and the same minor version of Python, since the format of later messages is not stable.
+release of envactors, minor version of Python, and major version of NumPy, since the formats of later messages and of
+pickles depend on them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import struct
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Final
+
+import numpy as np
 
 from envactors.remote.streams import Stream
 
@@ -101,7 +104,7 @@ def _describe_difference(greeting: dict[str, Any], epoch: str) -> str:
         if what == "envactors" and isinstance(theirs, str) and _release(theirs) == _release(mine):
             continue
         if theirs != mine:
-            advice = ": install the same version on both sides" if what in ("envactors", "python") else ""
+            advice = ": install the same version on both sides" if what in ("envactors", "python", "numpy") else ""
             return f"the agent's {what} is {mine!r}, and the caller's is {theirs!r:.100}{advice}"
     return ""
 
@@ -110,7 +113,7 @@ def _versions() -> dict[str, Any]:
     python = ".".join(platform.python_version_tuple()[:2])
     # By name, since no module imports the package's root, which imports the modules.
     version = importlib.import_module("envactors").__version__
-    return {"envactors": version, "protocol": PROTOCOL, "python": python}
+    return {"envactors": version, "protocol": PROTOCOL, "python": python, "numpy": np.__version__.partition(".")[0]}
 
 
 def _release(version: str) -> list[str]:

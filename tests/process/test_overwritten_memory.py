@@ -22,8 +22,7 @@ from envactors.mailbox.control_page import (
     STEP,
 )
 from envactors.system.choice import PORTABLE
-from envactors.testing import EchoEnv
-from envactors.testing.envs import expected_checksum
+from envactors.testing import EchoEnv, expected_checksum
 
 pytestmark = pytest.mark.skipif(PORTABLE, reason="finds the memory by its name in /proc")
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)

@@ -1,4 +1,4 @@
-"""`on_failure="renew"`: a failed env continues in a new process (promises 5 and 7)."""
+"""`on_failure="renew"`: a failed env continues in a new process (promises `fresh` and `told`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import FORK_SERVER, SOON, promised, wait_until
+from helpers import FORK_SERVER, SOON, MuteError, promised, wait_until
 
 import envactors as ea
 from envactors.testing import EchoEnv, FaultyEnv, expected_checksum
@@ -75,6 +75,28 @@ def test_a_failure_in_a_step_under_same_step(fault):
         assert info["final_obs"][:3].tolist() == [1, 1, 2], "the last observation"
         assert info["seed"] == derived(11, 1)
         assert envs.step([1, 2, 3])[0][1].tolist() == [1, 1, 2, expected_checksum(derived(11, 1), [2])]
+
+
+class StuckError(Exception):
+    def __reduce__(self):
+        raise ValueError("no reduction")
+
+
+@pytest.mark.parametrize(("kind", "arrives_as"), [(MuteError, MuteError), (StuckError, ea.SerializationError)])
+def test_an_exception_whose_methods_raise_is_told_of(kind, arrives_as):
+    class Hostile(EchoEnv):
+        def step(self, action):
+            if action == 7:
+                raise kind
+            return super().step(action)
+
+    with ea.VectorEnv([Hostile] * 2, on_failure="renew", restart=FAST, backend=FORK_SERVER) as envs:
+        envs.reset(seed=0)
+        *_, truncated, infos = envs.step([1, 7])
+        assert truncated.tolist() == [False, True]
+        assert type(infos[1]["failure"]) is arrives_as
+        envs.step([1, 1])
+        assert envs.last_batch().incarnations.tolist() == [0, 1]
 
 
 def test_disabled_autoreset_waits_for_a_reset_by_hand():

@@ -27,6 +27,7 @@ from envactors.actor.supervisor import Supervisor
 from envactors.mailbox.messages import Kind
 from envactors.mailbox.specs import ArraySpec
 from envactors.remote import LocalNodes
+from envactors.vector.access import VectorAccess
 
 PLENTY = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
 WORKS, DIES, WAITS = 0, 1, 2  # what an action asks for
@@ -170,8 +171,6 @@ def test_no_more_envs_run_than_allowed_with_any_method(log, way, autoreset):
         for _ in range(5):
             envs.step(actions, timeout=SOON)
         envs.step(actions[:3], env_ids=[6, 1, 4], timeout=SOON)
-        envs.step_async(actions)
-        envs.step_wait(timeout=SOON)
         envs.send(actions)
         for _ in range(8):
             ids = envs.recv(1, timeout=SOON).env_ids
@@ -388,7 +387,7 @@ def test_a_process_that_waits_for_its_restart_occupies_no_permit(log):
 def test_waiting_envs_start_while_nobody_receives(log):
     with log.make(8, max_running=2) as envs:
         envs.reset(seed=0, timeout=SOON)
-        for method in (envs.send, envs.step_async):
+        for method in (envs.send, VectorAccess(envs).start_step):
             before = len(log.begun())
             method([WORKS] * 8)
             wait_until(lambda: len(log.begun()) == before + 8)  # noqa: B023
@@ -471,11 +470,12 @@ def test_an_error_in_starting_the_next_is_not_the_fault_of_the_one_before(log):
 
     with log.make(3, max_running=1) as envs:
         envs.reset(seed=0, timeout=SOON)
-        envs.step_async([WAITS, WORKS, WORKS])
+        access = VectorAccess(envs)
+        access.start_step([WAITS, WORKS, WORKS])
         envs[1]._supervisor.core.process.page.post_step = post
         log.go()
         with pytest.raises(ea.VectorStepError) as raised:
-            envs.step_wait(timeout=SOON)
+            access.finish_step(timeout=SOON)
         assert list(raised.value.failures) == [1]
         assert envs[0].incarnation == envs[2].incarnation == 0
         assert envs.reset(timeout=SOON)[0][:, 0].tolist() == [0, 1, 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import os
 import pickle
 import signal
@@ -17,7 +18,7 @@ from storms import checksum_of_run
 
 import envactors as ea
 from envactors.state import gymnasium_snapshot
-from envactors.testing import EchoEnv, workloads
+from envactors.testing import EchoEnv
 
 RESTART = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
 
@@ -65,6 +66,28 @@ def test_a_snapshot_goes_into_another_env_of_another_vector():
         results = others.step([1, 1, 1, 1], env_ids=[0, 1, 2, 3])[0]
         expected = envs.step([1], env_ids=[2])[0][0]
         assert [np.array_equal(row, expected) for row in results] == [True, True, False, True]
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_the_ends_and_seeds_of_episodes_come_again(autoreset):
+    def play(envs):
+        rng, seen = np.random.default_rng(1), []
+        for _ in range(150):
+            _, _, terminated, truncated, infos = envs.step(rng.integers(0, 2, 2))
+            seen.append([*terminated, *truncated, *(info.get("episode_seed") for info in infos)])
+        return seen
+
+    options = {"autoreset": autoreset, "seed_episodes": True}
+    with make(2, **options) as envs, make(2, **options) as others:
+        envs.reset(seed=3)
+        while not envs.step([1, 1])[2].any():
+            pass
+        snapshots = envs.snapshot()  # between the end of an episode and the autoreset of the next step
+        expected = play(envs)
+        assert sum(seed is not None for step in expected for seed in step[4:]) > 4
+        for one in (envs, others):
+            one.restore(snapshots)
+            assert play(one) == expected
 
 
 @pytest.mark.parametrize("options", [{}, {"envs_per_actor": 2}, {"autoreset": "same_step"}])
@@ -194,6 +217,12 @@ def test_the_state_is_a_copy():
 # Long runs ------------------------------------------------------------------------------------------------
 
 
+def pong():
+    gymnasium.register_envs(importlib.import_module("ale_py"))
+    env = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0)
+    return gymnasium.wrappers.FrameStackObservation(gymnasium.wrappers.AtariPreprocessing(env), 4)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("name", "steps"), [("hopper", 1_000_000), ("pong", 1_000_000)])
@@ -204,7 +233,7 @@ def test_many_steps_of_engines_with_kills_give_the_observations_of_an_undisturbe
     if name == "hopper":
         make, actions = functools.partial(gymnasium.make, "Hopper-v5"), dice.uniform(-1, 1, (997, 8, 3)).astype("f4")
     else:
-        make, actions = workloads.pong, dice.integers(0, 6, (997, 8))
+        make, actions = pong, dice.integers(0, 6, (997, 8))
     every = {"hopper": 500, "pong": 50}[name]
     options = {"snapshot": gymnasium_snapshot(every=every), "max_journal": 600}
     if name == "pong":  # four envs take longer to make, and for 500 steps, than there is between two kills

@@ -137,7 +137,7 @@ def test_many_threads_may_ask_while_processes_are_lost():
 
 def test_a_process_that_is_starting_has_stacks_once_it_can():
     for _ in range(5):
-        with ea.spawn(Counter, backend=ea.ProcessBackend("spawn")) as actor:
+        with ea.spawn(Counter, backend=ea.ProcessBackend("loky")) as actor:
             wait_until(lambda actor=actor: actor.pid is not None)
             assert "most recent call first" in actor.stacks(SOON)
             assert actor.add(1).result(SOON) == 1

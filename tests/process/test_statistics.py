@@ -21,7 +21,8 @@ from envactors.actor.signal_deferral import StateChange
 from envactors.mailbox.control_page import TIMED
 from envactors.mailbox.durations import HISTOGRAM, METHOD_RESET, METHOD_STEP, count, merge, summarize
 from envactors.remote import LocalNodes
-from envactors.testing import EchoEnv, FaultyEnv, workloads
+from envactors.testing import EchoEnv, FaultyEnv
+from envactors.vector.access import VectorAccess
 
 
 class Paced(EchoEnv):
@@ -128,7 +129,7 @@ def least_cpu_seconds(envs):
 
 def test_timing_and_tracing_cost_at_most_three_percent_of_steps_that_take_100_us():
     def make():
-        return ea.VectorEnv([workloads.nothing] * 8, backend="inline", envs_per_actor=4)
+        return ea.VectorEnv([EchoEnv] * 8, backend="inline", envs_per_actor=4)
 
     with make() as plain, make() as timed, make() as traced:
         for envs in (plain, timed, traced):
@@ -193,7 +194,7 @@ def test_steps_on_nodes_are_timed_there():
         assert [counted.count for counted in envs.stats().step_seconds] == [7] * 4
 
 
-def test_waits_of_recv_and_of_step_wait_count_too():
+def test_waits_of_recv_and_of_steps_in_two_halves_count_too():
     with ea.VectorEnv([lambda i=i: Paced(i, 0.1) for i in range(2)]) as envs:
         envs.reset(seed=0)
         envs.stats()
@@ -202,8 +203,9 @@ def test_waits_of_recv_and_of_step_wait_count_too():
         while received < 2:
             received += len(envs.recv(min_envs=1).env_ids)
         assert envs.stats().batches == 0
-        envs.step_async([1, 2])
-        envs.step_wait()
+        access = VectorAccess(envs)
+        access.start_step([1, 2])
+        access.finish_step()
         stats = envs.stats()
         assert stats.batches == 1
         assert stats.wait_seconds > 0.1, "each of the two waits takes most of the steps' 0.1 s"

@@ -68,9 +68,9 @@ def test_variants_are_new(num_envs, cores, data):
             "in-process, copy=False",
         ),
         (
-            Candidate("process", 4, "spawn"),
-            "envs = ea.VectorEnv([make] * 8, envs_per_actor=4, backend=ea.ProcessBackend('spawn'))",
-            "2 processes, spawn",
+            Candidate("process", 4, "loky"),
+            "envs = ea.VectorEnv([make] * 8, envs_per_actor=4, backend=ea.ProcessBackend('loky'))",
+            "2 processes, loky",
         ),
         (
             Candidate("process", 4, min_envs=4),

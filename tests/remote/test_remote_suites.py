@@ -10,12 +10,13 @@ import test_packed
 import test_renewal
 import test_replay
 import test_rollouts
+from conformance import BackendConformance
 from nodes import preloading_backend, standing
 
 import envactors as ea
 from envactors import backends
 from envactors.remote import LocalNodes
-from envactors.testing import BackendConformance, EchoEnv
+from envactors.testing import EchoEnv
 
 SUITES = [test_evaluation, test_packed, test_renewal, test_replay, test_rollouts]
 # What everybody runs.

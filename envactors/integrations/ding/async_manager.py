@@ -47,8 +47,8 @@ class AsyncActorEnvManager(Envs):
     ``reset_timeout`` (deadlines, after which the process is killed), ``connect_timeout`` (deadline of each attempt to
     reset, and of the start of a process if it is more than 60), ``wait_num`` and ``step_wait_timeout`` (when a step
     returns), ``shared_memory`` (True to transfer values that fit the spaces through shared memory), ``copy_on_get``
-    (False to return observations as views, valid until the env's next step), and ``context`` (``"loky"``, ``"spawn"``,
-    ``"forkserver"``, or ``"fork"``).
+    (False to return observations as views, valid until the env's next step), and ``context`` (``"loky"``, or the
+    default of `ProcessBackend`, which DI-engine's ``"fork"``, ``"spawn"``, and ``"forkserver"`` stand for).
 
     The other entries are those of `envactors.VectorOptions` that apply to DI-engine: ``on_failure`` (with ``"raise"``,
     a failed step raises and closes the manager; with ``"renew"``, it returns an abnormal timestep with the exception as

@@ -28,11 +28,11 @@ from envactors.errors import (
     VectorStepError,
     raised_by_user_code,
 )
-from envactors.integrations.gymnasium.arguments import check_worker, checked_limit, checked_mask, start_method
+from envactors.integrations.gymnasium.arguments import check_worker, checked_limit, checked_mask
 from envactors.integrations.gymnasium.batches import Actions, Observations
 from envactors.integrations.gymnasium.pending import Pending
 from envactors.integrations.gymnasium.spaces import agree, check_mode, check_shareable, unequal
-from envactors.integrations.options import check_one_backend, make_vector
+from envactors.integrations.options import as_start_method, check_one_backend, make_vector
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines
 from envactors.vector.access import VectorAccess
@@ -68,8 +68,8 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         shared_memory: True to reject custom spaces, as Gymnasium does. None and False accept them. Values of fixed size
             are transferred through shared memory in any case.
         copy: True to return copies of observations; False to return views, valid until the next step.
-        context: Start method: ``"fork"``, ``"spawn"``, ``"forkserver"``, or ``"loky"``; None for the default of
-            `ProcessBackend`.
+        context: Start method: ``"loky"``, or None for the default of `ProcessBackend`, which Gymnasium's names
+            (``"fork"``, ``"spawn"``, ``"forkserver"``) stand for, too.
         daemon: Has no effect: workers always end with the caller, and may start child processes.
         worker: Must be None, since Gymnasium's workers need pipes that do not exist here.
         observation_mode: ``"same"`` if all observation spaces are equal, ``"different"`` if they only share shape and
@@ -108,7 +108,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         check_worker(worker)
         check_one_backend("context", context, options)
         if context is not None:
-            options["backend"] = ProcessBackend(start_method(context))
+            options["backend"] = ProcessBackend(as_start_method(context))
         self.env_fns: list[Factory] = as_factories(env_fns, "env_fns")
         self.shared_memory: bool = shared_memory is None or shared_memory
         self.copy = copy
@@ -292,11 +292,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if pending.has_late_results():
             actions = copying.deepcopy(actions)
         if self._actions.fits(actions):
-            pending.start(
-                "step",
-                lambda: access.start_steps(None, actions),
-                lambda timeout: access.gather(None, timeout, "step_wait")[1:6],
-            )
+            pending.start("step", lambda: access.start_step(actions), access.finish_step)
         else:
             # As in Gymnasium, the envs decide about actions that do not fit the space. Only their number is checked.
             each = list(iterate(self.action_space, actions))

@@ -37,10 +37,8 @@ _REFUSED = {
     "max_journal": f"{_CALLS}, and calls are not replayed",
     "recycle": f"{_CALLS}, and an actor does not know when an episode ends",
     "standbys": f"{_CALLS}, and actors do not share standbys",
-    "shared_memory": f"{_CALLS}, and results are pickled",
     "copy": f"{_CALLS}, and results are always copies",
     "snapshot": f"{_CALLS}, and single actors do not take snapshots",
-    "checkpoint_every": f"{_CALLS}, and single actors do not write checkpoints",
 }
 _OF_ONE = {**_REFUSED, "max_running": "a worker has one env. Pass it to ActorVectorEnv"}
 

@@ -1,0 +1,1 @@
+"""``envactors demo``: learn to balance CartPole on actors, with a live view."""
