@@ -91,12 +91,12 @@ def test_faults_and_the_number_of_envs_make_no_difference(demo):
 
 
 def test_the_readme_shows_what_the_command_prints(demo):
-    (quoted,) = re.findall(r"```text\n(CartPole-v1 on .*?)```", README.read_text(), re.DOTALL)
+    (quoted,) = re.findall(r"```text\n(fault: .*?)```", README.read_text(), re.DOTALL)
 
     def shapes(text):
         return {re.sub(r" *\d[\d.,]*( m?s\b)?", " N", line) for line in text.splitlines()}
 
-    assert shapes(quoted) == shapes(demo.stdout)
+    assert shapes(quoted) <= shapes(demo.stdout)
 
 
 def test_a_fault_that_is_not_survived_is_exit_status_1(monkeypatch, capsys):
