@@ -54,7 +54,7 @@ class Fault(NamedTuple):
 
 
 class Learner:
-    """Searches a policy by the cross-entropy method: sample around a mean, then move the mean to the best samples.
+    """Learns by the cross-entropy method: sample policies around a mean, then move the mean to the best ones.
 
     The results depend on the seed alone: each episode has its own seed, and envactors replays an interrupted one.
 
