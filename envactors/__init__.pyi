@@ -37,6 +37,7 @@ from envactors.options import Deadlines as Deadlines
 from envactors.options import RecyclePolicy as RecyclePolicy
 from envactors.options import RestartPolicy as RestartPolicy
 from envactors.options import SnapshotPolicy as SnapshotPolicy
+from envactors.remote.backend import RemoteBackend as RemoteBackend
 from envactors.rollout.context import PolicyContext as PolicyContext
 from envactors.rollout.results import Evaluation as Evaluation
 from envactors.rollout.results import Rollout as Rollout

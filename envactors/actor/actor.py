@@ -113,8 +113,10 @@ class Actor:
         self.permits: Permits | None = config.permits
         self.spin: SpinPolicy = SpinPolicy(config.backend.spin)
         self._loan = ChannelLoan(self.runtime.loop, self.lock)
+        # The last worker, as long as its code may still be running although it counts as ended.
+        self._uncertain: Worker | None = None
         try:
-            config.backend.retain(config.env_vars, self.runtime.loop)  # type: ignore[arg-type] # only remote ones use it
+            config.backend.retain(config.env_vars, self.runtime)
         except BaseException:
             self.runtime.leave(self)
             raise
@@ -132,6 +134,12 @@ class Actor:
         """The process id; None while there is no process."""
         process = self.incarnation.process
         return None if process is None else process.pid
+
+    @property
+    def node(self) -> str | None:
+        """The node that runs the process; None on this machine."""
+        process = self.incarnation.process
+        return None if process is None else process.worker.node
 
     @property
     def state(self) -> ActorState:
@@ -168,7 +176,7 @@ class Actor:
                 last_failure=self._restart_tracker.last,
                 state=self.state,
                 pid=self.pid,
-                node=None,
+                node=self.node,
                 incarnation=self.incarnation.index,
                 method=None if step is None else step.method,
                 elapsed=0.0 if step is None else time.monotonic() - step.started,
@@ -621,14 +629,21 @@ class Actor:
         self._start(Incarnation(self.incarnation.index + 1), process or self._take_standby(0.0))
 
     def _start(self, incarnation: Incarnation, process: ActorProcess | None = None) -> None:
-        """Start an incarnation, in a new process or in that of a standby."""
+        """Start an incarnation: in the process of a standby, or in a new one.
+
+        A new process starts once none of the code of the last one can be running.
+        """
         self.phase, self.incarnation = Phase.STARTING, incarnation
         incarnation.launched = time.monotonic()
-        if process is None:
-            incarnation.is_launching = True
-            self.runtime.launcher.submit(self._launch, self.config.backend.max_starting)
-        else:
+        if process is not None:
             self._adopt(process)
+            return
+        incarnation.is_launching = True
+        if self._uncertain is None:
+            self._submit_launch()
+
+    def _submit_launch(self) -> None:
+        self.runtime.launcher.submit(self._launch, self.config.backend.max_starting)
 
     def _adopt(self, process: ActorProcess) -> None:
         """Have the process of a standby work for this actor."""
@@ -640,7 +655,12 @@ class Actor:
         process.send(Frame(Kind.ADOPT, incarnation.index, START_CALL_ID, dumps(tuple(message))))
 
     def _take_standby(self, delay: float) -> ActorProcess | None:
-        """Return the process of a standby that is ready; the standby starts another one after a delay, in seconds."""
+        """Return the process of a standby that is ready; the standby starts another one after a delay, in seconds.
+
+        None is taken while code of the last process may still be running.
+        """
+        if self._uncertain is not None:
+            return None
         offers = (standby.give_process(delay) for standby in self.config.standbys)
         return next((process for process in offers if process is not None), None)
 
@@ -660,6 +680,22 @@ class Actor:
     def _process_events(self) -> tuple[Callable[[ActorProcess, int], object], Callable[[ActorProcess], object]]:
         """Return the functions that a process calls in the loop."""
         return functools.partial(self.run, self.on_channel), functools.partial(self.run, self.on_exit)
+
+    def _withdraw_launch(self) -> bool:
+        """Return whether a launch that was still waiting will not happen."""
+        return self._uncertain is not None or self.runtime.launcher.withdraw(self._launch)
+
+    def _await_end(self, worker: Worker) -> None:
+        """Start no process until none of the code of this worker can be running."""
+        self._uncertain = worker
+        on_end = functools.partial(self.run, self._on_certain_end, worker)
+        worker.when_over(lambda: self.runtime.loop.call_soon(on_end))
+
+    def _on_certain_end(self, worker: Worker) -> None:
+        if worker is self._uncertain:
+            self._uncertain = None
+            if self.incarnation.is_launching:
+                self._submit_launch()
 
     def _launch(self) -> None:
         """Launch a worker, in the launcher's thread."""
@@ -686,7 +722,8 @@ class Actor:
             if incarnation.process is None:
                 self._after_exit(ExitReport(refusal=refusal))
             elif self.phase is Phase.STARTING:
-                authkey = bytes(multiprocessing.current_process().authkey)
+                # Workers on other machines cannot reach the managers of this process.
+                authkey = None if config.backend.is_far else bytes(multiprocessing.current_process().authkey)
                 start = config.start._replace(attach=self.tenant.attach, authkey=authkey)
                 incarnation.process.send(Frame(Kind.START, incarnation.index, START_CALL_ID, dumps(tuple(start))))
             else:
@@ -752,7 +789,7 @@ class Actor:
             self.dispatch()  # if it is ending, its exit continues
         elif incarnation.is_launching:
             has_jobs = self.phase is Phase.STARTING and (not self.is_closing or len(self.queue) > 1)
-            if not has_jobs and self.runtime.launcher.withdraw(self._launch):
+            if not has_jobs and self._withdraw_launch():
                 self._after_exit(ExitReport())
         elif self.phase is Phase.CLOSED:
             while self.queue:
@@ -837,7 +874,9 @@ class Actor:
 
     def _continue(self, exit: Exit, report: ExitReport) -> None:  # noqa: A002
         """Start the next process, now or later, or fail everything that waits for one."""
-        self.incarnation.process = None
+        process, self.incarnation.process = self.incarnation.process, None
+        if process is not None and not process.worker.is_over:
+            self._await_end(process.worker)
         chosen, delay = exit.plan
         if chosen is Next.START:
             self._start_next()

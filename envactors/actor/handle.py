@@ -136,7 +136,7 @@ class ActorView(Caller[T_co]):
     @property
     def node(self) -> str | None:
         """The node that runs the process; None on this machine."""
-        return None
+        return self._actor.node
 
     @property
     def state(self) -> ActorState:

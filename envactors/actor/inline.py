@@ -50,6 +50,7 @@ class InlineActor:
         self.errors: ErrorFactory = ErrorFactory(config)
         self.incarnation: Incarnation = Incarnation(0)
         self.pid: int = os.getpid()
+        self.node: str | None = None
         self.closed: Latch = Latch()
         self._forks = runtimes.forks
         # Held while env code runs; the actors of a vector share it. Env code may use its own actor.
@@ -104,7 +105,7 @@ class InlineActor:
             last_failure=None,
             state=self.state,
             pid=self.pid,
-            node=None,
+            node=self.node,
             incarnation=self.incarnation.index,
             method=None,
             elapsed=0.0,

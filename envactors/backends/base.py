@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from envactors.mailbox.channel import FrameChannel
 from envactors.mailbox.control_page import TIMED, ControlPage
@@ -14,8 +13,10 @@ from envactors.process.refusal import LaunchRefusedError as LaunchRefusedError  
 from envactors.system.cpus import usable_cores
 from envactors.system.processes import resident_memory
 
+if TYPE_CHECKING:
+    from envactors.runtime import Runtime
+
 Stream = Literal["stdout", "stderr"]
-_NOTHING = nullcontext()
 
 
 class ExitStatus(NamedTuple):
@@ -139,34 +140,6 @@ class Worker(Protocol):
         """
 
 
-class Timed(Protocol):
-    """Something with deadlines."""
-
-    def next_timer(self) -> float:
-        """Return the time (`time.monotonic`) of the next deadline, infinity if there is none."""
-
-    def on_timer(self, now: float) -> None:
-        """Handle the deadlines that have passed."""
-
-
-class EventLoop(Protocol):
-    """The methods of `envactors.actor.reactor.Reactor` that backends may use."""
-
-    def watch_channel(self, fd: int, handler: Callable[[int], None]) -> None: ...
-
-    def unwatch_channel(self, fd: int) -> None: ...
-
-    def want_write(self, fd: int, wanted: bool) -> None: ...
-
-    def watch_timers(self, timed: Timed) -> None: ...
-
-    def unwatch_timers(self, timed: Timed) -> None: ...
-
-    def note_timer(self, when: float) -> None: ...
-
-    def post(self, job: Callable[[], None]) -> None: ...
-
-
 class Backend(Protocol):
     """A way to start workers.
 
@@ -174,7 +147,7 @@ class Backend(Protocol):
         kills: Whether a worker can be ended during a call.
         spin: Whether callers and workers may spin before they sleep.
         inline: Whether workers run in the threads of their callers.
-        is_far: Whether workers are on other machines, so that their rings come with their replies.
+        is_far: Whether workers are on other machines, so that they share no memory with the caller.
         import_advice: What to do if workers do not find a module that a factory needs; may be empty.
         max_starting: How many workers may be starting at a time, from the launch until they are ready; None for no
             limit.
@@ -204,9 +177,9 @@ class Backend(Protocol):
             OSError: The system could not start the worker.
         """
 
-    def retain(self, env_vars: Mapping[str, str], loop: EventLoop) -> None:
-        """Count an actor that uses the backend with these environment variables; the loop waits for its workers."""
-        del env_vars, loop
+    def retain(self, env_vars: Mapping[str, str], runtime: Runtime) -> None:
+        """Count an actor that uses the backend with these environment variables and is served by this runtime."""
+        del env_vars, runtime
 
     def release(self, env_vars: Mapping[str, str]) -> None:
         """Uncount an actor; after the last one, end everything that the backend has started."""
@@ -227,7 +200,3 @@ class Backend(Protocol):
             ValueError: No core is known yet.
         """
         return usable_cores()
-
-    def corked(self) -> AbstractContextManager[object]:
-        """Return a context that may collect what is sent in it, and writes it at the end."""
-        return _NOTHING

@@ -151,14 +151,14 @@ class ActorEnvs(Job):
         queued = [index for index in ids if table.status[index] == QUEUED]
         if queued:
             payloads = table.post(Selection(queued, queued), call_id, True)
-            self.post(call_id, queued, payloads, time.monotonic()).post_step(call_id, ASLEEP, True)
+            self.post(call_id, queued, payloads, time.monotonic()).post_step(call_id, ASLEEP, True, queued)
             table.waiters.on_process_change()  # a thread that waits may know only an earlier process
 
     def queue(self, ids: list[int]) -> None:
         """Queue envs, once their process was replaced if that is due before their next reset."""
         table = self.table
         table.queue(ids)
-        if any(table.episodes.flags[index] & RETIRING and self.resets(index) for index in ids):
+        if self._is_renewal_due(ids):
             self.actor.enqueue(Renewal())
         self.fail_without_episode(ids)
         self.actor.enqueue(QueuedRows(self, list(ids)))
@@ -168,10 +168,18 @@ class ActorEnvs(Job):
         self.table.queue(ids)
         self.actor.enqueue(QueuedRows(self, ids), first=True)
 
-    def must_wait(self, index: int) -> bool:
-        """Return whether an env cannot be posted at once: its episode was lost, or its process is to be replaced."""
-        flags = self.table.episodes.flags[index]
-        return bool(flags & LOST or (flags & RETIRING and self.resets(index)))
+    def must_queue(self, ids: list[int]) -> bool:
+        """Return whether envs cannot be posted at once: an episode was lost, or the process is to be replaced."""
+        flags = self.table.episodes.flags
+        return any(flags[index] & LOST for index in ids) or self._is_renewal_due(ids)
+
+    def _is_renewal_due(self, ids: list[int]) -> bool:
+        """Return whether the process is to be replaced before the requests of these envs run."""
+        flags, process = self.table.episodes.flags, self.actor.incarnation.process
+        resetting = [index for index in ids if self.resets(index)]
+        if any(flags[index] & RETIRING for index in resetting):
+            return True
+        return process is not None and process.worker.is_leaving and len(resetting) == len(self.range)
 
     def resets(self, index: int) -> bool:
         """Return whether the request of an env resets it."""
@@ -446,10 +454,14 @@ class ActorEnvs(Job):
             failed = frame.kind == Kind.FAILED
             self.table.journals[call.index].record_call(call.kind, bytes(call.payload), failed=failed)
 
-    def is_recycling_due(self, policy: RecyclePolicy, index: int) -> bool:
+    def is_recycling_due(self, policy: RecyclePolicy | None, index: int) -> bool:
         """Return whether the process of an env is to be replaced now that an episode has ended."""
         process = self.actor.incarnation.process
         if process is None:
+            return False
+        if process.worker.is_leaving and len(self.range) == 1:
+            return True
+        if policy is None:
             return False
         steps = self.table.episodes.steps_of[index] - self._steps_before[index]
         if policy.max_steps is not None and steps >= policy.max_steps:
@@ -466,19 +478,27 @@ class ActorEnvs(Job):
             progress = process.page.progress()
             method = "reset" if progress.method == METHOD_RESET else None
             return self.step_of(index, started=progress.since, method=method)
-        return self.step_of(index, started=self._posted_at if index in self.table.overdue else 0.0)
+        may_have_begun = index in self.table.overdue or self._is_node_lost
+        return self.step_of(index, started=self._posted_at if may_have_begun else 0.0)
 
     def _find_begun(self, reason: EndReason | None) -> list[int]:
         """Return the envs whose rows an ended process had begun and not completed. The first one caused the exit.
 
-        There are two if one missed its deadline, ended after all, and the next one began before the kill.
+        There are two if one missed its deadline, ended after all, and the next one began before the kill. Nobody knows
+        what a worker on a lost node had begun, so its first unfinished env counts as begun.
         """
         running = self._running()
         begun = [index for index in self.range if index in self.table.overdue]
         begun += [] if running is None else [running]
-        if not begun and reason in (EndReason.TIMEOUT, EndReason.ABORT):
+        if not begun and (self._is_node_lost or reason in (EndReason.TIMEOUT, EndReason.ABORT)):
             begun = self._unfinished()[:1]
         return list(dict.fromkeys(begun))
+
+    @property
+    def _is_node_lost(self) -> bool:
+        """Whether the process has ended, or counts as ended, because its node is lost."""
+        process = self.actor.incarnation.process
+        return process is not None and process.worker.loss is not None
 
     def on_exit(self, exit: Exit) -> None:  # noqa: A002
         """Continue or fail the requests of an ended process, and end its episodes."""

@@ -151,11 +151,14 @@ def share_rows(
         ) from error
     recycle = choices.recycle
 
-    def is_recycling_due(index: int) -> bool:
-        return recycle is not None and table.owners[index].is_recycling_due(recycle, index)
+    config = actors[0]._actor.config
 
-    episodes = Episodes(count, choices.autoreset, None if recycle is None else is_recycling_due)
-    table: EnvTable = EnvTable(actors[0]._actor.config.lock, slab, infos, episodes, choices.on_failure)
+    def is_recycling_due(index: int) -> bool:
+        return table.owners[index].is_recycling_due(recycle, index)
+
+    may_be_due = recycle is not None or config.backend.is_far
+    episodes = Episodes(count, choices.autoreset, is_recycling_due if may_be_due else None)
+    table: EnvTable = EnvTable(config.lock, slab, infos, episodes, choices.on_failure)
     reader = RowReader(table, described, copies=choices.copy)
     futures = []
     bounds = [*(handle._actor.config.first_index for handle in actors), count]

@@ -208,7 +208,7 @@ class RowEngine:
             posted: list[tuple[ActorEnvs, list[int]]] = []
             queued: list[tuple[ActorEnvs, list[int]]] = []
             for group, ids in groups:
-                must_wait = must_check and any(map(group.must_wait, ids))
+                must_wait = must_check and group.must_queue(ids)
                 is_free = not must_wait and group.actor.can_post(group)
                 (posted if is_free else queued).append((group, ids))
             closing = next((group.actor for group, _ in queued if group.actor.is_closing), None)
@@ -226,9 +226,9 @@ class RowEngine:
                     some = self.select([index for _, ids in posted for index in ids]) if queued else envs
                     call_id = lock.next_call_id()
                     payloads = table.post(some, call_id, rings_each)
-                    pages = [group.post(call_id, ids, payloads, now) for group, ids in posted]
-                    for page in pages:  # last and at once, since workers that wake up take cores
-                        page.post_step(call_id, wait, rings_each)
+                    posts = [(group.post(call_id, ids, payloads, now), ids) for group, ids in posted]
+                    for page, ids in posts:  # last and at once, since workers that wake up take cores
+                        page.post_step(call_id, wait, rings_each, ids)
                 for group, ids in queued:
                     group.queue(ids)
         if refused is not None:

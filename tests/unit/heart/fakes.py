@@ -11,7 +11,7 @@ from envactors.actor.actor import Actor
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call
-from envactors.backends.base import Backend, ExitStatus
+from envactors.backends.base import Backend, ExitStatus, NodeLoss
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size
 from envactors.mailbox.messages import Frame, Kind, Start
@@ -33,7 +33,9 @@ class NoStacks:
 class FakeWorker:
     """Both ends of a worker."""
 
-    refusal = loss = None
+    refusal = loss = node = None
+    is_leaving = False
+    is_over = True
 
     def __init__(self, envs):
         ours, theirs = socket.socketpair()
@@ -44,6 +46,7 @@ class FakeWorker:
         self.outputs = []
         self.pid = next(_pids)
         self.was_killed = False
+        self._on_over = []
         self._exit = Doorbell()
         self.sentinel = self._exit.fileno()
         self._frames = []
@@ -56,6 +59,12 @@ class FakeWorker:
 
     def ask_stacks(self):
         return NoStacks()
+
+    def when_over(self, then):
+        if self.is_over:
+            then()
+        else:
+            self._on_over.append(then)
 
     def resident_memory(self):
         return 1
@@ -71,6 +80,16 @@ class FakeWorker:
 
     def crash(self):
         self._exit.ring()
+
+    def lose(self):
+        """Count as ended, although code of the worker may still be running until `set_over`."""
+        self.is_over, self.loss = False, NodeLoss("far", "which was silent")
+        self._exit.ring()
+
+    def set_over(self):
+        self.is_over = True
+        for then in self._on_over:
+            then()
 
     def take(self):
         """Return the next frame that the parent has sent."""
