@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
         def __enter__(self) -> bool: ...
         def __exit__(self, *_: object) -> None: ...
+        def _is_owned(self) -> bool: ...
 
 else:
     from _thread import RLock
@@ -74,6 +75,11 @@ class ChangeLock(RLock):
         self._frame: FrameType | None = None  # the frame that makes the change
         self._bug: BaseException | None = None  # the error of this library that has ended the change
         self._scope = _Scope(self)
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the calling thread holds it."""
+        return self._is_owned()
 
     def next_call_id(self) -> int:
         """Return a new call id. Call this under the lock."""

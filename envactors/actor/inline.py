@@ -7,14 +7,13 @@ and results are pickled all the same, so that neither side can change the other'
 from __future__ import annotations
 
 import os
-import threading
 import time
-import traceback
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from envactors import runtime as runtimes
 from envactors.actor.config import ActorConfig
+from envactors.actor.env_code import EnvCode
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
@@ -28,14 +27,13 @@ from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size
 from envactors.mailbox.messages import Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps, pack_failure, safe_repr, unpack_failure
 from envactors.runtime import Runtime
-from envactors.system.threads import current_frames
-from envactors.worker import context
+from envactors.system.threads import describe_stack
 from envactors.worker.context import ActorContext
 from envactors.worker.host import HostedEnv
 from envactors.worker.main import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 class InlineActor:
@@ -53,9 +51,6 @@ class InlineActor:
         self.node: str | None = None
         self.closed: Latch = Latch()
         self._forks = runtimes.forks
-        # Held while env code runs; the actors of a vector share it. Env code may use its own actor.
-        self._lock = config.lock
-        self._thread: int | None = None
         self._completed = self._call_id = 0
         # The error of all calls, if a factory has raised.
         self._start_error: ActorError | None = None
@@ -65,6 +60,9 @@ class InlineActor:
         # Called once the envs are others, or gone.
         self.on_change: Callable[[], object] = lambda: None
         self.runtime: Runtime = runtimes.join(self)
+        self.range: range = range(config.first_index, config.first_index + len(config.start.factories))
+        # Shared by the actors of a vector.
+        self.env_code: EnvCode = EnvCode(self)
         self._start()
 
     # State -----------------------------------------------------------------------------------------------
@@ -81,7 +79,7 @@ class InlineActor:
             return ActorState.CLOSED
         if self._start_error is not None:
             return ActorState.DEAD
-        return ActorState.IDLE if self._thread is None else ActorState.BUSY
+        return ActorState.IDLE if self.env_code.request_of(self) is None else ActorState.BUSY
 
     @property
     def is_usable(self) -> bool:
@@ -117,8 +115,8 @@ class InlineActor:
     def stacks(self, timeout: float) -> str:
         """Return the stack of the thread that runs env code."""
         del timeout
-        frame = None if self._thread is None else current_frames().get(self._thread)
-        return "no env code is running\n" if frame is None else "".join(traceback.format_stack(frame))
+        request = self.env_code.request_of(self)
+        return (describe_stack(request.thread) if request is not None else "") or "no env code is running\n"
 
     def stderr_tail(self) -> str:
         """Return an empty string: envs print to the streams of the program."""
@@ -158,39 +156,31 @@ class InlineActor:
             return
         self._call_id += 1
         step = step._replace(call_id=self._call_id, started=time.monotonic())
+        self.env_code.check_not_within(self)
         future.set_running()
-        with self.running_env(self._server):
+        with self._running(call.method, call.index, self._server):
             kind, payload = self._server.execute(call.kind, call.payload)
         self._completed += 1
         reply = Frame(kind, self.incarnation.index, self._call_id, payload)
         future.set_outcome(UnreadReply(self.errors, step, reply, self.pid))
 
-    @contextmanager
-    def running_env(self, server: Server | None = None) -> Iterator[None]:
-        """Return the context in which env code runs."""
-        server = server or self._server
-        assert server is not None, "a factory has raised"
-        with self._lock:
-            before, token = self._thread, context.of_thread.set(server.host.running)
-            self._thread = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._thread = before
-                context.of_thread.reset(token)
+    def _running(self, method: str, index: int, server: Server) -> AbstractContextManager[object]:
+        """Return the context in which a request runs env code."""
+        return self.env_code.run(method, index, lambda _request: server.host.running())
 
     def renew(self, future: ActorFuture) -> None:
         """Close the envs and make new ones."""
         self.check_owner()
         if self.closed.is_open:
             raise self.errors.closed(Step("renew", self.config.first_index), self.incarnation.index)
+        self.env_code.check_not_within(self)
         self._close_envs()
         self.replace(self._describe_end(EndReason.RENEW))
         future.set_outcome(ReadyOutcome(self.incarnation.index, self._start_error))
 
     def replace(self, reason: ActorError) -> None:
         """Make new envs; ``reason`` says why the present ones end."""
-        with self._lock:
+        with self.config.lock:
             self.last_crash = reason
             self.incarnation = Incarnation(self.incarnation.index + 1)
             self._start()
@@ -207,7 +197,7 @@ class InlineActor:
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""
         self.check_owner()
-        if self._thread is not None:
+        if self.env_code.request_of(self) is not None:
             raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
         if restart:
             self.replace(self._describe_end(EndReason.ABORT))
@@ -217,7 +207,7 @@ class InlineActor:
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         """Close the envs."""
         del timeout, began
-        with self._lock:
+        with self.config.lock:
             if not self.closed.is_open:
                 self._close_envs()
                 self._close()
@@ -257,7 +247,7 @@ class InlineActor:
         self._start_error = self._server = None
         incarnation = self.incarnation
         incarnation.launched = time.monotonic()
-        with self.running_env(server):
+        with self._running("start", config.first_index, server):
             try:
                 server.host.start(config.start, incarnation.index, lambda _made: None)
             except Exception as error:
@@ -271,7 +261,7 @@ class InlineActor:
 
     def _close_envs(self) -> None:
         if self._server is not None:
-            with self.running_env():
+            with self._running("close", self.config.first_index, self._server):
                 self._server.execute(Kind.CLOSE, dumps(()))
 
     def _close(self) -> None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from envactors.actor.actor import Actor
 
 
+# How long a worker may take to write its stacks for a warning, in seconds.
+_STACKS_PATIENCE = 1.0
+
+
 class Timers:
     """Named timers, whose callbacks run under the actor's lock.
 
@@ -116,7 +120,10 @@ class DeadlineWatch:
         if self._slow is not None:
             if now >= step.started + self._slow and step.started != self._reported:
                 self._reported = step.started
-                slow_calls.warn(actor, step, now - step.started)
+                process = actor.incarnation.process
+                assert process is not None, "it runs the step"
+                stacks = process.worker.ask_stacks()
+                slow_calls.warn(actor, step, now - step.started, lambda: stacks.wait(_STACKS_PATIENCE))
             checks.append(step.started + self._slow)
         self._check_at(min(check for check in checks if check > now))
 

@@ -8,7 +8,6 @@ import mmap
 import os
 import socket
 import threading
-import traceback
 import weakref
 from collections.abc import Mapping
 
@@ -22,7 +21,7 @@ from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.slab import Layout, Slab
 from envactors.system.polling import Doorbell
 from envactors.system.sockets import open_pair
-from envactors.system.threads import current_frames
+from envactors.system.threads import describe_stack
 from envactors.worker import context
 from envactors.worker.main import OpenMemory, Server
 
@@ -121,6 +120,9 @@ class ThreadWorker(Worker):
         with contextlib.suppress(OSError):  # it has ended
             self._socket.shutdown(socket.SHUT_WR)
 
+    def is_current_thread(self) -> bool:
+        return self._thread is threading.current_thread()
+
     def ask_stacks(self) -> ThreadStacks:
         return ThreadStacks(self._thread)
 
@@ -144,13 +146,7 @@ class ThreadStacks(Stacks):
         self._thread = thread
 
     def read(self) -> str:
-        ident = self._thread.ident or 0
-        frame = current_frames().get(ident)
-        if frame is None:
-            return "the worker thread has ended\n"
-        frames = reversed(traceback.extract_stack(frame))
-        lines = [f'  File "{entry.filename}", line {entry.lineno} in {entry.name}\n' for entry in frames]
-        return f"Thread 0x{ident:016x} (most recent call first):\n{''.join(lines)}"
+        return describe_stack(self._thread.ident or 0) or "the worker thread has ended\n"
 
     def wait(self, seconds: float) -> str:
         del seconds

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from envactors.actor.env_code import EnvCode, RunningRequest
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.handle import ActorHandle
@@ -31,7 +32,6 @@ from envactors.vector.options import Autoreset, Choices, OnFailure
 from envactors.vector.recovery import Cause, EnvFate, Facts, decide, lose_episode
 from envactors.vector.results import Batch, EnvStep, as_dict
 from envactors.vector.table import Selection
-from envactors.worker import context
 from envactors.worker.context import ActorContext
 from envactors.worker.host import Fields
 
@@ -108,16 +108,18 @@ class SerialEngine:
         # Outcomes that were not delivered yet, in the order of their completion.
         self._outcomes: dict[int, Fields | BaseException] = {}
         self._failed: set[int] = set()  # the envs whose outcome is an exception
-        # The envs of the current request; if an exception has ended that, the next request finds them here.
-        self._unfinished: list[int] = []
+        # The envs of each request that is running; if an exception has ended it, the next request finds them here.
+        self._unfinished: list[list[int]] = []
         self._lock = self._actors[0].config.lock
-        self._current = 0  # the env that is running
+        self._env_code: EnvCode = self._actors[0].env_code
         self._hosted: list[Any] = [None] * count
         self._contexts: list[ActorContext | None] = [None] * count
         # The current method of each env, as `HostedEnv` records it on the control page of its actor.
         self._methods: list[Any] = [None] * count
         self._incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._closed: set[int] = set()  # the envs of closed actors
+        for actor in self._actors[1:]:
+            self._env_code.add(actor)
         for actor, envs in self.ranges():
             self._find_envs(actor, envs)
             actor.on_change = functools.partial(self._on_change, actor, envs)
@@ -228,14 +230,14 @@ class SerialEngine:
         raised: list[_RaisedRequest] = []
         flags = episodes.flags
         may_be_lost = flags != self._no_flags
-        with self._running(envs.ids):
+        with self._running("step", envs.ids) as request:
             for index, action in zip(envs.ids, each, strict=True):
-                self._current = index
+                request.index = index
                 if may_be_lost and flags[index] & LOST and not (resets_next[index] and self._on_failure == "raise"):
                     raised.append(_RaisedRequest(index, self._describe_loss(index), Cause.WAITING))
                     continue
                 if resets_next[index]:
-                    self._run_reset(index, None, None, raised)
+                    self._run_reset(request, index, None, None, raised)
                     continue
                 if autoreset:
                     self._methods[index][METHOD] = METHOD_STEP  # a reset within the step changes it
@@ -253,7 +255,7 @@ class SerialEngine:
                 else:
                     steps[index] += 1
                     starts[index] = False
-            self._recover_all(raised)
+            self._recover_all(request, raised)
         if futures:
             self._resolve(envs, futures)
 
@@ -268,60 +270,83 @@ class SerialEngine:
         self._reset_if_interrupted()
         self._check_idle(envs)
         raised: list[_RaisedRequest] = []
-        with self._running(envs.ids):
+        with self._running("reset", envs.ids) as request:
             for index, seed, each in zip(envs.ids, seeds, options, strict=True):
                 if seed is not None:
                     self.episodes.set_root_seed(index, seed)
-                self._run_reset(index, seed, copy_value(each), raised, is_asked=True)
-            self._recover_all(raised)
+                self._run_reset(request, index, seed, copy_value(each), raised, is_asked=True)
+            self._recover_all(request, raised)
         self._resolve(envs, futures)
 
     def _check_idle(self, envs: Selection) -> None:
+        if self._env_code.is_current_thread:
+            self._check_nested(envs.ids)
         for index in envs.ids if self._closed else ():
             if index in self._closed:
                 raise self._owners[index].unusable_error(Step("step", index))
         if self._outcomes and (busy := [index for index in envs.ids if index in self._outcomes]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them with recv first")
 
+    def _check_nested(self, ids: list[int]) -> None:
+        """Check a request that env code of this vector makes.
+
+        Raises:
+            RuntimeError: An env belongs to the actor of that code.
+            AlreadyPendingError: The request that runs that code has not stepped an env yet.
+        """
+        for index in ids:
+            self._env_code.check_not_within(self._owners[index])
+        waiting = {index for running in self._unfinished for index in running}
+        if busy := [index for index in ids if index in waiting]:
+            raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
+
     def _reset_if_interrupted(self) -> None:
         """Require a reset of the envs that were running when an exception ended a request, and drop their results."""
-        if self._unfinished:
-            self._drop(self.select(self._unfinished))
-            for index in self._unfinished:
-                self.episodes.lose(index)
-            self._unfinished = []
+        if self._unfinished and not self._env_code.is_current_thread:
+            with self._lock:  # another thread may still run them
+                for ids in self._unfinished:
+                    self._drop(self.select(ids))
+                    for index in ids:
+                        self.episodes.lose(index)
+                self._unfinished.clear()
 
     @contextlib.contextmanager
-    def _running(self, ids: list[int]) -> Iterator[None]:
-        """Return the context in which env code runs."""
-        with self._lock:
-            self._unfinished = ids
-            token = context.of_thread.set(lambda: self._contexts[self._current])
-            try:
-                yield
-            finally:
-                context.of_thread.reset(token)
-            self._unfinished = []
+    def _running(self, method: str, ids: list[int]) -> Iterator[RunningRequest]:
+        """Return the context in which a request steps or resets envs."""
+        first = ids[0] if ids else 0
+        with self._env_code.run(method, first, lambda request: self._contexts[request.index]) as request:
+            self._unfinished.append(ids)
+            yield request
+            self._unfinished.remove(ids)
 
     def _run_reset(
-        self, index: int, seed: int | None, options: Any, raised: list[_RaisedRequest], *, is_asked: bool = False
+        self,
+        request: RunningRequest,
+        index: int,
+        seed: int | None,
+        options: Any,
+        raised: list[_RaisedRequest],
+        *,
+        is_asked: bool = False,
     ) -> None:
         """Reset one env, and keep the outcome.
 
         Args:
+            request: The request that does it.
             index: The env.
             seed: The user's seed.
             options: The user's options.
             raised: Gets the request if the env raises.
             is_asked: Whether the user has asked for it, rather than autoreset.
         """
-        self._current = index
+        method, request.method, request.index = request.method, "reset", index
         try:
             fields = self._hosted[index].reset(self._seed_of(index) if seed is None else seed, options)
         except Exception as error:
             raised.append(self._note(index, error, was_reset=True, is_asked=is_asked, options=options))
         else:
             self._outcomes[index] = self._accept_reset(index, fields)
+        request.method = method
 
     def _note(self, index: int, error: Exception, **facts: Any) -> _RaisedRequest:
         incarnation = self._owners[index].incarnation.index
@@ -333,14 +358,14 @@ class SerialEngine:
         assert owner.last_crash is not None, "otherwise its envs are the first"
         return owner.errors.not_begun(Step("step", index), owner.last_crash)
 
-    def _recover_all(self, raised: list[_RaisedRequest]) -> None:
-        """Set the outcomes of requests that have raised, once all others of the same envs have run."""
-        for request in raised:
-            self._current = request.env_id
-            outcome = self._recover(request)
-            self._outcomes[request.env_id] = outcome
+    def _recover_all(self, request: RunningRequest, raised: list[_RaisedRequest]) -> None:
+        """Set the outcomes of envs that have raised, once all others of the same request have run."""
+        for each in raised:
+            request.method, request.index = "reset", each.env_id
+            outcome = self._recover(each)
+            self._outcomes[each.env_id] = outcome
             if isinstance(outcome, BaseException):
-                self._failed.add(request.env_id)
+                self._failed.add(each.env_id)
 
     def _seed_of(self, index: int) -> int | None:
         return self.episodes.seed_of_reset(index, self._owners[index].incarnation.index)

@@ -38,7 +38,7 @@ from chaos.process_watch import CHILD_PATIENCE
 from chaos.report import ChaosReport, ReportBuilder
 from chaos.rollouts import RolloutRunner, without_children
 from chaos.runner import ChaosRunner
-from envactors.actor.slots import OnFailure
+from envactors.vector.options import OnFailure
 from envactors.backends.base import Backend
 from envactors.remote import LocalNodes
 
