@@ -120,8 +120,12 @@ class SerialEngine:
         self._closed: set[int] = set()  # the envs of closed actors
         for actor in self._actors[1:]:
             self._env_code.add(actor)
+        # How many requests of all envs there were, and how many others each env has had.
+        self._full_requests = 0
+        self._other_requests = [0] * count
         for actor, envs in self.ranges():
             self._find_envs(actor, envs)
+            actor.count_rows = functools.partial(self._count_rows, envs)
             actor.on_change = functools.partial(self._on_change, actor, envs)
 
     def _find_envs(self, actor: InlineActor, envs: range) -> None:
@@ -143,6 +147,10 @@ class SerialEngine:
         for index in envs:
             self.episodes.lose_process(index)
             self.episodes.starts[index] = False
+
+    def _count_rows(self, envs: range) -> int:
+        """Return how many steps and resets these envs have run."""
+        return self._full_requests * len(envs) + sum(self._other_requests[envs.start : envs.stop])
 
     @property
     def autoreset(self) -> Autoreset:
@@ -318,6 +326,11 @@ class SerialEngine:
             self._unfinished.append(ids)
             yield request
             self._unfinished.remove(ids)
+            if ids is self.all.ids:
+                self._full_requests += 1
+            else:
+                for index in ids:
+                    self._other_requests[index] += 1
 
     def _run_reset(
         self,
