@@ -127,7 +127,7 @@ class ResultWaiters:
                 self._close_bell()
 
     def _check_not_within(self, missing: int) -> None:
-        """Raise if the env whose code this thread runs belongs to the vector, and more outcomes are missing than other actors can provide."""
+        """Raise if env code of this vector would wait for more outcomes than its other actors can provide."""
         table = self._table
         mine = next((envs for envs in table.actors if envs.actor.runs_this_thread), None)
         if mine is None:
