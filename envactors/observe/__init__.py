@@ -10,10 +10,9 @@ first actor. Nothing below this package imports it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from envactors import services
 
+TYPE_CHECKING = False  # as in `envactors.services`
 if TYPE_CHECKING:
     from envactors.runtime import Runtime
 
