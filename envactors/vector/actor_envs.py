@@ -246,11 +246,10 @@ class ActorEnvs(Job):
         if ends and op & NO_AUTORESET:
             self._reset_in_next_process(index)
             return
-        ended_before = request is not None and request.ending is not None
-        is_reset = bool(op & RESET) and not ended_before
-        table.episodes.record(index, ends=ends or ended_before, is_reset=is_reset)
+        table.episodes.record(index, ends=ends, is_reset=bool(op & RESET))
         outcome = None
-        if request is not None and (request.future is not None or request.failure is not None or ended_before):
+        additions = () if request is None else (request.future, request.failure, request.ending)
+        if request is not None and any(addition is not None for addition in additions):
             row = self.reader.copy_row(index)
             unreadable = functools.partial(self.unreadable, index, self.step_of(index), int(table.posted_in[index]))
             outcome = RowOutcome(self.reader, row, request, before, unreadable)
@@ -265,7 +264,7 @@ class ActorEnvs(Job):
         unreadable = functools.partial(self.unreadable, index, self.step_of(index), int(table.posted_in[index]))
         ending = RowOutcome(self.reader, self.reader.copy_row(index), request, None, unreadable)
         table.requests[index] = EnvRequest("step", True, request.future, failure=request.failure, ending=ending)
-        table.episodes.flags[index] &= ~RETIRING
+        table.episodes.record_end(index)
         table.queue([index])
         self.actor.enqueue(Renewal())
         self.actor.enqueue(QueuedRows(self, [index]))

@@ -141,7 +141,7 @@ class RowEngine:
             for position, index in enumerate(envs.ids):
                 future = futures[position] if futures else None
                 requests[index] = EnvRequest("step", False, future, None, payloads[position] if payloads else None)
-        self._post(envs, requests, rings_each=rings_each)
+        self._post(envs, requests, "step", rings_each=rings_each)
 
     def start_resets(
         self,
@@ -157,7 +157,7 @@ class RowEngine:
             payload = None if options[position] is None else bytes(dumps(options[position]))
             future = futures[position] if futures else None
             requests[index] = EnvRequest("reset", True, future, seeds[position], payload)
-        self._post(envs, requests, rings_each=True)
+        self._post(envs, requests, "reset", rings_each=True)
 
     def check_steppable(self, envs: Selection) -> None:
         """Raise `VectorInputError` if an env needs a reset first."""
@@ -195,7 +195,7 @@ class RowEngine:
                 array[index] = leaf
         return []
 
-    def _post(self, envs: Selection, requests: dict[int, EnvRequest], *, rings_each: bool) -> None:
+    def _post(self, envs: Selection, requests: dict[int, EnvRequest], method: str, *, rings_each: bool) -> None:
         """Post envs whose actions are in their rows, or queue those whose actor is not free."""
         table, lock = self.table, self._lock
         groups = self._groups_of(envs)
@@ -213,7 +213,7 @@ class RowEngine:
                 (posted if is_free else queued).append((group, ids))
             closing = next((group.actor for group, _ in queued if group.actor.is_closing), None)
             if closing is not None:
-                refused = closing.errors.closed(Step("step", envs.ids[0]), closing.incarnation.index)
+                refused = closing.errors.closed(Step(method, envs.ids[0]), closing.incarnation.index)
                 for index in requests:
                     del table.requests[index]
                 for group, _ in posted:
