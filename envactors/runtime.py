@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import logging
 import math
 import os
@@ -18,6 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import Protocol
 
+from envactors import services
 from envactors.loop import Loop
 from envactors.threads import LibraryThread
 
@@ -173,7 +175,7 @@ class Runtime:
     """The threads of this process.
 
     Attributes:
-        members: The actors that they serve.
+        members: The actors that they serve, in the order in which they were made, each with its serial number.
         loop: The event loop.
         launcher: Starts workers.
         callbacks: Runs callbacks of futures, and other functions that may take long.
@@ -182,15 +184,23 @@ class Runtime:
     """
 
     def __init__(self) -> None:
-        self.members: set[Member] = set()
+        self.members: dict[Member, int] = {}
         self.has_ended: bool = False
         self._join_deadline = math.inf
         # How many records wait for the printer, and how many were dropped since that was last reported.
         self._records = self._dropped = 0
+        self._services: list[services.Service] = []
         self.printer: ThreadPool = ThreadPool("envactors-printer", runs_user_code=True)
         self.loop: Loop = Loop(self._report)
         self.launcher: Launcher = Launcher()
         self.callbacks: ThreadPool = ThreadPool("envactors-callbacks", runs_user_code=True, loop=self.loop)
+
+    def start_services(self) -> None:
+        """Start what has registered in `envactors.services`."""
+        for start in services.on_start:
+            service = start(self)
+            if service is not None:
+                self._services.append(service)
 
     def log(self, log: Callable[[], object]) -> None:
         """Call a function that logs, in a thread where handlers may block; drop and count it if too many wait."""
@@ -214,9 +224,11 @@ class Runtime:
         """Remove an actor that has ended; with the last one, end the threads."""
         global _runtime
         with _lock:
-            self.members.discard(member)
+            self.members.pop(member, None)
             if self.members:
                 return
+            for service in self._services:
+                service.close()
             self._join_deadline = time.monotonic() + _JOIN_PATIENCE
             self.has_ended = True
             if _runtime is self:
@@ -232,12 +244,14 @@ class Runtime:
         Callbacks may block, so nobody waits for theirs.
         """
         if self.has_ended:
-            for part in (self.loop, self.launcher, self.printer):
+            threads: list[services.Service | Loop | Launcher | ThreadPool] = [self.loop, self.launcher, self.printer]
+            for part in (*threads, *self._services):
                 part.join(max(0.0, self._join_deadline - time.monotonic()))
 
 
 _lock = threading.RLock()
 _runtime: Runtime | None = None
+_serials = itertools.count()
 # How many forks lie between this process and the one that imported this module.
 forks: int = 0
 
@@ -250,8 +264,15 @@ def join(member: Member) -> Runtime:
             _runtime = Runtime()
             atexit.unregister(_close_all)
             atexit.register(_close_all)
-        _runtime.members.add(member)
+            _runtime.start_services()
+        _runtime.members[member] = next(_serials)
         return _runtime
+
+
+def members() -> dict[Member, int]:
+    """Return the actors of this process that have not ended, each with a serial number that no other has."""
+    with _lock:
+        return {} if _runtime is None else dict(_runtime.members)
 
 
 def log_error(text: str, error: BaseException) -> None:

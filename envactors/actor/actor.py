@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from envactors import runtime as runtimes
-from envactors.actor import slow_calls
+from envactors.actor import recording, slow_calls
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Exit, JobFate, Next, Plan, RestartTracker, Step, decide_next
@@ -38,6 +38,7 @@ from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Timers
 from envactors.backends.base import Worker
 from envactors.errors import ActorClosedError, ActorError
+from envactors.mailbox.control_page import ControlPage
 from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, safe_repr, unpack_failure
 from envactors.runtime import Runtime
@@ -140,6 +141,12 @@ class Actor:
         """The node that runs the process; None on this machine."""
         process = self.incarnation.process
         return None if process is None else process.worker.node
+
+    @property
+    def page(self) -> ControlPage | None:
+        """The control page of the process; None while there is no process."""
+        process = self.incarnation.process
+        return None if process is None else process.page
 
     @property
     def state(self) -> ActorState:
@@ -755,6 +762,7 @@ class Actor:
         self.runtime.launcher.finish(self._launch)
         self.phase, incarnation.has_started = _LIVE, True
         self._started_in = time.monotonic() - incarnation.launched
+        recording.recorder.on_span(self, "start", incarnation.launched)
         self._log(logging.INFO, f"actor {self.name!r} has started in {self._started_in:.3g} s, pid {self.pid}")
         kept, self.running = self.running, None
         if kept is not None:
@@ -832,6 +840,7 @@ class Actor:
             self.last_crash = error
         if plan.next is not Next.CLOSE:
             self._log_exit(exit)
+        recording.recorder.on_exit(self, culprit)
         # 4. Lose: end the episodes and the job that cannot continue in the next process.
         self.tenant.on_exit(exit)
         self.running = self._lose(job, exit)
@@ -957,5 +966,6 @@ class Actor:
 
     def _log(self, level: int, text: str, error: BaseException | None = None) -> None:
         """Log a message, with the traceback of an error, in a thread where handlers may block."""
+        recording.recorder.on_notice(self, text)
         extra = {"actor": self.name, "incarnation": self.incarnation.index, "env_id": self.config.first_index}
         self.runtime.log(lambda: _log.log(level, "%s", text, exc_info=error, extra=extra))

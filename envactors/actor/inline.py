@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from envactors import runtime as runtimes
+from envactors.actor import recording
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Step
@@ -89,6 +90,11 @@ class InlineActor:
         return not self.closed.is_open and self._start_error is None
 
     @property
+    def page(self) -> ControlPage | None:
+        """The control page of the envs; None if a factory has raised, or the actor is closed."""
+        return None if self._server is None else self._server.page
+
+    @property
     def hosted_envs(self) -> list[tuple[HostedEnv, ActorContext]]:
         """The envs and their contexts; empty if a factory has raised."""
         host = None if self._server is None else self._server.host
@@ -162,6 +168,7 @@ class InlineActor:
         with self.running_env(self._server):
             kind, payload = self._server.execute(call.kind, call.payload)
         self._completed += 1
+        recording.recorder.on_span(self, call.method, step.started)
         reply = Frame(kind, self.incarnation.index, self._call_id, payload)
         future.set_outcome(UnreadReply(self.errors, step, reply, self.pid))
 
@@ -191,6 +198,7 @@ class InlineActor:
     def replace(self, reason: ActorError) -> None:
         """Make new envs; ``reason`` says why the present ones end."""
         with self._lock:
+            recording.recorder.on_exit(self, None)
             self.last_crash = reason
             self.incarnation = Incarnation(self.incarnation.index + 1)
             self._start()
@@ -268,6 +276,7 @@ class InlineActor:
                 return
         page.record_env(METHOD_CALL, 0)
         self._server = server
+        recording.recorder.on_span(self, "start", incarnation.launched)
 
     def _close_envs(self) -> None:
         if self._server is not None:
@@ -275,6 +284,7 @@ class InlineActor:
                 self._server.execute(Kind.CLOSE, dumps(()))
 
     def _close(self) -> None:
+        recording.recorder.on_exit(self, None)
         self._server = None
         self.runtime.leave(self)
         self.closed.open()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from envactors.actor import recording
 from envactors.actor.exits import Exit, JobFate, Next, Step, decide_call
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.states import EndReason
@@ -162,6 +163,7 @@ class Call(Job):
 
     def on_reply(self, actor: Actor, frame: Frame) -> bool:
         """Pass the reply to the future."""
+        recording.recorder.on_span(actor, self.method, self.started)
         actor.tenant.on_call(self, frame)
         self._end(actor, UnreadReply(actor.errors, self.step(actor), frame, actor.pid))
         return True

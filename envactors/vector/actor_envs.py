@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from envactors.actor import recording
 from envactors.actor.actor import Actor
 from envactors.actor.exits import Exit, JobFate, Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
@@ -20,6 +21,7 @@ from envactors.actor.states import EndReason
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, FINISHED, METHOD_RESET, ControlPage
+from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps, safe_repr
 from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
@@ -27,6 +29,7 @@ from envactors.options import RecyclePolicy
 from envactors.vector.episodes import LOST, RETIRING
 from envactors.vector.recovery import Cause, Failure, apply_to_row, recover
 from envactors.vector.results import RowOutcome, RowReader
+from envactors.vector.step_times import StepTimes
 from envactors.vector.table import IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
 
 if TYPE_CHECKING:
@@ -102,6 +105,7 @@ class ActorEnvs(Job):
         self._posted_at = 0.0
         # How many steps each env had made when its current process began.
         self._steps_before = dict.fromkeys(self.range, 0)
+        self._times: StepTimes | None = None  # None as long as nothing is timed
 
     def position(self, index: int) -> int:
         """Return the position of an env in its actor."""
@@ -417,6 +421,21 @@ class ActorEnvs(Job):
         if process is not None and process.watches_rings:
             self.actor.runtime.loop.call_soon(self._on_ring)  # the worker's ring may have come before this
 
+    # Times -----------------------------------------------------------------------------------------------
+
+    def begin_timing(self) -> None:
+        """Have steps and resets timed from now on, in this process and in later ones; may be called again."""
+        if self._times is None:
+            self._times = StepTimes(len(self.range))
+        process = self.actor.incarnation.process
+        if process is not None:
+            process.worker.begin_timing(recording.is_recording())
+
+    def histograms(self) -> Histograms:
+        """Return the durations of all steps and resets that were timed."""
+        assert self._times is not None, "timing has begun"
+        return self._times.total(self.actor.page)
+
     # The tenant ------------------------------------------------------------------------------------------
 
     def on_started(self, incarnation: Incarnation, *, is_renewal: bool) -> list[Job]:
@@ -424,6 +443,8 @@ class ActorEnvs(Job):
         table, jobs = self.table, list[Job]()
         table.incarnations[self._first : self._stop] = incarnation.index
         table.waiters.on_process_change()
+        if self._times is not None:
+            self.begin_timing()
         for index in self.range:
             self._steps_before[index] = table.episodes.steps_of[index]
             journal = table.journals[index]
@@ -502,6 +523,8 @@ class ActorEnvs(Job):
     def on_exit(self, exit: Exit) -> None:  # noqa: A002
         """Continue or fail the requests of an ended process, and end its episodes."""
         table, has_process = self.table, exit.plan.has_process
+        if self._times is not None:
+            self._times.add(self.actor.page)
         if isinstance(self.actor.running, Replay) and exit.culprit is not None and exit.reason in _CRASHES:
             table.journals[exit.culprit.index].record_replay(crashed=True)
         begun, unfinished = self._find_begun(exit.reason), self._unfinished()

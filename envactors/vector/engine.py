@@ -24,6 +24,7 @@ from envactors.errors import (
     VectorTimeoutError,
 )
 from envactors.mailbox.control_page import FINISHED, spin_until_all
+from envactors.mailbox.durations import Histograms
 from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import HALF, RESET
@@ -97,6 +98,21 @@ class RowEngine:
     def counts(self) -> tuple[list[int], list[int]]:
         """Return how many steps and finished episodes each env has had."""
         return self.table.episodes.steps.tolist(), self.table.episodes.episodes.tolist()
+
+    def begin_timing(self) -> None:
+        """Have steps and resets timed from now on; may be called again."""
+        with self._lock:
+            for envs in self.table.actors:
+                envs.begin_timing()
+
+    def histograms(self) -> Histograms:
+        """Return the durations of the steps and resets of all envs, once timing has begun."""
+        with self._lock:
+            return np.concatenate([envs.histograms() for envs in self.table.actors])
+
+    def in_turns(self) -> list[int]:
+        """Return how many envs run one after another: those of each actor."""
+        return [len(envs.range) for envs in self.table.actors]
 
     def disable_reset_checks(self) -> None:
         """Leave it to the envs to refuse steps before a reset."""

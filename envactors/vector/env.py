@@ -20,8 +20,9 @@ from envactors.vector import inputs
 from envactors.vector.build import describe_envs, launch_actors, share_rows
 from envactors.vector.engine import RowEngine
 from envactors.vector.options import Choices, VectorOptions, check_names
-from envactors.vector.results import Batch, EnvStep, StepResults, VectorStats
+from envactors.vector.results import Batch, EnvStep, StepResults
 from envactors.vector.serial import SerialEngine
+from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.table import Selection
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class VectorEnv(RolloutMethods):
             else:
                 table, reader = share_rows(choices, self.actors, self.num_envs, described, self._memory)
                 self._engine = RowEngine(table, reader, described.action, may_spin=backend.spin)
+            self._statistics = VectorStatistics(self._engine, self.actors)
         except BaseException:
             self.close(0)
             raise
@@ -106,9 +108,8 @@ class VectorEnv(RolloutMethods):
         return spec
 
     def stats(self) -> VectorStats:
-        """Return counts over the vector env's lifetime."""
-        steps, episodes = self._engine.counts()
-        return VectorStats(steps, episodes, [actor.stats() for actor in self.actors])
+        """Return statistics. The first call has times measured from then on."""
+        return self._statistics.collect()
 
     def reset(
         self,
@@ -140,7 +141,8 @@ class VectorEnv(RolloutMethods):
         engine, envs = self._engine, self._select(env_ids)
         deadline = deadline_after(timeout, "reset(timeout=...)")
         seeds, each = inputs.seeds_for(seed, envs.ids), inputs.one_each(options, len(envs.ids), "options")
-        batch = engine.reset(envs, seeds, each, timeout, deadline)
+        with self._statistics.waiting("reset"):
+            batch = engine.reset(envs, seeds, each, timeout, deadline)
         return batch.obs, batch.infos
 
     def step(self, actions: Any, env_ids: Iterable[int] | None = None, timeout: float | None = None) -> StepResults:
@@ -165,8 +167,9 @@ class VectorEnv(RolloutMethods):
         """
         engine, envs = self._engine, self._select(env_ids)
         deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
-        engine.start_steps(envs, actions, rings_each=False)
-        results: StepResults = engine.finish(envs, timeout, deadline, "step")[1:6]
+        with self._statistics.waiting("step", is_batch=envs.is_all):
+            engine.start_steps(envs, actions, rings_each=False)
+            results: StepResults = engine.finish(envs, timeout, deadline, "step")[1:6]
         return results
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
@@ -194,7 +197,8 @@ class VectorEnv(RolloutMethods):
         inputs.check_limits(min_envs, max_envs)
         if not engine.receivable():
             raise NothingPendingError("recv has nothing to wait for: send actions first")
-        batch: Batch = engine.receive(min_envs, max_envs, deadline)
+        with self._statistics.waiting("recv"):
+            batch: Batch = engine.receive(min_envs, max_envs, deadline)
         return batch
 
     def submit(self, actions: Any, env_ids: Iterable[int] | None = None) -> list[EnvFuture]:

@@ -20,7 +20,8 @@ from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
 from envactors.errors import ActorError, AlreadyPendingError, NothingPendingError, VectorInputError
-from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP
+from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, ControlPage
+from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import PLAIN_REWARD
@@ -30,7 +31,9 @@ from envactors.vector.failures import step_error
 from envactors.vector.options import Autoreset, Choices, OnFailure
 from envactors.vector.recovery import Cause, EnvFate, Facts, decide, lose_episode
 from envactors.vector.results import Batch, EnvStep, as_dict
+from envactors.vector.step_times import StepTimes
 from envactors.vector.table import Selection
+from envactors.vector.timed_env import TimedEnv
 from envactors.worker import context
 from envactors.worker.context import ActorContext
 from envactors.worker.host import Fields
@@ -118,23 +121,31 @@ class SerialEngine:
         self._methods: list[Any] = [None] * count
         self._incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._closed: set[int] = set()  # the envs of closed actors
+        self._is_timing = False
+        self._pages: dict[InlineActor, ControlPage | None] = {}
+        self._times: dict[InlineActor, StepTimes] = {}
         for actor, envs in self.ranges():
             self._find_envs(actor, envs)
             actor.on_change = functools.partial(self._on_change, actor, envs)
 
     def _find_envs(self, actor: InlineActor, envs: range) -> None:
         """Look up the present envs of an actor."""
-        found = actor.hosted_envs
+        found, page = actor.hosted_envs, actor.page
+        self._pages[actor] = page
         for position, index in enumerate(envs):
             if found:
-                self._hosted[index], self._contexts[index] = found[position]
-                self._methods[index] = self._hosted[index]._page.counters
+                assert page is not None, "it has envs"
+                env, self._contexts[index] = found[position]
+                self._hosted[index] = TimedEnv(env, page) if self._is_timing else env
+                self._methods[index] = page.counters
             else:
                 self._hosted[index], self._contexts[index], self._methods[index] = _MissingEnv(actor, index), None, {}
             self._incarnations[index] = actor.incarnation.index
 
     def _on_change(self, actor: InlineActor, envs: range) -> None:
         """Lose the episodes of an actor whose envs are others now, or gone."""
+        if self._is_timing:
+            self._times[actor].add(self._pages[actor])
         self._find_envs(actor, envs)
         if actor.closed.is_open:
             self._closed.update(envs)
@@ -159,6 +170,22 @@ class SerialEngine:
     def counts(self) -> tuple[list[int], list[int]]:
         """Return how many steps and finished episodes each env has had."""
         return self.episodes.steps.tolist(), self.episodes.episodes.tolist()
+
+    def begin_timing(self) -> None:
+        """Have steps and resets timed from now on; may be called again."""
+        if not self._is_timing:
+            self._times = {actor: StepTimes(len(envs)) for actor, envs in self.ranges()}
+            self._is_timing = True
+            for actor, envs in self.ranges():
+                self._find_envs(actor, envs)
+
+    def histograms(self) -> Histograms:
+        """Return the durations of the steps and resets of all envs, once timing has begun."""
+        return np.concatenate([times.total(self._pages[actor]) for actor, times in self._times.items()])
+
+    def in_turns(self) -> list[int]:
+        """Return how many envs run one after another: all of them."""
+        return [len(self.all.ids)]
 
     def busy(self) -> list[int]:
         """Return the envs whose results were not delivered."""
