@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import sys
 import traceback
@@ -16,12 +17,15 @@ from simulation.mutants import MUTANTS, Mutant
 
 # How many histories a process runs before it reports.
 _CHUNK = 50
+# How long they may take, in real seconds. If they take longer, a thread waits for a real lock for ever.
+_PATIENCE = 300
 # How many histories run with each planted bug.
 _MOST_PER_MUTANT = 2000
 
 
 def run_some(seeds: range) -> list[tuple[int, str]]:
     """Run histories; return the seeds of those that violate a promise, and how."""
+    faulthandler.dump_traceback_later(_PATIENCE, exit=True)
     return [(seed, str(violation)) for seed, violation in run_histories(seeds) if violation is not None]
 
 

@@ -229,7 +229,7 @@ class Checker:
             wanted = zlib.crc32(struct.pack("<q", token), wanted)
         # A call may have run between a step that has raised and the same step after a replay.
         is_uncertain = model.is_uncertain or model.token in self.world.raised
-        is_uncertain |= not self.uncertain.isdisjoint(model.notes_before)
+        is_uncertain |= not self.uncertain.isdisjoint([*model.notes_before, *model.notes])
         if obs[1] != model.last[1] + 1 or (obs[3] != wanted and not is_uncertain):
             raise Violation(f"a step or call that was repeated or skipped: {what}")
 

@@ -189,8 +189,12 @@ class SimulatedLock(ChangeLock):
 
     world: World
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.world.locks.append(self)
+
     def __enter__(self) -> bool:
-        if not self._is_owned():  # type: ignore[attr-defined] # of `_thread.RLock`
+        if not self._is_owned():
             self.world.at_lock()
         return super().__enter__()
 

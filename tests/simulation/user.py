@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -68,13 +69,21 @@ class User:
             self._recover()
 
     def _handle_inside(self) -> None:
-        """Use the vector in a signal handler, which is refused in the middle of a change."""
+        """Use the vector in a signal handler at any line; where its thread has the lock, that is refused."""
         interrupts, self.world.interrupts = self.world.interrupts, False
+        ids = [env_id for env_id in self._idle() if not self.models[env_id].needs_reset]
+        models = copy.deepcopy(self.models)
         try:
-            with contextlib.suppress(RuntimeError):
-                self.handle_signal()
-        finally:
-            self.world.interrupts = interrupts
+            if ids and self.world.chance(0.7):
+                self.envs.send(self._begin(ids), env_ids=ids)
+        except RuntimeError:
+            for model, before in zip(self.models, models, strict=True):
+                vars(model).update(vars(before))
+        with contextlib.suppress(RuntimeError):
+            self._call_later()
+            if self.world.chance(0.5):
+                self._take_call()
+        self.world.interrupts = interrupts
 
     def _recover(self) -> None:
         """Continue after an exception at any line: all that it takes is a reset."""
@@ -311,8 +320,10 @@ class User:
 
     # Calls and attributes --------------------------------------------------------------------------------
 
-    def _start_call(self) -> tuple[int, int, Any]:
+    def _start_call(self, *, is_certain: bool = True) -> tuple[int, int, Any]:
         env_id, token = self.random.randrange(len(self.models)), next(self.tokens)
+        if not is_certain:
+            self.checker.uncertain.add(token)
         retries = self.checker.retries[token] = self.random.choice((0, 0, 1))
         self.world.note(f"the user calls env {env_id} with {token}, {retries} retries")
         self.models[env_id].notes.append(token)
@@ -325,9 +336,7 @@ class User:
 
     def _call_later(self) -> None:
         """Leave the result of a call for later; nobody knows until then whether it has run."""
-        call = self._start_call()
-        self.checker.uncertain.add(call[1])
-        self.calls.append(call)
+        self.calls.append(self._start_call(is_certain=False))
 
     def _take_call(self) -> None:
         if self.calls:

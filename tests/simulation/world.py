@@ -155,6 +155,7 @@ class World:
         present: Those of which anything may still come.
         sources: Everything else that adds events.
         descriptors: Whether each simulated descriptor is readable.
+        locks: The locks of all actors.
         errors: What was raised where nothing may be.
         log: What envs have run: (env, token of the action or None, process).
         interrupts: Whether signals come while the user waits.
@@ -180,6 +181,7 @@ class World:
         self.present: list[Any] = []
         self.sources: list[Source] = []
         self.descriptors: dict[int, Callable[[], bool]] = {}
+        self.locks: list[Any] = []
         self.errors: list[BaseException] = []
         self.log: list[tuple[int, int | None, int]] = []
         self.troubles = 0
@@ -294,6 +296,8 @@ class World:
             Violation: Nothing can happen any more, or the thread waits where it may not.
         """
         deadline = _NEVER if seconds is None else self.now + seconds
+        if any(lock._is_owned() for lock in self.locks):
+            raise Violation("a thread waits while it holds the lock of its actors")
         if self.fiber is not None:
             self._wait_in_fiber(self.fiber, is_ready, deadline)
             return is_ready()
