@@ -56,8 +56,8 @@ class Invariants:
         """Return what does not hold of an env; empty if all does."""
         table, status = self._table, self._table.status[index]
         waits = sum(index in job.ids for job in actor.queue if isinstance(job, QueuedRows))
-        if status == QUEUED and waits == 0:
-            return "no job of its actor has it"
+        if waits != (status == QUEUED):
+            return f"{waits} jobs of its actor have it"
         if status == POSTED and table.completed_of[index] != table.call_ids[index]:
             if actor.incarnation.process is None:
                 return "there is no process"
@@ -92,8 +92,8 @@ class Invariants:
             return ""
         if incarnation.process is None:
             return "it has no process"
-        if envs.has_posted and running is not envs:
-            return "rows are posted, and another job runs"
+        if envs._unfinished() and running is not envs:
+            return "rows run, and another job is said to run"
         if actor.runtime.loop._soon:  # type: ignore[attr-defined] # of a `SimulatedLoop`
             return ""  # that may be `Actor._proceed`
         if actor.queue and running is None:
