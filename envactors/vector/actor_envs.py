@@ -44,16 +44,26 @@ Failures: TypeAlias = Mapping[tuple[int, int], Failure]
 class QueuedRows(Job):
     """Envs that wait in the queue of their actor to be posted.
 
+    An env may get an outcome while it waits, and be queued again in another job. This job then skips it, so that
+    requests run in the order in which they were made.
+
     Args:
         envs: The envs of the actor.
-        ids: The envs that wait. One that is not `QUEUED` any more is skipped.
+        ids: The envs.
     """
 
     needs_permit = True
 
     def __init__(self, envs: ActorEnvs, ids: list[int]) -> None:
         self._envs = envs
-        self.ids = ids
+        self._ids = ids
+        envs.queued_in.update(dict.fromkeys(ids, self))
+
+    @property
+    def ids(self) -> list[int]:
+        """The envs that still wait in this job."""
+        status, queued_in = self._envs.table.status, self._envs.queued_in
+        return [index for index in self._ids if status[index] == QUEUED and queued_in[index] is self]
 
     def can_join(self, running: Job) -> bool:
         """Rows may be posted while earlier rows run."""
@@ -87,6 +97,7 @@ class ActorEnvs(Job):
         range: The indices of its envs.
         reader: Reads results out of rows; set before anything is posted.
         rollouts: The rollouts of the vector; None until it has a policy.
+        queued_in: The job in which each env was queued last.
     """
 
     reader: RowReader
@@ -101,6 +112,7 @@ class ActorEnvs(Job):
         self.attach: Attach = Attach(table.slab.layout, table.autoreset == "same_step")
         self.range: range = range(first, first + count)
         self.rollouts: Rollouts | None = None
+        self.queued_in: dict[int, QueuedRows] = {}
         self._first, self._stop = first, first + count
         self._posted_at = 0.0
         # How many steps each env had made when its current process began.
@@ -551,6 +563,9 @@ class ActorEnvs(Job):
         if has_process:
             waiting = [index for job in self.actor.queue if isinstance(job, QueuedRows) for index in job.ids]
             self.fail_without_episode([index for index in waiting if index not in again])
+        if self.has_posted:
+            # The envs of these rows have raised. A future may wait for one, and no worker rings for them any more.
+            self.actor.runtime.callbacks.submit(self._collect_failures)
         table.waiters.ring()
 
     def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
