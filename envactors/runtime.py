@@ -187,8 +187,9 @@ class Runtime:
         self.members: dict[Member, int] = {}
         self.has_ended: bool = False
         self._join_deadline = math.inf
+        # How many records wait for the printer, and how many were dropped since that was last reported.
+        self._records = self._dropped = 0
         self._services: list[services.Service] = []
-        self._records = 0
         self.printer: ThreadPool = ThreadPool("envactors-printer", runs_user_code=True)
         self.loop: Loop = Loop(self._report)
         self.launcher: Launcher = Launcher()
@@ -202,13 +203,18 @@ class Runtime:
                 self._services.append(service)
 
     def log(self, log: Callable[[], object]) -> None:
-        """Call a function that logs, in a thread where handlers may block; drop it if too many wait."""
+        """Call a function that logs, in a thread where handlers may block; drop and count it if too many wait."""
         if self._records < _MOST_RECORDS:
             self._records += 1
             self.printer.submit(lambda: self._log(log))
+        else:
+            self._dropped += 1
 
     def _log(self, log: Callable[[], object]) -> None:
         self._records -= 1
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            _log.warning("%d log records of workers were dropped: handlers did not take them in time", dropped)
         log()
 
     def _report(self, error: BaseException) -> None:

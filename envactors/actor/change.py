@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
         def __enter__(self) -> bool: ...
         def __exit__(self, *_: object) -> None: ...
+        def _is_owned(self) -> bool: ...
 
 else:
     from _thread import RLock
@@ -94,7 +95,17 @@ class ChangeLock(RLock):
         return self._scope
 
     def reset_if_interrupted(self) -> None:
-        """Repair an interrupted change, if there is one. Threads call this before they wait."""
+        """Repair an interrupted change, if there is one. Threads call this before they wait.
+
+        Raises:
+            RuntimeError: A signal handler or a finalizer has interrupted its thread in a place where that holds the
+                lock. Everything that the handler would wait for needs the lock, too.
+        """
+        if self._is_owned():
+            raise RuntimeError(
+                "cannot wait for an actor in a signal handler or finalizer that has interrupted a look at its state: "
+                "let the handler set a flag, and use the actor after it"
+            )
         if self._changing:
             with self:
                 if self._changing:

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 import traceback
-import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +51,7 @@ class InlineActor:
         self.errors: ErrorFactory = ErrorFactory(config)
         self.incarnation: Incarnation = Incarnation(0)
         self.pid: int = os.getpid()
+        self.node: str | None = None
         self.closed: Latch = Latch()
         self._forks = runtimes.forks
         # Held while env code runs; the actors of a vector share it. Env code may use its own actor.
@@ -65,10 +65,6 @@ class InlineActor:
         self.last_crash: ActorError | None = None
         # Called once the envs are others, or gone.
         self.on_change: Callable[[], object] = lambda: None
-        deadlines = config.deadlines
-        if any(deadlines.of(method) is not None for method in ("call", "step", "reset")):
-            text = f"actor {config.name!r} lives in {config.backend!r}, where deadlines are not enforced"
-            warnings.warn(text, stacklevel=4)
         self.runtime: Runtime = runtimes.join(self)
         self._start()
 
@@ -115,7 +111,7 @@ class InlineActor:
             last_failure=None,
             state=self.state,
             pid=self.pid,
-            node=None,
+            node=self.node,
             incarnation=self.incarnation.index,
             method=None,
             elapsed=0.0,
@@ -226,9 +222,9 @@ class InlineActor:
         else:
             self._close()
 
-    def begin_close(self, timeout: float | None) -> None:
+    def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         """Close the envs."""
-        del timeout
+        del timeout, began
         with self._lock:
             if not self.closed.is_open:
                 self._close_envs()

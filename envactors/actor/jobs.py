@@ -33,6 +33,8 @@ class Job:
         call_id: Its call id; 0 as long as the worker has received nothing of it.
         started: When it was sent (`time.monotonic`); 0.0 until then.
         deadline: How long it may run, in seconds; None for no limit.
+        age: Its age, for permits; the older a job is, the lower. Jobs that go first have 0.
+        needs_permit: Whether it steps or resets envs, so that it counts for ``max_running``.
         is_of_process: Whether it ends with the process, since the next process gets another one.
         revives: Whether it starts a process of a dead actor.
         survives_interrupt: Whether it stays in the queue when an interrupted change is repaired.
@@ -42,6 +44,8 @@ class Job:
     call_id: int = 0
     started: float = 0.0
     deadline: float | None = None
+    age: int = 0
+    needs_permit: bool = False
     is_of_process: bool = False
     revives: bool = False
     survives_interrupt: bool = True
@@ -138,6 +142,7 @@ class Call(Job):
         self.payload = payload
         self.on_end = on_end
         self.incarnation = incarnation
+        self.needs_permit = kind == Kind.CALL and method in ("step", "reset")
         self.call_id = 0
         self.started = 0.0
 
@@ -210,6 +215,7 @@ class Replay(Job):
         on_end: Called with whether the env is where it was.
     """
 
+    needs_permit = True
     is_of_process = True
 
     def __init__(self, index: int, payload: bytes | bytearray, on_end: Callable[[bool], object]) -> None:

@@ -7,9 +7,9 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from envactors.backends.base import Backend, EventLoop, ExitStatus, LaunchRefusedError, RowMemory, Stream, Worker
+from envactors.backends.base import Backend, ExitStatus, LaunchRefusedError, RowMemory, Stream, Worker
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import ControlPage, page_size
 from envactors.mailbox.info_codec import Infos
@@ -28,6 +28,9 @@ from envactors.system.memory import SharedFile
 from envactors.system.polling import Doorbell
 from envactors.system.processes import SIGKILL, Process
 from envactors.system.sockets import open_pair
+
+if TYPE_CHECKING:
+    from envactors.runtime import Runtime
 
 # More than one worker per core may start at a time: some read their imports from disk while others compute.
 _STARTING_PER_CORE = 4
@@ -77,7 +80,6 @@ class ProcessBackend(Backend):
 
     kills = True
     inline = False
-    pickles = True
 
     def __init__(
         self,
@@ -158,8 +160,8 @@ class ProcessBackend(Backend):
     def _settings(self, env_vars: Mapping[str, str]) -> Settings:
         return Settings(self._preload, frozenset(env_vars.items() if self._preload or self.python else ()), self.python)
 
-    def retain(self, env_vars: Mapping[str, str], loop: EventLoop | None = None) -> None:
-        del loop
+    def retain(self, env_vars: Mapping[str, str], runtime: Runtime | None = None) -> None:
+        del runtime
         REAPER.retain()  # first: a fork server has its tag for as long as it has users
         if self.start_method == "forkserver":
             FORK_SERVERS.retain(self._settings(env_vars))

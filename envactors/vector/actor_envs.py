@@ -44,14 +44,26 @@ Failures: TypeAlias = Mapping[tuple[int, int], Failure]
 class QueuedRows(Job):
     """Envs that wait in the queue of their actor to be posted.
 
+    An env may get an outcome while it waits, and be queued again in another job. This job then skips it, so that
+    requests run in the order in which they were made.
+
     Args:
         envs: The envs of the actor.
-        ids: The envs that wait. One that is not `QUEUED` any more is skipped.
+        ids: The envs.
     """
+
+    needs_permit = True
 
     def __init__(self, envs: ActorEnvs, ids: list[int]) -> None:
         self._envs = envs
-        self.ids = ids
+        self._ids = ids
+        envs.queued_in.update(dict.fromkeys(ids, self))
+
+    @property
+    def ids(self) -> list[int]:
+        """The envs that still wait in this job."""
+        status, queued_in = self._envs.table.status, self._envs.queued_in
+        return [index for index in self._ids if status[index] == QUEUED and queued_in[index] is self]
 
     def can_join(self, running: Job) -> bool:
         """Rows may be posted while earlier rows run."""
@@ -85,10 +97,12 @@ class ActorEnvs(Job):
         range: The indices of its envs.
         reader: Reads results out of rows; set before anything is posted.
         rollouts: The rollouts of the vector; None until it has a policy.
+        queued_in: The job in which each env was queued last.
     """
 
     reader: RowReader
     call_id = -1  # no reply is for it
+    needs_permit = True
     is_of_process = True
 
     def __init__(self, table: EnvTable, actor: Actor, count: int) -> None:
@@ -98,6 +112,7 @@ class ActorEnvs(Job):
         self.attach: Attach = Attach(table.slab.layout, table.autoreset == "same_step")
         self.range: range = range(first, first + count)
         self.rollouts: Rollouts | None = None
+        self.queued_in: dict[int, QueuedRows] = {}
         self._first, self._stop = first, first + count
         self._posted_at = 0.0
         # How many steps each env had made when its current process began.
@@ -140,6 +155,9 @@ class ActorEnvs(Job):
                 process.send(Frame(Kind.PAYLOADS, actor.incarnation.index, call_id, bundle.pack(mine)))
         if table.requests and any(table.future_of(index) is not None for index in ids):
             process.watch_rings(self._on_ring)
+        if actor.permits is not None:  # others wait for the end of these rows
+            process.watch_rings(self._on_ring)
+            process.page.ring_at_end(call_id)
         return process.page
 
     def post_queued(self, ids: list[int], call_id: int) -> None:
@@ -149,14 +167,14 @@ class ActorEnvs(Job):
         queued = [index for index in ids if table.status[index] == QUEUED]
         if queued:
             payloads = table.post(Selection(queued, queued), call_id, True)
-            self.post(call_id, queued, payloads, time.monotonic()).post_step(call_id, ASLEEP, True)
+            self.post(call_id, queued, payloads, time.monotonic()).post_step(call_id, ASLEEP, True, queued)
             table.waiters.on_process_change()  # a thread that waits may know only an earlier process
 
     def queue(self, ids: list[int]) -> None:
         """Queue envs, once their process was replaced if that is due before their next reset."""
         table = self.table
         table.queue(ids)
-        if any(table.episodes.flags[index] & RETIRING and self.resets(index) for index in ids):
+        if self._is_renewal_due(ids):
             self.actor.enqueue(Renewal())
         self.fail_without_episode(ids)
         self.actor.enqueue(QueuedRows(self, list(ids)))
@@ -166,10 +184,18 @@ class ActorEnvs(Job):
         self.table.queue(ids)
         self.actor.enqueue(QueuedRows(self, ids), first=True)
 
-    def must_wait(self, index: int) -> bool:
-        """Return whether an env cannot be posted at once: its episode was lost, or its process is to be replaced."""
-        flags = self.table.episodes.flags[index]
-        return bool(flags & LOST or (flags & RETIRING and self.resets(index)))
+    def must_queue(self, ids: list[int]) -> bool:
+        """Return whether envs cannot be posted at once: an episode was lost, or the process is to be replaced."""
+        flags = self.table.episodes.flags
+        return any(flags[index] & LOST for index in ids) or self._is_renewal_due(ids)
+
+    def _is_renewal_due(self, ids: list[int]) -> bool:
+        """Return whether the process is to be replaced before the requests of these envs run."""
+        flags, process = self.table.episodes.flags, self.actor.incarnation.process
+        resetting = [index for index in ids if self.resets(index)]
+        if any(flags[index] & RETIRING for index in resetting):
+            return True
+        return process is not None and process.worker.is_leaving and len(resetting) == len(self.range)
 
     def resets(self, index: int) -> bool:
         """Return whether the request of an env resets it."""
@@ -236,11 +262,10 @@ class ActorEnvs(Job):
         if ends and op & NO_AUTORESET:
             self._reset_in_next_process(index)
             return
-        ended_before = request is not None and request.ending is not None
-        is_reset = bool(op & RESET) and not ended_before
-        table.episodes.record(index, ends=ends or ended_before, is_reset=is_reset)
+        table.episodes.record(index, ends=ends, is_reset=bool(op & RESET))
         outcome = None
-        if request is not None and (request.future is not None or request.failure is not None or ended_before):
+        additions = () if request is None else (request.future, request.failure, request.ending)
+        if request is not None and any(addition is not None for addition in additions):
             row = self.reader.copy_row(index)
             unreadable = functools.partial(self.unreadable, index, self.step_of(index), int(table.posted_in[index]))
             outcome = RowOutcome(self.reader, row, request, before, unreadable)
@@ -255,7 +280,7 @@ class ActorEnvs(Job):
         unreadable = functools.partial(self.unreadable, index, self.step_of(index), int(table.posted_in[index]))
         ending = RowOutcome(self.reader, self.reader.copy_row(index), request, None, unreadable)
         table.requests[index] = EnvRequest("step", True, request.future, failure=request.failure, ending=ending)
-        table.episodes.flags[index] &= ~RETIRING
+        table.episodes.record_end(index)
         table.queue([index])
         self.actor.enqueue(Renewal())
         self.actor.enqueue(QueuedRows(self, [index]))
@@ -295,7 +320,7 @@ class ActorEnvs(Job):
         table, errors = self.table, self.actor.errors
         step, incarnation = self.step_of(index), int(table.posted_in[index])
         try:
-            failure = table.infos.failure(index, table.overflow.get(index))
+            failure = table.infos.failure(table.overflow.get(index))
         except Exception as error:
             return Failure(Cause.RAISED, self.unreadable(index, step, incarnation, error), safe_repr(error))
         raised = errors.raised(step, incarnation, self.actor.pid, failure)
@@ -331,7 +356,7 @@ class ActorEnvs(Job):
             return
         if self.is_finished():
             process.unwatch_rings()
-            self.actor.dispatch()
+            self.actor.end_job(self)
         elif any(self.table.has_failed(index) and self.table.status[index] == POSTED for index in self.range):
             self.actor.runtime.callbacks.submit(self._collect_failures)
 
@@ -461,10 +486,14 @@ class ActorEnvs(Job):
             failed = frame.kind == Kind.FAILED
             self.table.journals[call.index].record_call(call.kind, bytes(call.payload), failed=failed)
 
-    def is_recycling_due(self, policy: RecyclePolicy, index: int) -> bool:
+    def is_recycling_due(self, policy: RecyclePolicy | None, index: int) -> bool:
         """Return whether the process of an env is to be replaced now that an episode has ended."""
         process = self.actor.incarnation.process
         if process is None:
+            return False
+        if process.worker.is_leaving and len(self.range) == 1:
+            return True
+        if policy is None:
             return False
         steps = self.table.episodes.steps_of[index] - self._steps_before[index]
         if policy.max_steps is not None and steps >= policy.max_steps:
@@ -481,19 +510,27 @@ class ActorEnvs(Job):
             progress = process.page.progress()
             method = "reset" if progress.method == METHOD_RESET else None
             return self.step_of(index, started=progress.since, method=method)
-        return self.step_of(index, started=self._posted_at if index in self.table.overdue else 0.0)
+        may_have_begun = index in self.table.overdue or self._is_node_lost
+        return self.step_of(index, started=self._posted_at if may_have_begun else 0.0)
 
     def _find_begun(self, reason: EndReason | None) -> list[int]:
         """Return the envs whose rows an ended process had begun and not completed. The first one caused the exit.
 
-        There are two if one missed its deadline, ended after all, and the next one began before the kill.
+        There are two if one missed its deadline, ended after all, and the next one began before the kill. Nobody knows
+        what a worker on a lost node had begun, so its first unfinished env counts as begun.
         """
         running = self._running()
         begun = [index for index in self.range if index in self.table.overdue]
         begun += [] if running is None else [running]
-        if not begun and reason in (EndReason.TIMEOUT, EndReason.ABORT):
+        if not begun and (self._is_node_lost or reason in (EndReason.TIMEOUT, EndReason.ABORT)):
             begun = self._unfinished()[:1]
         return list(dict.fromkeys(begun))
+
+    @property
+    def _is_node_lost(self) -> bool:
+        """Whether the process has ended, or counts as ended, because its node is lost."""
+        process = self.actor.incarnation.process
+        return process is not None and process.worker.loss is not None
 
     def on_exit(self, exit: Exit) -> None:  # noqa: A002
         """Continue or fail the requests of an ended process, and end its episodes."""
@@ -526,6 +563,9 @@ class ActorEnvs(Job):
         if has_process:
             waiting = [index for job in self.actor.queue if isinstance(job, QueuedRows) for index in job.ids]
             self.fail_without_episode([index for index in waiting if index not in again])
+        if self.has_posted:
+            # The envs of these rows have raised. A future may wait for one, and no worker rings for them any more.
+            self.actor.runtime.callbacks.submit(self._collect_failures)
         table.waiters.ring()
 
     def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002

@@ -68,6 +68,8 @@ class VectorEnv(RolloutMethods):
         check_names("VectorEnv", options)
         choices, factories = Choices(**options), as_factories(factories)
         backend = backends.resolve(choices.backend)
+        if choices.on_failure == "replay" and not backend.kills:
+            choices = choices._replace(on_failure="renew")  # no process can be lost
         groups, variables = inputs.check_choices(choices, factories, backend)
         self._is_closed = False
         self._forks = runtimes.forks
@@ -75,7 +77,9 @@ class VectorEnv(RolloutMethods):
         self._memory = None if backend.inline else backend.make_memory()
         self.actors: list[ActorHandle[Any]]
         self._handles: list[ActorView]
-        self.actors, self._handles = launch_actors(choices, backend, groups, variables, self._memory)
+        self._standbys: list[ActorHandle[Any]]
+        launched = launch_actors(choices, backend, groups, variables, self._memory)
+        self.actors, self._handles, self._standbys = launched
         self.num_envs: int = len(self._handles)
         try:
             self._check_made()
@@ -271,8 +275,9 @@ class VectorEnv(RolloutMethods):
         """
         check_timeout(timeout, "close(timeout=...)")
         self._is_closed = True
-        close_all(self.actors, timeout)
-        if all(actor._actor.closed.is_open for actor in self.actors):
+        actors = [*self.actors, *self._standbys]
+        close_all(actors, timeout)
+        if all(actor._actor.closed.is_open for actor in actors):
             if self._engine is not None:
                 self._engine.close()
             if self._memory is not None:

@@ -272,7 +272,7 @@ class SerialEngine:
                     was_reset = autoreset and self._methods[index][METHOD] == METHOD_RESET
                     raised.append(self._note(index, error, was_reset=was_reset))
                     continue
-                outcomes[index] = fields if not fields[4] else (*fields[:4], copy_value(fields[4]))
+                outcomes[index] = _with_own_info(fields)
                 last[index] = (copy_value(fields[0]), *fields[1:]) if keeps_last else fields
                 if fields[2] or fields[3]:
                     episodes.record(index, ends=True, is_reset=False)
@@ -377,7 +377,7 @@ class SerialEngine:
         self.episodes.record(index, ends=False, is_reset=True)
         self._last[index] = (copy_value(fields[0]), *fields[1:]) if self._on_failure != "raise" else fields
         self.episodes.starts[index] = True
-        return fields if not fields[4] else (*fields[:4], copy_value(fields[4]))
+        return _with_own_info(fields)
 
     def _recover(self, request: _RaisedRequest) -> Fields | BaseException:
         """Return the outcome of a request whose env has raised, or has lost the episode that it needs."""
@@ -527,3 +527,9 @@ class SerialEngine:
             except VectorInputError as error:
                 failures[index] = error
         return conforming
+
+
+def _with_own_info(fields: Fields) -> Fields:
+    """Return a result with a copy of the env's info, which the env may change later."""
+    info = fields[4]
+    return fields if type(info) is dict and not info else (*fields[:4], copy_value(info))
