@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
+from envactors.actor.inline_watch import InlineRequest, InlineWatch
 from envactors.errors import ActorError, AlreadyPendingError, NothingPendingError, VectorInputError
 from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, ControlPage
 from envactors.mailbox.durations import Histograms
@@ -26,6 +28,7 @@ from envactors.mailbox.messages import Description
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, split_batch, stack
+from envactors.options import as_deadlines
 from envactors.vector.episodes import LOST, NEEDS_RESET, Episodes
 from envactors.vector.failures import step_error
 from envactors.vector.options import Autoreset, Choices, OnFailure
@@ -115,6 +118,11 @@ class SerialEngine:
         self._unfinished: list[int] = []
         self._lock = self._actors[0].config.lock
         self._current = 0  # the env that is running
+        self._requests = 0  # how many requests have begun
+        self._thread: int | None = None  # the thread that makes the current one
+        self._reset_env = -1  # the env of that request that was last reset, other than within a step
+        slow = as_deadlines(choices.deadlines).slow
+        self._watch = InlineWatch(self._actors[0].runtime.loop, slow, self._find_running)
         self._hosted: list[Any] = [None] * count
         self._contexts: list[ActorContext | None] = [None] * count
         # The current method of each env, as `HostedEnv` records it on the control page of its actor.
@@ -318,15 +326,28 @@ class SerialEngine:
                 self.episodes.lose(index)
             self._unfinished = []
 
+    def _find_running(self) -> InlineRequest | None:
+        """Return the step or reset that is running; None if none is."""
+        thread, index = self._thread, self._current
+        if thread is None:
+            return None
+        within_step = self.episodes.autoreset == "same_step" and self._methods[index][METHOD] == METHOD_RESET
+        step = Step("reset" if index == self._reset_env or within_step else "step", index)
+        return InlineRequest(self._owners[index], step, (self._requests, index), thread)
+
     @contextlib.contextmanager
     def _running(self, ids: list[int]) -> Iterator[None]:
         """Return the context in which env code runs."""
         with self._lock:
-            self._unfinished = ids
+            self._unfinished, self._reset_env = ids, -1
+            self._requests += 1
+            self._thread = threading.get_ident()
+            self._watch.begin()
             token = context.of_thread.set(lambda: self._contexts[self._current])
             try:
                 yield
             finally:
+                self._thread = None
                 context.of_thread.reset(token)
             self._unfinished = []
 
@@ -342,7 +363,7 @@ class SerialEngine:
             raised: Gets the request if the env raises.
             is_asked: Whether the user has asked for it, rather than autoreset.
         """
-        self._current = index
+        self._current = self._reset_env = index
         try:
             fields = self._hosted[index].reset(self._seed_of(index) if seed is None else seed, options)
         except Exception as error:
