@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
-    from envactors.runtime import Runtime
+    from envactors.loop import Loop
 
     class Service(Protocol):
         """A service that is running."""
@@ -23,5 +23,5 @@ if TYPE_CHECKING:
             """Wait until it has ended, at most this long in seconds."""
 
 
-# Called with each runtime that starts. Each returns the service that it has started, or None.
-on_start: list[Callable[[Runtime], Service | None]] = []
+# Called with the loop of each runtime that starts. Each returns the service that it has started, or None.
+on_start: list[Callable[[Loop], Service | None]] = []

@@ -165,11 +165,17 @@ class VectorEnv(RolloutMethods):
             NothingPendingError: A signal handler or another thread has taken the results meanwhile.
             VectorInputError: ``env_ids`` or ``actions`` is invalid, or an env needs a reset first.
         """
-        engine, envs = self._engine, self._select(env_ids)
+        envs = self._select(env_ids)
         deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
-        with self._statistics.waiting("step", is_batch=envs.is_all):
-            engine.start_steps(envs, actions, rings_each=False)
-            results: StepResults = engine.finish(envs, timeout, deadline, "step")[1:6]
+        if self._statistics.is_timing:
+            with self._statistics.waiting("step", envs.is_all):
+                return self._step(envs, actions, timeout, deadline)
+        return self._step(envs, actions, timeout, deadline)
+
+    def _step(self, envs: Selection, actions: Any, timeout: float | None, deadline: float | None) -> StepResults:
+        engine = self._engine
+        engine.start_steps(envs, actions, rings_each=False)
+        results: StepResults = engine.finish(envs, timeout, deadline, "step")[1:6]
         return results
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
