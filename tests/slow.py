@@ -48,13 +48,9 @@ SLOW = {
     r"test_the_steps_after_a_snapshot_come_again\[(raise-options[12]|replay-options[02])\]": "the other of each pair",
     # Tests that run programs.
     r"test_docs\.py::test_code_blocks_run_alone\[(?!chaos)": "all pages in one process",
-    r"test_demo\.py::test_it_meets_its_goal": "its first two generations",
-    r"test_demo\.py::test_(faults_make_no_diff|faults_in_the_live|ctrl_c|a_missed|demo_ends|the_time)": "top, scripts",
     r"test_chaos\.py::test_a_run_with_all_kinds_of_fault\[2\]": "one env an actor",
     r"test_chaos\.py::test_ctrl_c_ends_the_command": "test_scripts.py has Ctrl-C",
     r"test_tuning\.py::test_(envs_that_wait|tune_respects)": "test_the_command",
-    r"test_demo\.py::test_the_live_table_in_a_terminal\[.*24, 60": "the other terminal",
-    r"test_demo\.py::test_another_seed_makes_another_curve": "the same seed makes the same one",
     r"test_chaos\.py::test_faults_do_not_change_a_run_with_replay\[CartPole\]": "echo",
     r"test_chaos\.py::test_a_run_over_a_users_env": "test_an_env_of_ones_own_by_name",
     r"test_notebooks\.py::test_the_workers_end_with_the_kernel\[immediate\]": "graceful",
