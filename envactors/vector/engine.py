@@ -106,7 +106,7 @@ class RowEngine:
                 envs.begin_timing()
 
     def histograms(self) -> Histograms:
-        """Return the durations of the steps and resets of all envs, once timing has begun."""
+        """Return the durations of the steps and resets of all envs, as far as they were timed."""
         with self._lock:
             return np.concatenate([envs.histograms() for envs in self.table.actors])
 

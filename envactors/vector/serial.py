@@ -131,7 +131,7 @@ class SerialEngine:
         self._closed: set[int] = set()  # the envs of closed actors
         self._is_timing = False
         self._pages: dict[InlineActor, ControlPage | None] = {}
-        self._times: dict[InlineActor, StepTimes] = {}
+        self._times = {actor: StepTimes(len(envs)) for actor, envs in self.ranges()}
         for actor, envs in self.ranges():
             self._find_envs(actor, envs)
             actor.on_change = functools.partial(self._on_change, actor, envs)
@@ -181,14 +181,12 @@ class SerialEngine:
 
     def begin_timing(self) -> None:
         """Have steps and resets timed from now on; may be called again."""
-        if not self._is_timing:
-            self._times = {actor: StepTimes(len(envs)) for actor, envs in self.ranges()}
-            self._is_timing = True
-            for actor, envs in self.ranges():
-                self._find_envs(actor, envs)
+        self._is_timing = True
+        for actor, envs in self.ranges():
+            self._find_envs(actor, envs)
 
     def histograms(self) -> Histograms:
-        """Return the durations of the steps and resets of all envs, once timing has begun."""
+        """Return the durations of the steps and resets of all envs, as far as they were timed."""
         return np.concatenate([times.total(self._pages[actor]) for actor, times in self._times.items()])
 
     def in_turns(self) -> list[int]:
