@@ -119,6 +119,7 @@ class InlineActor:
             rss=0,
             started_in=None,
             replays=0,
+            longest_replay=0.0,
         )
 
     def stacks(self, timeout: float) -> str:
@@ -162,6 +163,9 @@ class InlineActor:
         if self._server is None:
             future.set_error(self.unusable_error(step))
             return
+        if call.incarnation not in (None, self.incarnation.index):
+            future.set_error(self.errors.lost_process(self.last_crash, call.incarnation)(step))
+            return
         self._call_id += 1
         step = step._replace(call_id=self._call_id, started=time.monotonic())
         future.set_running()
@@ -175,6 +179,8 @@ class InlineActor:
         self._completed += 1
         recording.recorder.on_span(self, call.method, step.started)
         reply = Frame(kind, self.incarnation.index, self._call_id, payload)
+        if call.take_reply is not None:
+            call.take_reply(reply)
         future.set_outcome(UnreadReply(self.errors, step, reply, self.pid))
 
     def _find_running(self) -> InlineRequest | None:

@@ -16,6 +16,7 @@ from envactors.mailbox.factory import Factory, as_callable, as_factories, make_g
 from envactors.mailbox.specs import Spec
 from envactors.options import check_timeout, deadline_after
 from envactors.rollout.methods import RolloutMethods
+from envactors.state.snapshots import SnapshotMethods
 from envactors.vector import inputs
 from envactors.vector.build import describe_envs, launch_actors, share_rows
 from envactors.vector.engine import RowEngine
@@ -39,7 +40,7 @@ class EnvFuture(ActorFuture[EnvStep]):
     env_id: int
 
 
-class VectorEnv(RolloutMethods):
+class VectorEnv(RolloutMethods, SnapshotMethods):
     """Steps many envs as one, in actors.
 
     The constructor waits until every env is made. Only one thread may use a vector env at a time.
@@ -72,6 +73,7 @@ class VectorEnv(RolloutMethods):
             choices = choices._replace(on_failure="renew")  # no process can be lost
         groups, variables = inputs.check_choices(choices, factories, backend)
         self._is_closed = False
+        self._has_snapshots = choices.snapshot is not None
         self._forks = runtimes.forks
         self._engine: Any = None  # a `RowEngine`, or a `SerialEngine`, which has the same interface
         self._memory = None if backend.inline else backend.make_memory()

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,16 +24,16 @@ from envactors.actor.inline_watch import InlineRequest, InlineWatch
 from envactors.errors import ActorError, AlreadyPendingError, NothingPendingError, VectorInputError
 from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, ControlPage
 from envactors.mailbox.durations import Histograms
-from envactors.mailbox.messages import Description
+from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, split_batch, stack
 from envactors.options import as_deadlines
-from envactors.vector.episodes import LOST, NEEDS_RESET, Episodes
+from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, NO_RESULT, Episodes
 from envactors.vector.failures import step_error
 from envactors.vector.options import Autoreset, Choices, OnFailure
 from envactors.vector.recovery import Cause, EnvFate, Facts, decide, lose_episode
-from envactors.vector.results import Batch, EnvStep, as_dict
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, as_dict
 from envactors.vector.step_times import StepTimes
 from envactors.vector.table import Selection
 from envactors.vector.timed_env import TimedEnv
@@ -208,6 +208,54 @@ class SerialEngine:
         """Forget the envs."""
         self._hosted = []
 
+    # Snapshots -------------------------------------------------------------------------------------------
+
+    def process_with_episode(self, index: int) -> None:
+        """Return None; see `RowEngine.process_with_episode`."""
+        if self.episodes.flags[index] & LOST:
+            raise self._describe_loss(index)
+
+    def snapshot_of(self, index: int, check: int, state: bytes) -> EnvSnapshot:
+        """Return the snapshot of an env whose state was saved."""
+        episodes, last = self.episodes, self._read_last(index)
+        root_seed, number = episodes.root_seeds[index], episodes.numbers[index]
+        resets_next, starts = bool(episodes.resets_next_of[index]), bool(episodes.starts[index])
+        return EnvSnapshot(index, state, check, root_seed, number, resets_next, starts, last)
+
+    def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
+        """Return the function that continues from a snapshot whose state was restored."""
+        return functools.partial(self._on_restored, index, snapshot)
+
+    def _on_restored(self, index: int, snapshot: EnvSnapshot, reply: Frame) -> None:
+        if reply.kind == Kind.FAILED:
+            self.episodes.lose(index)
+            return
+        self.episodes.resume(index, snapshot.root_seed, snapshot.episode, resets_next=snapshot.resets_next)
+        self.episodes.starts[index] = snapshot.starts
+        last = snapshot.last
+        if last is not None:
+            self._last[index] = copy_value(last.obs), last.reward, last.terminated, last.truncated, last.info
+            self.episodes.flags[index] &= ~NO_RESULT
+
+    def _read_last(self, index: int) -> EnvStep | None:
+        """Return the last result of an env; None if it has none."""
+        last = self._last[index]
+        if last is None:
+            return None
+        obs, reward, terminated, truncated, info = last
+        if self.episodes.flags[index] & NO_EPISODE:
+            reward, terminated, truncated = np.zeros_like(reward)[()], False, True
+        flags = bool(terminated), bool(truncated)
+        return EnvStep(index, copy_value(obs), reward, *flags, copy_value(info), int(self._incarnations[index]))
+
+    def last_batch(self) -> Batch | None:
+        """Return the last result of each env; None if an env has none."""
+        steps = [self._read_last(index) for index in self.all.ids]
+        if self._on_failure == "raise" or None in steps:
+            return None
+        fields = [step[1:6] for step in steps if step is not None]
+        return self._as_batch(self.all, fields)
+
     # For rollouts ----------------------------------------------------------------------------------------
 
     def ranges(self) -> list[tuple[InlineActor, range]]:
@@ -248,7 +296,7 @@ class SerialEngine:
         """Step envs; see `RowEngine.start_steps`."""
         del rings_each
         self.check_steppable(envs)
-        self._check_idle(envs)
+        self.check_idle(envs)
         each = split_batch(self.action_spec if is_checked else None, actions, len(envs.ids), "actions")
         if type(each) is np.ndarray and each.ndim > 1:
             each = each.copy()  # an env may modify its action
@@ -299,7 +347,7 @@ class SerialEngine:
     ) -> None:
         """Reset envs; see `RowEngine.start_resets`."""
         self._reset_if_interrupted()
-        self._check_idle(envs)
+        self.check_idle(envs)
         raised: list[_RaisedRequest] = []
         with self._running(envs.ids):
             for index, seed, each in zip(envs.ids, seeds, options, strict=True):
@@ -309,7 +357,8 @@ class SerialEngine:
             self._recover_all(raised)
         self._resolve(envs, futures)
 
-    def _check_idle(self, envs: Selection) -> None:
+    def check_idle(self, envs: Selection) -> None:
+        """Raise `AlreadyPendingError` if an env has a result pending."""
         for index in envs.ids if self._closed else ():
             if index in self._closed:
                 raise self._owners[index].unusable_error(Step("step", index))
