@@ -46,6 +46,8 @@ class InlineActor:
         config: The settings of the actor.
     """
 
+    runtime: Runtime  # once it has begun
+
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
         self.errors: ErrorFactory = ErrorFactory(config)
@@ -65,7 +67,10 @@ class InlineActor:
         self.last_crash: ActorError | None = None
         # Called once the envs are others, or gone.
         self.on_change: Callable[[], object] = lambda: None
-        self.runtime: Runtime = runtimes.join(self)
+
+    def begin(self) -> None:
+        """Join the runtime, and make the envs; see `Actor.begin`."""
+        runtimes.join(self)
         self._start()
 
     # State -----------------------------------------------------------------------------------------------
@@ -237,8 +242,9 @@ class InlineActor:
 
     def abandon(self) -> None:
         """Close the actor; called by a finalizer."""
-        if runtimes.forks == self._forks and not self.runtime.has_ended:
-            self.runtime.callbacks.submit(lambda: self.begin_close(None))
+        runtime = runtimes.runtime_of(self)
+        if runtime is not None:
+            runtime.callbacks.submit(lambda: self.begin_close(None))
 
     # For futures, whose calls have ended when they are returned -------------------------------------------
 
