@@ -205,7 +205,7 @@ class Runtime:
     def start_services(self) -> None:
         """Start what has registered in `envactors.services`."""
         for start in services.on_start:
-            service = start(self)
+            service = start(self.loop)
             if service is not None:
                 self._services.append(service)
 

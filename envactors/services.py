@@ -6,23 +6,22 @@ them. This module imports nothing, since every program and every worker imports 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
+TYPE_CHECKING = False  # as in `typing`, whose import takes longer than that of `envactors`
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
 
-    from envactors.runtime import Runtime
+    from envactors.loop import Loop
+
+    class Service(Protocol):
+        """A service that is running."""
+
+        def close(self) -> None:
+            """Tell it to end; do not wait for it."""
+
+        def join(self, timeout: float) -> None:
+            """Wait until it has ended, at most this long in seconds."""
 
 
-class Service(Protocol):
-    """A service that is running."""
-
-    def close(self) -> None:
-        """Tell it to end; do not wait for it."""
-
-    def join(self, timeout: float) -> None:
-        """Wait until it has ended, at most this long in seconds."""
-
-
-# Called with each runtime that starts. Each returns the service that it has started, or None.
-on_start: list[Callable[[Runtime], Service | None]] = []
+# Called with the loop of each runtime that starts. Each returns the service that it has started, or None.
+on_start: list[Callable[[Loop], Service | None]] = []

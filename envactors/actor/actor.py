@@ -88,6 +88,7 @@ class Actor:
         permits: The permits that steps and resets need; None if any number of actors may run.
         spin: Decides who spins.
         completed, replays: How many requests have returned or raised, and how many of them were replays.
+        longest_replay: How long the longest replay took, in seconds.
     """
 
     runtime: Runtime
@@ -107,6 +108,7 @@ class Actor:
         self.last_crash: ActorError | None = None
         self.completed: int = 0
         self.replays: int = 0
+        self.longest_replay: float = 0.0
         self._failed = self._restarts = self._stale = 0
         self._started_in: float | None = None
         self._restart_tracker = RestartTracker(config.restart)
@@ -203,6 +205,7 @@ class Actor:
                 rss=rss,
                 started_in=self._started_in,
                 replays=self.replays,
+                longest_replay=self.longest_replay,
             )
 
     def stacks(self, timeout: float) -> str:
@@ -781,7 +784,7 @@ class Actor:
         self.phase, incarnation.has_started = _LIVE, True
         self._started_in = time.monotonic() - incarnation.launched
         recording.recorder.on_span(self, "start", incarnation.launched)
-        self._log(logging.INFO, f"actor {self.name!r} has started in {self._started_in:.3g} s, pid {self.pid}")
+        self.log(logging.INFO, f"actor {self.name!r} has started in {self._started_in:.3g} s, pid {self.pid}")
         kept, self.running = self.running, None
         if kept is not None:
             kept.on_next_start(incarnation.index)
@@ -965,7 +968,7 @@ class Actor:
         else:
             text = f"actor {self.name!r} is closed by an internal error of envactors; please report it"
             error_of = functools.partial(self.errors.broken, bug, self.incarnation.index)
-        self._log(logging.WARNING if bug is None else logging.ERROR, text, bug)
+        self.log(logging.WARNING if bug is None else logging.ERROR, text, bug)
         self.is_closing |= bug is not None
         queued = set(self.queue)
         for job in tuple(self.unfinished):
@@ -981,11 +984,11 @@ class Actor:
 
     def _log_exit(self, exit: Exit) -> None:  # noqa: A002
         if exit.reason in (EndReason.ABORT, EndReason.RENEW):
-            self._log(logging.INFO, f"actor {self.name!r} gets a new process, on request")
+            self.log(logging.INFO, f"actor {self.name!r} gets a new process, on request")
         else:
-            self._log(logging.WARNING, str(exit.error).partition("\n")[0])
+            self.log(logging.WARNING, str(exit.error).partition("\n")[0])
 
-    def _log(self, level: int, text: str, error: BaseException | None = None) -> None:
+    def log(self, level: int, text: str, error: BaseException | None = None) -> None:
         """Log a message, with the traceback of an error, in a thread where handlers may block."""
         recording.recorder.on_notice(self, text)
         extra = {"actor": self.name, "incarnation": self.incarnation.index, "env_id": self.config.first_index}

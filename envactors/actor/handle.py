@@ -111,11 +111,7 @@ class Caller(Generic[T_co]):
                 f"cannot call {method} through the handle of an env that shares its process: the vector keeps track of "
                 f"its episodes; use envs.{method}(..., env_ids=[i])"
             )
-        actor = self._actor
-        future: ActorFuture[Any] = ActorFuture(actor, self._lifeline)
-        index = actor.config.start.first + self._env
-        actor.submit(Call(method, index, kind, future, self._deadline, self._retries), tuple(message))
-        return future
+        return submit(self, kind, message, method)
 
 
 class ActorView(Caller[T_co]):
@@ -238,6 +234,15 @@ def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
     for actor in actors:
         left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
         actor._actor.wait_closed(left)
+
+
+def submit(caller: Caller, kind: Kind, message: tuple[Any, ...], method: str, **conditions: Any) -> ActorFuture[Any]:
+    """Submit a request; ``conditions`` are further arguments of its `Call`."""
+    actor = caller._actor
+    future: ActorFuture[Any] = ActorFuture(actor, caller._lifeline)
+    index = actor.config.start.first + caller._env
+    actor.submit(Call(method, index, kind, future, caller._deadline, caller._retries, **conditions), tuple(message))
+    return future
 
 
 def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:

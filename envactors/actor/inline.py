@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.incarnation import Incarnation
+from envactors.actor.inline_watch import InlineRequest, InlineWatch, stack_of
 from envactors.actor.jobs import Call, UnreadReply
 from envactors.actor.latch import Latch
 from envactors.actor.process import ExitReport
@@ -29,7 +29,6 @@ from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size
 from envactors.mailbox.messages import Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps, pack_failure, safe_repr, unpack_failure
 from envactors.runtime import Runtime
-from envactors.system.threads import current_frames
 from envactors.worker import context
 from envactors.worker.context import ActorContext
 from envactors.worker.host import HostedEnv
@@ -67,10 +66,12 @@ class InlineActor:
         self.last_crash: ActorError | None = None
         # Called once the envs are others, or gone.
         self.on_change: Callable[[], object] = lambda: None
+        self._running: Step | None = None
 
     def begin(self) -> None:
         """Join the runtime, and make the envs; see `Actor.begin`."""
         runtimes.join(self)
+        self._watch = InlineWatch(self.runtime.loop, self.config.deadlines.slow, self._find_running)
         self._start()
 
     # State -----------------------------------------------------------------------------------------------
@@ -123,13 +124,13 @@ class InlineActor:
             rss=0,
             started_in=None,
             replays=0,
+            longest_replay=0.0,
         )
 
     def stacks(self, timeout: float) -> str:
         """Return the stack of the thread that runs env code."""
         del timeout
-        frame = None if self._thread is None else current_frames().get(self._thread)
-        return "no env code is running\n" if frame is None else "".join(traceback.format_stack(frame))
+        return stack_of(self._thread)
 
     def stderr_tail(self) -> str:
         """Return an empty string: envs print to the streams of the program."""
@@ -167,15 +168,29 @@ class InlineActor:
         if self._server is None:
             future.set_error(self.unusable_error(step))
             return
+        if call.incarnation not in (None, self.incarnation.index):
+            future.set_error(self.errors.lost_process(self.last_crash, call.incarnation)(step))
+            return
         self._call_id += 1
         step = step._replace(call_id=self._call_id, started=time.monotonic())
         future.set_running()
         with self.running_env(self._server):
-            kind, payload = self._server.execute(call.kind, call.payload)
+            before, self._running = self._running, step
+            try:
+                self._watch.begin()
+                kind, payload = self._server.execute(call.kind, call.payload)
+            finally:
+                self._running = before
         self._completed += 1
         recording.recorder.on_span(self, call.method, step.started)
         reply = Frame(kind, self.incarnation.index, self._call_id, payload)
+        if call.take_reply is not None:
+            call.take_reply(reply)
         future.set_outcome(UnreadReply(self.errors, step, reply, self.pid))
+
+    def _find_running(self) -> InlineRequest | None:
+        step, thread = self._running, self._thread
+        return None if step is None or thread is None else InlineRequest(self, step, step.call_id, thread)
 
     @contextmanager
     def running_env(self, server: Server | None = None) -> Iterator[None]:

@@ -39,6 +39,7 @@ class ActorStats:
         rss: Resident memory, in bytes; 0 while there is no process.
         started_in: How long the last start took, in seconds; None before the first.
         replays: How often an env was replayed by ``on_failure="replay"``.
+        longest_replay: How long the longest replay took, in seconds.
     """
 
     completed: int
@@ -56,6 +57,7 @@ class ActorStats:
     rss: int
     started_in: float | None
     replays: int
+    longest_replay: float
 
 
 class Phase(enum.Enum):

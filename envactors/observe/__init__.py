@@ -10,18 +10,17 @@ first actor. Nothing below this package imports it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from envactors import services
 
+TYPE_CHECKING = False  # as in `envactors.services`
 if TYPE_CHECKING:
-    from envactors.runtime import Runtime
+    from envactors.loop import Loop
 
 
-def _begin(runtime: Runtime) -> services.Service | None:
+def _begin(loop: Loop) -> services.Service | None:
     from envactors.observe.server import begin
 
-    return begin(runtime.loop)
+    return begin(loop)
 
 
 services.on_start.append(_begin)

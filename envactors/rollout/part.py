@@ -479,6 +479,8 @@ class RolloutPart(Job):
             for last, array in zip(slab.observations, trajectory.observations, strict=True):
                 if array is not None and last is not None:
                     last[buffer, ids] = array[at, ids]
+            if slab.layout.reward is not None:
+                slab.rewards[ids] = trajectory.rewards[at - 1, ids]
             slab.terminated[ids] = trajectory.terminated[at - 1, ids]
             slab.truncated[ids] = trajectory.truncated[at - 1, ids]
             table.ops[ids] = buffer | starts * np.uint8(RESET_BIT)
@@ -490,6 +492,7 @@ class RolloutPart(Job):
         self._run = None
         if self._has_others:
             self._renew_if_due(first=True)
+        self._envs.save_due_states()
 
     def _content_at(self, step: int, index: int) -> bytes | None:
         """Return the encoded info and object leaves of the observation before a step; None without any."""

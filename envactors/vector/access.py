@@ -122,6 +122,6 @@ class VectorAccess:
         if env_ids is None and not engine.receivable():
             raise NothingPendingError(f"{caller} has nothing to wait for: start a step first")
         method = caller.removesuffix("_wait")
-        with self._envs._statistics.waiting(method, is_batch=envs.is_all and method == "step"):
+        with self._envs._statistics.waiting(method, envs.is_all and method == "step"):
             batch: Batch = engine.finish(envs, timeout, deadline, caller)
         return batch

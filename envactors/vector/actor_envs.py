@@ -6,6 +6,7 @@ Everything but `ActorEnvs.read_failure` and `ActorEnvs.unreadable` runs under th
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -19,22 +20,24 @@ from envactors.actor.jobs import Call, ErrorOf, Job, Renewal, Replay
 from envactors.actor.process import ExitReport
 from envactors.actor.states import EndReason
 from envactors.errors import ActorError, copy_error
-from envactors.mailbox import bundle
+from envactors.mailbox import bundle, messages
 from envactors.mailbox.control_page import ASLEEP, FINISHED, METHOD_RESET, ControlPage
 from envactors.mailbox.durations import Histograms
-from envactors.mailbox.messages import Attach, Fault, Frame, Kind
-from envactors.mailbox.pickling import dumps, safe_repr
+from envactors.mailbox.messages import Attach, Fault, Frame, Kind, Save
+from envactors.mailbox.pickling import dumps, loads, safe_repr
 from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
 from envactors.options import RecyclePolicy
 from envactors.vector.episodes import LOST, RETIRING
 from envactors.vector.recovery import Cause, Failure, apply_to_row, recover
-from envactors.vector.results import RowOutcome, RowReader
+from envactors.vector.results import EnvSnapshot, RowOutcome, RowReader, RowResult
 from envactors.vector.step_times import StepTimes
 from envactors.vector.table import IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
 
 if TYPE_CHECKING:
     from envactors.rollout.rollouts import Rollouts
 
+# Retries of a request that saves a state, since the exit of the process need not be its fault.
+_SAVE_RETRIES = 3
 # Why a process ends that its envs have ended themselves, rather than a request of the user.
 _CRASHES = (None, EndReason.TIMEOUT)
 # The failures of envs that have raised, by index and call id.
@@ -246,6 +249,7 @@ class ActorEnvs(Job):
                         again.append(index)
         if again:
             self.queue_first(again)
+        self.save_due_states()
 
     def _accept(self, index: int) -> None:
         """Record a complete row that is no failure."""
@@ -481,10 +485,60 @@ class ActorEnvs(Job):
             self.fail_without_episode([index])
 
     def on_call(self, call: Call, frame: Frame) -> None:
-        """Record a call in the journal of its env."""
-        if self.table.replays:
-            failed = frame.kind == Kind.FAILED
-            self.table.journals[call.index].record_call(call.kind, bytes(call.payload), failed=failed)
+        """Record a call in the journal of its env, which begins anew with a state that was saved."""
+        table, failed = self.table, frame.kind == Kind.FAILED
+        if not table.replays:
+            return
+        if call.kind != Kind.SAVE:
+            table.journals[call.index].record_call(call.kind, bytes(call.payload), failed=failed)
+        elif not failed and table.episodes.holds(call.index):
+            table.journals[call.index].begin_with_state(*loads(frame.payload))
+        self.save_due_states()
+
+    def save_due_states(self) -> None:
+        """Queue requests that save the states of envs, for shorter replays. Nobody waits for them."""
+        actor, due = self.actor, self.table.saves_due
+        for index in sorted(due.intersection(self.range)) if due else ():
+            due.discard(index)
+            save = Call(
+                "snapshot",
+                index,
+                Kind.SAVE,
+                ActorFuture(actor, None),
+                actor.config.deadlines.of("snapshot"),
+                _SAVE_RETRIES,
+                dumps(tuple(Save(self.position(index)))),
+                take_reply=functools.partial(self._log_unsaved, index),
+            )
+            actor.enqueue(save)
+
+    def _log_unsaved(self, index: int, frame: Frame) -> None:
+        if frame.kind == Kind.FAILED:
+            text = messages.Failure(*loads(frame.payload)).text
+            self.actor.log(logging.WARNING, f"the state of env {index} cannot be saved: {text}")
+
+    def on_restored(self, index: int, snapshot: EnvSnapshot, last: RowResult | None, frame: Frame) -> None:
+        """Continue the episode of a snapshot that the worker has restored; without that, the env needs a reset.
+
+        Args:
+            index: The env.
+            snapshot: The snapshot.
+            last: Its last result, as `RowReader.encode` returns it.
+            frame: The worker's reply.
+        """
+        table = self.table
+        table.version += 1
+        if frame.kind == Kind.FAILED:
+            table.episodes.lose(index)
+            table.journals[index].forget()
+            return
+        table.episodes.resume(index, snapshot.root_seed, snapshot.episode, resets_next=snapshot.resets_next)
+        table.posted_in[index] = frame.incarnation
+        table.ops[index] = table.buffer_index[index] | (RESET if snapshot.starts else 0)
+        if last is not None:
+            self.reader.put_back(index, last)
+        if table.replays:
+            table.journals[index].begin_with_state(snapshot.check, snapshot.state)
 
     def is_recycling_due(self, policy: RecyclePolicy | None, index: int) -> bool:
         """Return whether the process of an env is to be replaced now that an episode has ended."""

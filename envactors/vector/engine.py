@@ -5,6 +5,7 @@ The fast path is no separate code: if no env needs attention, all rows are writt
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,14 +27,15 @@ from envactors.errors import (
 from envactors.mailbox.control_page import FINISHED, spin_until_all
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.info_codec import INLINE_INFO
+from envactors.mailbox.messages import Frame
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import HALF, RESET
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, split_batch
 from envactors.vector.actor_envs import ActorEnvs
-from envactors.vector.episodes import NEEDS_RESET
+from envactors.vector.episodes import LOST, NEEDS_RESET
 from envactors.vector.failures import step_error
 from envactors.vector.options import Autoreset
-from envactors.vector.results import Batch, EnvStep, RowReader
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, RowReader
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, EnvRequest, EnvTable, Selection
 
 
@@ -122,6 +124,54 @@ class RowEngine:
         """Close the doorbells of the vector, which belong to no actor."""
         self.table.waiters.close()
 
+    # Snapshots -------------------------------------------------------------------------------------------
+
+    def check_idle(self, envs: Selection) -> None:
+        """Raise `AlreadyPendingError` if a rollout is in flight, or an env has a result pending."""
+        self._lock.reset_if_interrupted()
+        table = self.table
+        if table.rollouts:
+            raise AlreadyPendingError(f"{table.rollouts} rollouts are in flight: wait for them first")
+        if envs.is_all and table.are_all(IDLE):
+            return
+        busy = [index for index in envs.ids if table.status[index] != IDLE]
+        if busy:
+            raise AlreadyPendingError(
+                f"the envs {busy} have results pending: receive them with recv (or from "
+                "their futures) before the next request"
+            )
+
+    def process_with_episode(self, index: int) -> int | None:
+        """Return the only process whose state of an env counts; None for any, since a replay brings the state back.
+
+        Raises:
+            ActorError: The episode of the env was lost with its process.
+        """
+        table = self.table
+        with self._lock:
+            if table.episodes.flags[index] & LOST and not (table.replays and table.journals[index].can_replay):
+                raise table.owners[index].crash_error_for(index)
+            return None if table.replays else int(table.incarnations[index])
+
+    def snapshot_of(self, index: int, check: int, state: bytes) -> EnvSnapshot:
+        """Return the snapshot of an env whose state a worker has saved."""
+        episodes, last = self.table.episodes, self.reader.read_last(index)
+        root_seed, number = episodes.root_seeds[index], episodes.numbers[index]
+        resets_next, starts = bool(episodes.resets_next_of[index]), bool(self.table.ops[index] & RESET)
+        return EnvSnapshot(index, state, check, root_seed, number, resets_next, starts, last)
+
+    def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
+        """Return the function that takes the reply of a worker that was sent the state of a snapshot."""
+        last = None if snapshot.last is None else self.reader.encode(index, snapshot.last)
+        return functools.partial(self.table.owners[index].on_restored, index, snapshot, last)
+
+    def last_batch(self) -> Batch | None:
+        """Return the last result of each env; None if an env has none."""
+        steps = [self.reader.read_last(index) for index in self.all.ids]
+        if self.table.on_failure == "raise" or None in steps:
+            return None
+        return self.reader.batch_steps([step for step in steps if step is not None])[0]
+
     # Posting ---------------------------------------------------------------------------------------------
 
     def start_steps(
@@ -148,7 +198,7 @@ class RowEngine:
             SpaceMismatchError: The actions do not conform to the action spec.
             ActorClosedError: The vector was closed.
         """
-        self._check_idle(envs)
+        self.check_idle(envs)
         if not self.table.are_all_plain:
             self.check_steppable(envs)
         payloads = self._write_actions(envs, actions, is_checked=is_checked)
@@ -167,7 +217,7 @@ class RowEngine:
         futures: Sequence[ActorFuture] = (),
     ) -> None:
         """Start resets; for the errors see `start_steps`."""
-        self._check_idle(envs)
+        self.check_idle(envs)
         requests = {}
         for position, index in enumerate(envs.ids):
             payload = None if options[position] is None else bytes(dumps(options[position]))
@@ -181,20 +231,6 @@ class RowEngine:
         for index in envs.ids:
             if flags[index] & NEEDS_RESET:
                 raise VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
-
-    def _check_idle(self, envs: Selection) -> None:
-        table = self.table
-        self._lock.reset_if_interrupted()
-        if table.rollouts:
-            raise AlreadyPendingError(f"{table.rollouts} rollouts are in flight: wait for them first")
-        if envs.is_all and table.are_all(IDLE):
-            return
-        busy = [index for index in envs.ids if table.status[index] != IDLE]
-        if busy:
-            raise AlreadyPendingError(
-                f"the envs {busy} have results pending: receive them with recv (or from "
-                "their futures) before the next request"
-            )
 
     def _write_actions(self, envs: Selection, actions: Any, *, is_checked: bool) -> list[bytes]:
         """Write actions into rows; return them pickled if they do not fit there."""
@@ -466,6 +502,8 @@ class RowEngine:
                 for index in envs.ids:
                     reader.keep_info(index)
             table.deliver(envs)
+            for group, _ in groups if table.saves_due else ():
+                group.save_due_states()
         self._spin.complete(time.monotonic())
         return batch
 

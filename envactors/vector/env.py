@@ -16,6 +16,7 @@ from envactors.mailbox.factory import Factory, as_callable, as_factories, make_g
 from envactors.mailbox.specs import Spec
 from envactors.options import check_timeout, deadline_after
 from envactors.rollout.methods import RolloutMethods
+from envactors.state.snapshots import SnapshotMethods
 from envactors.vector import inputs
 from envactors.vector.build import describe_envs, launch_actors, share_rows
 from envactors.vector.engine import RowEngine
@@ -39,7 +40,7 @@ class EnvFuture(ActorFuture[EnvStep]):
     env_id: int
 
 
-class VectorEnv(RolloutMethods):
+class VectorEnv(RolloutMethods, SnapshotMethods):
     """Steps many envs as one, in actors.
 
     The constructor waits until every env is made. Only one thread may use a vector env at a time.
@@ -72,6 +73,7 @@ class VectorEnv(RolloutMethods):
             choices = choices._replace(on_failure="renew")  # no process can be lost
         groups, variables = inputs.check_choices(choices, factories, backend)
         self._is_closed = False
+        self._has_snapshots = choices.snapshot is not None
         self._forks = runtimes.forks
         self._engine: Any = None  # a `RowEngine`, or a `SerialEngine`, which has the same interface
         self._memory = None if backend.inline else backend.make_memory()
@@ -165,11 +167,17 @@ class VectorEnv(RolloutMethods):
             NothingPendingError: A signal handler or another thread has taken the results meanwhile.
             VectorInputError: ``env_ids`` or ``actions`` is invalid, or an env needs a reset first.
         """
-        engine, envs = self._engine, self._select(env_ids)
+        envs = self._select(env_ids)
         deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
-        with self._statistics.waiting("step", is_batch=envs.is_all):
-            engine.start_steps(envs, actions, rings_each=False)
-            results: StepResults = engine.finish(envs, timeout, deadline, "step")[1:6]
+        if self._statistics.is_timing:
+            with self._statistics.waiting("step", envs.is_all):
+                return self._step(envs, actions, timeout, deadline)
+        return self._step(envs, actions, timeout, deadline)
+
+    def _step(self, envs: Selection, actions: Any, timeout: float | None, deadline: float | None) -> StepResults:
+        engine = self._engine
+        engine.start_steps(envs, actions, rings_each=False)
+        results: StepResults = engine.finish(envs, timeout, deadline, "step")[1:6]
         return results
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:

@@ -190,6 +190,14 @@ class Episodes:
         """Record that a replay has brought an env back to where it was."""
         self.flags[index] &= ~(NO_EPISODE | LOST | UNRESET)
 
+    def resume(self, index: int, root_seed: int | None, number: int, *, resets_next: bool) -> None:
+        """Continue from a snapshot; for the arguments see the attributes."""
+        self.root_seeds[index], self.numbers[index] = root_seed, number
+        if self.flags[index] & SEEDED and root_seed is not None:
+            self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed
+        self.flags[index] &= ~(NO_EPISODE | LOST | NEEDS_RESET | UNRESET)
+        self.resets_next_of[index] = resets_next
+
     def disable_reset_checks(self) -> None:
         """Leave it to the envs to refuse steps before a reset. An env that has crashed still needs one."""
         self.checks_resets = False

@@ -73,6 +73,8 @@ class User:
         interrupts, self.world.interrupts = self.world.interrupts, False
         ids = [env_id for env_id in self._idle() if not self.models[env_id].needs_reset]
         models = copy.deepcopy(self.models)
+        for model in models:
+            self.checker.uncertain.update(model.notes)  # the last one may come before or after what the handler does
         try:
             if ids and self.world.chance(0.7):
                 self.envs.send(self._begin(ids), env_ids=ids)

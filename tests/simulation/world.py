@@ -361,7 +361,7 @@ class World:
         if self._events > _MOST_EVENTS:
             raise Violation("it goes on for ever")
         self.check_errors()
-        self.check()
+        self.serve("world", self.check)
         events: list[Event] = []
         for source in (*self.present, *self.sources):
             source.add_events(events)
