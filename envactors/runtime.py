@@ -16,6 +16,7 @@ import queue
 import threading
 import time
 import traceback
+from _thread import LockType, allocate_lock
 from collections.abc import Callable
 from typing import Protocol
 
@@ -162,7 +163,13 @@ class Launcher:
 
 
 class Member(Protocol):
-    """An actor, as the runtime closes it at the exit of the program."""
+    """An actor, as the runtime closes it at the exit of the program.
+
+    Attributes:
+        runtime: The runtime that it has joined.
+    """
+
+    runtime: Runtime
 
     def begin_close(self, timeout: float | None) -> None:
         """Start to close it."""
@@ -222,10 +229,15 @@ class Runtime:
 
     def leave(self, member: Member) -> None:
         """Remove an actor that has ended; with the last one, end the threads."""
-        global _runtime
         with _lock:
             self.members.pop(member, None)
-            if self.members:
+            self.end_if_unused()
+
+    def end_if_unused(self) -> None:
+        """End the threads if there are no actors: none has joined yet, since it was interrupted, or all have left."""
+        global _runtime
+        with _lock:
+            if self.members or self.has_ended:
                 return
             for service in self._services:
                 service.close()
@@ -256,17 +268,48 @@ _serials = itertools.count()
 forks: int = 0
 
 
-def join(member: Member) -> Runtime:
-    """Add an actor, and return the runtime that serves it."""
+def join(member: Member) -> None:
+    """Add an actor to the runtime, and set its ``runtime``."""
+    while True:
+        with _lock:
+            if _runtime is not None:
+                member.runtime = _runtime
+                _runtime.members[member] = next(_serials)
+                return
+        _start_runtime()
+
+
+def _start_runtime() -> None:
+    """Start the runtime in a thread of its own, where no exception from a signal handler can leave a half of it."""
+    gate, errors = allocate_lock(), list[BaseException]()
+    gate.acquire()
+    build = functools.partial(_build_runtime, gate, errors)
+    LibraryThread(build, "envactors-start", runs_user_code=False).start()
+    gate.acquire()
+    if errors:
+        raise errors[0]
+
+
+def _build_runtime(gate: LockType, errors: list[BaseException]) -> None:
+    """Build the runtime if there is none. It ends soon unless an actor joins it."""
     global _runtime
-    with _lock:
-        if _runtime is None:
-            _runtime = Runtime()
-            atexit.unregister(_close_all)
-            atexit.register(_close_all)
-            _runtime.start_services()
-        _runtime.members[member] = next(_serials)
-        return _runtime
+    try:
+        with _lock:
+            if _runtime is None:
+                atexit.unregister(_close_all)
+                atexit.register(_close_all)
+                _runtime = Runtime()
+                _runtime.start_services()
+                _runtime.loop.call_at(time.monotonic() + _JOIN_PATIENCE, _runtime.end_if_unused)
+    except Exception as error:
+        errors.append(error)
+    gate.release()
+
+
+def runtime_of(member: Member) -> Runtime | None:
+    """Return the runtime of an actor; None if the actor has not joined it, or has left it. Takes no lock."""
+    runtime = _runtime
+    return runtime if runtime is not None and member in runtime.members else None
 
 
 def members() -> dict[Member, int]:

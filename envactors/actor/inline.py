@@ -45,6 +45,8 @@ class InlineActor:
         config: The settings of the actor.
     """
 
+    runtime: Runtime  # once it has begun
+
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
         self.errors: ErrorFactory = ErrorFactory(config)
@@ -64,9 +66,12 @@ class InlineActor:
         self.last_crash: ActorError | None = None
         # Called once the envs are others, or gone.
         self.on_change: Callable[[], object] = lambda: None
-        self.runtime: Runtime = runtimes.join(self)
         self._running: Step | None = None
-        self._watch = InlineWatch(self.runtime.loop, config.deadlines.slow, self._find_running)
+
+    def begin(self) -> None:
+        """Join the runtime, and make the envs; see `Actor.begin`."""
+        runtimes.join(self)
+        self._watch = InlineWatch(self.runtime.loop, self.config.deadlines.slow, self._find_running)
         self._start()
 
     # State -----------------------------------------------------------------------------------------------
@@ -252,8 +257,9 @@ class InlineActor:
 
     def abandon(self) -> None:
         """Close the actor; called by a finalizer."""
-        if runtimes.forks == self._forks and not self.runtime.has_ended:
-            self.runtime.callbacks.submit(lambda: self.begin_close(None))
+        runtime = runtimes.runtime_of(self)
+        if runtime is not None:
+            runtime.callbacks.submit(lambda: self.begin_close(None))
 
     # For futures, whose calls have ended when they are returned -------------------------------------------
 

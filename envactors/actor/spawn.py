@@ -165,7 +165,13 @@ def launch(
         if first == 0:  # the other actors of a vector are alike
             config.warn_of_deadlines(*map(deadlines.of, ("call", "step", "reset", "policy")), stacklevel=3)
     actor = InlineActor(config) if resolved.inline else Actor(config)
-    return ActorHandle(actor, Lifeline(actor))
+    handle: ActorHandle = ActorHandle(actor, Lifeline(actor))
+    try:
+        actor.begin()
+    except BaseException:
+        actor.abandon()  # as long as the user keeps the exception, its traceback keeps the handle
+        raise
+    return handle
 
 
 def _pickle(value: object, title: str, name: str) -> bytes:

@@ -271,7 +271,8 @@ class RolloutPart(Job):
         """End: no process will run the rest."""
         del actor
         if self._run is not None:
-            self.error = error_of(Step("rollout", self.first, self.call_id, self.started))
+            if not self._run.has_ended(self):
+                self.error = error_of(Step("rollout", self.first, self.call_id, self.started))
             self._end()
 
     # Failures --------------------------------------------------------------------------------------------
@@ -461,8 +462,11 @@ class RolloutPart(Job):
     # The end ---------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """Have the rows of envs mirror their last steps, and tell the rollout."""
-        run, self._run = self._run, None
+        """Have the rows of envs mirror their last steps, and tell the rollout.
+
+        If this is interrupted, a repair does all of it again.
+        """
+        run = self._run
         if run is None:
             return
         self._move(run)
@@ -485,6 +489,7 @@ class RolloutPart(Job):
                     table.last_infos[index] = self._content_at(self._counted[index], index)
         run.lost.update(self.errors)
         run.on_part_end(self)
+        self._run = None
         if self._has_others:
             self._renew_if_due(first=True)
         self._envs.save_due_states()

@@ -646,8 +646,9 @@ class ActorEnvs(Job):
         return step
 
     def is_running(self, future: ActorFuture) -> bool:
-        """Return whether the row of this future is posted."""
-        return self._index_of(future, POSTED) is not None
+        """Return whether the row of this future is posted and not complete."""
+        index = self._index_of(future, POSTED)
+        return index is not None and not self.table.is_complete(index)
 
     def _index_of(self, future: ActorFuture, status: int) -> int | None:
         for index in self.range:

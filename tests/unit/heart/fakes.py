@@ -1,8 +1,8 @@
 """A backend without processes: tests play the worker through the other end of its channel.
 
 `FakeWorker` plays frames by hand. For vectors it has rows, too: memory that is a bytearray, and the worker's own
-`envactors.worker.main.Server`, which runs when the test says so, row by row. `FakeWorker.run_until_line` ends it between
-any two lines, with the memory as it was there. `Stage` is a vector of such workers.
+`envactors.worker.main.Server`, which runs when the test says so, row by row. `FakeWorker.run_until_line` ends it
+between any two lines, with the memory as it was there. `Stage` is a vector of such workers.
 """
 
 from __future__ import annotations
@@ -77,11 +77,12 @@ class PlainMemory(RowMemory):
 
 
 class WorkerChannel:
-    """The worker's end of a channel, which can keep what the worker sends."""
+    """The worker's end of a channel, which can keep frames that the worker sends, of some kinds or of all."""
 
     def __init__(self, channel):
         self._channel = channel
         self.kept = None
+        self.kinds = ()
 
     def fileno(self):
         return self._channel.fileno()
@@ -90,7 +91,7 @@ class WorkerChannel:
         return self._channel.receive()
 
     def send(self, frame):
-        if self.kept is None:
+        if self.kept is None or (self.kinds and frame.kind not in self.kinds):
             self._channel.send(frame)
         else:
             self.kept.append(frame)
@@ -210,7 +211,7 @@ class FakeWorker:
         with self._is_played:
             if self.is_gone or self.was_killed or self.server.closed or not self.has_request:
                 return False
-            with self.keeping() as frames:
+            with self.keeping(Kind.RESULT, Kind.FAILED) as frames:
                 self.server.run_posted()
             self.send(frames)
             if self.server.closed:
@@ -218,10 +219,10 @@ class FakeWorker:
             return True
 
     @contextlib.contextmanager
-    def keeping(self):
-        """Keep the frames that the worker sends, in place of sending them."""
-        self._far.kept = frames = []
-        yield frames
+    def keeping(self, *kinds):
+        """Keep the frames of some kinds (none: all) that the worker sends, in place of sending them."""
+        self._far.kept, self._far.kinds = [], kinds
+        yield self._far.kept
         self._far.kept = None
 
     def send(self, frames):
@@ -345,7 +346,9 @@ def make_actor(**options):
     options.setdefault("deadlines", ea.Deadlines())
     options.setdefault("restart", ea.RestartPolicy(max_restarts=5, backoff=0.0))
     start = Start("actor", 0, [b"factory"], ([], []))
-    return Actor(ActorConfig(name="actor", backend=backend, start=start, env_vars={}, **options)), backend
+    actor = Actor(ActorConfig(name="actor", backend=backend, start=start, env_vars={}, **options))
+    actor.begin()
+    return actor, backend
 
 
 def call(actor, *args, **options):
@@ -467,7 +470,7 @@ class Stage:
     def run(self):
         """Have the workers do everything that they have been sent, and the parent react, until nothing is left."""
         self.settle()
-        while any([worker.play() for worker in tuple(self.backend.all)]):
+        while sum(worker.play() for worker in tuple(self.backend.all)):
             self.settle()
 
     def crash(self, position=0):

@@ -431,7 +431,7 @@ def test_a_call_behind_rows_runs_once_they_are_complete(stages, packed):
     stage.check()
     stage.run()
     assert call.result(SOON) == 7
-    assert list(stage.table.status)[0] == DONE
+    assert stage.table.status[0] == DONE
     assert stage.finish().rewards.tolist() == [1.0, 2.0, 3.0]
 
 
