@@ -551,10 +551,15 @@ class SerialEngine:
         deadline: float | None,
     ) -> Batch:
         """Reset envs. Results that nobody has taken are dropped."""
-        self._reset_if_interrupted()
-        self._drop(envs)
+        self.discard(envs, timeout, deadline)
         self.start_resets(envs, seeds, options)
         return self.finish(envs, timeout, deadline, "reset")
+
+    def discard(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
+        """Drop results that nobody has taken; see `RowEngine.discard`."""
+        del timeout, deadline
+        self._reset_if_interrupted()
+        self._drop(envs)
 
     def _as_batch(self, envs: Selection, fields: list[Fields]) -> Batch:
         """Return single results as a batch."""
