@@ -50,7 +50,7 @@ from envactors.vector.env import make_vec as make_vec
 from envactors.vector.options import VectorOptions as VectorOptions
 from envactors.vector.results import Batch as Batch
 from envactors.vector.results import EnvStep as EnvStep
-from envactors.vector.results import VectorStats as VectorStats
+from envactors.vector.statistics import VectorStats as VectorStats
 from envactors.worker.context import ActorContext as ActorContext
 from envactors.worker.context import current_actor as current_actor
 

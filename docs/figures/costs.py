@@ -328,10 +328,8 @@ def show_platforms(measured: Any) -> str:
     """Return the table of the portable system."""
     rows = []
     for name, (linux, portable, same_start) in ((name, found.values()) for name, found in measured.items()):
-        medians = [per_second(each) for each in (linux, portable)]
-        rows.append([name, *medians, times(portable, linux), times(portable, same_start)])
-    head = ["8 envs", "steps/s, Linux", "steps/s, portable", "portable / Linux", 'portable / Linux with `"loky"`']
-    return table(head, rows)
+        rows.append([name, times(portable, linux), times(portable, same_start)])
+    return table(["8 envs", "portable / Linux", 'portable / Linux with `"loky"`'], rows)
 
 
 # Seeded episodes -------------------------------------------------------------------------------------------------
@@ -370,8 +368,8 @@ def show_seeds(measured: Any) -> str:
     """Return the table of what it costs to seed episodes."""
     rows = []
     for name, (off, on, replays, both) in ((name, found.values()) for name, found in measured.items()):
-        rows.append([name, per_second(off), times(on, off), times(both, replays)])
-    head = ["8 envs, 4 per process", "steps/s without", "`seed_episodes` / without"]
+        rows.append([name, times(on, off), times(both, replays)])
+    head = ["8 envs, 4 per process", "`seed_episodes` / without"]
     return table([*head, '`seed_episodes` / without, under `"replay"`'], rows)
 
 

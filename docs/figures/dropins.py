@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from turns import Turn, compare, per_second, rate, table, times
+from turns import Turn, compare, rate, table, times
 from vectors import is_installed
 from workloads import nothing
 
@@ -420,5 +420,5 @@ def show(library: str, measured: dict[str, Any]) -> str:
         return "Not measured yet.\n"
     found = measured[library]
     peer = next(iter(found))
-    rows = [[name, per_second(rates), times(rates, found[peer])] for name, rates in found.items()]
-    return table([WORK.get(library, "8 envs that do nothing"), "steps/s", f"relative to {peer}"], rows)
+    rows = [[name, times(rates, found[peer])] for name, rates in found.items()]
+    return table([WORK.get(library, "8 envs that do nothing"), f"steps/s relative to {peer}"], rows)

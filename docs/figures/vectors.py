@@ -381,22 +381,22 @@ def show_rollouts(measured: Any) -> str:
 
 def measure_steps(rounds: int) -> Any:
     """Step 8 envs of each kind with random actions."""
-    names = ["step", "packed", "recv", "sync", "apart", "gymnasium"]
+    names = ["step", "packed", "recv", "sync", "gymnasium"]
     return {title: compare(sides(names, make, policy=False), rounds) for title, make in installed_envs().items()}
 
 
 def show_steps(measured: Any) -> str:
     """Return the table of steps."""
     head = ["8 envs", "default / `AsyncVectorEnv`", "4 per process / `AsyncVectorEnv`", "4 per process / loop"]
-    head += ["4 per process / independent loops", "`recv` of half / `step`"]
-    pairs = [("step", "gymnasium"), ("packed", "gymnasium"), ("packed", "sync"), ("packed", "apart"), ("recv", "step")]
+    head += ["`recv` of half / `step`"]
+    pairs = [("step", "gymnasium"), ("packed", "gymnasium"), ("packed", "sync"), ("recv", "step")]
     rows = [[title, *(times(found[one], found[other]) for one, other in pairs)] for title, found in measured.items()]
     return table(head, rows)
 
 
 def measure_counts(rounds: int) -> Any:
     """Step 1 to 64 CartPoles."""
-    names = ["step", "packed", "sync", "apart", "gymnasium"]
+    names = ["step", "packed", "sync", "gymnasium"]
     make = ENVS["CartPole-v1"]
     return {str(count): compare(sides(names, make, count, policy=False), rounds) for count in (1, 4, 16, 64)}
 
@@ -404,7 +404,7 @@ def measure_counts(rounds: int) -> Any:
 def show_counts(measured: Any) -> str:
     """Return the table of 1 to 64 envs."""
     head = ["CartPole-v1 envs", "default / `AsyncVectorEnv`", "two processes / `AsyncVectorEnv`"]
-    head += ["two processes / loop", "two processes / independent loops"]
-    pairs = [("step", "gymnasium"), ("packed", "gymnasium"), ("packed", "sync"), ("packed", "apart")]
+    head += ["two processes / loop"]
+    pairs = [("step", "gymnasium"), ("packed", "gymnasium"), ("packed", "sync")]
     rows = [[count, *(times(found[one], found[other]) for one, other in pairs)] for count, found in measured.items()]
     return table(head, rows)

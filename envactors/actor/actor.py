@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from envactors import runtime as runtimes
-from envactors.actor import slow_calls
+from envactors.actor import recording, slow_calls
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Exit, JobFate, Next, Plan, RestartTracker, Step, decide_next
@@ -38,6 +38,8 @@ from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Timers
 from envactors.backends.base import Worker
 from envactors.errors import ActorClosedError, ActorError
+from envactors.loop import Loop
+from envactors.mailbox.control_page import ControlPage
 from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, safe_repr, unpack_failure
 from envactors.runtime import Runtime
@@ -72,7 +74,7 @@ class Actor:
         lock: Its lock, which all actors of a vector share.
         errors: Makes its errors.
         tenant: Lives in its processes.
-        runtime: The threads that serve it.
+        runtime: The threads that serve it, once it has begun.
         closed: Opened once nothing of the actor is left.
         phase: What it is doing with its process.
         incarnation: The current process, the one that is starting, or the last one.
@@ -86,7 +88,10 @@ class Actor:
         permits: The permits that steps and resets need; None if any number of actors may run.
         spin: Decides who spins.
         completed, replays: How many requests have returned or raised, and how many of them were replays.
+        longest_replay: How long the longest replay took, in seconds.
     """
+
+    runtime: Runtime
 
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
@@ -94,7 +99,7 @@ class Actor:
         self.errors: ErrorFactory = ErrorFactory(config)
         self.tenant: Tenant = NO_TENANT
         self.closed: Latch = Latch()
-        self.phase: Phase = Phase.STARTING
+        self.phase: Phase = Phase.NEW
         self.incarnation: Incarnation = Incarnation(0)
         self.queue: deque[Job] = deque()
         self.running: Job | None = None
@@ -103,24 +108,35 @@ class Actor:
         self.last_crash: ActorError | None = None
         self.completed: int = 0
         self.replays: int = 0
+        self.longest_replay: float = 0.0
         self._failed = self._restarts = self._stale = 0
         self._started_in: float | None = None
         self._restart_tracker = RestartTracker(config.restart)
         self._owner_pid, self._forks = os.getpid(), runtimes.forks
-        self.runtime: Runtime = runtimes.join(self)
-        self.timers: Timers = Timers(self.runtime.loop, self.run)
+        self.timers: Timers = Timers(self._find_loop, self.run)
         self.deadline_watch: DeadlineWatch = DeadlineWatch(self)
         self.permits: Permits | None = config.permits
         self.spin: SpinPolicy = SpinPolicy(config.backend.spin)
-        self._loan = ChannelLoan(self.runtime.loop, self.lock)
+        self._loan = ChannelLoan(self._find_loop, self.lock)
         # The last worker, as long as its code may still be running although it counts as ended.
         self._uncertain: Worker | None = None
-        try:
-            config.backend.retain(config.env_vars, self.runtime)
-        except BaseException:
-            self.runtime.leave(self)
-            raise
-        self._start(self.incarnation)
+        self._is_retained = False  # whether the backend counts this actor
+
+    def begin(self) -> None:
+        """Join the runtime, whose loop then starts the first process.
+
+        Its handle exists already: if an exception interrupts this, `abandon` closes the actor, however far it has come.
+
+        Raises:
+            Exception: The backend cannot be used.
+        """
+        runtimes.join(self)
+        self.config.backend.retain(self.config.env_vars, self.runtime)
+        self._is_retained = True
+        self._proceed_soon()
+
+    def _find_loop(self) -> Loop:
+        return self.runtime.loop
 
     # State, whose reading changes nothing ----------------------------------------------------------------
 
@@ -142,6 +158,12 @@ class Actor:
         return None if process is None else process.worker.node
 
     @property
+    def page(self) -> ControlPage | None:
+        """The control page of the process; None while there is no process."""
+        process = self.incarnation.process
+        return None if process is None else process.page
+
+    @property
     def state(self) -> ActorState:
         """The state of the actor."""
         with self.lock:
@@ -150,7 +172,7 @@ class Actor:
                 return ActorState.CLOSED
             if phase is Phase.DEAD:
                 return ActorState.DEAD
-            if phase is Phase.STARTING and incarnation.index == 0:
+            if phase is Phase.NEW or (phase is Phase.STARTING and incarnation.index == 0):
                 return ActorState.STARTING
             if phase in (Phase.STARTING, Phase.BACKOFF) or incarnation.end_reason is EndReason.RENEW:
                 return ActorState.RENEWING
@@ -183,6 +205,7 @@ class Actor:
                 rss=rss,
                 started_in=self._started_in,
                 replays=self.replays,
+                longest_replay=self.longest_replay,
             )
 
     def stacks(self, timeout: float) -> str:
@@ -273,6 +296,7 @@ class Actor:
             return True
         step: Step | None = None
         with self.lock, self.lock.change(self):
+            self.tenant.collect_completed()
             is_running = (self.running is not None and self.running.future is future) or self.tenant.is_running(future)
             is_refused = is_running and not self.config.backend.kills
             if is_running and not is_refused:
@@ -312,13 +336,16 @@ class Actor:
                 may wait for one another. None for now.
         """
         began = time.monotonic() if began is None else began
+        if self.lock.is_changing_below():
+            self.runtime.loop.call_soon(functools.partial(self.begin_close, timeout, began))
+            return
         with self.lock, self.lock.change(self):
             if not self.is_closing:
                 self.is_closing = True
                 close = Close()
                 self.unfinished[close] = None
                 self.queue.append(close)
-            if self.config.is_standby and self.phase is Phase.STARTING:
+            if self.config.is_standby and self.phase in (Phase.NEW, Phase.STARTING):
                 self._end(EndReason.CLOSE)  # nobody waits for its process
             patience = self._close_patience(timeout)
             if patience is not None and self.phase is not Phase.CLOSED:
@@ -327,8 +354,8 @@ class Actor:
             self._proceed_soon()
 
     def wait_closed(self, timeout: float | None) -> None:
-        """Wait until nothing of the actor is left. In the loop, return at once: only the loop can end it."""
-        if self.runtime.loop.is_current_thread():
+        """Wait until nothing of the actor is left; return at once where the loop, which ends it, waits for this."""
+        if self.runtime.loop.is_current_thread() or self.lock.is_held_here():
             return
         patience = self._close_patience(timeout)
         self.closed.wait(None if patience is None else min(patience + _KILL_GRACE, threading.TIMEOUT_MAX))
@@ -336,8 +363,9 @@ class Actor:
 
     def abandon(self) -> None:
         """Close the actor without waiting. Takes no lock, so finalizers may call it."""
-        if runtimes.forks == self._forks and not self.runtime.has_ended:
-            self.runtime.loop.call_soon(lambda: self.begin_close(None))
+        runtime = runtimes.runtime_of(self)
+        if runtime is not None:
+            runtime.loop.call_soon(lambda: self.begin_close(None))
 
     def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
         """Read the reply to the running call in the thread that waits for it; see `ChannelLoan`.
@@ -773,7 +801,8 @@ class Actor:
         self.runtime.launcher.finish(self._launch)
         self.phase, incarnation.has_started = _LIVE, True
         self._started_in = time.monotonic() - incarnation.launched
-        self._log(logging.INFO, f"actor {self.name!r} has started in {self._started_in:.3g} s, pid {self.pid}")
+        recording.recorder.on_span(self, "start", incarnation.launched)
+        self.log(logging.INFO, f"actor {self.name!r} has started in {self._started_in:.3g} s, pid {self.pid}")
         kept, self.running = self.running, None
         if kept is not None:
             kept.on_next_start(incarnation.index)
@@ -790,7 +819,7 @@ class Actor:
         if self.phase is Phase.CLOSED:
             return
         self.incarnation.end(reason)
-        if self.phase not in (Phase.BACKOFF, Phase.DEAD):
+        if self.phase is not Phase.DEAD:
             self.phase = Phase.ENDING
         self._proceed_soon()
         if reason is EndReason.CLOSE and not self.config.backend.kills:
@@ -802,19 +831,21 @@ class Actor:
     def _proceed(self) -> None:
         """Continue after a change by a caller, in the loop."""
         incarnation = self.incarnation
-        is_unwanted = self.is_closing or incarnation.is_replaced
+        is_needed = not self.is_closing or len(self.queue) > 1  # the last job is the closing
         if incarnation.process is not None:
             self.dispatch()  # if it is ending, its exit continues
         elif incarnation.is_launching:
-            has_jobs = self.phase is Phase.STARTING and (not self.is_closing or len(self.queue) > 1)
-            if not has_jobs and self._withdraw_launch():
+            is_wanted = is_needed and self.phase is Phase.STARTING
+            if not is_wanted and self._withdraw_launch():
                 self._after_exit(ExitReport())
         elif self.phase is Phase.CLOSED:
             while self.queue:
                 self._fail(self.queue.popleft(), lambda step: self.errors.closed(step, incarnation.index))
-        elif self.phase is Phase.DEAD and not is_unwanted:
+        elif self.phase is Phase.DEAD and not (self.is_closing or incarnation.is_replaced):
             self._fail_queue()
-        elif self.phase is not Phase.BACKOFF or is_unwanted:
+        elif self.phase is Phase.NEW and is_needed:
+            self._start(incarnation)
+        elif self.phase is not Phase.BACKOFF or not is_needed:
             self._after_exit(ExitReport())
 
     def _leave_running(self) -> None:
@@ -850,6 +881,7 @@ class Actor:
             self.last_crash = error
         if plan.next is not Next.CLOSE:
             self._log_exit(exit)
+        recording.recorder.on_exit(self, culprit)
         # 4. Lose: end the episodes and the job that cannot continue in the next process.
         self.tenant.on_exit(exit)
         self.running = self._lose(job, exit)
@@ -932,8 +964,9 @@ class Actor:
 
     def _release(self) -> None:
         """Free everything that the actor has of the backend, which may take long."""
-        with contextlib.suppress(OSError):
-            self.config.backend.release(self.config.env_vars)
+        if self._is_retained:
+            with contextlib.suppress(OSError):
+                self.config.backend.release(self.config.env_vars)
         self.runtime.leave(self)
         self.closed.open()
 
@@ -953,7 +986,7 @@ class Actor:
         else:
             text = f"actor {self.name!r} is closed by an internal error of envactors; please report it"
             error_of = functools.partial(self.errors.broken, bug, self.incarnation.index)
-        self._log(logging.WARNING if bug is None else logging.ERROR, text, bug)
+        self.log(logging.WARNING if bug is None else logging.ERROR, text, bug)
         self.is_closing |= bug is not None
         queued = set(self.queue)
         for job in tuple(self.unfinished):
@@ -969,11 +1002,12 @@ class Actor:
 
     def _log_exit(self, exit: Exit) -> None:  # noqa: A002
         if exit.reason in (EndReason.ABORT, EndReason.RENEW):
-            self._log(logging.INFO, f"actor {self.name!r} gets a new process, on request")
+            self.log(logging.INFO, f"actor {self.name!r} gets a new process, on request")
         else:
-            self._log(logging.WARNING, str(exit.error).partition("\n")[0])
+            self.log(logging.WARNING, str(exit.error).partition("\n")[0])
 
-    def _log(self, level: int, text: str, error: BaseException | None = None) -> None:
+    def log(self, level: int, text: str, error: BaseException | None = None) -> None:
         """Log a message, with the traceback of an error, in a thread where handlers may block."""
+        recording.recorder.on_notice(self, text)
         extra = {"actor": self.name, "incarnation": self.incarnation.index, "env_id": self.config.first_index}
         self.runtime.log(lambda: _log.log(level, "%s", text, exc_info=error, extra=extra))

@@ -7,17 +7,19 @@ and results are pickled all the same, so that neither side can change the other'
 from __future__ import annotations
 
 import os
+import threading
 import time
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from envactors import runtime as runtimes
+from envactors.actor import recording
 from envactors.actor.config import ActorConfig
-from envactors.actor.env_code import EnvCode
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.incarnation import Incarnation
+from envactors.actor.inline_watch import InlineRequest, InlineWatch, stack_of
 from envactors.actor.jobs import Call, UnreadReply
 from envactors.actor.latch import Latch
 from envactors.actor.process import ExitReport
@@ -27,13 +29,13 @@ from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size
 from envactors.mailbox.messages import Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps, pack_failure, safe_repr, unpack_failure
 from envactors.runtime import Runtime
-from envactors.system.threads import describe_stack
+from envactors.worker import context
 from envactors.worker.context import ActorContext
 from envactors.worker.host import HostedEnv
 from envactors.worker.main import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 class InlineActor:
@@ -43,6 +45,8 @@ class InlineActor:
         config: The settings of the actor.
     """
 
+    runtime: Runtime  # once it has begun
+
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
         self.errors: ErrorFactory = ErrorFactory(config)
@@ -51,20 +55,29 @@ class InlineActor:
         self.node: str | None = None
         self.closed: Latch = Latch()
         self._forks = runtimes.forks
+        # Held while env code runs; the actors of a vector share it. Env code may use other actors.
+        self._lock = config.lock
+        self._thread: int | None = None
         self._completed = self._call_id = 0
         # The error of all calls, if a factory has raised.
         self._start_error: ActorError | None = None
         self._server: Server | None = None
         # Why the envs before the current ones are gone; None if these are the first.
         self.last_crash: ActorError | None = None
+        self.range: range = range(config.first_index, config.first_index + len(config.start.factories))
+        # The envs whose code is running, the outermost one first; an interrupt may leave more. Actors of a vector share
+        # the list.
+        self.running_envs: list[int] = []
         # Returns how many steps and resets a vector has run, which are no calls.
         self.count_rows: Callable[[], int] = lambda: 0
         # Called once the envs are others, or gone.
         self.on_change: Callable[[], object] = lambda: None
-        self.runtime: Runtime = runtimes.join(self)
-        self.range: range = range(config.first_index, config.first_index + len(config.start.factories))
-        # Shared by the actors of a vector.
-        self.env_code: EnvCode = EnvCode(self)
+        self._running: Step | None = None
+
+    def begin(self) -> None:
+        """Join the runtime, and make the envs; see `Actor.begin`."""
+        runtimes.join(self)
+        self._watch = InlineWatch(self.runtime.loop, self.config.deadlines.slow, self._find_running)
         self._start()
 
     # State -----------------------------------------------------------------------------------------------
@@ -81,12 +94,17 @@ class InlineActor:
             return ActorState.CLOSED
         if self._start_error is not None:
             return ActorState.DEAD
-        return ActorState.IDLE if self.env_code.request_of(self) is None else ActorState.BUSY
+        return ActorState.IDLE if self._thread is None else ActorState.BUSY
 
     @property
     def is_usable(self) -> bool:
         """Whether it can run calls."""
         return not self.closed.is_open and self._start_error is None
+
+    @property
+    def page(self) -> ControlPage | None:
+        """The control page of the envs; None if a factory has raised, or the actor is closed."""
+        return None if self._server is None else self._server.page
 
     @property
     def hosted_envs(self) -> list[tuple[HostedEnv, ActorContext]]:
@@ -112,13 +130,13 @@ class InlineActor:
             rss=0,
             started_in=None,
             replays=0,
+            longest_replay=0.0,
         )
 
     def stacks(self, timeout: float) -> str:
         """Return the stack of the thread that runs env code."""
         del timeout
-        request = self.env_code.request_of(self)
-        return (describe_stack(request.thread) if request is not None else "") or "no env code is running\n"
+        return stack_of(self._thread)
 
     def stderr_tail(self) -> str:
         """Return an empty string: envs print to the streams of the program."""
@@ -156,37 +174,87 @@ class InlineActor:
         if self._server is None:
             future.set_error(self.unusable_error(step))
             return
+        if call.incarnation not in (None, self.incarnation.index):
+            future.set_error(self.errors.lost_process(self.last_crash, call.incarnation)(step))
+            return
+        self.check_not_within()
         self._call_id += 1
         step = step._replace(call_id=self._call_id, started=time.monotonic())
-        self.env_code.check_not_within(self)
         future.set_running()
-        with self._running(call.method, call.index, self._server):
-            kind, payload = self._server.execute(call.kind, call.payload)
+        is_nested = self._lock.is_held_here()
+        with self.running_env(self._server):
+            if not is_nested:
+                self.running_envs.clear()
+            self.running_envs.append(call.index)
+            before, self._running = self._running, step
+            try:
+                self._watch.begin()
+                kind, payload = self._server.execute(call.kind, call.payload)
+            finally:
+                self._running = before
+                self.running_envs.pop()
         self._completed += 1
+        recording.recorder.on_span(self, call.method, step.started)
         reply = Frame(kind, self.incarnation.index, self._call_id, payload)
+        if call.take_reply is not None:
+            call.take_reply(reply)
         future.set_outcome(UnreadReply(self.errors, step, reply, self.pid))
 
-    def _running(self, method: str, index: int, server: Server) -> AbstractContextManager[object]:
-        """Return the context in which a request runs env code."""
-        return self.env_code.run(method, index, lambda _request: server.host.running())
+    def check_not_within(self) -> None:
+        """Raise if the calling thread runs code of an env of this actor, whose next request must run after that.
+
+        Raises:
+            RuntimeError: It does.
+        """
+        if self.running_envs and self._lock.is_held_here() and any(index in self.range for index in self.running_envs):
+            raise self.errors.within_envs()
+
+    def _find_running(self) -> InlineRequest | None:
+        step, thread = self._running, self._thread
+        return None if step is None or thread is None else InlineRequest(self, step, step.call_id, thread)
+
+    @contextmanager
+    def running_env(self, server: Server | None = None) -> Iterator[None]:
+        """Return the context in which env code runs."""
+        server = server or self._server
+        assert server is not None, "a factory has raised"
+        with self._lock:
+            before, token = self._thread, context.of_thread.set(server.host.running)
+            self._thread = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._thread = before
+                context.of_thread.reset(token)
 
     def renew(self, future: ActorFuture) -> None:
         """Close the envs and make new ones."""
         self.check_owner()
         if self.closed.is_open:
             raise self.errors.closed(Step("renew", self.config.first_index), self.incarnation.index)
-        self.env_code.check_not_within(self)
+        self.check_not_within()
         self._close_envs()
         self.replace(self._describe_end(EndReason.RENEW))
         future.set_outcome(ReadyOutcome(self.incarnation.index, self._start_error))
 
     def replace(self, reason: ActorError) -> None:
         """Make new envs; ``reason`` says why the present ones end."""
-        with self.config.lock:
+        with self._lock:
+            recording.recorder.on_exit(self, None)
             self.last_crash = reason
             self.incarnation = Incarnation(self.incarnation.index + 1)
             self._start()
             self.on_change()
+
+    def run(self, event: Callable[..., object], *args: object) -> None:
+        """Run an event under the lock."""
+        with self._lock:
+            event(*args)
+
+    def discard(self, incarnation: int, error: ActorError) -> None:
+        """Replace envs that are not fit for use any more; see `Actor.discard`."""
+        if incarnation == self.incarnation.index and not self.closed.is_open:
+            self.replace(error)
 
     def _describe_end(self, reason: EndReason) -> ActorError:
         return self.errors.exit(ExitReport(self.pid, reason=reason), self.incarnation.index, None)
@@ -199,7 +267,7 @@ class InlineActor:
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""
         self.check_owner()
-        if self.env_code.request_of(self) is not None:
+        if self._thread is not None:
             raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
         if restart:
             self.replace(self._describe_end(EndReason.ABORT))
@@ -209,7 +277,7 @@ class InlineActor:
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         """Close the envs."""
         del timeout, began
-        with self.config.lock:
+        with self._lock:
             if not self.closed.is_open:
                 self._close_envs()
                 self._close()
@@ -221,8 +289,9 @@ class InlineActor:
 
     def abandon(self) -> None:
         """Close the actor; called by a finalizer."""
-        if runtimes.forks == self._forks and not self.runtime.has_ended:
-            self.runtime.callbacks.submit(lambda: self.begin_close(None))
+        runtime = runtimes.runtime_of(self)
+        if runtime is not None:
+            runtime.callbacks.submit(lambda: self.begin_close(None))
 
     # For futures, whose calls have ended when they are returned -------------------------------------------
 
@@ -249,7 +318,7 @@ class InlineActor:
         self._start_error = self._server = None
         incarnation = self.incarnation
         incarnation.launched = time.monotonic()
-        with self._running("start", config.first_index, server):
+        with self.running_env(server):
             try:
                 server.host.start(config.start, incarnation.index, lambda _made: None)
             except Exception as error:
@@ -260,13 +329,15 @@ class InlineActor:
                 return
         page.record_env(METHOD_CALL, 0)
         self._server = server
+        recording.recorder.on_span(self, "start", incarnation.launched)
 
     def _close_envs(self) -> None:
         if self._server is not None:
-            with self._running("close", self.config.first_index, self._server):
+            with self.running_env():
                 self._server.execute(Kind.CLOSE, dumps(()))
 
     def _close(self) -> None:
+        recording.recorder.on_exit(self, None)
         self._server = None
         self.runtime.leave(self)
         self.closed.open()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from envactors.actor import recording
 from envactors.actor.exits import Exit, JobFate, Next, Step, decide_call
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.states import EndReason
@@ -118,6 +120,7 @@ class Call(Job):
         payload: Its message, pickled.
         on_end: Runs in the loop once it has ended; None for nothing.
         incarnation: The index of the only process that may run it; None for any.
+        take_reply: Called with the reply, under the lock, before the future has it; None for nothing.
     """
 
     def __init__(
@@ -131,6 +134,7 @@ class Call(Job):
         payload: bytes | bytearray = b"",
         on_end: Callable[[], object] | None = None,
         incarnation: int | None = None,
+        take_reply: Callable[[Frame], object] | None = None,
     ) -> None:
         self.method = method
         self.index = index
@@ -142,6 +146,7 @@ class Call(Job):
         self.on_end = on_end
         self.incarnation = incarnation
         self.needs_permit = kind == Kind.CALL and method in ("step", "reset")
+        self.take_reply = take_reply
         self.call_id = 0
         self.started = 0.0
 
@@ -162,7 +167,10 @@ class Call(Job):
 
     def on_reply(self, actor: Actor, frame: Frame) -> bool:
         """Pass the reply to the future."""
+        recording.recorder.on_span(actor, self.method, self.started)
         actor.tenant.on_call(self, frame)
+        if self.take_reply is not None:
+            self.take_reply(frame)
         self._end(actor, UnreadReply(actor.errors, self.step(actor), frame, actor.pid))
         return True
 
@@ -239,6 +247,7 @@ class Replay(Job):
     def on_reply(self, actor: Actor, frame: Frame) -> bool:
         """Pass the result on."""
         actor.replays += 1
+        actor.longest_replay = max(actor.longest_replay, time.monotonic() - self.started)
         self._on_end(frame.kind != _FAILED and load_plain(frame.payload) is True)
         return True
 

@@ -57,12 +57,12 @@ class ProcessBackend(Backend):
             takes its place.
         spin: Whether the caller and the workers spin for some tens of microseconds before they sleep, if there are
             spare cores.
-        max_starting: How many processes may be starting at a time, from the launch until the env is made. Further ones
-            are queued, and their start deadlines do not run yet. None means four per core, and at least eight. Raise it
-            for envs that mostly wait while they start.
         preload: Modules that the fork server also imports, if they are installed, so that workers do not import them.
             They must leave no threads running. Since modules may read environment variables, each mapping of
             ``env_vars`` then has its own server. Only with ``"forkserver"``.
+        max_starting: How many processes may be starting at a time, from the launch until the env is made. Further ones
+            are queued, and their start deadlines do not run yet. None means four per core, and at least eight. Raise it
+            for envs that mostly wait while they start.
         python: Another Python interpreter for the workers, such as that of a virtual environment: CPython 3.10 or newer
             with cloudpickle and NumPy of the caller's major version, which is all that envactors needs there. Its
             workers have the path of that interpreter, and only this package from the caller's path; ``env_vars`` with
@@ -85,8 +85,8 @@ class ProcessBackend(Backend):
         self,
         start_method: starting.StartMethod = starting.DEFAULT,
         spin: bool = True,
-        max_starting: int | None = None,
         preload: Sequence[str] = (),
+        max_starting: int | None = None,
         python: str | os.PathLike[str] | None = None,
     ) -> None:
         if start_method not in get_args(starting.StartMethod):

@@ -8,6 +8,7 @@ import mmap
 import os
 import socket
 import threading
+import traceback
 import weakref
 from collections.abc import Mapping
 
@@ -21,7 +22,7 @@ from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.slab import Layout, Slab
 from envactors.system.polling import Doorbell
 from envactors.system.sockets import open_pair
-from envactors.system.threads import describe_stack
+from envactors.system.threads import current_frames
 from envactors.worker import context
 from envactors.worker.main import OpenMemory, Server
 
@@ -146,7 +147,13 @@ class ThreadStacks(Stacks):
         self._thread = thread
 
     def read(self) -> str:
-        return describe_stack(self._thread.ident or 0) or "the worker thread has ended\n"
+        ident = self._thread.ident or 0
+        frame = current_frames().get(ident)
+        if frame is None:
+            return "the worker thread has ended\n"
+        frames = reversed(traceback.extract_stack(frame))
+        lines = [f'  File "{entry.filename}", line {entry.lineno} in {entry.name}\n' for entry in frames]
+        return f"Thread 0x{ident:016x} (most recent call first):\n{''.join(lines)}"
 
     def wait(self, seconds: float) -> str:
         del seconds

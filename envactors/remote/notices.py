@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from envactors.actor import recording
 from envactors.runtime import Runtime
 
 _log = logging.getLogger("envactors")
@@ -14,4 +15,5 @@ def log_node(runtime: Runtime, level: int, name: str, text: str, *args: object) 
 
     Handlers may block, so this logs in a thread of the runtime.
     """
+    recording.recorder.on_notice(None, text % args)
     runtime.log(lambda: _log.log(level, text, *args, extra={"node": name}))

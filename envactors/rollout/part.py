@@ -271,7 +271,8 @@ class RolloutPart(Job):
         """End: no process will run the rest."""
         del actor
         if self._run is not None:
-            self.error = error_of(Step("rollout", self.first, self.call_id, self.started))
+            if not self._run.has_ended(self):
+                self.error = error_of(Step("rollout", self.first, self.call_id, self.started))
             self._end()
 
     # Failures --------------------------------------------------------------------------------------------
@@ -461,8 +462,11 @@ class RolloutPart(Job):
     # The end ---------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """Have the rows of envs mirror their last steps, and tell the rollout."""
-        run, self._run = self._run, None
+        """Have the rows of envs mirror their last steps, and tell the rollout.
+
+        If this is interrupted, a repair does all of it again.
+        """
+        run = self._run
         if run is None:
             return
         self._move(run)
@@ -475,6 +479,8 @@ class RolloutPart(Job):
             for last, array in zip(slab.observations, trajectory.observations, strict=True):
                 if array is not None and last is not None:
                     last[buffer, ids] = array[at, ids]
+            if slab.layout.reward is not None:
+                slab.rewards[ids] = trajectory.rewards[at - 1, ids]
             slab.terminated[ids] = trajectory.terminated[at - 1, ids]
             slab.truncated[ids] = trajectory.truncated[at - 1, ids]
             table.ops[ids] = buffer | starts * np.uint8(RESET_BIT)
@@ -483,8 +489,10 @@ class RolloutPart(Job):
                     table.last_infos[index] = self._content_at(self._counted[index], index)
         run.lost.update(self.errors)
         run.on_part_end(self)
+        self._run = None
         if self._has_others:
             self._renew_if_due(first=True)
+        self._envs.save_due_states()
 
     def _content_at(self, step: int, index: int) -> bytes | None:
         """Return the encoded info and object leaves of the observation before a step; None without any."""

@@ -159,7 +159,7 @@ class Trajectory:
         # Flags and observations have one row more: those before and those after each step.
         observations = [array[start : end + 1, mine] for array in self.observations if array is not None]
         timed: list[npt.NDArray[Any]] = [self.checks, self.rewards, sizes, *self.actions, *self.extras]
-        whole = [self.done[mine], self.chosen[mine], self.flags[:, start : end + 1, mine]]
+        whole: list[npt.NDArray[Any]] = [self.done[mine], self.chosen[mine], self.flags[:, start : end + 1, mine]]
         return [*whole, *observations, *(array[start:end, mine] for array in timed)]
 
     def _rows_with_infos(self, first: int, stop: int, start: int, end: int) -> list[int]:

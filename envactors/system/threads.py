@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import traceback
 from types import FrameType
 
 
@@ -21,13 +20,3 @@ def current_frames() -> dict[int, FrameType]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def describe_stack(thread: int) -> str:
-    """Return the stack of a thread, given its id, in the form of `faulthandler`; empty if the thread has ended."""
-    frame = current_frames().get(thread)
-    if frame is None:
-        return ""
-    frames = reversed(traceback.extract_stack(frame))
-    lines = [f'  File "{entry.filename}", line {entry.lineno} in {entry.name}\n' for entry in frames]
-    return f"Thread 0x{thread:016x} (most recent call first):\n{''.join(lines)}"

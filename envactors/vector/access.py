@@ -58,6 +58,13 @@ class VectorAccess:
         """
         self._envs._engine.disable_reset_checks()
 
+    def discard(self, env_ids: list[int] | None = None) -> None:
+        """Wait for whatever some envs run, or all for None, and drop results that were not delivered.
+
+        The futures of `VectorEnv.submit` still get theirs. After this, the envs can be reset.
+        """
+        self._envs._engine.discard(self._envs._select(env_ids), None, None)
+
     def start_reset(
         self, env_ids: list[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
     ) -> None:
@@ -121,5 +128,7 @@ class VectorAccess:
         deadline = deadline_after(timeout, f"{caller}(timeout=...)")
         if env_ids is None and not engine.receivable():
             raise NothingPendingError(f"{caller} has nothing to wait for: start a step first")
-        batch: Batch = engine.finish(envs, timeout, deadline, caller)
+        method = caller.removesuffix("_wait")
+        with self._envs._statistics.waiting(method, envs.is_all and method == "step"):
+            batch: Batch = engine.finish(envs, timeout, deadline, caller)
         return batch

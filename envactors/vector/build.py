@@ -78,6 +78,7 @@ def launch_actors(
         permits=limit_running(choices.max_running, len(groups), backend),
         has_journal=choices.on_failure == "replay",
         seed_episodes=choices.seed_episodes,
+        snapshot=choices.snapshot,
     )
     actors: list[ActorHandle] = []
     handles: list[ActorView] = []
@@ -160,13 +161,14 @@ def share_rows(
     episodes = Episodes(count, choices.autoreset, is_recycling_due if may_be_due else None)
     table: EnvTable = EnvTable(config.lock, slab, infos, episodes, choices.on_failure)
     reader = RowReader(table, described, copies=choices.copy)
+    save_every = None if choices.snapshot is None else choices.snapshot.every
     futures = []
     bounds = [*(handle._actor.config.first_index for handle in actors), count]
     for handle, first, stop in zip(actors, bounds, bounds[1:], strict=False):
         actor: Any = handle._actor  # an `Actor`
         envs = ActorEnvs(table, actor, stop - first)
         envs.reader = reader
-        table.add_actor(envs, choices.max_journal)
+        table.add_actor(envs, choices.max_journal, save_every)
         actor.tenant = envs
         future: ActorFuture[None] = ActorFuture(actor, None)
         actor.submit(Call("attach", first, Kind.ATTACH, future, retries=_ANY_NUMBER), tuple(envs.attach))

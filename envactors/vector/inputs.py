@@ -14,7 +14,7 @@ from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
 from envactors.options import RecyclePolicy, is_int
-from envactors.vector.options import UNSUPPORTED, Autoreset, Choices, OnFailure
+from envactors.vector.options import Autoreset, Choices, OnFailure
 
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
 
@@ -57,9 +57,6 @@ def check_choices(
         if (value := getattr(choices, name)) not in get_args(kind):
             raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
     check_counts(0, max_journal=choices.max_journal, standbys=choices.standbys)
-    for name, default in UNSUPPORTED.items():
-        if getattr(choices, name) != default:
-            raise VectorInputError(f"{name} is {getattr(choices, name)!r}: this version does not support it yet")
     check_flags(copy=choices.copy, seed_episodes=choices.seed_episodes)
     groups, variables = group_envs(factories, choices.envs_per_actor, choices.env_vars, backend)
     check_recycling(choices.recycle, groups, backend)

@@ -9,29 +9,35 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.env_code import EnvCode, RunningRequest
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
+from envactors.actor.inline_watch import InlineRequest, InlineWatch
 from envactors.errors import ActorError, AlreadyPendingError, NothingPendingError, VectorInputError
-from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP
-from envactors.mailbox.messages import Description
+from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, ControlPage
+from envactors.mailbox.durations import Histograms
+from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, split_batch, stack
-from envactors.vector.episodes import LOST, NEEDS_RESET, Episodes
+from envactors.options import as_deadlines
+from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, NO_RESULT, Episodes
 from envactors.vector.failures import step_error
 from envactors.vector.options import Autoreset, Choices, OnFailure
 from envactors.vector.recovery import Cause, EnvFate, Facts, decide, lose_episode
-from envactors.vector.results import Batch, EnvStep, as_dict
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, as_dict
+from envactors.vector.step_times import StepTimes
 from envactors.vector.table import Selection
+from envactors.vector.timed_env import TimedEnv
+from envactors.worker import context
 from envactors.worker.context import ActorContext
 from envactors.worker.host import Fields
 
@@ -111,36 +117,48 @@ class SerialEngine:
         # The envs of each request that is running; if an exception has ended it, the next request finds them here.
         self._unfinished: list[list[int]] = []
         self._lock = self._actors[0].config.lock
-        self._env_code: EnvCode = self._actors[0].env_code
+        self._running_envs: list[int] = []  # the envs whose code is running, the outermost one first
+        self._requests = 0  # how many requests have begun
+        self._thread: int | None = None  # the thread that makes the current one
+        self._reset_env = -1  # the env of that request that was last reset, other than within a step
+        slow = as_deadlines(choices.deadlines).slow
+        self._watch = InlineWatch(self._actors[0].runtime.loop, slow, self._find_running)
         self._hosted: list[Any] = [None] * count
         self._contexts: list[ActorContext | None] = [None] * count
         # The current method of each env, as `HostedEnv` records it on the control page of its actor.
         self._methods: list[Any] = [None] * count
         self._incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._closed: set[int] = set()  # the envs of closed actors
-        for actor in self._actors[1:]:
-            self._env_code.add(actor)
         # How many requests of all envs there were, and how many others each env has had.
         self._full_requests = 0
         self._other_requests = [0] * count
+        self._is_timing = False
+        self._pages: dict[InlineActor, ControlPage | None] = {}
+        self._times = {actor: StepTimes(len(envs)) for actor, envs in self.ranges()}
         for actor, envs in self.ranges():
             self._find_envs(actor, envs)
-            actor.count_rows = functools.partial(self._count_rows, envs)
             actor.on_change = functools.partial(self._on_change, actor, envs)
+            actor.count_rows = functools.partial(self._count_rows, envs)
+            actor.running_envs = self._running_envs
 
     def _find_envs(self, actor: InlineActor, envs: range) -> None:
         """Look up the present envs of an actor."""
-        found = actor.hosted_envs
+        found, page = actor.hosted_envs, actor.page
+        self._pages[actor] = page
         for position, index in enumerate(envs):
             if found:
-                self._hosted[index], self._contexts[index] = found[position]
-                self._methods[index] = self._hosted[index]._page.counters
+                assert page is not None, "it has envs"
+                env, self._contexts[index] = found[position]
+                self._hosted[index] = TimedEnv(env, page) if self._is_timing else env
+                self._methods[index] = page.counters
             else:
                 self._hosted[index], self._contexts[index], self._methods[index] = _MissingEnv(actor, index), None, {}
             self._incarnations[index] = actor.incarnation.index
 
     def _on_change(self, actor: InlineActor, envs: range) -> None:
         """Lose the episodes of an actor whose envs are others now, or gone."""
+        if self._is_timing:
+            self._times[actor].add(self._pages[actor])
         self._find_envs(actor, envs)
         if actor.closed.is_open:
             self._closed.update(envs)
@@ -170,6 +188,20 @@ class SerialEngine:
         """Return how many steps and finished episodes each env has had."""
         return self.episodes.steps.tolist(), self.episodes.episodes.tolist()
 
+    def begin_timing(self) -> None:
+        """Have steps and resets timed from now on; may be called again."""
+        self._is_timing = True
+        for actor, envs in self.ranges():
+            self._find_envs(actor, envs)
+
+    def histograms(self) -> Histograms:
+        """Return the durations of the steps and resets of all envs, as far as they were timed."""
+        return np.concatenate([times.total(self._pages[actor]) for actor, times in self._times.items()])
+
+    def in_turns(self) -> list[int]:
+        """Return how many envs run one after another: all of them."""
+        return [len(self.all.ids)]
+
     def busy(self) -> list[int]:
         """Return the envs whose results were not delivered."""
         self._reset_if_interrupted()
@@ -184,6 +216,54 @@ class SerialEngine:
     def close(self) -> None:
         """Forget the envs."""
         self._hosted = []
+
+    # Snapshots -------------------------------------------------------------------------------------------
+
+    def process_with_episode(self, index: int) -> None:
+        """Return None; see `RowEngine.process_with_episode`."""
+        if self.episodes.flags[index] & LOST:
+            raise self._describe_loss(index)
+
+    def snapshot_of(self, index: int, check: int, state: bytes) -> EnvSnapshot:
+        """Return the snapshot of an env whose state was saved."""
+        episodes, last = self.episodes, self._read_last(index)
+        root_seed, number = episodes.root_seeds[index], episodes.numbers[index]
+        resets_next, starts = bool(episodes.resets_next_of[index]), bool(episodes.starts[index])
+        return EnvSnapshot(index, state, check, root_seed, number, resets_next, starts, last)
+
+    def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
+        """Return the function that continues from a snapshot whose state was restored."""
+        return functools.partial(self._on_restored, index, snapshot)
+
+    def _on_restored(self, index: int, snapshot: EnvSnapshot, reply: Frame) -> None:
+        if reply.kind == Kind.FAILED:
+            self.episodes.lose(index)
+            return
+        self.episodes.resume(index, snapshot.root_seed, snapshot.episode, resets_next=snapshot.resets_next)
+        self.episodes.starts[index] = snapshot.starts
+        last = snapshot.last
+        if last is not None:
+            self._last[index] = copy_value(last.obs), last.reward, last.terminated, last.truncated, last.info
+            self.episodes.flags[index] &= ~NO_RESULT
+
+    def _read_last(self, index: int) -> EnvStep | None:
+        """Return the last result of an env; None if it has none."""
+        last = self._last[index]
+        if last is None:
+            return None
+        obs, reward, terminated, truncated, info = last
+        if self.episodes.flags[index] & NO_EPISODE:
+            reward, terminated, truncated = np.zeros_like(reward)[()], False, True
+        flags = bool(terminated), bool(truncated)
+        return EnvStep(index, copy_value(obs), reward, *flags, copy_value(info), int(self._incarnations[index]))
+
+    def last_batch(self) -> Batch | None:
+        """Return the last result of each env; None if an env has none."""
+        steps = [self._read_last(index) for index in self.all.ids]
+        if self._on_failure == "raise" or None in steps:
+            return None
+        fields = [step[1:6] for step in steps if step is not None]
+        return self._as_batch(self.all, fields)
 
     # For rollouts ----------------------------------------------------------------------------------------
 
@@ -225,7 +305,7 @@ class SerialEngine:
         """Step envs; see `RowEngine.start_steps`."""
         del rings_each
         self.check_steppable(envs)
-        self._check_idle(envs)
+        self.check_idle(envs)
         each = split_batch(self.action_spec if is_checked else None, actions, len(envs.ids), "actions")
         if type(each) is np.ndarray and each.ndim > 1:
             each = each.copy()  # an env may modify its action
@@ -238,14 +318,15 @@ class SerialEngine:
         raised: list[_RaisedRequest] = []
         flags = episodes.flags
         may_be_lost = flags != self._no_flags
-        with self._running("step", envs.ids) as request:
+        running = self._running_envs
+        with self._running(envs.ids):
             for index, action in zip(envs.ids, each, strict=True):
-                request.index = index
+                running[-1] = index
                 if may_be_lost and flags[index] & LOST and not (resets_next[index] and self._on_failure == "raise"):
                     raised.append(_RaisedRequest(index, self._describe_loss(index), Cause.WAITING))
                     continue
                 if resets_next[index]:
-                    self._run_reset(request, index, None, None, raised)
+                    self._run_reset(index, None, None, raised)
                     continue
                 if autoreset:
                     self._methods[index][METHOD] = METHOD_STEP  # a reset within the step changes it
@@ -263,7 +344,7 @@ class SerialEngine:
                 else:
                     steps[index] += 1
                     starts[index] = False
-            self._recover_all(request, raised)
+            self._recover_all(raised)
         if futures:
             self._resolve(envs, futures)
 
@@ -276,18 +357,19 @@ class SerialEngine:
     ) -> None:
         """Reset envs; see `RowEngine.start_resets`."""
         self._reset_if_interrupted()
-        self._check_idle(envs)
+        self.check_idle(envs)
         raised: list[_RaisedRequest] = []
-        with self._running("reset", envs.ids) as request:
+        with self._running(envs.ids):
             for index, seed, each in zip(envs.ids, seeds, options, strict=True):
                 if seed is not None:
                     self.episodes.set_root_seed(index, seed)
-                self._run_reset(request, index, seed, copy_value(each), raised, is_asked=True)
-            self._recover_all(request, raised)
+                self._run_reset(index, seed, copy_value(each), raised, is_asked=True)
+            self._recover_all(raised)
         self._resolve(envs, futures)
 
-    def _check_idle(self, envs: Selection) -> None:
-        if self._env_code.is_current_thread:
+    def check_idle(self, envs: Selection) -> None:
+        """Raise `AlreadyPendingError` if an env has a result pending."""
+        if self._running_envs and self._lock.is_held_here():
             self._check_nested(envs.ids)
         for index in envs.ids if self._closed else ():
             if index in self._closed:
@@ -300,17 +382,17 @@ class SerialEngine:
 
         Raises:
             RuntimeError: An env belongs to the actor of that code.
-            AlreadyPendingError: The request that runs that code has not stepped an env yet.
+            AlreadyPendingError: An env belongs to the request that runs that code.
         """
         for index in ids:
-            self._env_code.check_not_within(self._owners[index])
+            self._owners[index].check_not_within()
         waiting = {index for running in self._unfinished for index in running}
         if busy := [index for index in ids if index in waiting]:
             raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
 
     def _reset_if_interrupted(self) -> None:
         """Require a reset of the envs that were running when an exception ended a request, and drop their results."""
-        if self._unfinished and not self._env_code.is_current_thread:
+        if self._unfinished and not self._lock.is_held_here():
             with self._lock:  # another thread may still run them
                 for ids in self._unfinished:
                     self._drop(self.select(ids))
@@ -318,13 +400,36 @@ class SerialEngine:
                         self.episodes.lose(index)
                 self._unfinished.clear()
 
+    def _find_running(self) -> InlineRequest | None:
+        """Return the step or reset that is running; None if none is."""
+        thread, running = self._thread, self._running_envs[-1:]
+        if thread is None or not running:
+            return None
+        index = running[0]
+        within_step = self.episodes.autoreset == "same_step" and self._methods[index][METHOD] == METHOD_RESET
+        step = Step("reset" if index == self._reset_env or within_step else "step", index)
+        return InlineRequest(self._owners[index], step, (self._requests, index), thread)
+
     @contextlib.contextmanager
-    def _running(self, method: str, ids: list[int]) -> Iterator[RunningRequest]:
-        """Return the context in which a request steps or resets envs."""
-        first = ids[0] if ids else 0
-        with self._env_code.run(method, first, lambda request: self._contexts[request.index]) as request:
+    def _running(self, ids: list[int]) -> Iterator[None]:
+        """Return the context in which env code runs."""
+        outer = (self._thread, self._reset_env) if self._lock.is_held_here() else None
+        with self._lock:
+            if outer is None:
+                self._running_envs.clear()
             self._unfinished.append(ids)
-            yield request
+            self._running_envs.append(ids[0] if ids else 0)
+            self._reset_env, depth = -1, len(self._running_envs) - 1
+            self._requests += 1
+            self._thread = threading.get_ident()
+            self._watch.begin()
+            token = context.of_thread.set(lambda: self._contexts[self._running_envs[depth]])
+            try:
+                yield
+            finally:
+                self._thread, self._reset_env = outer or (None, -1)
+                context.of_thread.reset(token)
+                del self._running_envs[depth:]
             self._unfinished.remove(ids)
             if ids is self.all.ids:
                 self._full_requests += 1
@@ -333,33 +438,24 @@ class SerialEngine:
                     self._other_requests[index] += 1
 
     def _run_reset(
-        self,
-        request: RunningRequest,
-        index: int,
-        seed: int | None,
-        options: Any,
-        raised: list[_RaisedRequest],
-        *,
-        is_asked: bool = False,
+        self, index: int, seed: int | None, options: Any, raised: list[_RaisedRequest], *, is_asked: bool = False
     ) -> None:
         """Reset one env, and keep the outcome.
 
         Args:
-            request: The request that does it.
             index: The env.
             seed: The user's seed.
             options: The user's options.
             raised: Gets the request if the env raises.
             is_asked: Whether the user has asked for it, rather than autoreset.
         """
-        method, request.method, request.index = request.method, "reset", index
+        self._running_envs[-1] = self._reset_env = index
         try:
             fields = self._hosted[index].reset(self._seed_of(index) if seed is None else seed, options)
         except Exception as error:
             raised.append(self._note(index, error, was_reset=True, is_asked=is_asked, options=options))
         else:
             self._outcomes[index] = self._accept_reset(index, fields)
-        request.method = method
 
     def _note(self, index: int, error: Exception, **facts: Any) -> _RaisedRequest:
         incarnation = self._owners[index].incarnation.index
@@ -371,14 +467,14 @@ class SerialEngine:
         assert owner.last_crash is not None, "otherwise its envs are the first"
         return owner.errors.not_begun(Step("step", index), owner.last_crash)
 
-    def _recover_all(self, request: RunningRequest, raised: list[_RaisedRequest]) -> None:
-        """Set the outcomes of envs that have raised, once all others of the same request have run."""
-        for each in raised:
-            request.method, request.index = "reset", each.env_id
-            outcome = self._recover(each)
-            self._outcomes[each.env_id] = outcome
+    def _recover_all(self, raised: list[_RaisedRequest]) -> None:
+        """Set the outcomes of requests that have raised, once all others of the same envs have run."""
+        for request in raised:
+            self._running_envs[-1] = request.env_id
+            outcome = self._recover(request)
+            self._outcomes[request.env_id] = outcome
             if isinstance(outcome, BaseException):
-                self._failed.add(each.env_id)
+                self._failed.add(request.env_id)
 
     def _seed_of(self, index: int) -> int | None:
         return self.episodes.seed_of_reset(index, self._owners[index].incarnation.index)
@@ -494,10 +590,15 @@ class SerialEngine:
         deadline: float | None,
     ) -> Batch:
         """Reset envs. Results that nobody has taken are dropped."""
-        self._reset_if_interrupted()
-        self._drop(envs)
+        self.discard(envs, timeout, deadline)
         self.start_resets(envs, seeds, options)
         return self.finish(envs, timeout, deadline, "reset")
+
+    def discard(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
+        """Drop results that nobody has taken; see `RowEngine.discard`."""
+        del timeout, deadline
+        self._reset_if_interrupted()
+        self._drop(envs)
 
     def _as_batch(self, envs: Selection, fields: list[Fields]) -> Batch:
         """Return single results as a batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -34,7 +35,8 @@ class _Sleeper:
             self._watched = process_changes
 
     def __del__(self) -> None:
-        self._poller.close()
+        with contextlib.suppress(AttributeError):  # an exception has interrupted its making
+            self._poller.close()
 
 
 class ResultWaiters:
@@ -47,15 +49,18 @@ class ResultWaiters:
         count: How many threads wait.
     """
 
+    _bell_is_closed = True  # there is none yet
+
     def __init__(self, table: EnvTable) -> None:
         self.count: int = 0
         self._table = table
         self._bell = Doorbell()
+        self._bell_is_closed = False
         self._process_changes = 0
         # How many complete rows each waiting thread needs.
         self._wanted: dict[_Sleeper, int] = {}
         self._idle: list[_Sleeper] = [_Sleeper(self._bell)]
-        self._is_closed = self._bell_is_closed = False
+        self._is_closed = False
 
     def ring(self) -> None:
         """Wake all threads that wait: something other than a row has changed."""

@@ -444,3 +444,44 @@ def test_a_denied_restart_does_not_count_as_a_restart():
         time.sleep(max(0.0, begin + window + 0.3 - time.monotonic()))
         actor.die().exception()  # the only restart granted is older than the window
         assert actor.ok().result() == 1
+
+
+class ObjectEcho(EchoEnv):
+    """Has observations of a kind that only objects can hold, of which the vector keeps copies."""
+
+    observation_space = None
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return {"at": str(obs)}, info
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return {"at": str(obs)}, *rest
+
+
+def constant_policy():
+    return lambda obs, context: np.zeros(len(obs), np.int64)
+
+
+@pytest.mark.parametrize("kind", [EchoEnv, ObjectEcho])
+def test_the_last_batch_says_which_process_returned_each_result(kind):
+    with ea.VectorEnv([kind] * 3, on_failure="replay", backend=FORK_SERVER) as envs:
+        envs.reset(seed=0)
+        assert envs.last_batch().incarnations.tolist() == [0, 0, 0]
+        os.kill(envs.actors[1].pid, signal.SIGKILL)
+        wait_until(lambda: envs.actors[1].incarnation == 1)
+        assert envs.last_batch().incarnations.tolist() == [0, 0, 0]
+        envs.step([1, 1, 1])
+        assert envs.last_batch().incarnations.tolist() == [0, 1, 0]
+        os.kill(envs.actors[2].pid, signal.SIGKILL)
+        envs.send([1, 1], env_ids=[0, 2])
+        batch = envs.recv(min_envs=2, timeout=SOON)
+        assert dict(zip(batch.env_ids.tolist(), batch.incarnations.tolist(), strict=True)) == {0: 0, 2: 1}
+        assert envs.last_batch().incarnations.tolist() == [0, 1, 1]
+        if kind is ObjectEcho:  # without a space, it takes no part in rollouts
+            return
+        os.kill(envs.actors[0].pid, signal.SIGKILL)
+        envs.set_policy(constant_policy)
+        envs.rollout(2)
+        assert envs.last_batch().incarnations.tolist() == [1, 1, 1]

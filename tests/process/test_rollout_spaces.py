@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 import zlib
 
 import gymnasium
@@ -12,7 +9,6 @@ import numpy as np
 import pytest
 from budget import examples
 from gymnasium import spaces
-from helpers import SOON, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

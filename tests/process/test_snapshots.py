@@ -103,7 +103,7 @@ def test_crashed_envs_are_restored_from_their_last_snapshot(options):
         with make(on_failure="replay", every=50, max_journal=60, **options) as envs:
             envs.reset(seed=3)
             results.append(run(envs, 500, np.random.default_rng(0), disturb))
-            assert all(one.whole and one.length <= 60 for actor in envs.actors for one in journals(actor))
+            assert all(one.can_replay and one.length <= 60 for actor in envs.actors for one in journals(actor))
             stats = envs.stats().actors
     assert results[0] == results[1]
     assert sum(one.replays for one in stats) >= 13
@@ -129,7 +129,7 @@ def test_an_env_that_was_never_seeded_is_saved_after_so_many_steps():
         envs.reset()
         run(envs, 25, np.random.default_rng(0))
         envs.get_attr("spec")  # behind what was asked of the workers for the journal
-        assert all(one.whole and one.length < 10 for actor in envs.actors for one in journals(actor))
+        assert all(one.can_replay and one.length < 10 for actor in envs.actors for one in journals(actor))
         os.kill(envs.actors[0].pid, signal.SIGKILL)
         run(envs, 25, np.random.default_rng(0))
         assert envs.stats().actors[0].replays == 1
@@ -150,7 +150,7 @@ def test_a_state_whose_process_ends_while_it_is_saved_is_saved_by_the_next(tmp_p
         os.kill(envs.actors[0].pid, signal.SIGKILL)
         (tmp_path / "held").unlink()
         assert "failure" not in envs.recv(timeout=SOON).infos[0]
-        assert [(one.whole, one.length) for one in journals(envs.actors[0])] == [(True, 1)]
+        assert [(one.can_replay, one.length) for one in journals(envs.actors[0])] == [(True, 1)]
 
 
 def test_a_state_that_cannot_be_saved_is_logged_and_fails_no_step(caplog):
@@ -212,6 +212,64 @@ def test_the_state_is_a_copy():
         before = copy.deepcopy(snapshot.state)
         run(envs, 30, np.random.default_rng(0))
         assert snapshot.state == before
+
+
+class RandomPolicy:
+    def __call__(self, obs, context):
+        return context.rng.integers(0, 2, len(obs))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"backend": "inline"}, {"on_failure": "replay"}, {"envs_per_actor": 2, "autoreset": "same_step"}],
+)
+def test_rollouts_begin_at_the_restored_observations(options):
+    with make(2, **options) as envs:
+        envs.reset(seed=3)
+        obs = envs.step([0, 1])[0]
+        snapshots = envs.snapshot()
+        run(envs, 5, np.random.default_rng(0))
+        rollouts = []
+        for _ in range(2):
+            envs.restore(snapshots)
+            envs.set_policy(RandomPolicy, seed=1)
+            rollouts.append(envs.rollout(30))
+        np.testing.assert_array_equal(rollouts[0].obs[0], obs)
+        for name in ("obs", "rewards", "starts", "terminated"):
+            np.testing.assert_array_equal(getattr(rollouts[0], name), getattr(rollouts[1], name))
+
+
+@pytest.mark.parametrize("backend", [FORK_SERVER, "inline"])
+def test_the_last_batch_after_a_restore_is_that_of_the_snapshots(backend):
+    with make(2, backend=backend, on_failure="renew") as envs:
+        with pytest.raises(ea.NothingPendingError):
+            envs.last_batch()
+        obs, _ = envs.reset(seed=1)
+        last = envs.last_batch()
+        np.testing.assert_array_equal(last.obs, obs)
+        assert last.rewards.tolist() == [0, 0]
+        obs, rewards, *_ = envs.step([0, 1])
+        snapshots = envs.snapshot()
+        envs.step([1, 1])
+        envs.restore(snapshots)
+        last = envs.last_batch()
+        np.testing.assert_array_equal(last.obs, obs)
+        assert last.rewards.tolist() == rewards.tolist()
+        envs.restore(snapshots[:1], env_ids=[1])
+        np.testing.assert_array_equal(envs.last_batch().obs[1], obs[0])
+
+
+@pytest.mark.parametrize("backend", [FORK_SERVER, "inline"])
+def test_an_env_that_has_lost_its_episode_gives_no_snapshot_and_can_be_restored(backend):
+    with make(2, backend=backend) as envs:
+        envs.reset(seed=1)
+        snapshots = envs.snapshot()
+        expected = envs.step([0, 1])[0]
+        envs.actors[0].kill(restart=True)
+        with pytest.raises(ea.ActorDiedError):
+            envs.snapshot()
+        envs.restore(snapshots)
+        np.testing.assert_array_equal(envs.step([0, 1])[0], expected)
 
 
 # Long runs ------------------------------------------------------------------------------------------------

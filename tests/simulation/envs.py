@@ -42,7 +42,7 @@ class Misbehaving:
 
     @property
     def env_id(self) -> int:
-        """Its index, which a standby's env learns late."""
+        """Its index in the vector."""
         actor = ea.current_actor()
         assert actor is not None, "its code runs in workers"
         return actor.index
@@ -77,8 +77,6 @@ class SimulatedEnv(Misbehaving, EchoEnv):
 
     # Interval of the actions that end the process; 0 for none.
     poison: ClassVar[int] = 0
-    # The most envs that may run at a time; None for any number.
-    limit: ClassVar[int | None] = None
     # Whether the process of an env that has raised in a step or reset must not be used any more.
     discards: ClassVar[bool] = False
     # How long each step takes, in seconds.
@@ -89,6 +87,7 @@ class SimulatedEnv(Misbehaving, EchoEnv):
     def __init__(self) -> None:
         Misbehaving.__init__(self)
         EchoEnv.__init__(self, episode_length=3)
+        self.tag = 0
         self._is_fresh, self._has_raised = True, False
         # How many episodes have ended here, without those too short for the process to be replaced.
         self._episodes = 0
@@ -149,36 +148,19 @@ class SimulatedEnv(Misbehaving, EchoEnv):
 
     @contextlib.contextmanager
     def _counted(self, token: int) -> Iterator[None]:
-        """Count it among the envs that run a step with this token, or a reset that may belong to that step."""
+        """Run a step with this token, or a reset that may belong to that step, and note whether it raises."""
         world = self.world
         if self._has_raised and self.discards:
             world.errors.append(Violation(f"env {self.env_id} has raised, and runs in the same process"))
-        world.running += 1
         try:
             world.pause_worker()
-            if self.limit is not None and world.running > self.limit:
-                world.errors.append(Violation(f"{world.running} envs run at a time"))
             yield
         except EnvFailedError:
             self._has_raised = True
             world.raised[token] += 1
             raise
-        finally:
-            world.running -= 1
 
 
 def checksum_of(seed: int | None) -> int:
     """Return the checksum of an env that was just reset with a seed."""
     return expected_checksum(None if seed is None else seed % _LARGEST_SEED, ())
-
-
-def get_state(env: SimulatedEnv) -> tuple[int, int, int]:
-    """Return the state of an env, for a snapshot."""
-    env.world.note(f"the state of env {env.env_id} is saved")
-    return env.steps, env.last_action, env.checksum
-
-
-def set_state(env: SimulatedEnv, state: tuple[int, int, int]) -> None:
-    """Put an env into the state of a snapshot."""
-    env._is_fresh = False
-    env.steps, env.last_action, env.checksum = state

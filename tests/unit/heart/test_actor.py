@@ -387,7 +387,7 @@ def test_a_reply_that_came_in_time_counts_although_a_borrower_has_not_read_it(ac
 
 
 def test_a_signal_handler_may_read_the_result_that_its_thread_is_reading(actors):
-    actor, _backend = actors()
+    actor, _ = actors()
     future = call(actor)
     outcome = NestedOutcome(future)
     future.set_outcome(outcome)
