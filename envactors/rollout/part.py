@@ -248,7 +248,8 @@ class RolloutPart(Job):
         del actor
         running, step = exit.culprit, self._next_step
         self._late, self._is_reading = None, False
-        if running is not None:
+        is_complete = step >= self._steps  # the worker had only to reply
+        if running is not None and not is_complete:
             left = [index for index, counted in self._counted.items() if counted == step]
             failed: list[int] = []
             if running.method == "policy" and self.trajectory.chosen[self.first] <= step:
@@ -258,12 +259,12 @@ class RolloutPart(Job):
             for index in failed:
                 failure = Failure(Cause.RUNNING, exit.error, reason=exit.reason)
                 self._decide(index, failure, has_process=exit.plan.has_process)
-        if not exit.plan.has_process:
-            self.error = exit.error
-        else:
+        if exit.plan.has_process:
             self._fail_without_episode()
             if not self._is_done:
                 return JobFate.AGAIN
+        elif not is_complete:
+            self.error = exit.error
         self._end()
         return JobFate.DONE
 

@@ -49,13 +49,12 @@ class ResultWaiters:
         count: How many threads wait.
     """
 
-    _bell_is_closed = True  # there is none yet
+    _bell_is_closed = False
 
     def __init__(self, table: EnvTable) -> None:
         self.count: int = 0
         self._table = table
         self._bell = Doorbell()
-        self._bell_is_closed = False
         self._process_changes = 0
         # How many complete rows each waiting thread needs.
         self._wanted: dict[_Sleeper, int] = {}
@@ -85,7 +84,8 @@ class ResultWaiters:
             self._bell.close()
 
     def __del__(self) -> None:
-        self._close_bell()
+        with contextlib.suppress(AttributeError):  # an exception has interrupted its making
+            self._close_bell()
 
     def wait(self, count_missing: Callable[[], int], deadline: float | None) -> bool:
         """Sleep until nothing is missing or the deadline has passed; return whether nothing is.

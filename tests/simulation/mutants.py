@@ -126,7 +126,7 @@ MUTANTS = [
     Mutant(ACTOR + "enqueue", "self.queue.insert(replays, job)", "self.queue.append(job)", ORDER),
     Mutant(ACTOR + "enqueue", "self.queue.insert(replays, job)", "self.queue.appendleft(job)", REPLAYS),
     Mutant(ACTOR + "can_post", "and not self.queue ", "", ORDER),
-    Mutant(ACTOR + "_on_frame", "incarnation != self.incarnation.index", "False", MIXES),
+    Mutant(ACTOR + "_on_frame", "is_reply and self.phase is _LIVE", "False", HANGS),
     Mutant(ACTOR + "abort", "future.set_error", "(lambda error: None)", HANGS),
     Mutant(ACTOR + "_withdraw", "self.queue.remove(job)", "pass", ONCE),
     # The actor: starts and exits.
@@ -147,8 +147,9 @@ MUTANTS = [
     Mutant(CHANGE + "ChangeLock.change", "self._reset()", "pass", INTERRUPTS),
     Mutant(CHANGE + "_Scope.__exit__", "lock._changing, lock._frame = (), None", "pass", INTERRUPTS),
     # Decisions about calls.
-    Mutant(EXITS + "decide_call", "retries > 0 and not is_excluded", "not is_excluded", ONCE),
+    Mutant(EXITS + "decide_call", "retries > 0 and not", "not", ONCE),
     Mutant(EXITS + "decide_call", "if not has_begun:", "if False:", LOSSES),
+    Mutant(EXITS + "decide_call", "and not is_requested", "", "an abort is no crash"),
     Mutant(JOBS + "Job.culprit", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE),
     Mutant(JOBS + "Call.after_exit", "self.retries -= 1", "pass", ONCE),
     Mutant(JOBS + "Call.on_reply", "actor.tenant.on_call(self, frame)", "pass", REPLAYS),
@@ -176,7 +177,7 @@ MUTANTS = [
     Mutant(ENVS + "_find_begun", "[] if running is None else [running]", "self._unfinished()", BLAMES),
     Mutant(ENVS + "_on_replayed", "self.table.episodes.restore(index)", "pass", REPLAYS),
     Mutant(ENVS + "on_started", "self._steps_before[index] = table.episodes.steps_of[index]", "pass", RENEWS),
-    Mutant(ENVS + "repair", "table.episodes.lose(index)", "pass", INTERRUPTS),
+    Mutant(ENVS + "repair", "table.status[index] = IDLE", "pass", INTERRUPTS),
     Mutant(ENVS + "repair", "request.future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
     Mutant(ROWS + "ids", " and queued_in[index] is self", "", ORDER),
     # The engine.

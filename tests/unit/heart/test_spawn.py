@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import pytest
@@ -66,6 +67,7 @@ def test_a_vector_whose_building_is_interrupted_leaves_no_actor():
             where = interrupt(lambda made=made: made.append(ea.VectorEnv([PlayedEnv] * 2, backend=backend)), number)
             for envs in made:
                 envs.close()
+            gc.collect()
             wait_until(lambda: len(runtimes.members()) == 1)
             if where is None:
                 break
