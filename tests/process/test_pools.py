@@ -121,7 +121,7 @@ def cancel_and_submit():
         GATE.set()
         assert submitter.result.result(SOON) == 2
         pool.close()
-    assert lines.count > 5
+    assert lines.count > 3
 
 
 def test_cancelling_a_call_and_submitting_another_do_not_deadlock():
