@@ -68,6 +68,8 @@ class InlineActor:
         # The envs whose code is running, the outermost one first; an interrupt may leave more. Actors of a vector share
         # the list.
         self.running_envs: list[int] = []
+        # Returns the thread that steps or resets an env of this actor; None if none does.
+        self.find_stepping_thread: Callable[[], int | None] = lambda: None
         # Returns how many steps and resets a vector has run, which are no calls.
         self.count_rows: Callable[[], int] = lambda: 0
         # Called once the envs are others, or gone.
@@ -94,7 +96,7 @@ class InlineActor:
             return ActorState.CLOSED
         if self._start_error is not None:
             return ActorState.DEAD
-        return ActorState.IDLE if self._thread is None else ActorState.BUSY
+        return ActorState.IDLE if self._find_thread() is None else ActorState.BUSY
 
     @property
     def is_usable(self) -> bool:
@@ -136,7 +138,7 @@ class InlineActor:
     def stacks(self, timeout: float) -> str:
         """Return the stack of the thread that runs env code."""
         del timeout
-        return stack_of(self._thread)
+        return stack_of(self._find_thread())
 
     def stderr_tail(self) -> str:
         """Return an empty string: envs print to the streams of the program."""
@@ -189,6 +191,9 @@ class InlineActor:
             before, self._running = self._running, step
             try:
                 self._watch.begin()
+                if self._server is None:  # another thread has closed the actor, or its factory has raised, meanwhile
+                    future.set_error(self.unusable_error(step))
+                    return
                 kind, payload = self._server.execute(call.kind, call.payload)
             finally:
                 self._running = before
@@ -199,6 +204,10 @@ class InlineActor:
         if call.take_reply is not None:
             call.take_reply(reply)
         future.set_outcome(UnreadReply(self.errors, step, reply, self.pid))
+
+    def _find_thread(self) -> int | None:
+        """Return the thread that runs code of an env of this actor; None if none does."""
+        return self.find_stepping_thread() if self._thread is None else self._thread
 
     def check_not_within(self) -> None:
         """Raise if the calling thread runs code of an env of this actor, whose next request must run after that.
@@ -267,7 +276,7 @@ class InlineActor:
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""
         self.check_owner()
-        if self._thread is not None:
+        if self._find_thread() is not None:
             raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
         if restart:
             self.replace(self._describe_end(EndReason.ABORT))

@@ -140,6 +140,7 @@ class SerialEngine:
             actor.on_change = functools.partial(self._on_change, actor, envs)
             actor.count_rows = functools.partial(self._count_rows, envs)
             actor.running_envs = self._running_envs
+            actor.find_stepping_thread = functools.partial(self._find_thread, envs)
 
     def _find_envs(self, actor: InlineActor, envs: range) -> None:
         """Look up the present envs of an actor."""
@@ -165,6 +166,10 @@ class SerialEngine:
         for index in envs:
             self.episodes.lose_process(index)
             self.episodes.starts[index] = False
+
+    def _find_thread(self, envs: range) -> int | None:
+        """Return the thread that steps or resets one of these envs; None if none does."""
+        return self._thread if any(index in envs for index in tuple(self._running_envs)) else None
 
     def _count_rows(self, envs: range) -> int:
         """Return how many steps and resets these envs have run."""

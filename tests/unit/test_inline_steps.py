@@ -212,13 +212,14 @@ def test_the_actor_that_runs_is_known_while_another_thread_calls_one_that_has_st
 
     def call():
         Shared.during = staticmethod(lambda: None)
-        thread = threading.Thread(target=lambda: envs[0].get("steps").result(SOON))
-        thread.start()
-        thread.join(SOON)
+        threads.append(threading.Thread(target=lambda: envs[0].get("steps").result(SOON)))
+        threads[0].start()
         names.append(ea.current_actor().name)
 
+    threads = []
     Shared.during = staticmethod(call)
     envs.step([1, 2, 3, 4])
+    threads[0].join(SOON)
     assert names == ["env-1"]
 
 
