@@ -108,7 +108,7 @@ class ActorFuture(concurrent.futures.Future[R]):
 
     def __init__(self, owner: Owner, keep_alive: object) -> None:
         super().__init__()
-        self._condition: Any = _Condition(self._waiters)  # type: ignore[attr-defined] # of the base class
+        self._condition: Any = _Condition(self._waiters)
         self._owner = owner
         self._keep_alive: object | None = keep_alive
         self._outcome: Outcome | None = None
@@ -159,11 +159,11 @@ class ActorFuture(concurrent.futures.Future[R]):
 
     def running(self) -> bool:
         """Return whether the call is running, or waits to be retried."""
-        return self._condition.state == _RUNNING
+        return bool(self._condition.state == _RUNNING)
 
     def cancelled(self) -> bool:
         """Return whether the call was canceled."""
-        return self._condition.state == _CANCELED
+        return bool(self._condition.state == _CANCELED)
 
     def cancel(self) -> bool:
         """Take the call out of the queue. Return False if it is running or has ended."""

@@ -8,11 +8,11 @@ import time
 
 import numpy as np
 import pytest
-from envactors.actor.wait_set import WaitSet
-from envactors.backends.local import ThreadWorker
 from helpers import FORK_SERVER, SOON, wait_until
 
 import envactors as ea
+from envactors.actor.wait_set import WaitSet
+from envactors.backends.local import ThreadWorker
 from envactors.mailbox.control_page import ASLEEP, FINISHED
 from envactors.system.portable.polling import Doorbell, Poller
 from envactors.testing import EchoEnv

@@ -7,10 +7,10 @@ import os
 import sys
 import threading
 
-from envactors.actor.reactor import Reactor
 from helpers import SOON, Counter
 
 import envactors as ea
+from envactors.actor.reactor import Reactor
 from envactors.system.polling import Doorbell
 
 

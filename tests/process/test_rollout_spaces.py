@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 import zlib
 
 import gymnasium
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 from budget import examples
 from gymnasium import spaces
+from helpers import SOON, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -15,9 +15,9 @@ from gymnasium import spaces
 from helpers import FORK_SERVER, SOON, Counter, frozen, wait_for_path, wait_until
 
 import envactors as ea
+from envactors.vector.access import VectorAccess
 from envactors.mailbox.slab import INLINE_INFO_ROOM
 from envactors.testing import EchoEnv, FaultyEnv
-from envactors.vector.access import VectorAccess
 
 SPACES = {
     "array": spaces.Box(-1, 1, (3, 2), np.float32),

@@ -10,18 +10,18 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
-from envactors.actor.reactor import Reactor
-from envactors.actor.slots import POSTED
-from envactors.actor.wait_tuner import BOTH_SPIN
-from envactors.vector.stepper import Stepper
 from gymnasium import spaces
 from helpers import SOON, wait_always, wait_until
 from interleaving import when_this_thread_sleeps
 
 import envactors as ea
+from envactors.actor.reactor import Reactor
+from envactors.actor.slots import POSTED
+from envactors.actor.wait_tuner import BOTH_SPIN
 from envactors.mailbox.control_page import SPINNING, SPINNING_LONG, WAIT
 from envactors.testing import EchoEnv
 from envactors.vector.access import VectorAccess
+from envactors.vector.stepper import Stepper
 
 
 @pytest.mark.parametrize("spin", [True, False])
