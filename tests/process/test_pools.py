@@ -108,7 +108,7 @@ def cancel_and_submit():
     for line in lines:
         GATE.clear()
         pool = ea.ActorPool(Worker, 1, backend=BACKEND)
-        pool.actors[0].wait()
+        pool.submit("wait")
         queued = pool.submit("echo", 1)
         canceller = StoppingThread(queued.cancel, line, POOL).start()
         lines.has_stopped = canceller.stops()
