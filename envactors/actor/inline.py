@@ -224,6 +224,16 @@ class InlineActor:
             self._start()
             self.on_change()
 
+    def run(self, event: Callable[..., object], *args: object) -> None:
+        """Run an event under the lock."""
+        with self._lock:
+            event(*args)
+
+    def discard(self, incarnation: int, error: ActorError) -> None:
+        """Replace envs that are not fit for use any more; see `Actor.discard`."""
+        if incarnation == self.incarnation.index and not self.closed.is_open:
+            self.replace(error)
+
     def _describe_end(self, reason: EndReason) -> ActorError:
         return self.errors.exit(ExitReport(self.pid, reason=reason), self.incarnation.index, None)
 

@@ -120,7 +120,8 @@ class ActorEnvs(Job):
         self._posted_at = 0.0
         # How many steps each env had made when its current process began.
         self._steps_before = dict.fromkeys(self.range, 0)
-        self._times: StepTimes | None = None  # None as long as nothing is timed
+        self._is_timing = False
+        self._times = StepTimes(count)
 
     def position(self, index: int) -> int:
         """Return the position of an env in its actor."""
@@ -441,15 +442,13 @@ class ActorEnvs(Job):
 
     def begin_timing(self) -> None:
         """Have steps and resets timed from now on, in this process and in later ones; may be called again."""
-        if self._times is None:
-            self._times = StepTimes(len(self.range))
+        self._is_timing = True
         process = self.actor.incarnation.process
         if process is not None:
             process.worker.begin_timing(recording.is_recording())
 
     def histograms(self) -> Histograms:
         """Return the durations of all steps and resets that were timed."""
-        assert self._times is not None, "timing has begun"
         return self._times.total(self.actor.page)
 
     # The tenant ------------------------------------------------------------------------------------------
@@ -459,7 +458,7 @@ class ActorEnvs(Job):
         table, jobs = self.table, list[Job]()
         table.incarnations[self._first : self._stop] = incarnation.index
         table.waiters.on_process_change()
-        if self._times is not None:
+        if self._is_timing:
             self.begin_timing()
         for index in self.range:
             self._steps_before[index] = table.episodes.steps_of[index]
@@ -589,7 +588,7 @@ class ActorEnvs(Job):
     def on_exit(self, exit: Exit) -> None:  # noqa: A002
         """Continue or fail the requests of an ended process, and end its episodes."""
         table, has_process = self.table, exit.plan.has_process
-        if self._times is not None:
+        if self._is_timing:
             self._times.add(self.actor.page)
         if isinstance(self.actor.running, Replay) and exit.culprit is not None and exit.reason in _CRASHES:
             table.journals[exit.culprit.index].record_replay(crashed=True)

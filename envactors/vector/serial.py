@@ -131,7 +131,7 @@ class SerialEngine:
         self._closed: set[int] = set()  # the envs of closed actors
         self._is_timing = False
         self._pages: dict[InlineActor, ControlPage | None] = {}
-        self._times: dict[InlineActor, StepTimes] = {}
+        self._times = {actor: StepTimes(len(envs)) for actor, envs in self.ranges()}
         for actor, envs in self.ranges():
             self._find_envs(actor, envs)
             actor.on_change = functools.partial(self._on_change, actor, envs)
@@ -181,14 +181,12 @@ class SerialEngine:
 
     def begin_timing(self) -> None:
         """Have steps and resets timed from now on; may be called again."""
-        if not self._is_timing:
-            self._times = {actor: StepTimes(len(envs)) for actor, envs in self.ranges()}
-            self._is_timing = True
-            for actor, envs in self.ranges():
-                self._find_envs(actor, envs)
+        self._is_timing = True
+        for actor, envs in self.ranges():
+            self._find_envs(actor, envs)
 
     def histograms(self) -> Histograms:
-        """Return the durations of the steps and resets of all envs, once timing has begun."""
+        """Return the durations of the steps and resets of all envs, as far as they were timed."""
         return np.concatenate([times.total(self._pages[actor]) for actor, times in self._times.items()])
 
     def in_turns(self) -> list[int]:
@@ -553,10 +551,15 @@ class SerialEngine:
         deadline: float | None,
     ) -> Batch:
         """Reset envs. Results that nobody has taken are dropped."""
-        self._reset_if_interrupted()
-        self._drop(envs)
+        self.discard(envs, timeout, deadline)
         self.start_resets(envs, seeds, options)
         return self.finish(envs, timeout, deadline, "reset")
+
+    def discard(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
+        """Drop results that nobody has taken; see `RowEngine.discard`."""
+        del timeout, deadline
+        self._reset_if_interrupted()
+        self._drop(envs)
 
     def _as_batch(self, envs: Selection, fields: list[Fields]) -> Batch:
         """Return single results as a batch."""

@@ -109,7 +109,7 @@ class VectorStatistics:
         recording.recorder.on_vector(self)
 
     def begin_timing(self) -> None:
-        """Have steps, resets, and waits timed from now on, if they are not."""
+        """Have steps, resets, and waits timed from now on. Another call completes an interrupted one."""
         self.is_timing = True
         self._engine.begin_timing()
 
@@ -142,8 +142,7 @@ class VectorStatistics:
 
     def collect(self) -> VectorStats:
         """Return the statistics, and begin to time if nobody has asked before."""
-        if not self.is_timing:
-            self.begin_timing()
+        self.begin_timing()
         counts = self._engine.counts()
         steps, resets = zip(*summarize(self._engine.histograms()), strict=True)
         return VectorStats(

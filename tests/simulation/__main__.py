@@ -19,8 +19,8 @@ from simulation.mutants import MUTANTS, Mutant
 _CHUNK = 50
 # How long they may take, in real seconds. If they take longer, a thread waits for a real lock for ever.
 _PATIENCE = 300
-# How many histories run with each planted bug.
-_MOST_PER_MUTANT = 2000
+# How many histories run unless the command line says so: in all, and with each planted bug.
+_HISTORIES, _HISTORIES_PER_MUTANT = 1000, 2000
 
 
 def run_some(seeds: range) -> list[tuple[int, str]]:
@@ -48,21 +48,20 @@ def trace(seed: int) -> int:
     return int(violation is not None)
 
 
-def find_mutant(mutant: Mutant, first: int) -> str | None:
+def find_mutant(mutant: Mutant, seeds: range) -> str | None:
     """Run histories with a planted bug until one violates a promise; return how, None if none does."""
     with mutant.planted():
-        for seed, violation in run_histories(range(first, first + _MOST_PER_MUTANT)):
+        for seed, violation in run_histories(seeds):
             if violation is not None:
                 return f"seed {seed}: {violation}"
     return None
 
 
-def find_all(first: int, where: str) -> int:
+def find_all(seeds: range, where: str) -> int:
     """Plant each of the known bugs in functions with this in their names; return how many are not found."""
     mutants = [mutant for mutant in MUTANTS if where in mutant.where]
-    tasks = [(mutant, first) for mutant in mutants]
     missed = 0
-    for (mutant, _), found in run_forked(lambda task: find_mutant(*task), tasks):
+    for mutant, found in run_forked(lambda mutant: find_mutant(mutant, seeds), mutants):
         missed += found is None
         print(f"{mutant}\n    {'not found' if found is None else found.splitlines()[0][:150]}", flush=True)
     print(f"{len(mutants) - missed} of {len(mutants)} mutants found")
@@ -72,7 +71,8 @@ def find_all(first: int, where: str) -> int:
 def main() -> int:
     """Do what the command line says; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Runs histories at random.")
-    parser.add_argument("--schedules", type=int, default=1000, metavar="N", help="how many (default: 1000)")
+    schedules = f"how many (default: {_HISTORIES}); with --mutants, for each (default: {_HISTORIES_PER_MUTANT})"
+    parser.add_argument("--schedules", type=int, metavar="N", help=schedules)
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the seed of the first one (default: 0)")
     parser.add_argument("--trace", action="store_true", help="print what happens in the one with this seed")
     parser.add_argument("--mutants", action="store_true", help="plant known bugs one by one, and look for each")
@@ -81,11 +81,13 @@ def main() -> int:
     options = parser.parse_args()
     logging.disable()
     if options.mutants:
-        return int(find_all(options.seed, options.where) > 0)
+        count = options.schedules or _HISTORIES_PER_MUTANT
+        return int(find_all(range(options.seed, options.seed + count), options.where) > 0)
     if options.trace:
         count, violations = 1, trace(options.seed)
     else:
-        count, violations = options.schedules, run_all(options.seed, options.schedules)
+        count = _HISTORIES if options.schedules is None else options.schedules
+        violations = run_all(options.seed, count)
     print(f"{count} schedules, {violations} violations")
     return int(violations > 0)
 

@@ -27,7 +27,8 @@ class Place:
         module_name, _, path = where.partition(":")
         module = importlib.import_module(f"envactors.{module_name}")
         self._holder: Any = functools.reduce(getattr, path.split(".")[:-1], module)
-        self._function: Any = vars(self._holder)[path.rpartition(".")[2]]
+        self._attribute: Any = vars(self._holder)[path.rpartition(".")[2]]
+        self._function: Any = _function_of(self._attribute)
         self.source: str = textwrap.dedent(inspect.getsource(self._function))
         self.globals: dict[str, Any] = vars(module)
 
@@ -37,7 +38,7 @@ class Place:
         function, real = self._function, self._function.__code__
         namespace: dict[str, Any] = {}
         exec(compile(tree, real.co_filename, "exec", annotations.compiler_flag), self.globals, namespace)
-        other = namespace[function.__name__]
+        other = _function_of(namespace[function.__name__])
         if real.co_freevars:
             setattr(self._holder, function.__name__, other)
         else:
@@ -45,8 +46,13 @@ class Place:
         try:
             yield
         finally:
-            setattr(self._holder, function.__name__, function)
+            setattr(self._holder, function.__name__, self._attribute)
             function.__code__ = real
+
+
+def _function_of(attribute: Any) -> Any:
+    """Return a function, or the one behind a property."""
+    return attribute.fget if isinstance(attribute, property) else attribute
 
 
 class Mutant(NamedTuple):
@@ -78,5 +84,123 @@ class Mutant(NamedTuple):
 
 
 HANGS = "nothing hangs"
+MIXES = "no result is mixed up"
+ONCE = "nothing uncertain runs twice"
+LAST = "the last complete observation is kept"
+REPLAYS = "a replay reaches the same point"
+BLAMES = "the step that hangs is blamed"
+STATES = "an env has one state"
+LOSSES = "a lost episode is reported"
+LATE = "a result that comes after its deadline does not count"
+RENEWS = "old processes are replaced"
+ORDER = "requests run in the order in which they were made"
+SEEDS = "episodes have their seeds"
+INTERRUPTS = "after an interrupt, a reset is all that it takes"
 
-MUTANTS: list[Mutant] = []
+PAGE = "mailbox.control_page:ControlPage."
+SERVER = "worker.main:Server."
+ACTOR = "actor.actor:Actor."
+FUTURE = "actor.future:ActorFuture."
+LOAN = "actor.loan:ChannelLoan."
+CHANGE = "actor.change:"
+JOBS = "actor.jobs:"
+EXITS = "actor.exits:"
+ENVS = "vector.actor_envs:ActorEnvs."
+ROWS = "vector.actor_envs:QueuedRows."
+TABLE = "vector.table:EnvTable."
+ENGINE = "vector.engine:RowEngine."
+WAITING = "vector.waiting:ResultWaiters."
+EPISODES = "vector.episodes:Episodes."
+RECOVERY = "vector.recovery:"
+JOURNAL = "replay:Journal."
+
+MUTANTS = [
+    # The control page and the worker.
+    Mutant(PAGE + "post_step", "self.to_worker.ring_open()", "pass", HANGS),
+    Mutant(PAGE + "finish_step", "self.to_parent.ring_open()", "pass", HANGS),
+    Mutant(SERVER + "_run_rows", "posted_id != completed[index]", "True", ONCE),
+    # The actor: its queue.
+    Mutant(ACTOR + "_on_reply", "self.unfinished.pop(job, None)", "pass", STATES),
+    Mutant(ACTOR + "_on_reply", "self._proceed_soon()", "pass", HANGS),
+    Mutant(ACTOR + "dispatch", "running.call_when_finished()", "pass", HANGS),
+    Mutant(ACTOR + "enqueue", "self.queue.insert(replays, job)", "self.queue.append(job)", ORDER),
+    Mutant(ACTOR + "enqueue", "self.queue.insert(replays, job)", "self.queue.appendleft(job)", REPLAYS),
+    Mutant(ACTOR + "can_post", "and not self.queue ", "", ORDER),
+    Mutant(ACTOR + "_on_frame", "is_reply and self.phase is _LIVE", "False", HANGS),
+    Mutant(ACTOR + "abort", "future.set_error", "(lambda error: None)", HANGS),
+    Mutant(ACTOR + "_withdraw", "self.queue.remove(job)", "pass", ONCE),
+    # The actor: starts and exits.
+    Mutant(ACTOR + "_start_next", "self.incarnation.index + 1", "self.incarnation.index", MIXES),
+    Mutant(ACTOR + "_launch", "incarnation.process.worker.kill()", "pass", HANGS),
+    Mutant(ACTOR + "_on_started", "self.dispatch()", "pass", HANGS),
+    Mutant(ACTOR + "_on_started", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
+    Mutant(ACTOR + "_on_started", "kept.on_next_start(incarnation.index)", "pass", HANGS),
+    Mutant(ACTOR + "on_exit", "for frame in process.drain():", "for frame in ():", MIXES),
+    Mutant(ACTOR + "_after_exit", "self.tenant.collect_completed()", "pass", LOSSES),
+    Mutant(ACTOR + "_after_exit", "self.queue.remove(replay)", "pass", REPLAYS),
+    Mutant(ACTOR + "_continue", "self._fail_queue()", "pass", HANGS),
+    Mutant(ACTOR + "_lose", "self.queue.appendleft(job)", "self.queue.append(job)", ORDER),
+    Mutant(ACTOR + "on_late", "self.running.on_late(step)", "pass", LATE),
+    Mutant(ACTOR + "repair", "self.tenant.repair(error_of)", "pass", INTERRUPTS),
+    Mutant(ACTOR + "repair", "self._fail(job, error_of)", "pass", INTERRUPTS),
+    Mutant(ACTOR + "repair", "self._end(reason)", "pass", INTERRUPTS),
+    Mutant(CHANGE + "ChangeLock.change", "self._reset()", "pass", INTERRUPTS),
+    Mutant(CHANGE + "_Scope.__exit__", "lock._changing, lock._frame = (), None", "pass", INTERRUPTS),
+    # Decisions about calls.
+    Mutant(EXITS + "decide_call", "retries > 0 and not", "not", ONCE),
+    Mutant(EXITS + "decide_call", "if not has_begun:", "if False:", LOSSES),
+    Mutant(EXITS + "decide_call", "and not is_requested", "", "an abort is no crash"),
+    Mutant(JOBS + "Job.culprit", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE),
+    Mutant(JOBS + "Call.after_exit", "self.retries -= 1", "pass", ONCE),
+    Mutant(JOBS + "Call.on_reply", "actor.tenant.on_call(self, frame)", "pass", REPLAYS),
+    Mutant(JOBS + "Call.start", "actor.deadline_watch.watch(self.started, self.deadline)", "pass", HANGS),
+    # Waiting.
+    Mutant(FUTURE + "_notify", "self._ended.open()", "pass", HANGS),
+    Mutant(LOAN + "end", "self._loop.take_back(process.channel_fd)", "pass", HANGS),
+    Mutant(LOAN + "end", "self._loop.take_back(process.worker.sentinel)", "pass", HANGS),
+    Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
+    Mutant(WAITING + "wait", "missing and 1 in table.rings_each", "False", HANGS),
+    Mutant(WAITING + "wait", "missing = count_missing()  # workers", "pass  # workers", HANGS),
+    Mutant(WAITING + "wait", "min(complete + missing, len(table.status))", "len(table.status)", HANGS),
+    Mutant(TABLE + "complete", "self.waiters.ring()", "pass", HANGS),
+    # The rows of an actor.
+    Mutant(ENVS + "post", "process.watch_rings(self._on_ring)", "pass", HANGS),
+    Mutant(ENVS + "on_exit", "self.actor.runtime.callbacks.submit(self._collect_failures)", "pass", HANGS),
+    Mutant(ENVS + "on_exit", "self.queue_first(again)", "pass", STATES),
+    Mutant(ENVS + "on_exit", "table.episodes.lose_process(index)", "pass", LOSSES),
+    Mutant(ENVS + "on_exit", "table.overdue.discard(index)", "pass", LATE),
+    Mutant(ENVS + "on_late", "self.table.overdue.add(step.index)", "pass", LATE),
+    Mutant(ENVS + "on_overflow", "self.table.waiters.ring()", "pass", HANGS),
+    Mutant(ENVS + "must_wait", "flags & LOST or ", "", LOSSES),
+    Mutant(ENVS + "queue", "self.actor.enqueue(Renewal())", "pass", RENEWS),
+    Mutant(ENVS + "_accept", "table.buffer_index[index] = op & HALF", "pass", LAST),
+    Mutant(ENVS + "_find_begun", "[] if running is None else [running]", "self._unfinished()", BLAMES),
+    Mutant(ENVS + "_on_replayed", "self.table.episodes.restore(index)", "pass", REPLAYS),
+    Mutant(ENVS + "on_started", "self._steps_before[index] = table.episodes.steps_of[index]", "pass", RENEWS),
+    Mutant(ENVS + "repair", "table.status[index] = IDLE", "pass", INTERRUPTS),
+    Mutant(ENVS + "repair", "request.future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
+    Mutant(ROWS + "ids", " and queued_in[index] is self", "", ORDER),
+    # The engine.
+    Mutant(ENGINE + "_take_rows", "if version != table.version:", "if False:", MIXES),
+    Mutant(ENGINE + "_take_rows", "table.buffer_index[at] = buffers", "pass", LAST),
+    Mutant(ENGINE + "_take_rows", "self._record(envs.ids)", "pass", REPLAYS),
+    Mutant(ENGINE + "_can_copy_at_once", " or table.overdue", "", LATE),
+    Mutant(ENGINE + "reset", "table.deliver(Selection(done, done))", "pass", HANGS),
+    Mutant(ENGINE + "receive", "if raised and table.on_failure", "if False and table.on_failure", HANGS),
+    Mutant(ENGINE + "_post", "any(map(group.must_wait, ids))", "False", LOSSES),
+    Mutant(ENGINE + "_post", "table.episodes.set_root_seed(index, request.seed)", "pass", SEEDS),
+    # Episodes and recovery.
+    Mutant(EPISODES + "record_batch", 'self.autoreset == "next_step"', "False", STATES),
+    Mutant(EPISODES + "lose", "self.flags[index] |= NEEDS_RESET", "pass", LOSSES),
+    Mutant(EPISODES + "advance", "self.numbers[index] += 1", "pass", SEEDS),
+    Mutant(RECOVERY + "decide", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
+    Mutant(RECOVERY + "decide", "not facts.needs_episode or (replays and facts.can_replay)", "True", LOSSES),
+    Mutant(RECOVERY + "recover", "journal.count_crash()", "pass", "no third time"),
+    Mutant(RECOVERY + "recover", "episodes.advance(index)", "pass", SEEDS),
+    Mutant(RECOVERY + "apply_to_row", "failure=error)", "failure=None)", LOSSES),
+    # Journals.
+    Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),
+    Mutant(JOURNAL + "record_row", "is_reset=bool(op & RESET)", "is_reset=False", REPLAYS),
+    Mutant(JOURNAL + "record_row", "self.begin(", "(lambda *_: None)(", REPLAYS),
+    Mutant(JOURNAL + "can_retry", " and self._crashed_at != self._size", "", "no third time"),
+]

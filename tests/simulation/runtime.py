@@ -21,7 +21,8 @@ from envactors.actor import change, latch, process, spawn
 from envactors.actor.change import ChangeLock
 from envactors.loop import Timer
 from envactors.system.polling import READABLE, WRITABLE
-from envactors.vector import build, waiting
+from envactors.vector import build, table, waiting
+from envactors.vector.waiting import ResultWaiters
 from envactors.worker import main as worker
 from simulation.envs import Misbehaving
 from simulation.processes import Bell, CallerPoller, WorkerPoller
@@ -236,10 +237,24 @@ class ReplyPoll:
         return [fd for fd in self._fds if self._world.descriptors[fd]()]
 
 
+class SimulatedWaiters(ResultWaiters):
+    """Tells the world what a thread waits for."""
+
+    world: World
+
+    def wait(self, count_missing: Callable[[], int], deadline: float | None) -> bool:
+        conditions = self.world.conditions
+        conditions.append(count_missing)
+        try:
+            return super().wait(count_missing, deadline)
+        finally:
+            conditions.remove(count_missing)
+
+
 @contextlib.contextmanager
 def installed(world: World) -> Iterator[None]:
     """Have the library use this world in place of threads, processes, and the clock."""
-    WorkerPoller.world = CallerPoller.world = Misbehaving.world = SimulatedLock.world = world
+    WorkerPoller.world = CallerPoller.world = Misbehaving.world = SimulatedLock.world = SimulatedWaiters.world = world
     select_module = types.SimpleNamespace(poll=lambda: ReplyPoll(world), POLLIN=select.POLLIN)
     replacements: list[tuple[Any, str, Any]] = [
         (time, "monotonic", world.monotonic),
@@ -254,6 +269,7 @@ def installed(world: World) -> Iterator[None]:
         (spawn, "ChangeLock", SimulatedLock),
         (waiting, "Poller", CallerPoller),
         (waiting, "Doorbell", lambda: Bell(world)),
+        (table, "ResultWaiters", SimulatedWaiters),
         (worker, "Poller", WorkerPoller),
     ]
     real = [getattr(owner, name) for owner, name, _ in replacements]

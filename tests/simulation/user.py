@@ -74,7 +74,7 @@ class User:
         ids = [env_id for env_id in self._idle() if not self.models[env_id].needs_reset]
         models = copy.deepcopy(self.models)
         for model in models:
-            self.checker.uncertain.update(model.notes)  # the last one may come before or after what the handler does
+            self.checker.unordered.update(model.notes)  # the last one may come before or after what the handler does
         try:
             if ids and self.world.chance(0.7):
                 self.envs.send(self._begin(ids), env_ids=ids)
@@ -83,6 +83,7 @@ class User:
                 vars(model).update(vars(before))
         with contextlib.suppress(RuntimeError):
             self._call_later()
+            self.checker.unordered.add(self.calls[-1][1])
             if self.world.chance(0.5):
                 self._take_call()
         self.world.interrupts = interrupts
@@ -93,7 +94,7 @@ class User:
         self.world.troubles += 1
         self.world.signal_is_due = False
         for model in self.models:
-            self.checker.uncertain.update(model.notes + model.notes_before)
+            self.checker.unordered.update(model.notes + model.notes_before)
             model.is_tag_known = False
         if self.world.chance(0.3):
             self._receive_leftovers()
@@ -153,7 +154,7 @@ class User:
             self.envs.send(self._begin(ids), env_ids=ids)
         else:
             # Nobody knows whether a reset that the user waits for was asked yet.
-            self.checker.uncertain.add(self._call())
+            self.checker.unordered.add(self._call())
 
     # Steps and resets ------------------------------------------------------------------------------------
 
@@ -363,8 +364,7 @@ class User:
             return
         except ea.ActorError as error:
             self.checker.uncertain.add(token)
-            if not self.world.troubles:
-                self.checker.check_cause(env_id, error)
+            self.checker.check_call(env_id, token, error)
             return
         if answer != token:
             raise Violation(f"a call with {token} returns {answer}")
