@@ -283,7 +283,7 @@ def test_after_an_exception_at_some_lines_of_a_step_a_reset_works(stages, on_fai
     run_interrupted(stages(2, on_failure=on_failure), step, itertools.count(1), 3)
 
 
-@pytest.mark.parametrize("at", range(8))
+@pytest.mark.parametrize("at", range(36))
 def test_an_interrupted_repair_is_made_again(stages, at):
     stage = stages(2, envs_per_actor=2)
     (future,) = stage.envs.submit([1], env_ids=[0])
@@ -291,7 +291,7 @@ def test_an_interrupted_repair_is_made_again(stages, at):
     lock, actor = stage.table.lock, stage.actor()
     with contextlib.suppress(ZeroDivisionError), lock, lock.change(actor):
         raise ZeroDivisionError
-    interrupt(lock.reset_if_interrupted, 4 * at, only={"repair", "_fail", "_end"})
+    interrupt(lock.reset_if_interrupted, at, only={"repair", "_fail", "_end"})
     lock.reset_if_interrupted()
     with pytest.raises(ea.ActorDiedError, match="an exception interrupted the caller"):
         future.result(SOON)
