@@ -165,9 +165,7 @@ class Call(Job):
         """Run again if the worker had not begun it, or if it has retries."""
         has_begun, is_discard = exit.culprit is not None, exit.reason is EndReason.DISCARD
         is_requested = exit.plan.next in (Next.CLOSE, Next.START)
-        fate = decide_call(
-            has_begun=has_begun, retries=self.retries, is_discard=is_discard, is_requested=is_requested
-        )
+        fate = decide_call(has_begun=has_begun, retries=self.retries, is_discard=is_discard, is_requested=is_requested)
         if fate is JobFate.DONE:
             self._end(actor, ReadyOutcome(None, exit.error))
         elif has_begun:

@@ -109,7 +109,9 @@ class SimulatedLoop:
                 events.append((f"the loop reads {fd}", lambda call=callback, mask=mask: self._serve(call, mask)))
         for bell, callback in self._bells.values():
             if bell in self.rung:
-                events.append((f"the loop hears {bell.fileno()}", lambda call=callback, one=bell: self._hear(one, call)))
+                events.append(
+                    (f"the loop hears {bell.fileno()}", lambda call=callback, one=bell: self._hear(one, call))
+                )
         if self._soon:
             events.append(self._soon_event)
         if self._timers and self._timers[0][0] <= self._world.now:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import _thread
 import random
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
