@@ -22,6 +22,7 @@ from envactors.actor.change import ChangeLock
 from envactors.loop import Timer
 from envactors.system.polling import READABLE, WRITABLE
 from envactors.vector import build, table, waiting
+from envactors.vector.table import POSTED
 from envactors.vector.waiting import ResultWaiters
 from envactors.worker import main as worker
 from simulation.envs import Misbehaving
@@ -245,12 +246,22 @@ class SimulatedWaiters(ResultWaiters):
     world: World
 
     def wait(self, count_missing: Callable[[], int], deadline: float | None) -> bool:
+        table = self._table
+
+        def is_missing() -> int:
+            # Workers announce the end of the rows of `step`, rather than each row.
+            runs_batch = any(
+                status == POSTED and not rings and not table.is_complete(index)
+                for index, (status, rings) in enumerate(zip(table.status, table.rings_each, strict=True))
+            )
+            return count_missing() + runs_batch
+
         conditions = self.world.conditions
-        conditions.append(count_missing)
+        conditions.append(is_missing)
         try:
             return super().wait(count_missing, deadline)
         finally:
-            conditions.remove(count_missing)
+            conditions.remove(is_missing)
 
 
 @contextlib.contextmanager
