@@ -19,7 +19,7 @@ import envactors as ea
 
 project = "envactors"
 version = release = ea.__version__
-project_copyright = "the authors of envactors, MIT licence"
+project_copyright = "the authors of envactors, MIT license"
 
 extensions = [
     "myst_parser",
@@ -48,14 +48,12 @@ LIBRARIES = (
     "mlagents_envs",
     "openenv",
     "pettingzoo",
-    "pufferlib",
     "ray",
     "stable_baselines3",
     "tensordict",
     "tianshou",
     "torch",
     "torchrl",
-    "verifiers",
 )
 suppress_warnings = ["autodoc.mocked_object"]
 autodoc_mock_imports = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
@@ -94,13 +92,13 @@ if os.environ.get("DOCS_ONLINE") == "1":
     }
 FOREIGN = (
     r"collections|concurrent|distributed|typing|types|enum|os|pathlib|time|numpy|np|npt|gymnasium|gym|stable_baselines3"
-    r"|pettingzoo|tensordict|tianshou|torch|torchrl|jax|openenv|pufferlib|verifiers"
+    r"|pettingzoo|tensordict|tianshou|torch|torchrl|jax|openenv"
 )
 # Aliases of types, and internal types that annotations of public names mention.
 ALIASES = (
     "AgentBatches|Autoreset|AutoresetMode|CallOwner|Client|Factory|OnFailure|Path|Spec|(starting.)?StartMethod"
     r"|.*EnvFuture|.*SessionFuture|SpawnOptions|.*type_variables\..*|R|Ts?|T_co|Item|CommonOptions|.*AnyFuture"
-    r"|Sizes|.*host_calls\.(Reset|Step)|.*environment\.ActorEnvironment"
+    r"|.*host_calls\.(Reset|Step)|.*environment\.ActorEnvironment"
 )
 nitpick_ignore_regex = [(r"py:.*", rf"({FOREIGN})\..*"), (r"py:class", ALIASES)]
 PUBLIC = {

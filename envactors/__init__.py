@@ -7,24 +7,19 @@ first use. ``import envactors`` therefore takes almost no time, and workers neve
 from __future__ import annotations
 
 import importlib
-import sys
+
+# It registers what begins with the first actor.
+from envactors import observe as observe
 
 # The module that defines each public name: the stub has a line "from MODULE import NAME as NAME" for each.
 _STUB = __spec__.loader.get_data(f"{__path__[0]}/__init__.pyi").decode()
 _HOME_OF = {words[-1]: words[1] for words in map(str.split, _STUB.splitlines()) if words[:1] == ["from"]}
-# The new name of each deprecated one.
-_OLD_NAMES = {"Snapshot": "SnapshotPolicy"}
 
 __version__ = "0.2.0"
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605 # of the stub
 
 
 def __getattr__(name: str) -> object:
-    if name in _OLD_NAMES:
-        from envactors.deprecations import warn_deprecated
-
-        warn_deprecated(f"envactors.{name} was renamed: use envactors.{_OLD_NAMES[name]} instead")
-        return getattr(sys.modules[__name__], _OLD_NAMES[name])
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'envactors' has no attribute {name!r}")

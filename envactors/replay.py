@@ -1,8 +1,9 @@
 """Journals: the requests of an env since its last seeded reset, which bring it back in a new process.
 
-A seeded reset begins a journal. Later steps, resets, calls, and attributes are added in the order in which the worker
-ran them. A new process repeats them (`envactors.mailbox.messages.Replay`); a checksum over all observations tells
-whether the env is at the same point again. Everything here happens under the lock of the vector.
+A seeded reset begins a journal, and so does a saved state of the env. Later steps, resets, calls, and attributes are
+added in the order in which the worker ran them. A new process repeats them (`envactors.mailbox.messages.Replay`); a
+checksum over all observations tells whether the env is at the same point again. Everything here happens under the lock
+of the vector.
 """
 
 from __future__ import annotations
@@ -30,15 +31,27 @@ class Journal:
     Args:
         position: The position of the env in its actor.
         limit: How many steps it may hold. A call counts as one, and so does each further KiB of either.
+        save_every: After how many steps and calls the state of the env is to be saved; None for never.
+        on_save_due: Called when that is due.
 
     Attributes:
-        can_replay: Whether it leads from a seeded reset to where the env is now.
+        can_replay: Whether it leads from a seeded reset, or a saved state, to where the env is now.
+        length: How many steps and calls there were since it began, or since it could not replay any more.
     """
 
-    def __init__(self, position: int, limit: int) -> None:
+    def __init__(
+        self,
+        position: int,
+        limit: int,
+        save_every: int | None = None,
+        on_save_due: Callable[[], object] = lambda: None,
+    ) -> None:
         self.can_replay: bool = False
+        self.length: int = 0
         self._position = position
         self._limit = limit
+        self._save_every = save_every
+        self._on_save_due = on_save_due
         self._size = 0
         # The checksum over all observations, as the worker has computed it.
         self._check = 0
@@ -79,14 +92,23 @@ class Journal:
 
     def begin(self, seed: int, check: int, options: Pickled | None = None) -> None:
         """Begin anew with a seeded reset."""
+        self._begin(Kind.RESET, (self._position, seed, options), check)
+
+    def begin_with_state(self, check: int, state: bytes) -> None:
+        """Begin anew with a state of the env, which a worker has saved or restored."""
+        self._begin(Kind.RESTORE, (self._position, check, state), check)
+
+    def _begin(self, kind: Kind, message: tuple[Any, ...], check: int) -> None:
         self.forget()
         self.can_replay, self._check = True, check
-        self._entries = [(Kind.RESET, bytes(dumps((self._position, seed, options))))]
+        self._entries = [(kind, bytes(dumps(message)))]
 
     def record_step(self, slab: Slab, index: int, check: int, *, is_reset: bool) -> None:
         """Record a step whose action is in its row, or a reset without a seed."""
         if self.can_replay:
             self.record_steps([array[index].tobytes() for array in slab.actions], bytes([is_reset]), check)
+        else:
+            self._lengthen(1)
 
     def record_steps(self, actions: Sequence[bytes], resets: bytes, check: int) -> None:
         """Record consecutive steps and resets without a seed.
@@ -97,6 +119,7 @@ class Journal:
             check: The checksum after the last one.
         """
         if not self.can_replay:
+            self._lengthen(len(resets))
             return
         steps = self._entries[-1]
         if not isinstance(steps, RecordedSteps):
@@ -122,20 +145,30 @@ class Journal:
             self._grow(check, len(payload))
         elif kind == Kind.SET:
             self._attributes[Set(*loads(payload)).name] = payload
+        elif kind in (Kind.RESET, Kind.STEP):
+            self._lengthen(1)
 
     def _grow(self, check: int, size: int, count: int = 1) -> None:
         self._check = check
         self._size += count + size // count // _STEP_SIZE * count
+        self._lengthen(count)
         if self._size > self._limit:
             self.forget()
 
+    def _lengthen(self, count: int) -> None:
+        """Count steps, also of an env that cannot be replayed before its state is saved."""
+        before, every = self.length, self._save_every
+        self.length += count
+        if every is not None and self.length // every > before // every:
+            self._on_save_due()
+
     def forget(self) -> None:
-        """Discard all requests but the attributes. The env cannot be replayed until its next seeded reset."""
+        """Discard all requests but the attributes. Only a seeded reset or a saved state begins the journal again."""
         for entry in self._entries:
             if not isinstance(entry, RecordedSteps) and entry[0] == Kind.SET:
                 self._attributes[Set(*loads(entry[1])).name] = entry[1]
         self._entries = []
-        self._size = 0
+        self._size = self.length = 0
         self._crashed_at = None
         self._has_crashed_in_replay = False
         self.can_replay = False

@@ -24,6 +24,7 @@ import pytest
 from budget import LONG, examples
 from helpers import FORK_SERVER, kept_fork_server
 from hypothesis import HealthCheck, settings
+from leaks import describe, inventory, settled_inventory
 from portable import why_not_portable
 from program_server import ProgramServer
 from slow import is_slow
@@ -31,7 +32,6 @@ from warm import OF_SCRIPTS, warm_interpreter
 
 from envactors import backends
 from envactors.system.choice import PORTABLE
-from envactors.testing.leaks import describe, inventory, settled_inventory
 
 # Modules that import something with threads, which a process that forks must not have.
 OF_FRAMEWORKS = {
@@ -41,11 +41,9 @@ OF_FRAMEWORKS = {
     "test_lerobot",
     "test_mlagents",
     "test_openenv",
-    "test_pufferlib",
     "test_recipes",
     "test_recipes_training",
     "test_rllib_multi_agent",
-    "test_verifiers",
     "test_sb3",
     "test_tianshou",
     "test_torchrl",
@@ -64,7 +62,7 @@ OF_FRESH_PROCESSES = {
 
 
 # Modules of which workers get nothing.
-OF_COMMANDS = {"test_bench", "test_demo"}
+OF_COMMANDS = {"test_demo"}
 
 
 # Folders of tests whose files are handed out first. What waits a lot comes first, so that there is something to do

@@ -1,4 +1,4 @@
-"""An env for workers in other interpreters: needs NumPy alone, which may be version 1, and Python 3.10."""
+"""An env for workers in other interpreters: needs NumPy alone, and Python 3.10."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _PLAIN = ea.ProcessBackend() if PORTABLE else ea.ProcessBackend(preload=("helper
 # a tenth of a second of a core, a worker of this one server a few milliseconds. The server lasts as long as the tests.
 # Where there are no fork servers, these are fresh interpreters, and the tests take much longer.
 FORK_SERVER = _SessionBackend()
-START_METHODS = ["loky", "spawn", "fork"] if PORTABLE else ["loky", "spawn", "forkserver", "fork"]
+START_METHODS = ["loky"] if PORTABLE else ["loky", "forkserver"]
 # Seconds within which a process has begun to make its env, on a machine that is not too busy.
 UP = 1.5 if PORTABLE else 0.5
 
@@ -376,6 +376,15 @@ class Frozen(Exception):
 
     def __setattr__(self, name, value):
         raise AttributeError(f"cannot assign {name}")
+
+
+class MuteError(Exception):
+    """An exception without a text."""
+
+    def __repr__(self):
+        raise ValueError("no repr")
+
+    __str__ = __repr__
 
 
 class ExitsOnArrival:

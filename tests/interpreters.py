@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 OWN = sys.version_info[:2]
-# The versions of Python that NumPy 1.26 was built for.
-WITH_NUMPY_1 = {(3, 10), (3, 11), (3, 12)}
+# The versions of Python that both NumPy 1.26 and NumPy 2 were built for.
+WITH_ANY_NUMPY = {(3, 10), (3, 11), (3, 12)}
 QUIETLY = ("-q", "--disable-pip-version-check")
 # Packages that every virtual environment has.
 NEEDED = "cloudpickle>=3"

@@ -1,4 +1,4 @@
-"""Programs with a monitor, and clients of it, for the tests of the monitor."""
+"""Programs that can be looked at, and clients of theirs, for the tests of the monitor."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ import threading
 from helpers import SOON
 
 from envactors.observe import programs
+from envactors.observe.addresses import path_of
 
 
-def ask(path, request, patience=SOON):
-    return programs.ask(path, request, patience)
+def ask(request, pid=None, patience=SOON):
+    return programs.ask(pid or os.getpid(), request, patience)
 
 
-def connect(path):
+def take_snapshot(pid=None):
+    return ask({"get": "snapshot"}, pid)
+
+
+def connect():
+    """Connect to the monitor of this process."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(SOON)
-    sock.connect(str(path))
+    sock.connect(str(path_of(os.getpid())))
     return sock
 
 

@@ -7,18 +7,33 @@ different settings on this machine and returns the fastest. Here it measures thr
 """
 
 # %%
-# The envs come from ``envactors.testing.workloads``: one does nothing, one computes for about 0.1 ms, one sleeps for 2
-# ms on average. Any factory of an env works.
+# One env does nothing, one computes for about 0.1 ms, and one sleeps for 2 ms on average. Any factory of an env works.
 
 from __future__ import annotations
+
+import random
+import time
 
 import matplotlib.pyplot as plt
 
 import envactors as ea
-from envactors.testing import workloads
+from envactors.testing import EchoEnv
+
+
+class Computes(EchoEnv):
+    def step(self, action):
+        sum(range(5_000))
+        return super().step(action)
+
+
+class Sleeps(EchoEnv):
+    def step(self, action):
+        time.sleep(random.expovariate(1 / 0.002))
+        return super().step(action)
+
 
 NUM_ENVS = 8
-ENVS = {"does nothing": workloads.nothing, "computes 0.1 ms": workloads.busy_100us, "sleeps 2 ms": workloads.sleeping}
+ENVS = {"does nothing": EchoEnv, "computes 0.1 ms": Computes, "sleeps 2 ms": Sleeps}
 
 tunings = {name: ea.tune(factory, NUM_ENVS, seconds=12) for name, factory in ENVS.items()}
 

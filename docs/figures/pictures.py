@@ -1,8 +1,7 @@
-"""Draws the pictures of docs/guides/seeing-inside.md: ``python docs/figures/pictures.py``, with the extra ``plot``."""
+"""Draws the pictures of docs/guides/seeing-inside.md: ``python docs/figures/pictures.py``, with the extra ``docs``."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import os
@@ -14,12 +13,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.text import Text
 
 import envactors as ea
-from envactors.cli.top.rows import Sampler
-from envactors.cli.top.view import screen
-from envactors.observe.snapshot import take_snapshot
+from envactors.cli.top import draw, sample
 from envactors.testing import EchoEnv, FaultyEnv
 
 HERE = Path(__file__).parent
@@ -32,7 +28,6 @@ COLORS = {
     "wait in step": "#a9b4bd",
     "policy": "#5b7fa6",
 }
-FOOT = "up/down select   Enter stacks   s sort by name   p pause   q quit"
 
 
 class Paced(EchoEnv):
@@ -87,13 +82,13 @@ def draw_top(path: Path) -> None:
     factories = [lambda i=i: FaultyEnv(Paced(i)) for i in range(6)]
     with ea.VectorEnv(factories, on_failure="renew", deadlines=ea.Deadlines(step=5.0)) as envs:
         envs.reset(seed=0)
-        sampler = Sampler()
-        sampler.sample(dict(take_snapshot()))
+        samples = sample(os.getpid())
+        next(samples)
         envs[1].arm("crash").result()
         for _ in range(60):
             envs.step([0] * 6)
             time.sleep(0.002)
-        sampler.sample(dict(take_snapshot()))
+        next(samples)
         for _ in range(60):
             envs.step([0] * 6)
         envs[3].arm("hang_in_c").result()
@@ -101,15 +96,13 @@ def draw_top(path: Path) -> None:
         thread = threading.Thread(target=envs.step, args=([0] * 6,))
         thread.start()
         time.sleep(1.2)
-        picture = dataclasses.replace(sampler.sample(dict(take_snapshot())), command="python train.py")
+        snapshot = next(samples) | {"command": ["python", "train.py"]}
         console = Console(record=True, width=118, height=16, file=io.StringIO(), force_terminal=True)
-        rows = sorted(picture.rows, key=lambda row: row.name)
-        foot = Text(FOOT, "dim")
-        console.print(screen(picture, console, rows, notes=[], foot=foot, selected=rows[3].key, dimmed=False))
+        console.print(draw(snapshot, "name", console))
         thread.join()
     path.write_text(console.export_svg(title="envactors top"))
 
 
 if __name__ == "__main__":
-    draw_trace(HERE / "trace.svg")
     draw_top(HERE / "top.svg")
+    draw_trace(HERE / "trace.svg")

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
+from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call
 from envactors.actor.states import ActorState, ActorStats
@@ -16,7 +17,7 @@ from envactors.actor.type_variables import P, R, T_co
 from envactors.errors import VectorInputError
 from envactors.mailbox import messages
 from envactors.mailbox.messages import Kind
-from envactors.mailbox.pickling import Sealed
+from envactors.mailbox.pickling import Sealed, safe_repr
 from envactors.options import check_timeout, is_int
 
 if TYPE_CHECKING:
@@ -111,11 +112,7 @@ class Caller(Generic[T_co]):
                 f"cannot call {method} through the handle of an env that shares its process: the vector keeps track of "
                 f"its episodes; use envs.{method}(..., env_ids=[i])"
             )
-        actor = self._actor
-        future: ActorFuture[Any] = ActorFuture(actor, self._lifeline)
-        index = actor.config.start.first + self._env
-        actor.submit(Call(method, index, kind, future, self._deadline, self._retries), tuple(message))
-        return future
+        return submit(self, kind, message, method)
 
 
 class ActorView(Caller[T_co]):
@@ -136,7 +133,7 @@ class ActorView(Caller[T_co]):
     @property
     def node(self) -> str | None:
         """The node that runs the process; None on this machine."""
-        return None
+        return self._actor.node
 
     @property
     def state(self) -> ActorState:
@@ -181,6 +178,7 @@ class ActorView(Caller[T_co]):
         check_timeout(deadline, "options(deadline=...)")
         if not is_int(retries, 0):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")
+        self._actor.config.warn_of_deadlines(deadline, stacklevel=2)
         return Caller(self._actor, self._lifeline, self._env, deadline, retries, self._is_shared)
 
     def __repr__(self) -> str:
@@ -233,15 +231,39 @@ def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
         actor._actor.check_owner()
     began = time.monotonic()
     for actor in actors:
-        actor._actor.begin_close(timeout)
+        actor._actor.begin_close(timeout, began)
     for actor in actors:
         left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
         actor._actor.wait_closed(left)
 
 
+def submit(caller: Caller, kind: Kind, message: tuple[Any, ...], method: str, **conditions: Any) -> ActorFuture[Any]:
+    """Submit a request; ``conditions`` are further arguments of its `Call`."""
+    actor = caller._actor
+    future: ActorFuture[Any] = ActorFuture(actor, caller._lifeline)
+    index = actor.config.start.first + caller._env
+    actor.submit(Call(method, index, kind, future, caller._deadline, caller._retries, **conditions), tuple(message))
+    return future
+
+
 def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:
     """Call a method of the env, or read an attribute that is not a method; for drop-ins whose ``call`` does either."""
     return caller._submit(Kind.CALL, messages.Call(caller._env, public_name(name), args, kwargs, or_get=True), name)
+
+
+def discard_process(handle: ActorHandle, incarnation: int, method: str, error: Exception) -> None:
+    """Replace a process whose env is not fit for use any more; this counts as a restart.
+
+    Args:
+        handle: The actor.
+        incarnation: The process; another one is left alone.
+        method: The method in which the env has raised.
+        error: The exception.
+    """
+    actor = handle._actor
+    step = Step(method, actor.config.first_index)
+    reason = actor.errors.discarded(step, incarnation, actor.pid, error, safe_repr(error))
+    actor.run(actor.discard, incarnation, reason)
 
 
 def method_name(method: str | Callable[..., Any]) -> str:

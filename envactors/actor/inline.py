@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-import traceback
-import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from envactors import runtime as runtimes
+from envactors.actor import recording
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.incarnation import Incarnation
+from envactors.actor.inline_watch import InlineRequest, InlineWatch, stack_of
 from envactors.actor.jobs import Call, UnreadReply
 from envactors.actor.latch import Latch
 from envactors.actor.process import ExitReport
@@ -29,7 +29,6 @@ from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size
 from envactors.mailbox.messages import Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps, pack_failure, safe_repr, unpack_failure
 from envactors.runtime import Runtime
-from envactors.system.threads import current_frames
 from envactors.worker import context
 from envactors.worker.context import ActorContext
 from envactors.worker.host import HostedEnv
@@ -46,11 +45,14 @@ class InlineActor:
         config: The settings of the actor.
     """
 
+    runtime: Runtime  # once it has begun
+
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
         self.errors: ErrorFactory = ErrorFactory(config)
         self.incarnation: Incarnation = Incarnation(0)
         self.pid: int = os.getpid()
+        self.node: str | None = None
         self.closed: Latch = Latch()
         self._forks = runtimes.forks
         # Held while env code runs; the actors of a vector share it. Env code may use its own actor.
@@ -64,11 +66,12 @@ class InlineActor:
         self.last_crash: ActorError | None = None
         # Called once the envs are others, or gone.
         self.on_change: Callable[[], object] = lambda: None
-        deadlines = config.deadlines
-        if any(deadlines.of(method) is not None for method in ("call", "step", "reset")):
-            text = f"actor {config.name!r} lives in {config.backend!r}, where deadlines are not enforced"
-            warnings.warn(text, stacklevel=4)
-        self.runtime: Runtime = runtimes.join(self)
+        self._running: Step | None = None
+
+    def begin(self) -> None:
+        """Join the runtime, and make the envs; see `Actor.begin`."""
+        runtimes.join(self)
+        self._watch = InlineWatch(self.runtime.loop, self.config.deadlines.slow, self._find_running)
         self._start()
 
     # State -----------------------------------------------------------------------------------------------
@@ -93,6 +96,11 @@ class InlineActor:
         return not self.closed.is_open and self._start_error is None
 
     @property
+    def page(self) -> ControlPage | None:
+        """The control page of the envs; None if a factory has raised, or the actor is closed."""
+        return None if self._server is None else self._server.page
+
+    @property
     def hosted_envs(self) -> list[tuple[HostedEnv, ActorContext]]:
         """The envs and their contexts; empty if a factory has raised."""
         host = None if self._server is None else self._server.host
@@ -109,20 +117,20 @@ class InlineActor:
             last_failure=None,
             state=self.state,
             pid=self.pid,
-            node=None,
+            node=self.node,
             incarnation=self.incarnation.index,
             method=None,
             elapsed=0.0,
             rss=0,
             started_in=None,
             replays=0,
+            longest_replay=0.0,
         )
 
     def stacks(self, timeout: float) -> str:
         """Return the stack of the thread that runs env code."""
         del timeout
-        frame = None if self._thread is None else current_frames().get(self._thread)
-        return "no env code is running\n" if frame is None else "".join(traceback.format_stack(frame))
+        return stack_of(self._thread)
 
     def stderr_tail(self) -> str:
         """Return an empty string: envs print to the streams of the program."""
@@ -160,14 +168,29 @@ class InlineActor:
         if self._server is None:
             future.set_error(self.unusable_error(step))
             return
+        if call.incarnation not in (None, self.incarnation.index):
+            future.set_error(self.errors.lost_process(self.last_crash, call.incarnation)(step))
+            return
         self._call_id += 1
         step = step._replace(call_id=self._call_id, started=time.monotonic())
         future.set_running()
         with self.running_env(self._server):
-            kind, payload = self._server.execute(call.kind, call.payload)
+            before, self._running = self._running, step
+            try:
+                self._watch.begin()
+                kind, payload = self._server.execute(call.kind, call.payload)
+            finally:
+                self._running = before
         self._completed += 1
+        recording.recorder.on_span(self, call.method, step.started)
         reply = Frame(kind, self.incarnation.index, self._call_id, payload)
+        if call.take_reply is not None:
+            call.take_reply(reply)
         future.set_outcome(UnreadReply(self.errors, step, reply, self.pid))
+
+    def _find_running(self) -> InlineRequest | None:
+        step, thread = self._running, self._thread
+        return None if step is None or thread is None else InlineRequest(self, step, step.call_id, thread)
 
     @contextmanager
     def running_env(self, server: Server | None = None) -> Iterator[None]:
@@ -195,10 +218,21 @@ class InlineActor:
     def replace(self, reason: ActorError) -> None:
         """Make new envs; ``reason`` says why the present ones end."""
         with self._lock:
+            recording.recorder.on_exit(self, None)
             self.last_crash = reason
             self.incarnation = Incarnation(self.incarnation.index + 1)
             self._start()
             self.on_change()
+
+    def run(self, event: Callable[..., object], *args: object) -> None:
+        """Run an event under the lock."""
+        with self._lock:
+            event(*args)
+
+    def discard(self, incarnation: int, error: ActorError) -> None:
+        """Replace envs that are not fit for use any more; see `Actor.discard`."""
+        if incarnation == self.incarnation.index and not self.closed.is_open:
+            self.replace(error)
 
     def _describe_end(self, reason: EndReason) -> ActorError:
         return self.errors.exit(ExitReport(self.pid, reason=reason), self.incarnation.index, None)
@@ -218,9 +252,9 @@ class InlineActor:
         else:
             self._close()
 
-    def begin_close(self, timeout: float | None) -> None:
+    def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         """Close the envs."""
-        del timeout
+        del timeout, began
         with self._lock:
             if not self.closed.is_open:
                 self._close_envs()
@@ -233,8 +267,9 @@ class InlineActor:
 
     def abandon(self) -> None:
         """Close the actor; called by a finalizer."""
-        if runtimes.forks == self._forks and not self.runtime.has_ended:
-            self.runtime.callbacks.submit(lambda: self.begin_close(None))
+        runtime = runtimes.runtime_of(self)
+        if runtime is not None:
+            runtime.callbacks.submit(lambda: self.begin_close(None))
 
     # For futures, whose calls have ended when they are returned -------------------------------------------
 
@@ -272,6 +307,7 @@ class InlineActor:
                 return
         page.record_env(METHOD_CALL, 0)
         self._server = server
+        recording.recorder.on_span(self, "start", incarnation.launched)
 
     def _close_envs(self) -> None:
         if self._server is not None:
@@ -279,6 +315,7 @@ class InlineActor:
                 self._server.execute(Kind.CLOSE, dumps(()))
 
     def _close(self) -> None:
+        recording.recorder.on_exit(self, None)
         self._server = None
         self.runtime.leave(self)
         self.closed.open()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from envactors.actor import recording
 from envactors.actor.exits import Exit, JobFate, Next, Step, decide_call
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.states import EndReason
@@ -32,6 +34,8 @@ class Job:
         call_id: Its call id; 0 as long as the worker has received nothing of it.
         started: When it was sent (`time.monotonic`); 0.0 until then.
         deadline: How long it may run, in seconds; None for no limit.
+        age: Its age, for permits; the older a job is, the lower. Jobs that go first have 0.
+        needs_permit: Whether it steps or resets envs, so that it counts for ``max_running``.
         is_of_process: Whether it ends with the process, since the next process gets another one.
         revives: Whether it starts a process of a dead actor.
         survives_interrupt: Whether it stays in the queue when an interrupted change is repaired.
@@ -41,6 +45,8 @@ class Job:
     call_id: int = 0
     started: float = 0.0
     deadline: float | None = None
+    age: int = 0
+    needs_permit: bool = False
     is_of_process: bool = False
     revives: bool = False
     survives_interrupt: bool = True
@@ -114,6 +120,7 @@ class Call(Job):
         payload: Its message, pickled.
         on_end: Runs in the loop once it has ended; None for nothing.
         incarnation: The index of the only process that may run it; None for any.
+        take_reply: Called with the reply, under the lock, before the future has it; None for nothing.
     """
 
     def __init__(
@@ -127,6 +134,7 @@ class Call(Job):
         payload: bytes | bytearray = b"",
         on_end: Callable[[], object] | None = None,
         incarnation: int | None = None,
+        take_reply: Callable[[Frame], object] | None = None,
     ) -> None:
         self.method = method
         self.index = index
@@ -137,6 +145,8 @@ class Call(Job):
         self.payload = payload
         self.on_end = on_end
         self.incarnation = incarnation
+        self.needs_permit = kind == Kind.CALL and method in ("step", "reset")
+        self.take_reply = take_reply
         self.call_id = 0
         self.started = 0.0
 
@@ -157,7 +167,10 @@ class Call(Job):
 
     def on_reply(self, actor: Actor, frame: Frame) -> bool:
         """Pass the reply to the future."""
+        recording.recorder.on_span(actor, self.method, self.started)
         actor.tenant.on_call(self, frame)
+        if self.take_reply is not None:
+            self.take_reply(frame)
         self._end(actor, UnreadReply(actor.errors, self.step(actor), frame, actor.pid))
         return True
 
@@ -209,6 +222,7 @@ class Replay(Job):
         on_end: Called with whether the env is where it was.
     """
 
+    needs_permit = True
     is_of_process = True
 
     def __init__(self, index: int, payload: bytes | bytearray, on_end: Callable[[bool], object]) -> None:
@@ -234,6 +248,7 @@ class Replay(Job):
     def on_reply(self, actor: Actor, frame: Frame) -> bool:
         """Pass the result on."""
         actor.replays += 1
+        actor.longest_replay = max(actor.longest_replay, time.monotonic() - self.started)
         self._on_end(frame.kind != _FAILED and load_plain(frame.payload) is True)
         return True
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from envactors import backends
 from envactors.actor.actor import Actor
 from envactors.actor.change import ChangeLock
-from envactors.actor.config import ActorConfig
+from envactors.actor.config import ActorConfig, Standby
 from envactors.actor.handle import ActorHandle, Lifeline
 from envactors.actor.inline import InlineActor
+from envactors.actor.permits import Permits
 from envactors.actor.slow_calls import levels_of_loggers
 from envactors.actor.type_variables import T
 from envactors.backends.base import Backend, RowMemory
@@ -22,7 +23,7 @@ from envactors.mailbox import registry
 from envactors.mailbox.factory import Factory, as_callable
 from envactors.mailbox.messages import Start
 from envactors.mailbox.pickling import dumps_by_value, has_code, safe_repr
-from envactors.options import Deadlines, RestartPolicy, as_deadlines, check_env_vars
+from envactors.options import Deadlines, RestartPolicy, SnapshotPolicy, as_deadlines, check_env_vars
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -102,8 +103,12 @@ def launch(
     env_vars: Mapping[str, str] | None,
     memory: RowMemory | None = None,
     lock: ChangeLock | None = None,
+    standbys: Sequence[Standby] = (),
+    is_standby: bool = False,
+    permits: Permits | None = None,
     has_journal: bool = False,
     seed_episodes: bool = False,
+    snapshot: SnapshotPolicy | None = None,
 ) -> ActorHandle:
     """Make an actor of several envs.
 
@@ -117,28 +122,56 @@ def launch(
         env_vars: As for `spawn`.
         memory: As for `ActorConfig`.
         lock: As for `ActorConfig`.
+        standbys: As for `ActorConfig`.
+        is_standby: As for `ActorConfig`.
+        permits: As for `ActorConfig`.
         has_journal: Whether workers compute checksums over observations.
         seed_episodes: Whether the infos of resets contain their seeds.
+        snapshot: How to save and restore the states of the envs; None if that is not used.
     """
     who = f"actor {name!r}"
     pickled = [_pickle(as_callable(factory, who), f"the factory of {who}", name) for factory in factories]
+    functions = None if snapshot is None else _pickle((snapshot.get, snapshot.set), repr(snapshot), name)
     resolved = backends.resolve(backend)
     variables = check_env_vars(env_vars)
     if variables and not resolved.kills:
         raise ValueError(f"env_vars for {name!r}: {resolved!r} shares the caller's environment. Leave env_vars out.")
     registrations: tuple[list[bytes], list[bytes]] = ([], []) if resolved.inline else registry.collect()
-    start = Start(name, first, pickled, registrations, None, has_journal, levels_of_loggers(), seed_episodes)
-    if any(map(has_code, pickled)) and not resolved.loads_code(variables):
+    levels = levels_of_loggers()
+    start = Start(name, first, pickled, registrations, None, has_journal, levels, seed_episodes, functions)
+    if any(map(has_code, [*pickled, functions or b""])) and not resolved.loads_code(variables):
         raise SerializationError(
-            f"the factories of {who} are pickled by value, as code of {sys.implementation.cache_tag}, which workers "
-            f"of {resolved!r} do not run: put them into a module that workers can import, and name a factory as "
-            "'module:callable'",
+            f"the factories or snapshot functions of {who} are pickled by value, as code of "
+            f"{sys.implementation.cache_tag}, which workers of {resolved!r} do not run: put them into a module that "
+            "workers can import, and name a factory as 'module:callable'",
             actor=name,
         )
     deadlines = as_deadlines(deadlines)
-    config = ActorConfig(name, resolved, start, deadlines, restart, variables, memory, lock or ChangeLock())
+    config = ActorConfig(
+        name,
+        resolved,
+        start,
+        deadlines,
+        restart,
+        variables,
+        memory,
+        lock or ChangeLock(),
+        standbys,
+        is_standby,
+        permits,
+    )
+    if not resolved.kills:
+        config.deadlines = Deadlines(start=None, close=deadlines.close, slow=deadlines.slow)
+        if first == 0:  # the other actors of a vector are alike
+            config.warn_of_deadlines(*map(deadlines.of, ("call", "step", "reset", "policy")), stacklevel=3)
     actor = InlineActor(config) if resolved.inline else Actor(config)
-    return ActorHandle(actor, Lifeline(actor))
+    handle: ActorHandle = ActorHandle(actor, Lifeline(actor))
+    try:
+        actor.begin()
+    except BaseException:
+        actor.abandon()  # as long as the user keeps the exception, its traceback keeps the handle
+        raise
+    return handle
 
 
 def _pickle(value: object, title: str, name: str) -> bytes:

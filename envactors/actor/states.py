@@ -39,6 +39,7 @@ class ActorStats:
         rss: Resident memory, in bytes; 0 while there is no process.
         started_in: How long the last start took, in seconds; None before the first.
         replays: How often an env was replayed by ``on_failure="replay"``.
+        longest_replay: How long the longest replay took, in seconds.
     """
 
     completed: int
@@ -56,14 +57,16 @@ class ActorStats:
     rss: int
     started_in: float | None
     replays: int
+    longest_replay: float
 
 
 class Phase(enum.Enum):
     """What an actor is doing with its process.
 
-    STARTING ──▶ LIVE ──▶ STOPPING ──▶ ENDING ──▶ STARTING, BACKOFF, DEAD, or CLOSED
+    NEW ──▶ STARTING ──▶ LIVE ──▶ STOPPING ──▶ ENDING ──▶ STARTING, BACKOFF, DEAD, or CLOSED
     """
 
+    NEW = enum.auto()  # the loop has not started a process yet
     STARTING = enum.auto()  # a process is being launched, or makes its envs
     LIVE = enum.auto()  # the process takes requests
     STOPPING = enum.auto()  # it closes its envs, or writes its stacks after a deadline; it takes no more requests

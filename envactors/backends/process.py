@@ -7,13 +7,12 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from envactors.backends.base import Backend, EventLoop, ExitStatus, LaunchRefusedError, RowMemory, Stream, Worker
+from envactors.backends.base import Backend, ExitStatus, LaunchRefusedError, RowMemory, Stream, Worker
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import ControlPage, page_size
 from envactors.mailbox.info_codec import Infos
-from envactors.mailbox.pickling import read_other_numpy
 from envactors.mailbox.slab import Layout, Slab
 from envactors.options import is_int
 from envactors.process import reaper, starting
@@ -27,8 +26,11 @@ from envactors.system.choice import PORTABLE, SYSTEM, VARIABLE
 from envactors.system.cpus import cores
 from envactors.system.memory import SharedFile
 from envactors.system.polling import Doorbell
-from envactors.system.processes import SIGKILL, Process, fixed_layout
+from envactors.system.processes import SIGKILL, Process
 from envactors.system.sockets import open_pair
+
+if TYPE_CHECKING:
+    from envactors.runtime import Runtime
 
 # More than one worker per core may start at a time: some read their imports from disk while others compute.
 _STARTING_PER_CORE = 4
@@ -47,61 +49,52 @@ class ProcessBackend(Backend):
     """A backend with one process per actor.
 
     Args:
-        start_method: How processes start; none of the methods needs a ``__main__`` guard. ``"forkserver"``, the default
-            on Linux and only there, forks a fresh process that has imported NumPy and, if the caller has, Gymnasium, so
-            that a worker starts in milliseconds. ``"loky"``, the default elsewhere, and ``"spawn"`` start a fresh
-            interpreter, with loky's process context or directly. ``"fork"`` forks the caller itself, in whatever state
-            its other threads are; no other method forks the caller. Actors with equal settings share a fork
-            server, which ends with the last of these actors. If a fork server crashes, its actors continue, and another
-            one takes its place.
+        start_method: How processes start; neither method forks the caller or needs a ``__main__`` guard.
+            ``"forkserver"``, the default on Linux and only there, forks a fresh process that has imported NumPy and, if
+            the caller has, Gymnasium, so that a worker starts in milliseconds. ``"loky"``, the default elsewhere,
+            starts a fresh interpreter with loky's process context. Actors with equal settings share a fork server,
+            which ends with the last of these actors. If a fork server crashes, its actors continue, and another one
+            takes its place.
         spin: Whether the caller and the workers spin for some tens of microseconds before they sleep, if there are
             spare cores.
-        max_starting: How many processes may be starting at a time, from the launch until the env is made. Further ones
-            are queued, and their start deadlines do not run yet. None means four per core, and at least eight. Raise it
-            for envs that mostly wait while they start.
         preload: Modules that the fork server also imports, if they are installed, so that workers do not import them.
             They must leave no threads running. Since modules may read environment variables, each mapping of
             ``env_vars`` then has its own server. Only with ``"forkserver"``.
-        randomize_layout: Whether the kernel places the code and heap of each worker at random addresses, as it does
-            with any program. If False, all workers of ``"loky"`` and ``"spawn"`` have the same addresses. Processors
-            predict branches by address, so that light steps of more workers than cores may take half the time; but an
-            attacker who can corrupt an env's C code then knows the addresses. Programs that env code starts have random
-            addresses either way. The option has no effect with ``"forkserver"`` and ``"fork"``, whose workers have the
-            (random) addresses of the process that was forked, nor if the kernel refuses it, as in some containers.
+        max_starting: How many processes may be starting at a time, from the launch until the env is made. Further ones
+            are queued, and their start deadlines do not run yet. None means four per core, and at least eight. Raise it
+            for envs that mostly wait while they start.
         python: Another Python interpreter for the workers, such as that of a virtual environment: CPython 3.10 or newer
-            with NumPy 1.26 or newer and cloudpickle, which is all that envactors needs there. Its workers have the
-            path of that interpreter, and only this package from the caller's path; ``env_vars`` with ``PYTHONPATH``
-            adds directories. Since interpreters read variables, each mapping of ``env_vars`` has its own fork server.
+            with cloudpickle and NumPy of the caller's major version, which is all that envactors needs there. Its
+            workers have the path of that interpreter, and only this package from the caller's path; ``env_vars`` with
+            ``PYTHONPATH`` adds directories. Since interpreters read variables, each mapping of ``env_vars`` has its own
+            fork server.
             Factories are named as ``"module:callable"``, or pickled; what is pickled by value, as lambdas are, needs
-            an interpreter of the caller's version. Only with ``"forkserver"`` and ``"spawn"``. An interpreter that
-            cannot run workers fails their start with an `ActorStartError`.
+            an interpreter of the caller's version. Only with ``"forkserver"``. An interpreter that cannot run workers
+            fails their start with an `ActorStartError`.
 
     Raises:
-        ValueError: The start method does not exist on this system, ``max_starting`` is not a positive int, ``preload``
-            is used without a fork server, or ``python`` with ``"loky"`` or ``"fork"``.
-        TypeError: ``spin`` or ``randomize_layout`` is not a bool, or ``python`` is not a path.
+        ValueError: The start method does not exist on this system, ``max_starting`` is not a positive int, or
+            ``preload`` or ``python`` is used without a fork server.
+        TypeError: ``spin`` is not a bool, or ``python`` is not a path.
     """
 
     kills = True
     inline = False
-    pickles = True
 
     def __init__(
         self,
         start_method: starting.StartMethod = starting.DEFAULT,
         spin: bool = True,
-        max_starting: int | None = None,
         preload: Sequence[str] = (),
-        randomize_layout: bool = True,
+        max_starting: int | None = None,
         python: str | os.PathLike[str] | None = None,
     ) -> None:
         if start_method not in get_args(starting.StartMethod):
-            raise ValueError(f"start_method is {start_method!r}: expected one of {get_args(starting.StartMethod)}")
+            raise ValueError(f"start_method is {start_method!r}: expected 'forkserver' (on Linux) or 'loky'")
         if start_method == "forkserver" and PORTABLE:
-            raise ValueError("start_method is 'forkserver', which needs Linux: expected 'loky', 'spawn' or 'fork'")
-        for name, value in (("spin", spin), ("randomize_layout", randomize_layout)):
-            if not isinstance(value, bool):
-                raise TypeError(f"{name} is {value!r}: expected True or False")
+            raise ValueError("start_method is 'forkserver', which needs Linux: expected 'loky'")
+        if not isinstance(spin, bool):
+            raise TypeError(f"spin is {spin!r}: expected True or False")
         if max_starting is None:
             max_starting = max(_STARTING_AT_LEAST, _STARTING_PER_CORE * cores())
         if not is_int(max_starting):
@@ -109,18 +102,14 @@ class ProcessBackend(Backend):
         self.max_starting: int | None = max_starting
         self.start_method = start_method
         self.spin = spin
-        self.randomize_layout = randomize_layout
-        if preload and start_method != "forkserver":
-            raise ValueError(f"preload is {preload!r} with start_method={start_method!r}: expected 'forkserver'")
+        for name, value in (("preload", preload or None), ("python", python)):
+            if value is not None and start_method != "forkserver":
+                raise ValueError(
+                    f"{name} is {value!r} with start_method={start_method!r}: expected 'forkserver' (on Linux)"
+                )
         self._preload = tuple(preload)
         self.python: str | None = None if python is None else os.fspath(python)
         if self.python is not None:
-            if start_method not in ("forkserver", "spawn"):
-                raise ValueError(
-                    f"python is {self.python!r} with start_method={start_method!r}: expected 'spawn', or 'forkserver' "
-                    "on Linux"
-                )
-            read_other_numpy()
             self.import_advice: str = (
                 f"it has to be where workers run. Install it there ({self.python} -m pip install ...), or name its "
                 "directory in env_vars={'PYTHONPATH': ...}"
@@ -164,20 +153,15 @@ class ProcessBackend(Backend):
         environment: dict[str, str],
         descriptors: Descriptors,
     ) -> Process:
-        if self.start_method == "fork":
-            return starting.fork_caller(descriptors, environment)
         if self.start_method == "forkserver":
             return FORK_SERVERS.fork(self._settings(env_vars), descriptors, environment)
-        layout = contextlib.nullcontext(False) if self.randomize_layout else fixed_layout()
-        if self.start_method == "spawn":
-            return starting.start_interpreter(descriptors, environment, layout, self.python)
-        return starting.start_by_loky(name, descriptors, environment, layout)
+        return starting.start_by_loky(name, descriptors, environment)
 
     def _settings(self, env_vars: Mapping[str, str]) -> Settings:
         return Settings(self._preload, frozenset(env_vars.items() if self._preload or self.python else ()), self.python)
 
-    def retain(self, env_vars: Mapping[str, str], loop: EventLoop | None = None) -> None:
-        del loop
+    def retain(self, env_vars: Mapping[str, str], runtime: Runtime | None = None) -> None:
+        del runtime
         REAPER.retain()  # first: a fork server has its tag for as long as it has users
         if self.start_method == "forkserver":
             FORK_SERVERS.retain(self._settings(env_vars))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from envactors.actor.change import ChangeLock
 from envactors.actor.handle import ActorHandle
 from envactors.actor.spawn import launch
 from envactors.backends import resolve
@@ -15,9 +16,9 @@ from envactors.backends.process import ProcessBackend
 from envactors.errors import VectorInputError
 from envactors.integrations.adapter import for_inner_env
 from envactors.mailbox.factory import Factory
-from envactors.process.starting import DEFAULT
+from envactors.process.starting import DEFAULT, StartMethod
 from envactors.vector.env import VectorEnv
-from envactors.vector.inputs import check_flags, group_envs
+from envactors.vector.inputs import check_flags, group_envs, limit_running
 from envactors.vector.options import Choices, CommonOptions, VectorOptions, check_names
 
 if TYPE_CHECKING:
@@ -59,9 +60,24 @@ def check_one_backend(name: str, start_method: str | None, given: CommonOptions)
         raise ValueError(f"got both {name}={start_method!r} and backend={given['backend']!r}: expected only one")
 
 
-def preloading(*modules: str) -> ProcessBackend:
-    """Return the default backend, whose fork server, where there is one, imports these modules once for all workers."""
-    return ProcessBackend(preload=modules if DEFAULT == "forkserver" else ())
+def as_start_method(context: str | None) -> StartMethod:
+    """Return the start method for the name that a library gives to one of its own.
+
+    All of their names stand for the default; ``"loky"`` is only ours.
+
+    Raises:
+        ValueError: No start method has this name.
+    """
+    if context in (None, "fork", "spawn", "forkserver"):
+        return DEFAULT
+    if context == "loky":
+        return "loky"
+    raise ValueError(f"cannot find context for {context!r}: expected 'fork', 'spawn', 'forkserver', or 'loky'")
+
+
+def preloading(*modules: str, start_method: StartMethod = DEFAULT) -> ProcessBackend:
+    """Return a backend whose fork server, if it has one, imports these modules once for all workers."""
+    return ProcessBackend(start_method, preload=modules if start_method == "forkserver" else ())
 
 
 def make_vector(
@@ -113,6 +129,7 @@ def launch_each(
     check_flags(seed_episodes=choices.seed_episodes)
     backend = resolve(choices.backend)
     groups, variables = group_envs(list(factories), 1, choices.env_vars, backend)
+    lock, permits = ChangeLock(), limit_running(choices.max_running, len(groups), backend)
     return [
         launch(
             group,
@@ -122,6 +139,8 @@ def launch_each(
             deadlines=choices.deadlines,
             restart=choices.restart,
             env_vars=env_vars,
+            lock=lock,
+            permits=permits,
         )
         for index, (group, name, env_vars) in enumerate(zip(groups, names, variables, strict=True))
     ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import copyreg
-import importlib
 import io
 import pickle
 import sys
@@ -47,26 +46,6 @@ _REFERENCE: Final = pickle.STACK_GLOBAL[0]
 
 # In place of a value that was not loaded.
 UNREAD: Final = object()
-
-_IS_NUMPY_1 = np.__version__.startswith("1.")
-
-
-def read_other_numpy() -> None:
-    """Let this process unpickle what the other major version of NumPy, 1 or 2, has pickled.
-
-    Pickles name private modules, which NumPy 2 has renamed. Each version reads most of the other's names; this adds
-    those of arrays, which NumPy 1 does not have and NumPy 2 warns about, and of errors.
-    """
-    mine, other = ("numpy.core", "numpy._core") if _IS_NUMPY_1 else ("numpy._core", "numpy.core")
-    sys.modules.setdefault(f"{other}._exceptions", importlib.import_module(f"{mine}._exceptions"))
-    arrays: Any = importlib.import_module(f"{mine}.numeric")
-    if _IS_NUMPY_1:
-        sys.modules.setdefault(f"{other}.numeric", arrays)
-    importlib.import_module(f"{other}.numeric").__dict__["_frombuffer"] = arrays._frombuffer  # noqa: SLF001
-
-
-if _IS_NUMPY_1:  # a worker does not know which version its caller has
-    read_other_numpy()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no annotations
@@ -225,15 +204,6 @@ class Sealed:
 def content_of(value: Any) -> Any:
     """Return a value of a message after unpickling it if it is `Pickled`."""
     return loads(value.content) if isinstance(value, Pickled) else value
-
-
-def make_payload(value: Any, *, pickles: bool) -> Any:
-    """Return an action, or the options of a reset, as it travels beside its row: pickled, or copied within one process.
-
-    Raises:
-        Exception: It does not pickle, or cannot be copied.
-    """
-    return bytes(dumps(value)) if pickles else copy_value(value)
 
 
 def copy_value(value: Any) -> Any:

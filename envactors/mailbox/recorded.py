@@ -19,8 +19,7 @@ def requests_of(replay: Replay) -> Iterator[Any]:
             yield from _steps_of(replay, entry)
         else:
             kind, payload = entry
-            # A checkpoint may come from a vector in which the env had another position.
-            yield REQUESTS[kind](*loads(payload))._replace(env=replay.env)
+            yield REQUESTS[kind](*loads(payload))
 
 
 def _steps_of(replay: Replay, steps: RecordedSteps) -> Iterator[Any]:

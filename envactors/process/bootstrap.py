@@ -28,7 +28,6 @@ from envactors.system.processes import (
     STACKS_SIGNAL,
     detach,
     end_with_parent,
-    restore_random_layout,
     tag_descendants,
     volunteer_for_oom,
 )
@@ -71,26 +70,19 @@ def _unpickle_descriptors(*passed: Any) -> Descriptors:
     return Descriptors(*fds)
 
 
-def run(
-    descriptors: Descriptors,
-    parent_pid: int | None,
-    fixed_layout: bool = False,
-    changes: Mapping[str, str | None] | None = None,
-) -> NoReturn:
+def run(descriptors: Descriptors, parent_pid: int | None, changes: Mapping[str, str | None]) -> NoReturn:
     """Run a worker in this process until its parent ends it.
 
     Args:
         descriptors: The descriptors from the parent.
         parent_pid: The process id of the caller, with which the worker ends; None if a fork server has forked it, and
             then the reaper ends it.
-        fixed_layout: Whether the parent has fixed the addresses of this process; if so, its children get random ones
-            again.
         changes: Environment variables to set, and with None to unset.
     """
 
     def work() -> None:
         volunteer_for_oom()
-        for name, value in (changes or {}).items():
+        for name, value in changes.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
@@ -98,9 +90,7 @@ def run(
         detach()
         if parent_pid is not None:
             end_with_parent(parent_pid)
-        if fixed_layout:
-            restore_random_layout()
-        _serve(Descriptors(*descriptors))  # a list in an interpreter that was started directly
+        _serve(descriptors)
 
     exit_after(work)
 
@@ -179,8 +169,8 @@ def _redirect(descriptors: Descriptors) -> None:
     for name, source, target in (("stdout", descriptors.stdout, 1), ("stderr", descriptors.stderr, 2)):
         os.dup2(source, target)
         os.close(source)
-        # The stream of a forked worker may hold a copy of what the caller has not flushed yet. This reference prevents
-        # its finalization, which would write that copy again.
+        # The stream of a forked worker may hold a copy of what the fork server has not flushed yet. This reference
+        # prevents its finalization, which would write that copy again.
         _inherited.append(getattr(sys, name))
         # Line-buffered: Python would buffer more for a pipe, and the rest would be lost with the process.
         stream = os.fdopen(target, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)

@@ -142,7 +142,7 @@ def _run_worker(
     sys.argv[:] = argv or sys.argv
     with contextlib.suppress(OSError):  # it was removed; a fresh interpreter would start without it, too
         os.chdir(directory)
-    run(descriptors, None, changes=changes)
+    run(descriptors, None, changes)
 
 
 def _report_exits(worker_ids: dict[int, int], exits: int) -> None:

@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 
+import numpy as np
+
 from envactors.process.interpreter_check import platform
 from envactors.process.refusal import LaunchRefusedError
 from envactors.process.starting import python_command
-from envactors.system.choice import SYSTEM
 
 # How long the check of an interpreter may take, in seconds; it imports what workers need.
 _PATIENCE = 60.0
@@ -29,7 +30,7 @@ def code_tag(python: str | None, env_vars: frozenset[tuple[str, str]]) -> str | 
     """
     if python is None:
         return sys.implementation.cache_tag
-    boot = {"expected": platform(), "system": SYSTEM}
+    boot = {"expected": platform(), "numpy": np.__version__}
     command = python_command("envactors.process.interpreter_check", "check", boot, python)
     environment = {**os.environ, **dict(env_vars)}
     run = functools.partial(subprocess.run, stdin=subprocess.DEVNULL, capture_output=True, start_new_session=True)

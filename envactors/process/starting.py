@@ -1,4 +1,4 @@
-"""The start methods that need no fork server, and the environment that workers start with."""
+"""Start workers through loky, start fresh interpreters, and choose the environment that workers start with."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import os
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
 from envactors.process.bootstrap import Descriptors, run
 from envactors.process.refusal import LaunchRefusedError
@@ -22,7 +20,7 @@ from envactors.system.choice import PORTABLE
 from envactors.system.processes import SIGKILL, Process, await_exit, interpreter_options, no_fork, open_sentinel
 from envactors.system.sockets import sigpipe_blocked
 
-StartMethod = Literal["forkserver", "loky", "spawn", "fork"]
+StartMethod = Literal["forkserver", "loky"]
 # On other systems, libraries do not survive a fork, and nothing would end the workers of a fork server.
 DEFAULT: Final[StartMethod] = "loky" if PORTABLE else "forkserver"
 
@@ -55,11 +53,6 @@ _LONGEST_ARGUMENT: Final = 100_000
 _children: set[object] = getattr(multiprocessing.process, "_children", set())
 
 
-def as_elsewhere(start_method: Any) -> Any:
-    """Return the start method for the name that another library uses; its fork server means a clean process."""
-    return DEFAULT if start_method == "forkserver" else start_method
-
-
 def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that limit numerical libraries to one thread each.
 
@@ -71,12 +64,7 @@ def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:
     return {name: "1" for name in THREAD_CAPS if name not in os.environ}
 
 
-# The context in which a program is started. It yields whether the addresses of the program are fixed: then the worker
-# restores random ones for the programs that it starts.
-Layout: TypeAlias = AbstractContextManager[bool]
-
-
-def start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, str], layout: Layout) -> Process:
+def start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, str]) -> Process:
     """Start a fresh interpreter with loky's process context.
 
     Raises:
@@ -88,8 +76,7 @@ def start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, st
 
     if not working_directory():
         raise LaunchRefusedError(
-            "the working directory was removed, and start_method='loky' needs one: change to another with os.chdir, or "
-            "use start_method='spawn'"
+            "the working directory was removed, and start_method='loky' needs one: change to another with os.chdir"
         )
     # `ensure_running` starts the tracker for the first worker, and then unblocks SIGINT in this thread: Ctrl-C would
     # reach workers that are still starting.
@@ -101,8 +88,8 @@ def start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, st
     changes = {name: "" for name in environment if name.startswith("PYTHON") and sys.flags.ignore_environment}
     changes |= {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1" if sys.flags.no_user_site else ""}
     restored = {name: environment.get(name) for name in changes}
-    with layout as fixed, sigpipe_blocked(), _not_daemonic():  # its arguments go through a pipe
-        args = descriptors, os.getpid(), fixed, restored
+    with sigpipe_blocked(), _not_daemonic():  # its arguments go through a pipe
+        args = descriptors, os.getpid(), restored
         process = get_context("loky").Process(target=run, name=name, args=args, env={**environment, **changes})
         process.start()
     _children.discard(process)
@@ -119,29 +106,6 @@ def _not_daemonic() -> Iterator[None]:
     finally:
         if before is not None:
             config["daemon"] = before
-
-
-def start_interpreter(
-    descriptors: Descriptors, environment: dict[str, str], layout: Layout, python: str | None
-) -> Process:
-    """Start a fresh interpreter, this one or another."""
-    with layout as fixed:
-        boot = {"descriptors": descriptors, "parent_pid": os.getpid(), "fixed_layout": fixed}
-        process = start_python("envactors.process.bootstrap", "run", boot, descriptors.present(), environment, python)
-    process.returncode = 0  # so that `subprocess` does not reap it
-    return _watched(process.pid)
-
-
-def fork_caller(descriptors: Descriptors, environment: dict[str, str]) -> Process:
-    """Fork the caller."""
-    parent_pid = os.getpid()
-    with warnings.catch_warnings():
-        # Python warns against forking a process with threads. The documentation of this start method does, too.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        run(descriptors, parent_pid, changes=environment)
-    return _watched(pid)
 
 
 def start_python(

@@ -7,7 +7,6 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from envactors.system.choice import PORTABLE
 
@@ -29,18 +28,3 @@ def usable_cores() -> int:
     import loky
 
     return int(loky.cpu_count())
-
-
-def cpu_quota() -> float | None:
-    """Return the number of cores that the container may keep busy; None without a limit or if it is unknown."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        directory = Path("/sys/fs/cgroup/cpu")
-        quota, period = ((directory / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return None if int(quota) < 0 else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None

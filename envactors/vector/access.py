@@ -18,7 +18,7 @@ from envactors.errors import NothingPendingError
 from envactors.options import deadline_after
 from envactors.vector.env import EnvFuture, VectorEnv
 from envactors.vector.options import Autoreset
-from envactors.vector.results import Batch
+from envactors.vector.results import Batch, StepResults
 
 
 class VectorAccess:
@@ -58,6 +58,13 @@ class VectorAccess:
         """
         self._envs._engine.disable_reset_checks()
 
+    def discard(self, env_ids: list[int] | None = None) -> None:
+        """Wait for whatever some envs run, or all for None, and drop results that were not delivered.
+
+        The futures of `VectorEnv.submit` still get theirs. After this, the envs can be reset.
+        """
+        self._envs._engine.discard(self._envs._select(env_ids), None, None)
+
     def start_reset(
         self, env_ids: list[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
     ) -> None:
@@ -73,6 +80,24 @@ class VectorAccess:
     def start_steps(self, env_ids: list[int] | None, actions: Any) -> None:
         """Start steps of some envs, or of all for None, whose results `gather` delivers."""
         self._envs._engine.start_steps(self._envs._select(env_ids), actions, rings_each=False)
+
+    def start_step(self, actions: Any) -> None:
+        """Start a step of all envs, whose results `finish_step` delivers."""
+        self.start_steps(None, actions)
+
+    def finish_step(self, timeout: float | None = None) -> StepResults:
+        """Wait for a step of all envs and return its results as `VectorEnv.step` does.
+
+        Args:
+            timeout: Longest time to wait, in seconds; None for no limit.
+
+        Raises:
+            NothingPendingError: No step was started, or another thread has taken its results.
+            VectorTimeoutError: The timeout passed; nothing is lost.
+            VectorStepError: Some envs failed.
+        """
+        results: StepResults = self.gather(None, timeout, "step_wait")[1:6]
+        return results
 
     def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
         """Start steps with one unchecked and unconverted action per env. `gather` delivers their results."""
@@ -103,5 +128,7 @@ class VectorAccess:
         deadline = deadline_after(timeout, f"{caller}(timeout=...)")
         if env_ids is None and not engine.receivable():
             raise NothingPendingError(f"{caller} has nothing to wait for: start a step first")
-        batch: Batch = engine.finish(envs, timeout, deadline, caller)
+        method = caller.removesuffix("_wait")
+        with self._envs._statistics.waiting(method, envs.is_all and method == "step"):
+            batch: Batch = engine.finish(envs, timeout, deadline, caller)
         return batch

@@ -5,6 +5,7 @@ The fast path is no separate code: if no env needs attention, all rows are writt
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,15 +25,17 @@ from envactors.errors import (
     VectorTimeoutError,
 )
 from envactors.mailbox.control_page import FINISHED, spin_until_all
+from envactors.mailbox.durations import Histograms
 from envactors.mailbox.info_codec import INLINE_INFO
+from envactors.mailbox.messages import Frame
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import HALF, RESET
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, split_batch
 from envactors.vector.actor_envs import ActorEnvs
-from envactors.vector.episodes import NEEDS_RESET
+from envactors.vector.episodes import LOST, NEEDS_RESET
 from envactors.vector.failures import step_error
 from envactors.vector.options import Autoreset
-from envactors.vector.results import Batch, EnvStep, RowReader
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, RowReader
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, EnvRequest, EnvTable, Selection
 
 
@@ -98,6 +101,21 @@ class RowEngine:
         """Return how many steps and finished episodes each env has had."""
         return self.table.episodes.steps.tolist(), self.table.episodes.episodes.tolist()
 
+    def begin_timing(self) -> None:
+        """Have steps and resets timed from now on; may be called again."""
+        with self._lock:
+            for envs in self.table.actors:
+                envs.begin_timing()
+
+    def histograms(self) -> Histograms:
+        """Return the durations of the steps and resets of all envs, as far as they were timed."""
+        with self._lock:
+            return np.concatenate([envs.histograms() for envs in self.table.actors])
+
+    def in_turns(self) -> list[int]:
+        """Return how many envs run one after another: those of each actor."""
+        return [len(envs.range) for envs in self.table.actors]
+
     def disable_reset_checks(self) -> None:
         """Leave it to the envs to refuse steps before a reset."""
         self.table.episodes.disable_reset_checks()
@@ -105,6 +123,54 @@ class RowEngine:
     def close(self) -> None:
         """Close the doorbells of the vector, which belong to no actor."""
         self.table.waiters.close()
+
+    # Snapshots -------------------------------------------------------------------------------------------
+
+    def check_idle(self, envs: Selection) -> None:
+        """Raise `AlreadyPendingError` if a rollout is in flight, or an env has a result pending."""
+        self._lock.reset_if_interrupted()
+        table = self.table
+        if table.rollouts:
+            raise AlreadyPendingError(f"{table.rollouts} rollouts are in flight: wait for them first")
+        if envs.is_all and table.are_all(IDLE):
+            return
+        busy = [index for index in envs.ids if table.status[index] != IDLE]
+        if busy:
+            raise AlreadyPendingError(
+                f"the envs {busy} have results pending: receive them with recv (or from "
+                "their futures) before the next request"
+            )
+
+    def process_with_episode(self, index: int) -> int | None:
+        """Return the only process whose state of an env counts; None for any, since a replay brings the state back.
+
+        Raises:
+            ActorError: The episode of the env was lost with its process.
+        """
+        table = self.table
+        with self._lock:
+            if table.episodes.flags[index] & LOST and not (table.replays and table.journals[index].can_replay):
+                raise table.owners[index].crash_error_for(index)
+            return None if table.replays else int(table.incarnations[index])
+
+    def snapshot_of(self, index: int, check: int, state: bytes) -> EnvSnapshot:
+        """Return the snapshot of an env whose state a worker has saved."""
+        episodes, last = self.table.episodes, self.reader.read_last(index)
+        root_seed, number = episodes.root_seeds[index], episodes.numbers[index]
+        resets_next, starts = bool(episodes.resets_next_of[index]), bool(self.table.ops[index] & RESET)
+        return EnvSnapshot(index, state, check, root_seed, number, resets_next, starts, last)
+
+    def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
+        """Return the function that takes the reply of a worker that was sent the state of a snapshot."""
+        last = None if snapshot.last is None else self.reader.encode(index, snapshot.last)
+        return functools.partial(self.table.owners[index].on_restored, index, snapshot, last)
+
+    def last_batch(self) -> Batch | None:
+        """Return the last result of each env; None if an env has none."""
+        steps = [self.reader.read_last(index) for index in self.all.ids]
+        if self.table.on_failure == "raise" or None in steps:
+            return None
+        return self.reader.batch_steps([step for step in steps if step is not None])[0]
 
     # Posting ---------------------------------------------------------------------------------------------
 
@@ -132,7 +198,7 @@ class RowEngine:
             SpaceMismatchError: The actions do not conform to the action spec.
             ActorClosedError: The vector was closed.
         """
-        self._check_idle(envs)
+        self.check_idle(envs)
         if not self.table.are_all_plain:
             self.check_steppable(envs)
         payloads = self._write_actions(envs, actions, is_checked=is_checked)
@@ -141,7 +207,7 @@ class RowEngine:
             for position, index in enumerate(envs.ids):
                 future = futures[position] if futures else None
                 requests[index] = EnvRequest("step", False, future, None, payloads[position] if payloads else None)
-        self._post(envs, requests, rings_each=rings_each)
+        self._post(envs, requests, "step", rings_each=rings_each)
 
     def start_resets(
         self,
@@ -151,13 +217,13 @@ class RowEngine:
         futures: Sequence[ActorFuture] = (),
     ) -> None:
         """Start resets; for the errors see `start_steps`."""
-        self._check_idle(envs)
+        self.check_idle(envs)
         requests = {}
         for position, index in enumerate(envs.ids):
             payload = None if options[position] is None else bytes(dumps(options[position]))
             future = futures[position] if futures else None
             requests[index] = EnvRequest("reset", True, future, seeds[position], payload)
-        self._post(envs, requests, rings_each=True)
+        self._post(envs, requests, "reset", rings_each=True)
 
     def check_steppable(self, envs: Selection) -> None:
         """Raise `VectorInputError` if an env needs a reset first."""
@@ -165,20 +231,6 @@ class RowEngine:
         for index in envs.ids:
             if flags[index] & NEEDS_RESET:
                 raise VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
-
-    def _check_idle(self, envs: Selection) -> None:
-        table = self.table
-        self._lock.reset_if_interrupted()
-        if table.rollouts:
-            raise AlreadyPendingError(f"{table.rollouts} rollouts are in flight: wait for them first")
-        if envs.is_all and table.are_all(IDLE):
-            return
-        busy = [index for index in envs.ids if table.status[index] != IDLE]
-        if busy:
-            raise AlreadyPendingError(
-                f"the envs {busy} have results pending: receive them with recv (or from "
-                "their futures) before the next request"
-            )
 
     def _write_actions(self, envs: Selection, actions: Any, *, is_checked: bool) -> list[bytes]:
         """Write actions into rows; return them pickled if they do not fit there."""
@@ -195,7 +247,7 @@ class RowEngine:
                 array[index] = leaf
         return []
 
-    def _post(self, envs: Selection, requests: dict[int, EnvRequest], *, rings_each: bool) -> None:
+    def _post(self, envs: Selection, requests: dict[int, EnvRequest], method: str, *, rings_each: bool) -> None:
         """Post envs whose actions are in their rows, or queue those whose actor is not free."""
         table, lock = self.table, self._lock
         groups = self._groups_of(envs)
@@ -208,13 +260,16 @@ class RowEngine:
             posted: list[tuple[ActorEnvs, list[int]]] = []
             queued: list[tuple[ActorEnvs, list[int]]] = []
             for group, ids in groups:
-                is_free = group.actor.can_post(group) and not (must_check and any(map(group.must_wait, ids)))
+                must_wait = must_check and group.must_queue(ids)
+                is_free = not must_wait and group.actor.can_post(group)
                 (posted if is_free else queued).append((group, ids))
             closing = next((group.actor for group, _ in queued if group.actor.is_closing), None)
             if closing is not None:
-                refused = closing.errors.closed(Step("step", envs.ids[0]), closing.incarnation.index)
+                refused = closing.errors.closed(Step(method, envs.ids[0]), closing.incarnation.index)
                 for index in requests:
                     del table.requests[index]
+                for group, _ in posted:
+                    group.actor.dispatch()  # gives its permit back
             else:
                 for index, request in requests.items():
                     if request.seed is not None:
@@ -223,9 +278,9 @@ class RowEngine:
                     some = self.select([index for _, ids in posted for index in ids]) if queued else envs
                     call_id = lock.next_call_id()
                     payloads = table.post(some, call_id, rings_each)
-                    pages = [group.post(call_id, ids, payloads, now) for group, ids in posted]
-                    for page in pages:  # last and at once, since workers that wake up take cores
-                        page.post_step(call_id, wait, rings_each)
+                    posts = [(group.post(call_id, ids, payloads, now), ids) for group, ids in posted]
+                    for page, ids in posts:  # last and at once, since workers that wake up take cores
+                        page.post_step(call_id, wait, rings_each, ids)
                 for group, ids in queued:
                     group.queue(ids)
         if refused is not None:
@@ -299,9 +354,21 @@ class RowEngine:
         timeout: float | None,
         deadline: float | None,
     ) -> Batch:
-        """Reset envs, once rollouts and what these envs run have ended. Results that were not delivered are dropped.
+        """Reset envs, once `discard` has made them idle. For the arguments see `start_resets` and `finish`."""
+        self.discard(envs, timeout, deadline)
+        self.start_resets(envs, seeds, options)
+        return self.finish(envs, timeout, deadline, "reset")
 
-        For the arguments see `start_resets` and `finish`.
+    def discard(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
+        """Wait for rollouts and for whatever these envs run. Results that were not delivered are dropped.
+
+        Args:
+            envs: The envs.
+            timeout: The user's timeout in seconds, for the error.
+            deadline: When it is over (`time.monotonic`); None for no limit.
+
+        Raises:
+            VectorTimeoutError: The timeout has passed; nothing is lost.
         """
         table = self.table
         self._lock.reset_if_interrupted()
@@ -311,8 +378,6 @@ class RowEngine:
             with self._lock, self._lock.change(*self._actors_of(self._groups_of(envs))):
                 done = [index for index in envs.ids if table.status[index] in (DONE, FAILED)]
                 table.deliver(Selection(done, done))
-        self.start_resets(envs, seeds, options)
-        return self.finish(envs, timeout, deadline, "reset")
 
     def _wait(
         self,
@@ -447,6 +512,8 @@ class RowEngine:
                 for index in envs.ids:
                     reader.keep_info(index)
             table.deliver(envs)
+            for group, _ in groups if table.saves_due else ():
+                group.save_due_states()
         self._spin.complete(time.monotonic())
         return batch
 

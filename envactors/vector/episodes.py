@@ -118,6 +118,12 @@ class Episodes:
         if ends:
             self._end(index)
 
+    def record_end(self, index: int) -> None:
+        """Record the last step of an episode in a process that is replaced now: the next one does the reset."""
+        self.steps_of[index] += 1
+        self.episodes[index] += 1
+        self.flags[index] &= ~RETIRING
+
     def record_many(self, index: int, ends: bytes, resets: bytes) -> None:
         """Record consecutive results of an env: each byte says whether one ended an episode, or was a reset."""
         cleared = NO_EPISODE | LOST | NEEDS_RESET | NO_RESULT
@@ -183,6 +189,14 @@ class Episodes:
     def restore(self, index: int) -> None:
         """Record that a replay has brought an env back to where it was."""
         self.flags[index] &= ~(NO_EPISODE | LOST | UNRESET)
+
+    def resume(self, index: int, root_seed: int | None, number: int, *, resets_next: bool) -> None:
+        """Continue from a snapshot; for the arguments see the attributes."""
+        self.root_seeds[index], self.numbers[index] = root_seed, number
+        if self.flags[index] & SEEDED and root_seed is not None:
+            self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed
+        self.flags[index] &= ~(NO_EPISODE | LOST | NEEDS_RESET | UNRESET)
+        self.resets_next_of[index] = resets_next
 
     def disable_reset_checks(self) -> None:
         """Leave it to the envs to refuse steps before a reset. An env that has crashed still needs one."""

@@ -17,7 +17,7 @@ OnFailure = Literal["raise", "renew", "replay"]
 
 
 class CommonOptions(TypedDict, total=False):
-    """`VectorOptions` without ``copy``, which some libraries have as their own argument."""
+    """`VectorOptions` without ``copy``, which some libraries have as an argument of their own."""
 
     envs_per_actor: int | Literal["auto"]
     autoreset: Autoreset
@@ -104,7 +104,6 @@ class Choices(NamedTuple):
 
 OPTIONS = Choices._fields
 # Options that this version does not implement yet, by their defaults.
-UNSUPPORTED = {"standbys": 0, "max_running": None, "snapshot": None}
 
 
 def check_names(whose: str, given: Iterable[str], own: Iterable[str] = ()) -> None:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.states import ActorStats
 from envactors.errors import ActorError, SpaceMismatchError
-from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, decode
+from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, decode, encode
 from envactors.mailbox.messages import Description
-from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, stack, unflatten
-from envactors.vector.episodes import NO_RESULT
+from envactors.mailbox.specs import ArraySpec, Spec, conform, flatten, spec_of_value, stack, unflatten
+from envactors.vector.episodes import NO_EPISODE, NO_RESULT
 
 if TYPE_CHECKING:
     from envactors.vector.table import EnvRequest, EnvTable, Selection
@@ -82,6 +81,31 @@ def failure_in(info: Any) -> BaseException | None:
     """Return the failure that the vector has put into an info. Envs may use its key for something else."""
     failure = info.get("failure") if isinstance(info, Mapping) else None
     return failure if isinstance(failure, BaseException) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvSnapshot:
+    """The state of one env between two steps. It can be pickled.
+
+    Attributes:
+        env_id: Id of the env.
+        state: Pickled return value of ``snapshot.get``.
+        check: Checksum over the observations before the snapshot.
+        root_seed: Seed of the env's last seeded reset.
+        episode: Index of its next episode, if episodes are seeded.
+        resets_next: Whether its next step is a reset.
+        starts: Whether its last observation is the first of an episode.
+        last: Its last result; None if it has none.
+    """
+
+    env_id: int
+    state: bytes = dataclasses.field(repr=False)
+    check: int
+    root_seed: int | None
+    episode: int
+    resets_next: bool
+    starts: bool
+    last: EnvStep | None = dataclasses.field(repr=False)
 
 
 class RowResult(NamedTuple):
@@ -226,6 +250,51 @@ class RowReader:
             content = self.content_of(env_id)
             table.last_infos[env_id] = None if content is None else bytes(content)
 
+    def read_last(self, env_id: int) -> EnvStep | None:
+        """Return the last result of an idle env; None if it has none. Runs code of users.
+
+        Its info is empty if infos are not kept. A result that was repeated for a failure has reward 0 and is truncated.
+        """
+        table = self._table
+        if table.episodes.flags[env_id] & NO_RESULT:
+            return None
+        step = self.read(self._copy(env_id, table.last_infos[env_id]))
+        if table.episodes.flags[env_id] & NO_EPISODE:
+            step = step._replace(reward=np.zeros_like(step.reward)[()], terminated=False, truncated=True)
+        return step
+
+    def encode(self, env_id: int, step: EnvStep) -> RowResult:
+        """Return a result as `put_back` takes it.
+
+        Raises:
+            SpaceMismatchError: It does not conform to the specs.
+        """
+        spec = self._layout.observation
+        obs = conform(spec, step.obs, f"the last observation of the snapshot for env {env_id}")
+        leaves: list[Any] = []
+        objects: list[Any] = []
+        for array, leaf in zip(self._slab.observations, flatten(spec, obs), strict=True):
+            leaves.append(None if array is None else leaf)
+            objects += [leaf] if array is None else []
+        reward = conform(self._reward_spec, step.reward, f"the last reward of the snapshot for env {env_id}")
+        if self._layout.reward is None:
+            objects.append(reward)
+            reward = None
+        content = bytes(encode(step.info, objects)) if step.info or objects else None
+        return RowResult(env_id, leaves, reward, step.terminated, step.truncated, content, step.incarnation)
+
+    def put_back(self, env_id: int, row: RowResult) -> None:
+        """Make an earlier result the last one of an env, which is idle and whose worker runs nothing."""
+        table, slab, buffer = self._table, self._slab, self._table.buffer_index[env_id]
+        for array, leaf in zip(slab.observations, row.leaves, strict=True):
+            if array is not None:
+                array[buffer, env_id] = leaf
+        if self._layout.reward is not None:
+            slab.rewards[env_id] = row.reward
+        slab.terminated[env_id], slab.truncated[env_id] = row.terminated, row.truncated
+        table.last_infos[env_id] = bytes(row.content) if row.content is not None and self.keeps_infos else None
+        table.episodes.flags[env_id] &= ~NO_RESULT
+
     def read(self, row: RowResult) -> EnvStep:
         """Unpickle a result. Runs code of users.
 
@@ -345,18 +414,3 @@ class TruncatedOutcome:
         reward = np.zeros_like(last.reward) if isinstance(last.reward, np.ndarray) else 0.0
         info = {"failure": self._failure}
         return EnvStep(last.env_id, last.obs, reward, False, True, info, self._incarnation), None
-
-
-@dataclasses.dataclass(frozen=True)
-class VectorStats:
-    """Counts over the lifetime of a vector env.
-
-    Attributes:
-        steps: Number of steps of each env.
-        episodes: Number of episodes of each env that have ended.
-        actors: Statistics of each actor.
-    """
-
-    steps: list[int]
-    episodes: list[int]
-    actors: list[ActorStats]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,18 +20,23 @@ from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
+from envactors.actor.inline_watch import InlineRequest, InlineWatch
 from envactors.errors import ActorError, AlreadyPendingError, NothingPendingError, VectorInputError
-from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP
-from envactors.mailbox.messages import Description
+from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, ControlPage
+from envactors.mailbox.durations import Histograms
+from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, split_batch, stack
-from envactors.vector.episodes import LOST, NEEDS_RESET, Episodes
+from envactors.options import as_deadlines
+from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, NO_RESULT, Episodes
 from envactors.vector.failures import step_error
 from envactors.vector.options import Autoreset, Choices, OnFailure
 from envactors.vector.recovery import Cause, EnvFate, Facts, decide, lose_episode
-from envactors.vector.results import Batch, EnvStep, as_dict
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, as_dict
+from envactors.vector.step_times import StepTimes
 from envactors.vector.table import Selection
+from envactors.vector.timed_env import TimedEnv
 from envactors.worker import context
 from envactors.worker.context import ActorContext
 from envactors.worker.host import Fields
@@ -112,29 +118,42 @@ class SerialEngine:
         self._unfinished: list[int] = []
         self._lock = self._actors[0].config.lock
         self._current = 0  # the env that is running
+        self._requests = 0  # how many requests have begun
+        self._thread: int | None = None  # the thread that makes the current one
+        self._reset_env = -1  # the env of that request that was last reset, other than within a step
+        slow = as_deadlines(choices.deadlines).slow
+        self._watch = InlineWatch(self._actors[0].runtime.loop, slow, self._find_running)
         self._hosted: list[Any] = [None] * count
         self._contexts: list[ActorContext | None] = [None] * count
         # The current method of each env, as `HostedEnv` records it on the control page of its actor.
         self._methods: list[Any] = [None] * count
         self._incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._closed: set[int] = set()  # the envs of closed actors
+        self._is_timing = False
+        self._pages: dict[InlineActor, ControlPage | None] = {}
+        self._times = {actor: StepTimes(len(envs)) for actor, envs in self.ranges()}
         for actor, envs in self.ranges():
             self._find_envs(actor, envs)
             actor.on_change = functools.partial(self._on_change, actor, envs)
 
     def _find_envs(self, actor: InlineActor, envs: range) -> None:
         """Look up the present envs of an actor."""
-        found = actor.hosted_envs
+        found, page = actor.hosted_envs, actor.page
+        self._pages[actor] = page
         for position, index in enumerate(envs):
             if found:
-                self._hosted[index], self._contexts[index] = found[position]
-                self._methods[index] = self._hosted[index]._page.counters
+                assert page is not None, "it has envs"
+                env, self._contexts[index] = found[position]
+                self._hosted[index] = TimedEnv(env, page) if self._is_timing else env
+                self._methods[index] = page.counters
             else:
                 self._hosted[index], self._contexts[index], self._methods[index] = _MissingEnv(actor, index), None, {}
             self._incarnations[index] = actor.incarnation.index
 
     def _on_change(self, actor: InlineActor, envs: range) -> None:
         """Lose the episodes of an actor whose envs are others now, or gone."""
+        if self._is_timing:
+            self._times[actor].add(self._pages[actor])
         self._find_envs(actor, envs)
         if actor.closed.is_open:
             self._closed.update(envs)
@@ -160,6 +179,20 @@ class SerialEngine:
         """Return how many steps and finished episodes each env has had."""
         return self.episodes.steps.tolist(), self.episodes.episodes.tolist()
 
+    def begin_timing(self) -> None:
+        """Have steps and resets timed from now on; may be called again."""
+        self._is_timing = True
+        for actor, envs in self.ranges():
+            self._find_envs(actor, envs)
+
+    def histograms(self) -> Histograms:
+        """Return the durations of the steps and resets of all envs, as far as they were timed."""
+        return np.concatenate([times.total(self._pages[actor]) for actor, times in self._times.items()])
+
+    def in_turns(self) -> list[int]:
+        """Return how many envs run one after another: all of them."""
+        return [len(self.all.ids)]
+
     def busy(self) -> list[int]:
         """Return the envs whose results were not delivered."""
         self._reset_if_interrupted()
@@ -174,6 +207,54 @@ class SerialEngine:
     def close(self) -> None:
         """Forget the envs."""
         self._hosted = []
+
+    # Snapshots -------------------------------------------------------------------------------------------
+
+    def process_with_episode(self, index: int) -> None:
+        """Return None; see `RowEngine.process_with_episode`."""
+        if self.episodes.flags[index] & LOST:
+            raise self._describe_loss(index)
+
+    def snapshot_of(self, index: int, check: int, state: bytes) -> EnvSnapshot:
+        """Return the snapshot of an env whose state was saved."""
+        episodes, last = self.episodes, self._read_last(index)
+        root_seed, number = episodes.root_seeds[index], episodes.numbers[index]
+        resets_next, starts = bool(episodes.resets_next_of[index]), bool(episodes.starts[index])
+        return EnvSnapshot(index, state, check, root_seed, number, resets_next, starts, last)
+
+    def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
+        """Return the function that continues from a snapshot whose state was restored."""
+        return functools.partial(self._on_restored, index, snapshot)
+
+    def _on_restored(self, index: int, snapshot: EnvSnapshot, reply: Frame) -> None:
+        if reply.kind == Kind.FAILED:
+            self.episodes.lose(index)
+            return
+        self.episodes.resume(index, snapshot.root_seed, snapshot.episode, resets_next=snapshot.resets_next)
+        self.episodes.starts[index] = snapshot.starts
+        last = snapshot.last
+        if last is not None:
+            self._last[index] = copy_value(last.obs), last.reward, last.terminated, last.truncated, last.info
+            self.episodes.flags[index] &= ~NO_RESULT
+
+    def _read_last(self, index: int) -> EnvStep | None:
+        """Return the last result of an env; None if it has none."""
+        last = self._last[index]
+        if last is None:
+            return None
+        obs, reward, terminated, truncated, info = last
+        if self.episodes.flags[index] & NO_EPISODE:
+            reward, terminated, truncated = np.zeros_like(reward)[()], False, True
+        flags = bool(terminated), bool(truncated)
+        return EnvStep(index, copy_value(obs), reward, *flags, copy_value(info), int(self._incarnations[index]))
+
+    def last_batch(self) -> Batch | None:
+        """Return the last result of each env; None if an env has none."""
+        steps = [self._read_last(index) for index in self.all.ids]
+        if self._on_failure == "raise" or None in steps:
+            return None
+        fields = [step[1:6] for step in steps if step is not None]
+        return self._as_batch(self.all, fields)
 
     # For rollouts ----------------------------------------------------------------------------------------
 
@@ -215,7 +296,7 @@ class SerialEngine:
         """Step envs; see `RowEngine.start_steps`."""
         del rings_each
         self.check_steppable(envs)
-        self._check_idle(envs)
+        self.check_idle(envs)
         each = split_batch(self.action_spec if is_checked else None, actions, len(envs.ids), "actions")
         if type(each) is np.ndarray and each.ndim > 1:
             each = each.copy()  # an env may modify its action
@@ -245,7 +326,7 @@ class SerialEngine:
                     was_reset = autoreset and self._methods[index][METHOD] == METHOD_RESET
                     raised.append(self._note(index, error, was_reset=was_reset))
                     continue
-                outcomes[index] = fields if not fields[4] else (*fields[:4], copy_value(fields[4]))
+                outcomes[index] = _with_own_info(fields)
                 last[index] = (copy_value(fields[0]), *fields[1:]) if keeps_last else fields
                 if fields[2] or fields[3]:
                     episodes.record(index, ends=True, is_reset=False)
@@ -266,7 +347,7 @@ class SerialEngine:
     ) -> None:
         """Reset envs; see `RowEngine.start_resets`."""
         self._reset_if_interrupted()
-        self._check_idle(envs)
+        self.check_idle(envs)
         raised: list[_RaisedRequest] = []
         with self._running(envs.ids):
             for index, seed, each in zip(envs.ids, seeds, options, strict=True):
@@ -276,7 +357,8 @@ class SerialEngine:
             self._recover_all(raised)
         self._resolve(envs, futures)
 
-    def _check_idle(self, envs: Selection) -> None:
+    def check_idle(self, envs: Selection) -> None:
+        """Raise `AlreadyPendingError` if an env has a result pending."""
         for index in envs.ids if self._closed else ():
             if index in self._closed:
                 raise self._owners[index].unusable_error(Step("step", index))
@@ -291,15 +373,28 @@ class SerialEngine:
                 self.episodes.lose(index)
             self._unfinished = []
 
+    def _find_running(self) -> InlineRequest | None:
+        """Return the step or reset that is running; None if none is."""
+        thread, index = self._thread, self._current
+        if thread is None:
+            return None
+        within_step = self.episodes.autoreset == "same_step" and self._methods[index][METHOD] == METHOD_RESET
+        step = Step("reset" if index == self._reset_env or within_step else "step", index)
+        return InlineRequest(self._owners[index], step, (self._requests, index), thread)
+
     @contextlib.contextmanager
     def _running(self, ids: list[int]) -> Iterator[None]:
         """Return the context in which env code runs."""
         with self._lock:
-            self._unfinished = ids
+            self._unfinished, self._reset_env = ids, -1
+            self._requests += 1
+            self._thread = threading.get_ident()
+            self._watch.begin()
             token = context.of_thread.set(lambda: self._contexts[self._current])
             try:
                 yield
             finally:
+                self._thread = None
                 context.of_thread.reset(token)
             self._unfinished = []
 
@@ -315,7 +410,7 @@ class SerialEngine:
             raised: Gets the request if the env raises.
             is_asked: Whether the user has asked for it, rather than autoreset.
         """
-        self._current = index
+        self._current = self._reset_env = index
         try:
             fields = self._hosted[index].reset(self._seed_of(index) if seed is None else seed, options)
         except Exception as error:
@@ -350,7 +445,7 @@ class SerialEngine:
         self.episodes.record(index, ends=False, is_reset=True)
         self._last[index] = (copy_value(fields[0]), *fields[1:]) if self._on_failure != "raise" else fields
         self.episodes.starts[index] = True
-        return fields if not fields[4] else (*fields[:4], copy_value(fields[4]))
+        return _with_own_info(fields)
 
     def _recover(self, request: _RaisedRequest) -> Fields | BaseException:
         """Return the outcome of a request whose env has raised, or has lost the episode that it needs."""
@@ -456,10 +551,15 @@ class SerialEngine:
         deadline: float | None,
     ) -> Batch:
         """Reset envs. Results that nobody has taken are dropped."""
-        self._reset_if_interrupted()
-        self._drop(envs)
+        self.discard(envs, timeout, deadline)
         self.start_resets(envs, seeds, options)
         return self.finish(envs, timeout, deadline, "reset")
+
+    def discard(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
+        """Drop results that nobody has taken; see `RowEngine.discard`."""
+        del timeout, deadline
+        self._reset_if_interrupted()
+        self._drop(envs)
 
     def _as_batch(self, envs: Selection, fields: list[Fields]) -> Batch:
         """Return single results as a batch."""
@@ -500,3 +600,9 @@ class SerialEngine:
             except VectorInputError as error:
                 failures[index] = error
         return conforming
+
+
+def _with_own_info(fields: Fields) -> Fields:
+    """Return a result with a copy of the env's info, which the env may change later."""
+    info = fields[4]
+    return fields if type(info) is dict and not info else (*fields[:4], copy_value(info))

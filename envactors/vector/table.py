@@ -11,6 +11,7 @@ rows are delivered from this state, or `ActorEnvs.collect_completed` makes them 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -115,6 +116,7 @@ class EnvTable:
         last_infos: The info and the object leaves of each env's last result, not unpickled; None if they are empty.
             Kept only if failures are not raised, since they may have to be returned again.
         journals: The journal of each env.
+        saves_due: The envs whose states are to be saved, for their journals to begin there.
         owners: The actor of each env.
         actors: All actors.
         waiters: The threads that wait for results.
@@ -146,6 +148,7 @@ class EnvTable:
         self.overdue: set[int] = set()
         self.last_infos: list[bytes | None] = [None] * count
         self.journals: list[Journal] = []
+        self.saves_due: set[int] = set()
         self.owners: list[ActorEnvs] = []
         self.actors: list[ActorEnvs] = []
         self.waiters: ResultWaiters = ResultWaiters(self)
@@ -157,11 +160,13 @@ class EnvTable:
         self._columns = [bytes([value]) * count for value in range(FAILED + 1)]
         self._no_flags = bytes(count)
 
-    def add_actor(self, envs: ActorEnvs, max_journal: int) -> None:
-        """Add the envs of an actor."""
+    def add_actor(self, envs: ActorEnvs, max_journal: int, save_every: int | None = None) -> None:
+        """Add the envs of an actor; for the other arguments see `Journal`."""
         self.actors.append(envs)
         self.owners += [envs] * len(envs.range)
-        self.journals += [Journal(envs.position(index), max_journal) for index in envs.range]
+        for index in envs.range:
+            on_save_due = functools.partial(self.saves_due.add, index)
+            self.journals.append(Journal(envs.position(index), max_journal, save_every, on_save_due))
 
     # Facts -----------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -33,7 +34,8 @@ class _Sleeper:
             self._watched = process_changes
 
     def __del__(self) -> None:
-        self._poller.close()
+        with contextlib.suppress(AttributeError):  # an exception has interrupted its making
+            self._poller.close()
 
 
 class ResultWaiters:
@@ -46,6 +48,8 @@ class ResultWaiters:
         count: How many threads wait.
     """
 
+    _bell_is_closed = False
+
     def __init__(self, table: EnvTable) -> None:
         self.count: int = 0
         self._table = table
@@ -54,7 +58,7 @@ class ResultWaiters:
         # How many complete rows each waiting thread needs.
         self._wanted: dict[_Sleeper, int] = {}
         self._idle: list[_Sleeper] = [_Sleeper(self._bell)]
-        self._is_closed = self._bell_is_closed = False
+        self._is_closed = False
 
     def ring(self) -> None:
         """Wake all threads that wait: something other than a row has changed."""
@@ -79,7 +83,8 @@ class ResultWaiters:
             self._bell.close()
 
     def __del__(self) -> None:
-        self._close_bell()
+        with contextlib.suppress(AttributeError):  # an exception has interrupted its making
+            self._close_bell()
 
     def wait(self, count_missing: Callable[[], int], deadline: float | None) -> bool:
         """Sleep until nothing is missing or the deadline has passed; return whether nothing is.

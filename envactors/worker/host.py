@@ -281,7 +281,7 @@ class Host:
         message = messages.Replay(*fields)
         hosted = self.hosted_envs[message.env]
         for payload in message.attributes:
-            self._repeat(hosted, messages.Set(*loads(payload))._replace(env=message.env))
+            self._repeat(hosted, messages.Set(*loads(payload)))
         for request in requests_of(message):
             self._repeat(hosted, request)
         return not message.entries or hosted.check == message.check

@@ -105,7 +105,7 @@ def _fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 def forward_records(send: Callable[[bytes], None]) -> None:
-    """Send everything that is logged in this process; the handlers that a fork has inherited are the caller's."""
+    """Send everything that is logged in this process, and remove the handlers of preloaded modules."""
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.handlers.clear()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _ZEROS, _WRONG, _NOT_RUN, _INTERRUPTED = 0, 1, 2, 130  # the last as shells report Ctrl-C
 _PROGRAM = "python -m tests.chaos"
 _NEEDED = ("psutil", "rich")
-_START_METHODS = ("forkserver", "loky", "spawn", "fork")
+_START_METHODS = ("forkserver", "loky")
 _EXTRA = "pip install -e '.[test]'"
 
 _DESCRIPTION = """\

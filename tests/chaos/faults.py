@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.testing.envs import FAULTS, EchoEnv, Space
+from envactors.testing import FAULTS, EchoEnv, Space
 
 CHILD_SECONDS = 1000  # run time of a child that is left running
 

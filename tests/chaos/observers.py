@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import tempfile
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import envactors as ea
-from envactors.observe.programs import NoAnswerError, ask
+from envactors.observe.programs import ProgramError, ask
 
 # How long each waits between two looks, in seconds.
 _PAUSE = 0.01
@@ -41,7 +42,6 @@ class Observers:
 
     def __enter__(self) -> Observers:
         directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="envactors-chaos-")))
-        self._monitor = self._stack.enter_context(ea.monitor(directory / "chaos.sock"))
         self._stack.callback(self._check_trace, directory / "run.json")
         self._stack.enter_context(ea.trace(directory / "run.json"))
         for name, look in self._looks.items():
@@ -74,11 +74,11 @@ class Observers:
 
     def _ask_monitor(self) -> None:
         what: dict[str, Any] = self._dice.choice(
-            [{"get": "snapshot"}, {"get": "output"}, {"get": "stacks", "timeout": _STACKS_PATIENCE}]
+            [{"get": "snapshot"}, {"get": "stacks", "name": None, "timeout": _STACKS_PATIENCE}]
         )
         try:
-            answer = ask(self._monitor.path, what, _MONITOR_PATIENCE)
-        except NoAnswerError as error:
+            answer = ask(os.getpid(), what, _MONITOR_PATIENCE)
+        except ProgramError as error:
             self._report(f"the monitor was asked for {what} and has not answered: {error}")
             return
         if len(answer["actors"]) < len(self._envs.actors):

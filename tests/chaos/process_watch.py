@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 
 import psutil
+from leaks import describe
 
 from chaos.checker import Limits
 from chaos.faults import FaultTable
 from chaos.report import ReportBuilder
 from envactors.actor.handle import ActorHandle
-from envactors.testing.leaks import describe
 
 # Seconds within which a child process must end after its worker has crashed.
 CHILD_PATIENCE = 5.0

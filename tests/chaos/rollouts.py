@@ -22,7 +22,7 @@ from chaos.faults import ArmedFault, FaultKind, FaultTable, LargeEcho, Place, he
 from chaos.plan import PlannedFault
 from chaos.process_watch import ProcessWatch
 from chaos.report import ChaosReport, ReportBuilder
-from envactors.testing.envs import expected_checksum
+from envactors.testing import expected_checksum
 
 # Longer than an episode of the echo env, so that each rollout has resets, too.
 _STEPS = 12

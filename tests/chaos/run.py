@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 import loky.backend.resource_tracker
+from leaks import Inventory, describe, inventory, settled_inventory
 
 import envactors as ea
 from chaos.checker import Limits
@@ -40,7 +41,6 @@ from chaos.runner import ChaosRunner
 from envactors.actor.slots import OnFailure
 from envactors.backends.base import Backend
 from envactors.remote import LocalNodes
-from envactors.testing.leaks import Inventory, describe, inventory, settled_inventory
 
 STALL_MARGIN = 2.0  # seconds that a result may take beyond its deadline
 # Restarts of an actor beyond those that its faults cost: a run whose processes all end again has to end, too.

@@ -1,4 +1,7 @@
-"""Notebooks: what cells define works in the workers, and a cell that is stopped loses nothing (promises 21, 25, 26)."""
+"""Notebooks: what cells define works in the workers, and a cell that is stopped loses nothing.
+
+They test the promises `main-script`, `futures`, and `output`.
+"""
 
 from __future__ import annotations
 

@@ -136,10 +136,3 @@ def test_refusals(make):
             make([1] * 3, places)
     with pytest.raises(ea.VectorEnvError, match="expected 'next_step'"):
         make([1], 1, autoreset="same_step")
-
-
-def test_the_old_module_of_the_rotation_warns():
-    from envactors.integrations import alf_rotation
-
-    with pytest.warns(DeprecationWarning, match="import Rotation from envactors.integrations.alf.rotation"):
-        assert alf_rotation.Rotation is Rotation

@@ -173,9 +173,13 @@ def test_cfg_has_the_defaults_of_di_engine():
     assert SyncActorEnvManager.config == ActorEnvManagerV2.config == {**alike, **waits_for_all, **ours}
 
 
-@pytest.mark.parametrize("context", ["loky", "spawn", "forkserver", "fork"])
-def test_context_names_a_start_method(make, context):
-    assert list(step(make(context=context), 0, 1)) == [0, 1]
+@pytest.mark.parametrize(
+    ("context", "method"), [("loky", "loky"), *((name, starting.DEFAULT) for name in ("fork", "spawn", "forkserver"))]
+)
+def test_context_names_a_start_method(make, context, method):
+    manager = make(context=context)
+    assert manager.vector.actors[0]._supervisor.config.backend.start_method == method
+    assert list(step(manager, 0, 1)) == [0, 1]
 
 
 def test_any_backend(make):
@@ -820,7 +824,7 @@ SIDE_BY_SIDE = """
 
     def play(kind):
         config = kind.default_config()
-        config.update(episode_num=2, reset_inplace=True, context="fork")
+        config.update(episode_num=2, reset_inplace=True)
         manager = kind([Cart] * 2, config)
         manager.seed(7)
         manager.launch()

@@ -28,6 +28,8 @@ from gymnasium.utils.env_checker import data_equivalence  # noqa: E402
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: E402
 
 from envactors.integrations.gymnasium import ActorVectorEnv, make_vec, register  # noqa: E402
+from envactors.process.starting import DEFAULT  # noqa: E402
+from envactors.remote import LocalNodes  # noqa: E402
 
 
 def cartpole(**kwargs):
@@ -124,10 +126,12 @@ def test_invalid_arguments_raise():
         ActorVectorEnv([Probe], observation_mode=(1, 2))
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
-def test_context_is_how_processes_start(context):
+@pytest.mark.parametrize(
+    ("context", "method"), [("loky", "loky"), *((name, DEFAULT) for name in ("fork", "spawn", "forkserver"))]
+)
+def test_context_is_how_processes_start(context, method):
     envs = ActorVectorEnv([Probe], context=context)
-    assert envs.actors[0]._actor.config.backend.start_method == context
+    assert envs.actors[0]._actor.config.backend.start_method == method
     assert envs.reset(seed=3)[0].tolist() == [[3, 1.5]]
     envs.close()
 

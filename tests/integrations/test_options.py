@@ -55,7 +55,7 @@ class Driver:
 
 class Gymnasium(Driver):
     env = Counting
-    own = ("copy", "shared_memory")
+    own = ("copy",)
 
     def __init__(self, *args, **options):
         pytest.importorskip("gymnasium")
@@ -131,7 +131,6 @@ class TorchRL(Driver):
 
 class DIEngine(Driver):
     env = Managed
-    own = ("shared_memory",)
 
     def make(self, factories, options):
         from envactors.integrations.ding import SyncActorEnvManager
@@ -287,11 +286,6 @@ def backend(make, kind, log, tmp_path):
     assert driver.envs.actors[0].call("where").result() == os.getpid()
 
 
-def shared_memory(make, kind, log, tmp_path):
-    with pytest.raises(DeprecationWarning, match="shared_memory=False"):  # warnings are errors in tests
-        make(kind, shared_memory=False)
-
-
 def copy(make, kind, log, tmp_path):
     driver = make(kind, copy=False)
     driver.reset()
@@ -330,16 +324,6 @@ def snapshot(make, kind, log, tmp_path):
     driver.reset()
     taken = driver.envs.vector.snapshot()
     assert [pickle.loads(one.state) for one in taken] == [kind.env.__name__] * 2
-
-
-def checkpoint_every(make, kind, log, tmp_path):
-    driver = make(kind, checkpoint_every=1, on_failure="replay")
-    driver.seeded_reset()
-    driver.envs.vector.checkpoint(tmp_path / "checkpoint")
-    before = (tmp_path / "checkpoint").read_bytes()
-    driver.step()
-    driver.step()
-    assert (tmp_path / "checkpoint").read_bytes() != before
 
 
 EFFECTS = {name: globals()[name] for name in OPTIONS}

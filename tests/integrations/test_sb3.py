@@ -36,6 +36,8 @@ from stable_baselines3.common.vec_env import (  # noqa: E402
 )
 
 from envactors.integrations.sb3 import ActorVecEnv  # noqa: E402
+from envactors.process.starting import DEFAULT  # noqa: E402
+from envactors.remote import LocalNodes  # noqa: E402
 
 torch.set_num_threads(1)  # its threads would count as leaked
 
@@ -76,16 +78,18 @@ def assert_same(ours, theirs):
 # Behavior that users rely on -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["forkserver", "spawn", "fork"])
-def test_start_methods_by_name(make, name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "expected"), [("loky", "loky"), *((name, DEFAULT) for name in ("forkserver", "spawn", "fork"))]
+)
+def test_start_methods_by_name(make, name, expected, monkeypatch):
     def method(envs):
         return envs.vector.actors[0]._actor.config.backend.start_method
 
     envs = make(tellers(1), name)
-    assert method(envs) == name
+    assert method(envs) == expected
     assert envs.reset().shape == (1, 3)
     monkeypatch.setenv("DEFAULT_START_METHOD", name)
-    assert method(make(tellers(1), start_method=None)) == name
+    assert method(make(tellers(1), start_method=None)) == expected
 
 
 @pytest.mark.fresh_processes

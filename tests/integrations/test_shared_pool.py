@@ -1,4 +1,4 @@
-"""The pool of sessions behind the drop-ins whose objects come and go while its actors stay."""
+"""The pool of sessions behind a drop-in whose objects come and go while its actors stay."""
 
 from __future__ import annotations
 

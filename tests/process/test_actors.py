@@ -25,6 +25,7 @@ from helpers import (
     ExitsOnArrival,
     ExplodesOnArrival,
     Frozen,
+    MuteError,
     TwoArguments,
     Unpicklable,
     is_gone,
@@ -306,7 +307,7 @@ def test_close_lets_queued_calls_and_the_env_finish(tmp_path):
 def test_close_does_not_wait_for_a_process_that_has_not_begun_to_start(tmp_path):
     gate = tmp_path / "gate"
 
-    stream_results = ea.ProcessBackend("spawn", max_starting=1)
+    stream_results = ea.ProcessBackend("loky", max_starting=1)
     with ea.spawn(behind(gate), backend=stream_results) as first:
         second = ea.spawn(Counter, backend=stream_results, deadlines=ea.Deadlines(close=None))
         closer = threading.Thread(target=second.close)
@@ -395,10 +396,6 @@ def test_values_that_cannot_be_pickled_fail_only_their_call(call):
 
 @pytest.mark.parametrize("backend", ["process", "inline"])
 def test_a_result_fails_only_its_call_if_the_error_of_unpickling_it_has_no_repr(backend):
-    class MuteError(Exception):
-        def __repr__(self):
-            raise ValueError("no repr")
-
     def explode():
         raise MuteError
 
@@ -414,6 +411,19 @@ def test_a_result_fails_only_its_call_if_the_error_of_unpickling_it_has_no_repr(
         with pytest.raises(ea.SerializationError, match="MuteError whose repr raises"):
             handle.call("get_bomb").result(SOON)
         assert handle.add().result(SOON) == 1
+
+
+def test_values_are_rejected_if_the_error_of_pickling_them_has_no_repr(actor):
+    class Bomb:
+        def __reduce__(self):
+            raise MuteError
+
+    bomb = Bomb()
+    with pytest.raises(ea.SerializationError, match="MuteError whose repr raises"):
+        actor.call("add", bomb).result(SOON)
+    with pytest.raises(ea.SerializationError, match="MuteError whose repr raises"):
+        ea.spawn(lambda: bomb)
+    assert actor.add().result(SOON) == 1
 
 
 def test_an_unpicklable_exception_keeps_repr_and_traceback(actor):
@@ -729,7 +739,7 @@ def test_an_actor_whose_crash_was_raised_where_its_handle_is_known_is_freed():
     assert supervisor() is None
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "loky"])
+@pytest.mark.parametrize("start_method", ["forkserver", "loky"])
 def test_a_factory_may_have_proxies_of_a_manager(start_method):
     """As in `multiprocessing`, workers get the key of their caller."""
     with multiprocessing.Manager() as manager:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from conformance import BackendConformance
 from helpers import FORK_SERVER, SOON, Counter, promised, run_script, wait_until
 
 import envactors as ea
 from envactors.process.starting import THREAD_CAPS
 from envactors.system.cpus import cores
-from envactors.system.processes import fixed_layout
-from envactors.testing import BackendConformance, EchoEnv
+from envactors.testing import EchoEnv
 
 
 class TestLoky(BackendConformance):
@@ -29,19 +27,9 @@ class TestLoky(BackendConformance):
         return ea.ProcessBackend(start_method="loky")
 
 
-class TestSpawn(BackendConformance):
-    def make_backend(self):
-        return ea.ProcessBackend(start_method="spawn")
-
-
 class TestForkServer(BackendConformance):
     def make_backend(self):
         return FORK_SERVER
-
-
-class TestFork(BackendConformance):
-    def make_backend(self):
-        return ea.ProcessBackend(start_method="fork")
 
 
 class TestThread(BackendConformance):
@@ -55,9 +43,20 @@ class TestInline(BackendConformance):
 
 
 def test_names_stand_for_backends():
-    assert repr(ea.ProcessBackend(start_method="fork")) == "ProcessBackend(start_method='fork', spin=True)"
-    with pytest.raises(ValueError, match="start_method is 'magic'"):
-        ea.ProcessBackend(start_method="magic")
+    assert repr(ea.ProcessBackend(start_method="loky")) == "ProcessBackend(start_method='loky', spin=True)"
+
+
+@pytest.mark.parametrize("method", ["magic", "spawn", "fork", None, 3])
+def test_an_unknown_start_method_is_a_value_error(method):
+    expected = re.escape(f"start_method is {method!r}: expected 'forkserver' (on Linux) or 'loky'")
+    with pytest.raises(ValueError, match=f"^{expected}$"):
+        ea.ProcessBackend(start_method=method)
+
+
+@pytest.mark.parametrize("wrong", [0, 1, None, "no"])
+def test_spin_must_be_a_bool(wrong):
+    with pytest.raises(TypeError, match=f"spin is {wrong!r}: expected True or False"):
+        ea.ProcessBackend(spin=wrong)
 
 
 def test_inline_a_call_has_run_when_its_future_is_there():
@@ -89,9 +88,8 @@ def test_inline_a_step_can_be_interrupted():
     with ea.VectorEnv([Hangs], backend="inline") as envs:
         envs.reset(seed=0)
         begun = time.monotonic()
-        with pytest.raises(ea.VectorStepError) as caught:
+        with pytest.raises(KeyboardInterrupt):
             envs.step([1])
-        assert isinstance(caught.value.failures[0], KeyboardInterrupt)
         assert time.monotonic() - begun < SOON
 
 
@@ -155,7 +153,7 @@ def test_closing_a_thread_that_hangs_returns_in_time():
     go.set()
 
 
-@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("method", ["loky", "forkserver"])
 def test_every_start_method_caps_threads_and_sets_variables(method, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     backend = ea.ProcessBackend(start_method=method)
@@ -164,7 +162,7 @@ def test_every_start_method_caps_threads_and_sets_variables(method, monkeypatch)
         assert actor.environ("FLAVOUR").result(SOON) == "salt"
 
 
-@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("method", ["loky", "forkserver"])
 def test_an_actors_variables_reach_no_other_actor(method):
     backend = ea.ProcessBackend(start_method=method)
     with ea.spawn(Counter, backend=backend, env_vars={"FLAVOUR": "salt"}) as first:
@@ -179,7 +177,7 @@ def test_an_actors_variables_reach_no_other_actor(method):
         assert first.environ("FLAVOUR").result(SOON) == "salt"
 
 
-@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("method", ["loky", "forkserver"])
 def test_a_worker_has_the_callers_variables_as_they_are_when_it_starts(method, monkeypatch):
     backend = ea.ProcessBackend(start_method=method)
     monkeypatch.setenv("FLAVOUR", "salt")
@@ -199,7 +197,7 @@ class Multiplies(Counter):
 
 
 @pytest.mark.skipif(cores() < 2, reason="BLAS starts no more threads than there are cores")
-@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["loky", "forkserver"])
 @pytest.mark.parametrize("numbers", [("2", None), (None, "2")])
 def test_the_number_of_threads_is_each_actors_own(method, numbers, monkeypatch):
     """This also holds for code that read it before the actor's process was forked."""
@@ -215,7 +213,7 @@ def test_the_number_of_threads_is_each_actors_own(method, numbers, monkeypatch):
             assert actor.threads().result(SOON) == int(number or 1)
 
 
-@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("method", ["loky", "forkserver"])
 def test_scripts_without_a_guard_under_every_start_method(method):
     done = run_script(
         """
@@ -235,7 +233,7 @@ def test_scripts_without_a_guard_under_every_start_method(method):
     assert (done.stdout, done.stderr) == ("top level\nhello\n", "")
 
 
-@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("method", ["loky", "forkserver"])
 def test_a_crash_is_noticed_while_siblings_hold_copies_of_descriptors(method):
     backend = ea.ProcessBackend(start_method=method)
     restart = ea.RestartPolicy(backoff=0.0)
@@ -265,7 +263,7 @@ def global_bit_generator(request):
     np.random.set_bit_generator(before)
 
 
-@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("method", ["loky", "forkserver"])
 def test_workers_have_global_random_numbers_of_their_own(method, global_bit_generator):
     before = random.getstate(), str(global_bit_generator.state)
     with ea.ActorPool(Gambler, 2, backend=ea.ProcessBackend(start_method=method)) as pool:
@@ -274,87 +272,6 @@ def test_workers_have_global_random_numbers_of_their_own(method, global_bit_gene
         rolls.append(pool.actors[0].rolls().result(SOON))
     assert all(len({*numbers}) == 3 for numbers in zip(*rolls, strict=True)), rolls
     assert (random.getstate(), str(global_bit_generator.state)) == before  # the caller's are left alone
-
-
-class Placed:
-    def where(self):
-        return id(None)
-
-    def where_in_a_child(self):
-        return int(subprocess.check_output([sys.executable, "-S", "-c", "print(id(None))"]))
-
-
-unless_nothing_is_random = pytest.mark.skipif(
-    Path("/proc/sys/kernel/randomize_va_space").read_text().strip() == "0", reason="nothing is random"
-)
-
-
-def personality(pid="thread-self"):
-    """What a process passes on to the programs that it starts."""
-    return int(Path(f"/proc/{pid}/personality").read_text(), 16)
-
-
-@unless_nothing_is_random
-@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver"])
-def test_workers_have_one_memory_layout_if_asked_and_what_they_start_has_its_own(method):
-    before = personality()
-    with ea.ActorPool(Placed, 2, backend=ea.ProcessBackend(method, randomize_layout=False)) as pool:
-        ours = {actor.where().result(SOON) for actor in pool.actors}
-        theirs = {actor.where_in_a_child().result(SOON) for actor in pool.actors for _ in range(4)}
-        assert {personality(actor.pid) for actor in pool.actors} == {before}
-    # Where the kernel does not let layouts be chosen, workers have random ones and all works as usual.
-    with fixed_layout() as allowed:
-        assert (personality() != before) is allowed
-    assert len(ours) == (1 if allowed or method == "forkserver" else 2)
-    assert len(theirs) > 1
-    assert personality() == before
-
-
-@unless_nothing_is_random
-@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
-def test_memory_layouts_are_left_to_the_kernel_by_default(method):
-    with ea.ActorPool(Placed, 3, backend=ea.ProcessBackend(method)) as pool:
-        ours = {actor.where().result(SOON) for actor in pool.actors}
-        theirs = {actor.where_in_a_child().result(SOON) for actor in pool.actors for _ in range(2)}
-        assert {personality(actor.pid) for actor in pool.actors} == {personality()}
-    assert len(ours) > 1 if method in ("loky", "spawn") else len(ours) == 1
-    assert len(theirs) > 1
-
-
-@pytest.mark.parametrize("randomize", [True, False])
-def test_a_caller_whose_own_layout_is_fixed_passes_that_on(randomize):
-    """As under a debugger, or ``setarch --addr-no-randomize``."""
-    done = run_script(
-        """
-        import ctypes, sys
-        from pathlib import Path
-        import envactors as ea
-
-        NO_RANDOMIZE = 0x0040000
-        if ctypes.CDLL(None).personality(NO_RANDOMIZE) < 0:
-            print("refused")
-            sys.exit()
-
-        class Env:
-            def personality(self):
-                return int(Path("/proc/self/personality").read_text(), 16)
-
-        for method in ("loky", "spawn", "forkserver", "fork"):
-            backend = ea.ProcessBackend(method, randomize_layout=sys.argv[1] == "True")
-            with ea.spawn(Env, backend=backend) as actor:
-                print(method, actor.personality().result(30) == NO_RANDOMIZE)
-        """,
-        str(randomize),
-    )
-    assert done.stderr == ""
-    if done.stdout != "refused\n":
-        assert done.stdout == "loky True\nspawn True\nforkserver True\nfork True\n"
-
-
-@pytest.mark.parametrize("wrong", [0, 1, None, "no"])
-def test_a_layout_that_is_not_a_bool_is_rejected(wrong):
-    with pytest.raises(TypeError, match=f"randomize_layout is {wrong!r}: expected True or False"):
-        ea.ProcessBackend(randomize_layout=wrong)
 
 
 def test_env_code_may_start_processes_of_its_own():
@@ -431,43 +348,6 @@ def test_equal_results_in_every_backend():
     assert all(np.array_equal(outcomes[0], other) for other in outcomes[1:])
 
 
-def test_inline_calls_that_overlap_in_several_threads_do_not_block_each_other():
-    """A thread that began later and ended later used to restore the other's mark, which then stayed forever."""
-    entered, go = threading.Event(), threading.Event()
-
-    class Process:
-        turns = 0
-        on_ring = None
-
-        @property
-        def worker(self):
-            return self
-
-        def work(self):
-            self.turns += 1
-            if threading.current_thread() is other:
-                entered.set()
-                assert go.wait(SOON)
-            elif not entered.is_set():
-                other.start()
-                assert entered.wait(SOON)
-            return False
-
-    with ea.spawn(Counter, backend="inline") as actor:
-        supervisor = actor._supervisor
-        real, supervisor.core.process = supervisor.core.process, Process()
-        supervisor.core.process.page = real.page
-        other = threading.Thread(target=supervisor.core.run_inline)
-        try:
-            supervisor.core.run_inline()
-            go.set()
-            other.join(SOON)
-            supervisor.core.run_inline()
-            assert supervisor.core.process.turns == 3
-        finally:
-            supervisor.core.process = real
-
-
 class Unreachable(ea.ThreadBackend):
     def retain(self, env_vars, loop):
         raise OSError("no node answers")
@@ -476,4 +356,4 @@ class Unreachable(ea.ThreadBackend):
 def test_no_thread_is_left_if_a_backend_cannot_be_used():
     with pytest.raises(OSError, match="no node answers"):
         ea.spawn(EchoEnv, backend=Unreachable())
-    wait_until(lambda: "envactors-reactor" not in [thread.name for thread in threading.enumerate()])
+    wait_until(lambda: "envactors-loop" not in [thread.name for thread in threading.enumerate()])

@@ -60,7 +60,7 @@ def test_another_process_continues_bit_for_bit(name):
             self.sums[0].total += reward
             return obs, self.sums[0].total, *rest
 
-    stack = ["frame stack", "normal observation", "time limit", "noise", "counting", "statistics"]
+    stack = ["frame stack", "normal observation", "time limit", "noise", "clipped", "statistics"]
     with ea.spawn(lambda: Player(lambda: Summing(make(name, stack)))) as actor:
         actor.start().result()
         state = actor.get_state().result()

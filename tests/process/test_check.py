@@ -12,7 +12,6 @@ from envactors.cli import main
 from envactors.cli.check.examiner import Looks, Trajectory
 from envactors.cli.check.findings import judge_looks, judge_repeat, judge_resets, suggest
 
-TROUBLED = "envactors.testing.troubled"
 ENVS = """
 import os, signal, threading
 from envactors.testing import FAULTS, EchoEnv
@@ -97,7 +96,7 @@ def test_nothing_is_found_in_cartpole(check, capsys):
     ],
 )
 def test_each_defect_of_the_sample_envs_is_found_and_no_other(check, env, found, on_failure):
-    status, record = check(f"{TROUBLED}:{env}")
+    status, record = check(f"troubled:{env}")
     assert (status, kinds(record)) == (1, found)
     assert record["settings"]["on_failure"] == on_failure
     assert ("recycle" in record["settings"]) == (env == "LeakyEnv")
@@ -137,14 +136,14 @@ def test_what_does_not_stop_the_env_is_found_beside_the_settings(check, env, kin
 
 
 def test_with_json_on_stdout_nothing_else_is_printed(check, capsys):
-    assert main(["check", f"{TROUBLED}:UnpicklableEnv", "--seconds", "1", "--json", "-"]) == 1
+    assert main(["check", "troubled:UnpicklableEnv", "--seconds", "1", "--json", "-"]) == 1
     assert kinds(json.loads(capsys.readouterr().out)) == ["unpicklable state"]
 
 
 def test_neither_rich_nor_psutil_is_needed():
     hide = "import sys; sys.modules['rich'] = sys.modules['psutil'] = None; "
     code = f"{hide}from envactors.cli import main; sys.exit(main(sys.argv[1:]))"
-    for arguments in (["check", f"{TROUBLED}:UnpicklableEnv", "--seconds", "1"], ["doctor"], ["stacks", "999999999"]):
+    for arguments in (["check", "troubled:UnpicklableEnv", "--seconds", "1"], ["doctor"], ["stacks", "999999999"]):
         ended = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
         assert (ended.returncode, "Traceback" in ended.stderr) == (int(arguments[0] != "doctor"), False)
 

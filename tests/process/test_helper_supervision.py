@@ -21,7 +21,7 @@ from envactors.process.reaping import Reaper
 
 # In this order, so that the server is there last: starting it takes longest.
 HELPERS = ["reaper", "keeper", "fork_server"]
-METHODS = ["forkserver", "spawn", "loky", "fork"]
+METHODS = ["forkserver", "loky"]
 
 
 @contextlib.contextmanager
@@ -174,7 +174,7 @@ def test_no_zombie_stays_if_the_caller_is_the_parent_of_orphans(method):
     assert run_with_orphans(method) > 1
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", METHODS)
 def test_no_zombie_stays_if_the_caller_is_process_1(method):
     try:
         done = subprocess.run([*OWN_PROCESS_IDS, "true"], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""With one env per actor, a slow or crashing env does not slow the others (promise 6)."""
+"""With one env per actor, a slow or crashing env does not slow the others (promise `neighbors`)."""
 
 from __future__ import annotations
 

@@ -15,18 +15,15 @@ import psutil
 import pytest
 from breeder import AT_MOST, Breeder, assert_gone, is_there, reapers_of
 from helpers import SOON, wait_until
+from leaks import inventory, settled_inventory
 
 import envactors as ea
 from envactors.process import reaper
 from envactors.testing import EchoEnv
-from envactors.testing.leaks import inventory, settled_inventory
 
-METHODS = ["loky", "spawn", "forkserver", "fork"]
+METHODS = ["loky", "forkserver"]
 KINDS = 8  # processes that `Breeder.of_all_kinds` starts, and two more that are hidden
 HIDDEN = 2
-# In these, /proc shows the environment that each worker was started with. A forked worker has its original's there, the
-# fork server's or the caller's, and so have its own forked copies; what they execute shows the worker's own.
-FRESH = {"loky", "spawn"}
 SHM = Path("/dev/shm")
 
 CALLER = """
@@ -34,10 +31,10 @@ import sys
 import envactors as ea
 from breeder import Breeder
 
-method, hidden = sys.argv[1], sys.argv[1] != "fork"  # the fork server's environment tells whose server it is
+method = sys.argv[1]
 backend = ea.ProcessBackend(start_method=method)
 idle, hung, breeder, nested = (ea.spawn(Breeder, backend=backend) for _ in range(4))
-calls = hung.plain(), breeder.of_all_kinds(hidden), nested.nest(method, hidden)
+calls = hung.plain(), breeder.of_all_kinds(), nested.nest(method)
 pids = [pid for call in calls for pid in call.result(30)]
 memory = idle.share_memory().result(30)
 hung.hang_in_c()
@@ -69,7 +66,7 @@ def running(code: str, *args: str):
 @pytest.mark.parametrize("method", METHODS)
 def test_everything_ends_with_a_caller_that_is_killed(method):
     with running(CALLER, method) as (caller, everybody):
-        assert len(everybody) > 2 * (KINDS + (HIDDEN if method != "fork" else 0)) + 6
+        assert len(everybody) > 2 * (KINDS + HIDDEN) + 6
         memory = SHM / caller.stdout.readline().decode().strip()
         assert memory.exists()
         caller.kill()
@@ -90,7 +87,10 @@ WAYS = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_a_worker_has_started_ends_with_it_and_with_no_other(method):
-    backend, hidden = ea.ProcessBackend(start_method=method), method in FRESH
+    backend = ea.ProcessBackend(start_method=method)
+    # /proc shows the environment that a fresh interpreter was started with. A forked worker and its copies have the
+    # fork server's there; what they execute shows the worker's own.
+    hidden = method == "loky"
     restart = ea.RestartPolicy(max_restarts=10, backoff=0.0)
     with (
         ea.spawn(Breeder, backend=backend, restart=restart) as actor,
@@ -147,7 +147,7 @@ def test_the_tag_of_another_users_process_is_read_too(monkeypatch):
 def test_an_inner_actors_children_end_with_it_and_with_the_outer_worker():
     backend = ea.ProcessBackend(start_method="forkserver")
     with ea.spawn(Breeder, backend=backend) as outer:
-        inner = [psutil.Process(pid) for pid in outer.nest("fork", hidden=False).result(SOON)]
+        inner = [psutil.Process(pid) for pid in outer.nest("forkserver", hidden=False).result(SOON)]
         everybody = {*inner, *psutil.Process(outer.pid).children(recursive=True)}
         assert len(reapers_of(outer.pid)) == 1
         os.kill(outer.pid, signal.SIGKILL)
@@ -185,7 +185,7 @@ with ea.spawn(Breeder, backend=backend) as actor:
     # A forked child has its own, and leaves its parent's alone.
     child = os.fork()
     if child == 0:
-        with ea.spawn(Breeder, backend=ea.ProcessBackend(start_method="fork")) as mine:
+        with ea.spawn(Breeder, backend=backend) as mine:
             mine.plain().result(30)
             (other,) = reapers_of(os.getpid())
         os._exit(int(is_there(other) or other == reaper))

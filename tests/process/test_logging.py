@@ -78,7 +78,7 @@ def far(helper_processes):
         yield backend
 
 
-@pytest.fixture(params=["forkserver", "fork", "spawn", "node"])
+@pytest.fixture(params=["forkserver", "loky", "node"])
 def actor(request, far):
     backend = far if request.param == "node" else ea.ProcessBackend(request.param)
     with ea.spawn(Logger, name="loud", backend=backend, restart=ea.RestartPolicy(max_restarts=1)) as actor:

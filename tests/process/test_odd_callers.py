@@ -50,7 +50,7 @@ def methods_here(*methods):
 def test_modules_planted_in_the_working_directory_are_not_imported(tmp_path):
     for name in PLANTED:
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a planted module was imported')")
-    methods = methods_here("forkserver", "spawn", *(["loky"] if sys.version_info >= (3, 11) else []))
+    methods = methods_here("forkserver", *(["loky"] if sys.version_info >= (3, 11) else []))
     code = """
     *flags, environ = actor.flags().result()
     isolated = getattr(backend, "start_method", None) != "loky"
@@ -64,14 +64,14 @@ def test_modules_planted_in_the_working_directory_are_not_imported(tmp_path):
 
 def test_a_long_argument_reaches_workers():
     code = "import sys; sys.argv.append('x' * 150_000)\n"
-    code += on_backends("assert actor.last_argument().result() == 150_000", methods_here("forkserver", "spawn"), False)
+    code += on_backends("assert actor.last_argument().result() == 150_000", methods_here("forkserver", "loky"), False)
     done = run_script(code)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_workers_start_from_a_working_directory_that_was_removed(tmp_path):
     code = "import os; os.rmdir(os.getcwd())\n"
-    code += on_backends("assert actor.last_argument().result() == 2", methods_here("forkserver", "spawn"), True)
+    code += on_backends("assert actor.last_argument().result() == 2", methods_here("forkserver"), True)
     code += """
 with ea.spawn(Env, backend=ea.ProcessBackend("loky"), restart=ea.RestartPolicy(max_restarts=3, backoff=60)) as actor:
     error = actor.flags().exception()
@@ -127,7 +127,7 @@ for method in METHODS:
         assert (error.exitcode, error.signal) == status, (method, error)
         assert text in str(error), (method, error)
 """
-    done = run_script(code.replace("METHODS", repr(methods_here("forkserver", "spawn", "loky", "fork"))))
+    done = run_script(code.replace("METHODS", repr(methods_here("forkserver", "loky"))))
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -147,7 +147,7 @@ assert "/proc is not mounted" in str(error), error
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("method", methods_here("forkserver", "spawn", "loky"))
+@pytest.mark.parametrize("method", methods_here("forkserver", "loky"))
 def test_an_actor_starts_while_its_caller_forks(method):
     """A child has copies of all pipes, also of the one at whose end `subprocess.Popen` waits."""
     code = """

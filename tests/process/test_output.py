@@ -1,4 +1,4 @@
-"""What workers print (promise 26): passed on line by line under the actor's name, the last lines kept for errors."""
+"""Promise `output`: what workers print is passed on line by line under the actor's name, and kept for errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers import SOON, Counter, promised, run_script
 
 import envactors as ea
 
-METHODS = ["loky", "spawn", "forkserver", "fork"]
+METHODS = ["loky", "forkserver"]
 # As most callers have it: Python holds back what is printed into a pipe.
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 

@@ -1,4 +1,8 @@
-"""The promises of single actors hold with three envs per actor too (1, 2, 3, 8, 10, 11, 12, 14, 16, 17, 23)."""
+"""The promises of single actors hold with three envs per actor, too.
+
+These are the promises `crash`, `deadline`, `stale`, `deliberate`, `own-error`, `pickling`, `refused`, `caller-dies`,
+`close`, `rounds`, and `threads`.
+"""
 
 from __future__ import annotations
 

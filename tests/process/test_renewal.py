@@ -1,4 +1,4 @@
-"""`on_failure="renew"`: a failed env continues in a new process (promises 5 and 7)."""
+"""`on_failure="renew"`: a failed env continues in a new process (promises `fresh` and `told`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import FORK_SERVER, SOON, promised, wait_until
+from helpers import FORK_SERVER, SOON, MuteError, promised, wait_until
 
 import envactors as ea
 from envactors.testing import EchoEnv, FaultyEnv, expected_checksum
@@ -75,6 +75,28 @@ def test_a_failure_in_a_step_under_same_step(fault):
         assert info["final_obs"][:3].tolist() == [1, 1, 2], "the last observation"
         assert info["seed"] == derived(11, 1)
         assert envs.step([1, 2, 3])[0][1].tolist() == [1, 1, 2, expected_checksum(derived(11, 1), [2])]
+
+
+class StuckError(Exception):
+    def __reduce__(self):
+        raise ValueError("no reduction")
+
+
+@pytest.mark.parametrize(("kind", "arrives_as"), [(MuteError, MuteError), (StuckError, ea.SerializationError)])
+def test_an_exception_whose_methods_raise_is_told_of(kind, arrives_as):
+    class Hostile(EchoEnv):
+        def step(self, action):
+            if action == 7:
+                raise kind
+            return super().step(action)
+
+    with ea.VectorEnv([Hostile] * 2, on_failure="renew", restart=FAST, backend=FORK_SERVER) as envs:
+        envs.reset(seed=0)
+        *_, truncated, infos = envs.step([1, 7])
+        assert truncated.tolist() == [False, True]
+        assert type(infos[1]["failure"]) is arrives_as
+        envs.step([1, 1])
+        assert envs.last_batch().incarnations.tolist() == [0, 1]
 
 
 def test_disabled_autoreset_waits_for_a_reset_by_hand():
@@ -422,3 +444,44 @@ def test_a_denied_restart_does_not_count_as_a_restart():
         time.sleep(max(0.0, begin + window + 0.3 - time.monotonic()))
         actor.die().exception()  # the only restart granted is older than the window
         assert actor.ok().result() == 1
+
+
+class ObjectEcho(EchoEnv):
+    """Has observations of a kind that only objects can hold, of which the vector keeps copies."""
+
+    observation_space = None
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return {"at": str(obs)}, info
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return {"at": str(obs)}, *rest
+
+
+def constant_policy():
+    return lambda obs, context: np.zeros(len(obs), np.int64)
+
+
+@pytest.mark.parametrize("kind", [EchoEnv, ObjectEcho])
+def test_the_last_batch_says_which_process_returned_each_result(kind):
+    with ea.VectorEnv([kind] * 3, on_failure="replay", backend=FORK_SERVER) as envs:
+        envs.reset(seed=0)
+        assert envs.last_batch().incarnations.tolist() == [0, 0, 0]
+        os.kill(envs.actors[1].pid, signal.SIGKILL)
+        wait_until(lambda: envs.actors[1].incarnation == 1)
+        assert envs.last_batch().incarnations.tolist() == [0, 0, 0]
+        envs.step([1, 1, 1])
+        assert envs.last_batch().incarnations.tolist() == [0, 1, 0]
+        os.kill(envs.actors[2].pid, signal.SIGKILL)
+        envs.send([1, 1], env_ids=[0, 2])
+        batch = envs.recv(min_envs=2, timeout=SOON)
+        assert dict(zip(batch.env_ids.tolist(), batch.incarnations.tolist(), strict=True)) == {0: 0, 2: 1}
+        assert envs.last_batch().incarnations.tolist() == [0, 1, 1]
+        if kind is ObjectEcho:  # without a space, it takes no part in rollouts
+            return
+        os.kill(envs.actors[0].pid, signal.SIGKILL)
+        envs.set_policy(constant_policy)
+        envs.rollout(2)
+        assert envs.last_batch().incarnations.tolist() == [1, 1, 1]

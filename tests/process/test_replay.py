@@ -23,9 +23,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
-from envactors.vector.table import POSTED
 from envactors.testing import FAULTS, EchoEnv, expected_checksum
 from envactors.vector.engine import RowEngine
+from envactors.vector.table import POSTED
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 Replaying = functools.partial(ea.VectorEnv, on_failure="replay", restart=ALWAYS)
@@ -618,47 +618,6 @@ def test_two_kills_from_outside_in_the_same_step_count_against_its_inputs(tmp_pa
         wait_until(lambda: envs.stats().actors[0].restarts == 2)
 
 
-class Uncopied(str):
-    """An observation of which the caller cannot keep a copy."""
-
-    def __deepcopy__(self, memo):
-        raise TypeError("cannot be copied")
-
-
-class Speaking(gymnasium.Env):
-    """Its second step returns an `Uncopied`. It logs its steps."""
-
-    observation_space = spaces.Text(8)
-    action_space = spaces.Discrete(5)
-
-    def __init__(self, log):
-        self.log = log
-
-    def reset(self, *, seed=None, options=None):
-        self.count = 0
-        return "zero", {}
-
-    def step(self, action):
-        self.count += 1
-        with Path(self.log).open("a") as file:
-            file.write(str(self.count))
-        return Uncopied("word") if self.count == 2 else "word", 1.0, False, False, {}
-
-
-def test_a_step_whose_result_the_caller_cannot_keep_is_not_taken_again(tmp_path):
-    log = tmp_path / "log"
-    with Replaying([functools.partial(Speaking, str(log))], restart=ea.RestartPolicy(5, backoff=0.0)) as envs:
-        envs.reset(seed=1)
-        envs.step([0])
-        _, _, _, truncated, infos = envs.step([0])
-        assert log.read_text() == "12", "the env has taken the step"
-        assert truncated.tolist() == [True]
-        assert isinstance(infos[0]["failure"], TypeError)
-        envs.step([0])  # a reset
-        envs.step([0])
-        assert log.read_text() == "121"
-
-
 @pytest.mark.parametrize("end", ["kill", "exit", "raise"])
 def test_a_reset_that_fails_twice_is_not_tried_a_third_time(tmp_path, end):
     log = tmp_path / "log"
@@ -708,9 +667,8 @@ def test_crashes_between_steps_do_not_count_against_the_inputs():
         assert envs.stats().actors[0].restarts == 12
 
 
-@pytest.mark.parametrize("losses", [1, 2, 3])
-def test_crashes_during_a_replay_do_not_count_against_the_inputs(tmp_path, losses):
-    """The steps that are replayed had succeeded before."""
+def test_a_crash_during_a_replay_does_not_count_against_the_inputs(tmp_path):
+    """The steps that are replayed had succeeded before. After the second crash in a row, they are given up."""
     with Replaying([functools.partial(Gates, tmp_path)]) as envs:
         envs.reset(seed=5)
         for _ in range(4):
@@ -718,16 +676,15 @@ def test_crashes_during_a_replay_do_not_count_against_the_inputs(tmp_path, losse
         (tmp_path / "closed 2").touch()
         kill(envs[0].pid)
         envs.send([1])
-        for _ in range(losses):
-            kill_at_gate(tmp_path)
+        kill_at_gate(tmp_path)
         (tmp_path / "closed 2").unlink()
         batch = envs.recv()
         assert not batch.truncated[0]
         assert "failure" not in batch.infos[0]
-        assert envs.stats().actors[0].restarts == 1 + losses
+        assert envs.stats().actors[0].restarts == 2
 
 
-def test_one_crash_in_a_step_and_others_during_its_replay_are_not_two_in_the_step(tmp_path):
+def test_one_crash_in_a_step_and_one_during_its_replay_are_not_two_in_the_step(tmp_path):
     with Replaying([functools.partial(Gates, tmp_path)]) as envs, ea.VectorEnv([Walk]) as others:
         envs.reset(seed=5)
         others.reset(seed=5)
@@ -739,8 +696,7 @@ def test_one_crash_in_a_step_and_others_during_its_replay_are_not_two_in_the_ste
         wait_until(lambda: list(tmp_path.glob("there *")))
         (tmp_path / "closed 2").touch()
         kill_at_gate(tmp_path)  # in the step
-        for _ in range(3):
-            kill_at_gate(tmp_path)  # while the steps before it are replayed
+        kill_at_gate(tmp_path)  # while the steps before it are replayed
         (tmp_path / "closed 4").unlink()
         (tmp_path / "closed 2").unlink()
         batch = envs.recv()
@@ -751,7 +707,7 @@ def test_one_crash_in_a_step_and_others_during_its_replay_are_not_two_in_the_ste
         kill_at_gate(tmp_path)
         (tmp_path / "closed 5").unlink()
         assert flat(envs.recv()[1:6]) == flat(others.step([3]))
-        assert envs.stats().actors[0].restarts == 5
+        assert envs.stats().actors[0].restarts == 3
 
 
 # Random histories --------------------------------------------------------------------------------------

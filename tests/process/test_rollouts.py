@@ -551,6 +551,21 @@ def put_state(env, state):
     env.count, env.where, env.np_random.bit_generator.state = state
 
 
+def test_a_state_that_is_saved_after_a_step_has_raised_is_not_replayed(tmp_path):
+    def run(orders):
+        snapshot = ea.SnapshotPolicy(state_of, put_state, every=1)
+        make = functools.partial(Unlucky, orders, at=4)
+        with ea.VectorEnv([make], on_failure="replay", restart=ALWAYS, snapshot=snapshot) as envs:
+            envs.reset(seed=1)
+            envs.set_policy(make_policy)
+            return envs.rollout(10, timeout=SOON)
+
+    expected, rollout = run(None), run(tmp_path / "orders")
+    assert (tmp_path / "orders").exists()
+    assert not rollout.failures
+    np.testing.assert_array_equal(rollout.obs, expected.obs)
+
+
 def test_with_replay_a_failure_after_the_end_of_another_episode_changes_no_result(tmp_path):
     def run(fault):
         orders = tmp_path / "orders" if fault else None

@@ -1,4 +1,7 @@
-"""envactors as scripts use it: no guard, piped, interrupted, killed (promises 14, 18, 20, 21, 24)."""
+"""envactors as scripts use it: no guard, piped, interrupted, killed.
+
+They test the promises `caller-dies`, `ctrl-c`, `no-fork`, `main-script`, `threads`, and `import`.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +160,7 @@ HANGING = """
 """
 
 
-@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("method", ["loky", "forkserver"])
 def test_workers_have_no_terminal_which_would_stop_them(method):
     """Shells and password prompts look for a terminal beside the standard streams."""
     terminal, theirs = os.openpty()
@@ -208,7 +211,7 @@ def test_when_the_caller_is_killed_everything_is_gone(also):
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
-@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("method", ["loky", "forkserver"])
 def test_ctrl_c_gives_one_traceback_and_a_quick_end(method):
     caller = start(HANGING, method)
     pids = json.loads(caller.stdout.readline())

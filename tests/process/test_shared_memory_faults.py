@@ -119,10 +119,11 @@ def test_an_env_that_is_lost_between_the_halves_of_a_step_is_reported_by_the_sec
         envs.reset(seed=0)
         envs[1].arm("crash").result()
         pid = envs[1].pid
-        VectorAccess(envs).start_steps(None, [1, 2])
+        access = VectorAccess(envs)
+        access.start_step([1, 2])
         wait_until(lambda: envs[1].pid != pid)
         with pytest.raises(ea.VectorStepError) as caught:
-            VectorAccess(envs).gather(None, None, "step_wait")[1:6]
+            access.finish_step()
         assert caught.value.batch.env_ids.tolist() == [0]
         assert isinstance(caught.value.failures[1], ea.ActorDiedError)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 from budget import examples
@@ -88,27 +86,7 @@ def test_too_little_memory_is_an_error_at_construction(run_warm):
     assert "use fewer envs" in done.stdout
 
 
-@pytest.mark.parametrize(("option", "value"), [("shared_memory", None), ("copy", "yes")])
-def test_options_are_checked(option, value):
-    with pytest.raises(ValueError, match=f"{option} is {value!r}: expected True or False"):
-        ea.VectorEnv([EchoEnv], **{option: value})
-
-
-@pytest.mark.parametrize("copy", [True, False])
-def test_shared_memory_false_warns_and_changes_no_result(copy, tmp_path):
-    def results_of(envs):
-        with envs:
-            results = [frozen(envs.reset(seed=1)), *(frozen(envs.step([turn, 7])) for turn in range(4))]
-            envs.checkpoint(path)
-            return results
-
-    path, factories = tmp_path / "envs", [functools.partial(EchoEnv, i) for i in range(2)]
-    options = {"copy": copy, "on_failure": "replay"}
-    expected = results_of(ea.VectorEnv(factories, shared_memory=True, **options))
-    assert results_of(ea.VectorEnv(factories, **options)) == expected
-    with pytest.warns(DeprecationWarning, match="leave the argument out") as caught:
-        envs = ea.VectorEnv(factories, shared_memory=False, **options)
-    assert results_of(envs) == expected
-    with pytest.warns(DeprecationWarning, match="leave the argument out") as caught_resuming:
-        ea.VectorEnv.resume(path, factories, shared_memory=False).close()
-    assert [warning.filename for warning in (*caught, *caught_resuming)] == [__file__] * 2
+@pytest.mark.parametrize("option", ["copy", "seed_episodes"])
+def test_flags_are_checked(option):
+    with pytest.raises(ValueError, match=f"{option} is 'yes': expected True or False"):
+        ea.VectorEnv([EchoEnv], **{option: "yes"})

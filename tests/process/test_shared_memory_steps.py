@@ -334,22 +334,23 @@ def test_other_threads_may_wait_for_calls_meanwhile(tmp_path):
 def test_a_step_in_two_halves_is_pending_in_between():
     factories = [functools.partial(EchoEnv, i) for i in range(3)]
     with ea.VectorEnv(factories) as envs:
+        access = VectorAccess(envs)
         envs.reset(seed=0)
         expected = envs.step([5, 6, 7])[0]
         envs.reset(seed=0)
         access = VectorAccess(envs)
-        access.start_steps(None, [5, 6, 7])
-        assert np.array_equal(access.gather(None, None, "step_wait").obs, expected)
+        access.start_step([5, 6, 7])
+        assert np.array_equal(access.finish_step()[0], expected)
         for ask in (lambda: envs.step([0] * 3), lambda: envs.send([0], env_ids=[2])):
             envs.reset(seed=0)
-            access.start_steps(None, [5, 6, 7])
+            access.start_step([5, 6, 7])
             with pytest.raises(ea.AlreadyPendingError):
                 ask()
-            assert np.array_equal(access.gather(None, None, "step_wait").obs, expected)
+            assert np.array_equal(access.finish_step()[0], expected)
         envs.reset(seed=0)
-        access.start_steps(None, [5, 6, 7])
+        access.start_step([5, 6, 7])
         assert np.array_equal(envs.reset(seed=0)[0].shape, expected.shape), "a reset drops results that nobody took"
-        access.start_steps(None, [5, 6, 7])
+        access.start_step([5, 6, 7])
         batch = envs.recv()
         assert np.array_equal(batch.obs[np.argsort(batch.env_ids)], expected)
 

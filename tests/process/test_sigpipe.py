@@ -76,10 +76,11 @@ with ea.VectorEnv([Env] * 2, on_failure="renew", restart=always) as envs:
         assert len(envs.step([number] * 2)[0]) == 2
 """
 MONITOR = """
-with ea.spawn(Env) as actor, ea.monitor(place / "monitor"):
+os.environ["XDG_RUNTIME_DIR"] = str(place)
+with ea.spawn(Env) as actor:
     for _ in range(count):
         with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(place / "monitor"))
+            client.connect(str(place / "envactors" / f"{os.getpid()}.sock"))
             client.sendall(json.dumps({"get": "snapshot"}).encode() + b"\\n")
     wait_until(lambda: not any(thread.name == "envactors-monitor-client" for thread in threading.enumerate()))
     assert actor.echo(3).result(20) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import os
 import pickle
 import signal
@@ -17,7 +18,7 @@ from storms import checksum_of_run
 
 import envactors as ea
 from envactors.state import gymnasium_snapshot
-from envactors.testing import EchoEnv, workloads
+from envactors.testing import EchoEnv
 
 RESTART = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
 
@@ -67,6 +68,28 @@ def test_a_snapshot_goes_into_another_env_of_another_vector():
         assert [np.array_equal(row, expected) for row in results] == [True, True, False, True]
 
 
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_the_ends_and_seeds_of_episodes_come_again(autoreset):
+    def play(envs):
+        rng, seen = np.random.default_rng(1), []
+        for _ in range(150):
+            _, _, terminated, truncated, infos = envs.step(rng.integers(0, 2, 2))
+            seen.append([*terminated, *truncated, *(info.get("episode_seed") for info in infos)])
+        return seen
+
+    options = {"autoreset": autoreset, "seed_episodes": True}
+    with make(2, **options) as envs, make(2, **options) as others:
+        envs.reset(seed=3)
+        while not envs.step([1, 1])[2].any():
+            pass
+        snapshots = envs.snapshot()  # between the end of an episode and the autoreset of the next step
+        expected = play(envs)
+        assert sum(seed is not None for step in expected for seed in step[4:]) > 4
+        for one in (envs, others):
+            one.restore(snapshots)
+            assert play(one) == expected
+
+
 @pytest.mark.parametrize("options", [{}, {"envs_per_actor": 2}, {"autoreset": "same_step"}])
 def test_crashed_envs_are_restored_from_their_last_snapshot(options):
     def kill(step):
@@ -80,7 +103,7 @@ def test_crashed_envs_are_restored_from_their_last_snapshot(options):
         with make(on_failure="replay", every=50, max_journal=60, **options) as envs:
             envs.reset(seed=3)
             results.append(run(envs, 500, np.random.default_rng(0), disturb))
-            assert all(one.whole and one.length <= 60 for actor in envs.actors for one in journals(actor))
+            assert all(one.can_replay and one.length <= 60 for actor in envs.actors for one in journals(actor))
             stats = envs.stats().actors
     assert results[0] == results[1]
     assert sum(one.replays for one in stats) >= 13
@@ -106,7 +129,7 @@ def test_an_env_that_was_never_seeded_is_saved_after_so_many_steps():
         envs.reset()
         run(envs, 25, np.random.default_rng(0))
         envs.get_attr("spec")  # behind what was asked of the workers for the journal
-        assert all(one.whole and one.length < 10 for actor in envs.actors for one in journals(actor))
+        assert all(one.can_replay and one.length < 10 for actor in envs.actors for one in journals(actor))
         os.kill(envs.actors[0].pid, signal.SIGKILL)
         run(envs, 25, np.random.default_rng(0))
         assert envs.stats().actors[0].replays == 1
@@ -127,7 +150,7 @@ def test_a_state_whose_process_ends_while_it_is_saved_is_saved_by_the_next(tmp_p
         os.kill(envs.actors[0].pid, signal.SIGKILL)
         (tmp_path / "held").unlink()
         assert "failure" not in envs.recv(timeout=SOON).infos[0]
-        assert [(one.whole, one.length) for one in journals(envs.actors[0])] == [(True, 1)]
+        assert [(one.can_replay, one.length) for one in journals(envs.actors[0])] == [(True, 1)]
 
 
 def test_a_state_that_cannot_be_saved_is_logged_and_fails_no_step(caplog):
@@ -191,7 +214,71 @@ def test_the_state_is_a_copy():
         assert snapshot.state == before
 
 
+class RandomPolicy:
+    def __call__(self, obs, context):
+        return context.rng.integers(0, 2, len(obs))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"backend": "inline"}, {"on_failure": "replay"}, {"envs_per_actor": 2, "autoreset": "same_step"}],
+)
+def test_rollouts_begin_at_the_restored_observations(options):
+    with make(2, **options) as envs:
+        envs.reset(seed=3)
+        obs = envs.step([0, 1])[0]
+        snapshots = envs.snapshot()
+        run(envs, 5, np.random.default_rng(0))
+        rollouts = []
+        for _ in range(2):
+            envs.restore(snapshots)
+            envs.set_policy(RandomPolicy, seed=1)
+            rollouts.append(envs.rollout(30))
+        np.testing.assert_array_equal(rollouts[0].obs[0], obs)
+        for name in ("obs", "rewards", "starts", "terminated"):
+            np.testing.assert_array_equal(getattr(rollouts[0], name), getattr(rollouts[1], name))
+
+
+@pytest.mark.parametrize("backend", [FORK_SERVER, "inline"])
+def test_the_last_batch_after_a_restore_is_that_of_the_snapshots(backend):
+    with make(2, backend=backend, on_failure="renew") as envs:
+        with pytest.raises(ea.NothingPendingError):
+            envs.last_batch()
+        obs, _ = envs.reset(seed=1)
+        last = envs.last_batch()
+        np.testing.assert_array_equal(last.obs, obs)
+        assert last.rewards.tolist() == [0, 0]
+        obs, rewards, *_ = envs.step([0, 1])
+        snapshots = envs.snapshot()
+        envs.step([1, 1])
+        envs.restore(snapshots)
+        last = envs.last_batch()
+        np.testing.assert_array_equal(last.obs, obs)
+        assert last.rewards.tolist() == rewards.tolist()
+        envs.restore(snapshots[:1], env_ids=[1])
+        np.testing.assert_array_equal(envs.last_batch().obs[1], obs[0])
+
+
+@pytest.mark.parametrize("backend", [FORK_SERVER, "inline"])
+def test_an_env_that_has_lost_its_episode_gives_no_snapshot_and_can_be_restored(backend):
+    with make(2, backend=backend) as envs:
+        envs.reset(seed=1)
+        snapshots = envs.snapshot()
+        expected = envs.step([0, 1])[0]
+        envs.actors[0].kill(restart=True)
+        with pytest.raises(ea.ActorDiedError):
+            envs.snapshot()
+        envs.restore(snapshots)
+        np.testing.assert_array_equal(envs.step([0, 1])[0], expected)
+
+
 # Long runs ------------------------------------------------------------------------------------------------
+
+
+def pong():
+    gymnasium.register_envs(importlib.import_module("ale_py"))
+    env = gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0)
+    return gymnasium.wrappers.FrameStackObservation(gymnasium.wrappers.AtariPreprocessing(env), 4)
 
 
 @pytest.mark.soak
@@ -204,7 +291,7 @@ def test_many_steps_of_engines_with_kills_give_the_observations_of_an_undisturbe
     if name == "hopper":
         make, actions = functools.partial(gymnasium.make, "Hopper-v5"), dice.uniform(-1, 1, (997, 8, 3)).astype("f4")
     else:
-        make, actions = workloads.pong, dice.integers(0, 6, (997, 8))
+        make, actions = pong, dice.integers(0, 6, (997, 8))
     every = {"hopper": 500, "pong": 50}[name]
     options = {"snapshot": gymnasium_snapshot(every=every), "max_journal": 600}
     if name == "pong":  # four envs take longer to make, and for 500 steps, than there is between two kills

@@ -92,7 +92,7 @@ def test_those_of_threads_and_of_the_caller_itself(tmp_path):
         running.result(SOON)
     with ea.spawn(Counter, backend="inline") as actor:
         actor.add(1)
-        assert actor.stacks() == "it runs nothing\n"
+        assert actor.stacks() == "no env code is running\n"
 
 
 def test_a_deadline_reports_the_stacks_of_that_moment_only():
@@ -137,7 +137,7 @@ def test_many_threads_may_ask_while_processes_are_lost():
 
 def test_a_process_that_is_starting_has_stacks_once_it_can():
     for _ in range(5):
-        with ea.spawn(Counter, backend=ea.ProcessBackend("spawn")) as actor:
+        with ea.spawn(Counter, backend=ea.ProcessBackend("loky")) as actor:
             wait_until(lambda actor=actor: actor.pid is not None)
             assert "most recent call first" in actor.stacks(SOON)
             assert actor.add(1).result(SOON) == 1

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from nodes import preloading_backend
 
 import envactors as ea
-from envactors.actor.signal_deferral import StateChange
 from envactors.mailbox.control_page import TIMED
 from envactors.mailbox.durations import HISTOGRAM, METHOD_RESET, METHOD_STEP, count, merge, summarize
 from envactors.remote import LocalNodes
-from envactors.testing import EchoEnv, FaultyEnv, workloads
+from envactors.testing import EchoEnv, FaultyEnv
+from envactors.vector.access import VectorAccess
 
 
 class Paced(EchoEnv):
@@ -95,7 +95,7 @@ def test_steps_and_resets_are_timed_from_the_first_look_on(options, autoreset):
         envs.reset(seed=0)
         for _ in range(4):
             envs.step([0, 1, 2])
-        assert envs.actors[0]._supervisor.core.process.page.counters[TIMED] == 0
+        assert envs.actors[0]._actor.page.counters[TIMED] == 0
         before = envs.stats()
         assert before.steps == [4] * 3
         assert [counted.count for counted in (*before.step_seconds, *before.reset_seconds)] == [0] * 6
@@ -128,7 +128,7 @@ def least_cpu_seconds(envs):
 
 def test_timing_and_tracing_cost_at_most_three_percent_of_steps_that_take_100_us():
     def make():
-        return ea.VectorEnv([workloads.nothing] * 8, backend="inline", envs_per_actor=4)
+        return ea.VectorEnv([EchoEnv] * 8, backend="inline", envs_per_actor=4)
 
     with make() as plain, make() as timed, make() as traced:
         for envs in (plain, timed, traced):
@@ -193,7 +193,7 @@ def test_steps_on_nodes_are_timed_there():
         assert [counted.count for counted in envs.stats().step_seconds] == [7] * 4
 
 
-def test_waits_of_recv_and_of_step_wait_count_too():
+def test_waits_of_recv_and_of_steps_in_two_halves_count_too():
     with ea.VectorEnv([lambda i=i: Paced(i, 0.1) for i in range(2)]) as envs:
         envs.reset(seed=0)
         envs.stats()
@@ -202,8 +202,9 @@ def test_waits_of_recv_and_of_step_wait_count_too():
         while received < 2:
             received += len(envs.recv(min_envs=1).env_ids)
         assert envs.stats().batches == 0
-        envs.step_async([1, 2])
-        envs.step_wait()
+        access = VectorAccess(envs)
+        access.start_step([1, 2])
+        access.finish_step()
         stats = envs.stats()
         assert stats.batches == 1
         assert stats.wait_seconds > 0.1, "each of the two waits takes most of the steps' 0.1 s"
@@ -254,21 +255,3 @@ def test_a_running_step_is_named():
         assert isinstance(ea.VectorStats, type)
         assert envs.stats().actors[0].method is None
         envs.recv()
-
-
-def test_no_change_of_an_actor_begins_within_another(monkeypatch):
-    # What follows from the inner one would run while the lock of the outer one is held, and callbacks take other locks.
-    end = StateChange.__exit__
-
-    def checked(change, *exc):
-        assert not change._core.lock._is_owned()
-        end(change, *exc)
-
-    monkeypatch.setattr(StateChange, "__exit__", checked)
-    with ea.VectorEnv([lambda: FaultyEnv(EchoEnv())] * 2, on_failure="renew") as envs:
-        envs.reset(seed=0)
-        envs[1].arm("crash").result(SOON)
-        envs.send([1, 1])
-        wait_until(lambda: envs.stats().actors[1].restarts == 1)
-        assert envs.recv().truncated.sum() == 1
-        assert "has no process" in envs[1].stacks() or envs[1].pid

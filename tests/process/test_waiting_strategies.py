@@ -20,6 +20,7 @@ from envactors.actor.slots import POSTED
 from envactors.actor.wait_tuner import BOTH_SPIN
 from envactors.mailbox.control_page import SPINNING, SPINNING_LONG, WAIT
 from envactors.testing import EchoEnv
+from envactors.vector.access import VectorAccess
 from envactors.vector.stepper import Stepper
 
 
@@ -129,13 +130,9 @@ def long_pauses(monkeypatch):
 
 
 @pytest.mark.usefixtures("long_pauses")
-@pytest.mark.parametrize(
-    ("cores", "quota", "rounds"),
-    [(1, None, SPINNING), (2, None, SPINNING_LONG), (8, 1.5, SPINNING), (8, 2, SPINNING_LONG)],
-)
-def test_two_workers_spin_for_longer_if_there_are_two_cores(monkeypatch, cores, quota, rounds):
-    monkeypatch.setattr("envactors.vector.stepper.cores", lambda: cores)
-    monkeypatch.setattr("envactors.vector.stepper.cpu_quota", lambda: quota)
+@pytest.mark.parametrize(("cores", "rounds"), [(1, SPINNING), (2, SPINNING_LONG)])
+def test_two_workers_spin_for_longer_if_there_are_two_cores(monkeypatch, cores, rounds):
+    monkeypatch.setattr("envactors.vector.stepper.usable_cores", lambda: cores)
     with dozing() as envs:
         wait_always(envs, BOTH_SPIN)
         envs.step([0] * 4)
@@ -155,10 +152,11 @@ def test_workers_whose_spin_has_ended_are_woken_before_anybody_waits_for_them():
     with dozing() as envs:
         for turn in range(20):
             fall_asleep(envs)
-            envs.step_async(np.full(4, turn))
-            slab = envs._engine.state.slab
+            access = VectorAccess(envs)
+            access.start_step(np.full(4, turn))
+            slab = envs._engine.table.slab
             wait_until(lambda slab=slab: (slab.completed == slab.posted).all())
-            assert envs.step_wait()[0][:, 2].tolist() == [turn] * 4
+            assert access.finish_step()[0][:, 2].tolist() == [turn] * 4
 
 
 class BrokenOffError(Exception):

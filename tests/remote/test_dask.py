@@ -17,12 +17,12 @@ import numpy as np
 import psutil
 import pytest
 from helpers import SOON, Counter
+from leaks import describe
 
 import envactors as ea
 from envactors.remote.greeting import GreetingError
 from envactors.remote.launching import NodeAddress, connect
 from envactors.testing import EchoEnv
-from envactors.testing.leaks import describe
 
 distributed = pytest.importorskip("distributed")
 pytest.importorskip("cryptography", reason="the temporary certificates of Dask need it")

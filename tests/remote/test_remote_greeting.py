@@ -101,6 +101,7 @@ def test_an_agents_proof_is_not_the_callers():
         ("epoch", "epoch-0", "the agent's epoch is 'epoch-1', and the caller's is 'epoch-0'"),
         ("protocol", 999, f"the agent's protocol is {greeting.PROTOCOL}, and the caller's is 999"),
         ("python", "2.7", "and the caller's is '2.7'"),
+        ("numpy", "0", "and the caller's is '0': install the same version on both sides"),
     ],
 )
 def test_an_agent_names_the_field_of_the_greeting_that_does_not_match(field, value, text):

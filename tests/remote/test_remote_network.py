@@ -1,4 +1,7 @@
-"""Faults of the network between the caller and its nodes: promises 28 to 31 of docs/guides/reliability.md."""
+"""Faults of the network between the caller and its nodes.
+
+They test the promises `node-lost`, `one-at-a-time`, `link`, and `caller-gone`.
+"""
 
 from __future__ import annotations
 

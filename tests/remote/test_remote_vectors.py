@@ -12,6 +12,7 @@ from nodes import preloading_backend, standing
 import envactors as ea
 from envactors.remote import LocalNodes
 from envactors.testing import EchoEnv
+from envactors.vector.access import VectorAccess
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -93,10 +94,11 @@ def test_a_reset_that_may_have_begun_on_a_lost_node_is_not_run_again(make, lose,
 def test_a_step_on_a_lost_node_raises(make, lose, slow):
     envs = make()
     envs.reset(seed=0)
-    envs.step_async(np.where(np.arange(2) == slow, 9, 1))
+    access = VectorAccess(envs)
+    access.start_step(np.where(np.arange(2) == slow, 9, 1))
     lose(envs)
     with pytest.raises(ea.VectorStepError) as caught:
-        envs.step_wait(SOON)
+        access.finish_step(SOON)
     assert slow in caught.value.failures
     assert {type(error) for error in caught.value.failures.values()} == {ea.NodeLostError}
     envs.reset(seed=0)
@@ -107,9 +109,10 @@ def test_a_step_on_a_lost_node_raises(make, lose, slow):
 def test_a_step_on_a_lost_node_is_truncated_and_the_env_renewed(make, lose, slow):
     envs = make(on_failure="renew")
     envs.reset(seed=0)
-    envs.step_async(np.where(np.arange(2) == slow, 9, 1))
+    access = VectorAccess(envs)
+    access.start_step(np.where(np.arange(2) == slow, 9, 1))
     lose(envs)
-    _, _, terminated, truncated, infos = envs.step_wait(SOON)
+    _, _, terminated, truncated, infos = access.finish_step(SOON)
     assert truncated[slow]
     assert not terminated.any()
     assert isinstance(infos[slow]["failure"], ea.NodeLostError)
@@ -122,9 +125,10 @@ def test_a_step_on_a_lost_node_is_replayed(make, lose, slow):
     envs = make(on_failure="replay")
     envs.reset(seed=0)
     envs.step(np.array([1, 2]))
-    envs.step_async(np.where(np.arange(2) == slow, 9, 1))
+    access = VectorAccess(envs)
+    access.start_step(np.where(np.arange(2) == slow, 9, 1))
     lose(envs)
-    obs, *_, infos = envs.step_wait(SOON)
+    obs, *_, infos = access.finish_step(SOON)
     assert obs[:, :3].tolist() == [[0, 2, 9 if slow == 0 else 1], [1, 2, 9 if slow == 1 else 1]]
     assert infos == [{}, {}]
 

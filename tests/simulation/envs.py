@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 import envactors as ea
 from envactors.mailbox.slab import INLINE_INFO_ROOM
-from envactors.testing import EchoEnv
-from envactors.testing.envs import expected_checksum
+from envactors.testing import EchoEnv, expected_checksum
 from simulation.world import Killed, Violation, World
 
 _LARGEST_SEED = (1 << 63) - 1

@@ -135,7 +135,10 @@ def options_and_errors(error: ea.VectorStepError, death: ea.ActorDiedError) -> N
     snapshot = ea.SnapshotPolicy(Counter.name, print, every=10)
     options = {"deadlines": ea.Deadlines(step=1.0, close=None), "recycle": ea.RecyclePolicy(max_rss=10**9)}
     print(
-        snapshot, options, ea.RestartPolicy(max_restarts=3, window=60.0), ea.ProcessBackend("spawn", preload=["numpy"])
+        snapshot,
+        options,
+        ea.RestartPolicy(max_restarts=3, window=60.0),
+        ea.ProcessBackend("forkserver", preload=["numpy"]),
     )
     assert_type(error.failures, dict[int, BaseException])
     assert_type(death.exitcode, int | None)

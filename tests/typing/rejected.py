@@ -36,7 +36,6 @@ class Other:
 def handles() -> None:
     ea.spwan(Counter)  # E: attr-defined
     ea.Deadlnes(step=1.0)  # E: attr-defined
-    ea.Snapshot(print, print)  # E: attr-defined
     ea.spawn(Counter, "three")  # E: arg-type
     ea.spawn(Counter, 1, 2)  # E: call-arg
     ea.spawn(Other)  # E: call-arg

@@ -94,7 +94,6 @@ def test_a_timeout_that_is_not_a_number_is_rejected_at_the_call():
             "step": lambda seconds: envs.step([0], timeout=seconds),
             "reset": lambda seconds: envs.reset(timeout=seconds),
             "recv": lambda seconds: envs.recv(timeout=seconds),
-            "step_wait": envs.step_wait,
             "close": envs.close,
             "close ": actor.close,
             "map": lambda seconds: pool.map("add", [1], seconds),

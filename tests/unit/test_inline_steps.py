@@ -15,6 +15,7 @@ from interleaving import StoppingThread
 
 import envactors as ea
 from envactors.testing import EchoEnv
+from envactors.vector.access import VectorAccess
 
 SOON = 30
 
@@ -219,21 +220,22 @@ def test_the_actor_that_runs_is_known_while_another_thread_calls_one_that_has_st
     assert names == ["env-1"]
 
 
-def test_step_wait_returns_rows_that_another_thread_has_run(envs):
+def test_the_second_half_of_a_step_returns_rows_that_another_thread_has_run(envs):
+    access = VectorAccess(envs)
     begun, threads = threading.Event(), []
 
     def run():
         if threading.current_thread() is not threading.main_thread():
             begun.set()
-            time.sleep(0.2)  # so that `step_wait` has to wait
+            time.sleep(0.2)  # so that `finish_step` has to wait
         elif not threads:
             threads.append(threading.Thread(target=envs.actors[2].stats))
             threads[0].start()
             begun.wait(SOON)
 
     Shared.during = staticmethod(run)
-    envs.step_async([1, 2, 3, 4])
-    assert envs.step_wait(timeout=SOON)[0][:, 2].tolist() == [1, 2, 3, 4]
+    access.start_step([1, 2, 3, 4])
+    assert access.finish_step(timeout=SOON)[0][:, 2].tolist() == [1, 2, 3, 4]
     threads[0].join(SOON)
 
 
@@ -274,7 +276,7 @@ def test_steps_equal_those_of_threads(per_actor):
 def test_a_wait_for_no_step_steps_no_env(envs):
     envs.step([0] * 4)
     with pytest.raises(ea.NothingPendingError):
-        envs.step_wait()
+        VectorAccess(envs).finish_step()
     assert envs.call("count", env_ids=[1, 2]) == [1, 1]
 
 
@@ -288,7 +290,7 @@ def test_a_thread_that_waits_while_another_steps_steps_no_env(envs):
         except ea.NothingPendingError:
             errors.append(True)
 
-    thread = StoppingThread(lambda: take(envs.step_wait))
+    thread = StoppingThread(lambda: take(VectorAccess(envs).finish_step))
 
     def start_once():
         if thread.ident is None:
@@ -308,7 +310,7 @@ def test_a_wait_from_within_an_env_ends_in_time(envs):
 
     def wait():
         try:
-            envs.step_wait(timeout=0.05)
+            VectorAccess(envs).finish_step(timeout=0.05)
         except ea.VectorTimeoutError:
             errors.append(True)
 

@@ -9,6 +9,7 @@ import pytest
 
 import envactors as ea
 from envactors.testing import EchoEnv
+from envactors.vector.access import VectorAccess
 
 SOON = 30
 
@@ -107,7 +108,7 @@ def test_waiting_for_what_can_only_run_afterwards_is_an_error(envs, within, ask)
 
 
 def test_waiting_in_a_step_of_all_envs_is_an_error(envs):
-    Shared.asks = staticmethod(envs.step_wait)
+    Shared.asks = staticmethod(VectorAccess(envs).finish_step)
     error = outcome_of(lambda: envs.step([1] * 4))
     assert isinstance(next(iter(error.failures.values())), RuntimeError)
     assert len(error.batch.env_ids) == 3

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import operator
 import struct
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -217,17 +216,9 @@ class AlfEnvAdapter(EnvAdapter):
     Args:
         constructor: Creates the env, given its ``env_id``.
         env_id: Index of the env.
-        num_threads: Number of threads of torch, if it is loaded; None leaves it unchanged.
     """
 
-    def __init__(self, constructor: Callable[..., Any], env_id: int, num_threads: int | None) -> None:
-        # Only a forked worker inherits loaded modules and their settings, which have to be changed here. Any other
-        # worker reads them from its environment variables.
-        torch, alf = sys.modules.get("torch"), sys.modules.get("alf")
-        if torch is not None and num_threads is not None:
-            torch.set_num_threads(num_threads)
-        if alf is not None and hasattr(alf, "set_default_device"):
-            alf.set_default_device("cpu")
+    def __init__(self, constructor: Callable[..., Any], env_id: int) -> None:
         super().__init__(functools.partial(constructor, env_id=env_id))
         described = self.envactors_describe()
         self._leaves = described.leaves()

@@ -24,10 +24,10 @@ from envactors.integrations.alf.adapter import AlfEnvAdapter
 from envactors.integrations.alf.envs import ActorEnvironment, Envs, Specs, interrupted
 from envactors.integrations.alf.rotation import Rotation
 from envactors.integrations.alf.values import AlfEnvironment, Records, torch
-from envactors.integrations.options import check_one_backend, make_vector
+from envactors.integrations.options import as_start_method, check_one_backend, make_vector
 from envactors.mailbox.factory import as_callable, as_factories
 from envactors.options import Deadlines, RestartPolicy, is_int
-from envactors.process.starting import DEFAULT, THREAD_CAPS, as_elsewhere
+from envactors.process.starting import THREAD_CAPS
 from envactors.vector.inputs import EnvVars, seeds_for
 from envactors.vector.options import VectorOptions
 
@@ -62,9 +62,9 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # m
             beginning, env ``i`` has slot ``i``.
         torch_num_threads_per_env: Number of threads of torch and NumPy's libraries in each worker. With None, the
             caller's environment variables decide; the default is then one thread.
-        start_method: ``"fork"`` or ``"spawn"``, as in ALF, or ``"loky"`` or ``"forkserver"``. None means the default of
-            `ProcessBackend`, which never forks the caller. Use ``"fork"`` for constructors that need the caller's
-            configuration of ALF.
+        start_method: ``"loky"``, or None for the default of `ProcessBackend`, which ALF's names (``"fork"``,
+            ``"spawn"``) stand for, too. Workers are not forks of the caller, so constructors that need its
+            configuration of ALF must load it.
         **options: See `envactors.VectorOptions`; ``backend`` excludes ``start_method`` and ignores ``start_serially``.
             With ``on_failure="raise"`` a failed env raises RuntimeError, and by default no process is restarted, as in
             ALF. With ``"renew"`` the episode of a failed env ends with ``StepType.LAST``, reward 0, discount 1, and the
@@ -100,7 +100,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # m
         super().__init__()
         threads, spares = torch_num_threads_per_env, num_spare_envs_for_reload
         factories = [
-            functools.partial(AlfEnvAdapter, as_callable(constructor, f"env {env_id}"), env_id, threads)
+            functools.partial(AlfEnvAdapter, as_callable(constructor, f"env {env_id}"), env_id)
             for env_id, constructor in enumerate(as_factories(env_constructors, "env_constructors"))
         ]
         options["env_vars"] = _with_caps(options.get("env_vars"), threads)
@@ -272,7 +272,6 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # m
 
 def _make_vector(factories: list[Any], options: VectorOptions, start_method: str | None, *, serially: bool) -> Envs:
     raises = options.get("on_failure", "raise") == "raise"
-    method = DEFAULT if start_method is None else as_elsewhere(start_method)
     try:
         return make_vector(
             Envs,
@@ -282,7 +281,7 @@ def _make_vector(factories: list[Any], options: VectorOptions, start_method: str
             _REFUSED,
             deadlines=Deadlines(start=None),
             restart=RestartPolicy(max_restarts=0 if raises else 10),
-            backend=ProcessBackend(method, max_starting=1 if serially else None),
+            backend=ProcessBackend(as_start_method(start_method), max_starting=1 if serially else None),
             copy=False,  # `Records` copies each array
         )
     except ActorError as error:

@@ -47,8 +47,8 @@ class AsyncActorEnvManager(Envs):
     ``reset_timeout`` (deadlines, after which the process is killed), ``connect_timeout`` (deadline of each attempt to
     reset, and of the start of a process if it is more than 60), ``wait_num`` and ``step_wait_timeout`` (when a step
     returns), ``shared_memory`` (True to transfer values that fit the spaces through shared memory), ``copy_on_get``
-    (False to return observations as views, valid until the env's next step), and ``context`` (``"loky"``, ``"spawn"``,
-    ``"forkserver"``, or ``"fork"``).
+    (False to return observations as views, valid until the env's next step), and ``context`` (``"loky"``, or the
+    default of `ProcessBackend`, which DI-engine's ``"fork"``, ``"spawn"``, and ``"forkserver"`` stand for).
 
     The other entries are those of `envactors.VectorOptions` that apply to DI-engine: ``on_failure`` (with ``"raise"``,
     a failed step raises and closes the manager; with ``"renew"``, it returns an abnormal timestep with the exception as
@@ -239,21 +239,13 @@ class AsyncActorEnvManager(Envs):
                 f"the reset_param of env {env_id} is {param!r}: expected a dict or None",
             )
         self._reset_param.update(reset_param)
+        self._access.discard(list(reset_param))
+        self._states.waiting.difference_update(reset_param)
         self._await(lambda: not self._resets.pending & reset_param.keys())
-        self._drop(self._states.waiting.intersection(reset_param))
         for env_id in reset_param:
             self._begin_reset(env_id, self._env_seed[env_id])
             self._env_seed[env_id] = None
         self._await(lambda: not self._resets.pending & reset_param.keys())
-
-    def _drop(self, env_ids: set[int]) -> None:
-        """Wait for pending steps and discard their results."""
-        if env_ids:
-            try:
-                self._access.gather(list(env_ids), None, "reset")
-            except VectorStepError as error:
-                _log.info("discarded a step that failed before a reset: %s", error)
-            self._states.waiting -= env_ids
 
     def _begin_reset(self, env_id: int, seed: int | None = None) -> None:
         self._states.by_id[env_id] = EnvState.RESET

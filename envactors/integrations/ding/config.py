@@ -43,7 +43,6 @@ _REFUSED = {
     "max_journal": "DI-engine does not support on_failure='replay', since its envs may begin an episode without a seed",
     "deadlines": "DI-engine's names for them are step_timeout, reset_timeout and connect_timeout",
     "copy": "DI-engine's name for it is copy_on_get",
-    "checkpoint_every": "a checkpoint needs on_failure='replay', which DI-engine does not support",
 }
 
 

@@ -12,16 +12,14 @@ from typing import Any
 from envactors.actor.handle import ActorHandle
 from envactors.actor.spawn import spawn
 from envactors.backends.base import Backend
-from envactors.backends.process import ProcessBackend
 from envactors.errors import ActorError
 from envactors.integrations.adapter import adapted
 from envactors.integrations.ding.adapter import DingEnvAdapter
 from envactors.integrations.ding.states import require
 from envactors.integrations.ding.values import PRELOAD, BaseEnvManager
-from envactors.integrations.options import make_vector
+from envactors.integrations.options import as_start_method, make_vector, preloading
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines, RestartPolicy
-from envactors.process.starting import as_elsewhere
 from envactors.vector.access import VectorAccess
 from envactors.vector.env import VectorEnv
 from envactors.vector.inputs import EnvVars
@@ -253,8 +251,7 @@ class Envs(BaseEnvManager):
         backend: str | Backend | None = self._cfg["backend"]
         if backend is not None:
             return backend
-        context = as_elsewhere(self._cfg["context"])
-        return ProcessBackend(start_method=context, preload=PRELOAD if context == "forkserver" else ())
+        return preloading(*PRELOAD, start_method=as_start_method(self._cfg["context"]))
 
     def close(self) -> None:
         """Close the envs and end their processes. Calling it again does nothing, and `launch` starts new envs."""

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envactors.process.starting import as_elsewhere
 from envactors.vector.options import CommonOptions
 
 
@@ -43,17 +42,6 @@ def checked_limit(max_concurrency: Any, options: CommonOptions) -> int | None:
     if max_concurrency < 1:
         raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
     return int(max_concurrency)
-
-
-def start_method(context: str) -> Any:
-    """Return the start method for the name of a multiprocessing context.
-
-    Raises:
-        ValueError: There is no such context.
-    """
-    if context not in ("fork", "spawn", "forkserver", "loky"):
-        raise ValueError(f"cannot find context for {context!r}: expected 'fork', 'spawn', 'forkserver' or 'loky'")
-    return as_elsewhere(context)
 
 
 def checked_mask(mask: Any, num_envs: int) -> npt.NDArray[np.bool_]:

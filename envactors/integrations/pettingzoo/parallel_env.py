@@ -162,9 +162,6 @@ class ActorParallelEnv:
             VectorStepError: Some copies failed.
         """
         ids = self._ids(env_ids)
-        if late := [env_id for env_id in self._access.busy() if env_id in ids]:
-            with contextlib.suppress(VectorStepError):
-                self._access.gather(late, None, "reset")
         with self._converted_failures():
             obs, infos = self.vector.reset(seed, options, ids)
         rewards = np.zeros((len(ids), len(self.agents)))
@@ -199,7 +196,7 @@ class ActorParallelEnv:
 
     def step_async(self, actions: Any) -> None:
         """Start a step of all copies; `step_wait` returns its results. Arguments and errors are those of `step`."""
-        VectorAccess(self.vector).start_steps(None, self._batches.pack(actions, self._all_ids))
+        self._access.start_step(self._batches.pack(actions, self._all_ids))
 
     def step_wait(self) -> tuple[Any, ...]:
         """Wait for the step that `step_async` started, and return its results in the form of `step`.
@@ -209,7 +206,7 @@ class ActorParallelEnv:
             VectorStepError: Some copies failed; the other results are in ``.batch``.
         """
         with self._converted_failures():
-            results = VectorAccess(self.vector).gather(None, None, "step_wait")[1:6]
+            results = self._access.finish_step()
         return self._unpack(self._all_ids, results)
 
     def _unpack(self, ids: list[int], results: tuple[Any, ...]) -> tuple[Any, ...]:

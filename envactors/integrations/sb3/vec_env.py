@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -20,15 +18,13 @@ from stable_baselines3.common.vec_env import VecEnv
 from envactors.actor.future import results_of
 from envactors.actor.handle import ActorHandle, ActorView
 from envactors.backends.base import Backend
-from envactors.backends.process import ProcessBackend
 from envactors.errors import AlreadyPendingError, NothingPendingError, VectorStepError
 from envactors.integrations.adapter import adapter_factories
 from envactors.integrations.failures import first_failure, or_first_failure
-from envactors.integrations.options import check_one_backend, make_vector
+from envactors.integrations.options import as_start_method, check_one_backend, make_vector, preloading
 from envactors.integrations.sb3.adapter import StableBaselinesEnvAdapter
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.mailbox.pickling import dumps_by_value
-from envactors.process.starting import DEFAULT, as_elsewhere
 from envactors.vector.access import VectorAccess
 from envactors.vector.env import VectorEnv
 from envactors.vector.options import VectorOptions
@@ -49,8 +45,9 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # mypy skips its module
 
     Args:
         env_fns: One callable per env; called only in the workers.
-        start_method: ``"forkserver"``, ``"spawn"``, or ``"fork"``; none of them needs a ``__main__`` guard. None means
-            the environment variable ``DEFAULT_START_METHOD`` or, if it is not set, envactors' default.
+        start_method: ``"loky"``, or the default of `ProcessBackend`, which stable-baselines3's names (``"forkserver"``,
+            ``"spawn"``, ``"fork"``) stand for. None means the environment variable ``DEFAULT_START_METHOD`` or, if it
+            is not set, that default. No ``__main__`` guard is needed.
         **options: See `envactors.VectorOptions`; ``backend`` excludes ``start_method``. With ``on_failure="renew"`` the
             episode of a failed env is truncated, and ``info["failure"]`` is the exception. With ``seed_episodes``,
             ``reset_infos`` contain the seeds.
@@ -90,6 +87,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # mypy skips its module
         except BaseException:
             self.vector.close(0)
             raise
+        self._access = VectorAccess(self.vector)
         self.actors: list[ActorHandle[Any]] = self.vector.actors
         self.metadata: dict[str, Any] = {**self.vector.metadata, **self.metadata}
 
@@ -106,7 +104,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # mypy skips its module
             raise AlreadyPendingError(
                 "cannot call step_async(): the previous step is still pending. Call step_wait() first"
             )
-        VectorAccess(self.vector).start_steps(None, actions)
+        self._access.start_step(actions)
         self.waiting = True
 
     def step_wait(self) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
@@ -123,7 +121,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # mypy skips its module
         if not self.waiting:
             raise NothingPendingError("cannot call step_wait(): no step is pending. Call step_async(actions) first")
         try:
-            obs, rewards, terminated, truncated, infos = VectorAccess(self.vector).gather(None, None, "step_wait")[1:6]
+            obs, rewards, terminated, truncated, infos = self._access.finish_step()
         except VectorStepError as error:
             failed = error
         else:
@@ -146,9 +144,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # mypy skips its module
         Raises:
             Exception: The exception from the first env that failed, once all envs have answered.
         """
-        if self.waiting:
-            with contextlib.suppress(Exception):  # the result is discarded
-                self.step_wait()
+        self.waiting = False
         options = [options or None for options in self._options]
         obs, infos = or_first_failure(lambda: self.vector.reset(self._seeds, options))
         self.reset_infos: list[dict[str, Any]] = infos
@@ -217,15 +213,9 @@ def _ended(info: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _backend(start_method: str | None, env_fns: list[Factory]) -> Backend:
-    method = os.environ.get("DEFAULT_START_METHOD") if start_method is None else start_method
-    if method is None:
-        method = DEFAULT
-    else:
-        multiprocessing.get_context(method)  # raises the standard library's error for an unknown method
-        method = as_elsewhere(method)
-    needs_monitor = method == "forkserver" and any(_MONITOR.encode() in _pickled(env_fn) for env_fn in env_fns[:1])
-    preload = [_MONITOR] if needs_monitor else []
-    return ProcessBackend(start_method=method, preload=preload)
+    method = as_start_method(os.environ.get("DEFAULT_START_METHOD") if start_method is None else start_method)
+    needs_monitor = any(_MONITOR.encode() in _pickled(env_fn) for env_fn in env_fns[:1])
+    return preloading(*[_MONITOR] if needs_monitor else [], start_method=method)
 
 
 def _pickled(env_fn: Factory) -> bytes:

@@ -37,10 +37,8 @@ _REFUSED = {
     "max_journal": f"{_CALLS}, and calls are not replayed",
     "recycle": f"{_CALLS}, and an actor does not know when an episode ends",
     "standbys": f"{_CALLS}, and actors do not share standbys",
-    "shared_memory": f"{_CALLS}, and results are pickled",
     "copy": f"{_CALLS}, and results are always copies",
     "snapshot": f"{_CALLS}, and single actors do not take snapshots",
-    "checkpoint_every": f"{_CALLS}, and single actors do not write checkpoints",
 }
 _OF_ONE = {**_REFUSED, "max_running": "a worker has one env. Pass it to ActorVectorEnv"}
 
@@ -207,8 +205,8 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # mypy skips its modu
         """
         try:
             return super().step(action, id)
-        except Exception:
-            # If `recv` raises, the base class counts the env neither as waiting nor as ready, so that the env could
-            # never step again.
+        except BaseException:
+            # If `recv` raises or is interrupted, the base class counts the env neither as waiting nor as ready, so that
+            # it could never step again.
             self.ready_id += [i for i in range(self.env_num) if i not in {*self.ready_id, *self.waiting_id}]
             raise

@@ -1,14 +1,11 @@
-"""The memory that is left, on the machine and in each memory cgroup (version 1 or 2) of this process."""
+"""The memory that is left, on the machine and in each memory cgroup of this process."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
-
-# Version 1 says "no limit" with about 2**63.
-_NO_LIMIT: Final = 1 << 60
+from typing import NamedTuple
 
 
 class MemoryRoom(NamedTuple):
@@ -52,42 +49,20 @@ def _read_cgroups(root: Path, swap: int) -> Iterator[MemoryRoom]:
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            read = _read_version_2
-            top = root / "sys/fs/cgroup"
-        elif "memory" in controllers.split(","):
-            read = _read_version_1
-            top = root / "sys/fs/cgroup/memory"
-        else:
-            continue
+    top = root / "sys/fs/cgroup"
+    for path in (line.removeprefix("0::") for line in lines if line.startswith("0::")):
         # A container in the host's cgroup namespace sees its path from the host's root, but only its own cgroup at the
         # top: the directories between them do not exist.
         place = top if ".." in path else top / path.strip("/")
         for directory in (place, *place.parents):
-            with contextlib.suppress(OSError, ValueError):
-                room = read(directory, swap)
-                if room.limit < _NO_LIMIT:
-                    yield room
+            with contextlib.suppress(OSError, ValueError):  # ValueError: there is no limit
+                yield _read_cgroup(directory, swap)
             if directory == top:
                 break
 
 
-def _read_version_1(directory: Path, swap: int) -> MemoryRoom:
-    limit, usage = (int((directory / f"memory.{name}_in_bytes").read_text()) for name in ("limit", "usage"))
-    cache = _read_fields(directory / "memory.stat")
-    used = usage - cache.get("total_inactive_file", 0) - cache.get("total_active_file", 0)
-    with contextlib.suppress(OSError):  # the limit of memory and swap together, and their usage
-        both, usage_of_both = (
-            int((directory / f"memory.memsw.{name}_in_bytes").read_text()) for name in ("limit", "usage")
-        )
-        swap = max(0, min(swap, both - limit - (usage_of_both - usage)))
-    return MemoryRoom(f"the memory cgroup {directory}", limit, max(0, used), swap)
-
-
-def _read_version_2(directory: Path, swap: int) -> MemoryRoom:
-    text = (directory / "memory.max").read_text().strip()
+def _read_cgroup(directory: Path, swap: int) -> MemoryRoom:
+    limit = int((directory / "memory.max").read_text())
     usage = int((directory / "memory.current").read_text())
     cache = _read_fields(directory / "memory.stat")
     used = usage - sum(cache.get(name, 0) for name in ("inactive_file", "active_file", "slab_reclaimable"))
@@ -95,7 +70,7 @@ def _read_version_2(directory: Path, swap: int) -> MemoryRoom:
         most = (directory / "memory.swap.max").read_text().strip()
         if most != "max":
             swap = max(0, min(swap, int(most) - int((directory / "memory.swap.current").read_text())))
-    return MemoryRoom(f"the memory cgroup {directory}", _NO_LIMIT if text == "max" else int(text), max(0, used), swap)
+    return MemoryRoom(f"the memory cgroup {directory}", limit, max(0, used), swap)
 
 
 def _read_fields(path: Path, unit: int = 1) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Processes by pidfd, prctl, personality and /proc."""
+"""Processes by pidfd, prctl, and /proc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import mmap
 import os
 import resource
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,13 +21,6 @@ _OOM_MARGIN, _OOM_MOST = 500, 1000
 # A limit that the kernel no longer enforces, but still passes on to all descendants.
 _RLIMIT_LOCKS = 10
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-# A flag of `personality`: no random addresses.
-_NO_RANDOMIZE = 0x0040000
-# Another one: libraries start at the first third of the address space. With the default addresses of programs that have
-# no random ones, the same work took half as long again.
-_COMPAT_LAYOUT = 0x0200000
-# Changes no flag.
-_QUERY = 0xFFFFFFFF
 
 
 def open_sentinel(pid: int) -> int:
@@ -129,36 +121,3 @@ def command_line(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:
         return []
-
-
-@contextlib.contextmanager
-def fixed_layout() -> Iterator[bool]:
-    """Give all programs that this thread starts in the context the same addresses.
-
-    Processors predict branches by address. Interpreters that take turns on a core, each with its code at other
-    addresses, evict each other's predictions and step at half the speed. If the kernel refuses, as in some containers,
-    addresses stay random.
-
-    Yields:
-        Whether this has fixed the addresses, so that the started programs must call `restore_random_layout`.
-    """
-    before = _personality(_QUERY)
-    fixed = _NO_RANDOMIZE | _COMPAT_LAYOUT
-    changed = before >= 0 and not before & _NO_RANDOMIZE and _personality(before | fixed) >= 0
-    try:
-        yield changed
-    finally:
-        if changed:
-            _personality(before)
-
-
-def restore_random_layout() -> None:
-    """Undo `fixed_layout` for the programs that this process starts."""
-    now = _personality(_QUERY)
-    if now >= 0:
-        _personality(now & ~(_NO_RANDOMIZE | _COMPAT_LAYOUT))
-
-
-def _personality(wanted: int) -> int:
-    """Set the flags of this thread and of what it starts; return the flags before, or -1 if the kernel refuses."""
-    return int(ctypes.CDLL(None).personality(ctypes.c_ulong(wanted)))

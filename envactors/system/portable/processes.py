@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Final
 
 # Asks a worker for the stacks of its threads. It is ignored by default, and env code hardly ever uses it.
@@ -137,13 +136,3 @@ def _ps(pid: int, column: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)  # noqa: S603 # numbers
         return done.stdout.strip()
     return ""
-
-
-@contextlib.contextmanager
-def fixed_layout() -> Iterator[bool]:
-    """Do nothing: addresses stay random."""
-    yield False
-
-
-def restore_random_layout() -> None:
-    """Do nothing: addresses are random."""

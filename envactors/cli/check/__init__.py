@@ -1,0 +1,1 @@
+"""``envactors check``: find defects of an env before training does."""

@@ -1,0 +1,222 @@
+"""``envactors check``: run the checks in an actor, and print the findings."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from envactors.cli.arguments import STDOUT, add_env, add_json, fail, seconds, write_json
+from envactors.cli.units import count, duration
+
+if TYPE_CHECKING:
+    from envactors.cli.check.examiner import Trajectory
+    from envactors.cli.check.findings import Finding
+    from envactors.cli.source import EnvSource
+    from envactors.errors import ActorError
+
+_CLEAN, _FOUND, _NOT_RUN = 0, 1, 2
+_SEED = 0
+# The shares of the time for the first trajectory, and for the search for leaks.
+_PLAYING, _LOOKING = 0.2, 0.5
+# Parts of paths that are not the env's own code.
+_LIBRARY_PATHS = ("envactors/", "threading.py", "<frozen", "importlib/")
+
+_DESCRIPTION = """\
+Checks one env before it is trained on: whether the factory, the env, and its infos
+can be pickled; whether equal actions after reset(seed=) give equal results, in the
+same process and in a new one; whether observations are in their space; how long
+resets and steps take; and whether memory, file descriptors, threads, or child
+processes leak from episode to episode. Then it suggests settings. The env runs in an
+actor, so that a crash or a hang is a finding, too.
+
+ENV is an id of Gymnasium, or MODULE:FACTORY, a callable without arguments that makes
+an env with the methods of a gymnasium.Env.
+"""
+_EPILOG = f"""\
+exit status:
+  {_CLEAN}    nothing was found
+  {_FOUND}    something was found
+  {_NOT_RUN}    wrong arguments, or something to install first
+  130  interrupted by Ctrl-C
+"""
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "check",
+        help="find defects of an env, and suggest settings",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_env(parser)
+    parser.add_argument(
+        "--seconds", type=seconds, default=10.0, metavar="S", help="about how long it may take (default: 10)"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=seconds,
+        default=30.0,
+        metavar="S",
+        help="how much longer a check may take before it counts as hanging (default: 30)",
+    )
+    add_json(parser, "findings, times, and settings")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Args:
+        arguments: As `register` describes them.
+
+    Returns:
+        The exit status.
+    """
+    from envactors.cli.source import EnvInputError, find_source
+
+    try:
+        source = find_source(arguments.env)
+    except EnvInputError as error:
+        return fail("check", str(error), _NOT_RUN)
+    examination = Examination(source, arguments.seconds, arguments.deadline)
+    examination.run()
+    if arguments.json is not None:
+        write_json(arguments.json, examination.record())
+    if arguments.json != STDOUT:
+        print("\n".join(examination.lines()))
+    return _FOUND if examination.findings else _CLEAN
+
+
+class Examination:
+    """Runs all checks of an env, up to the first that its worker does not survive.
+
+    Args:
+        source: The env.
+        seconds: About how long it may take.
+        deadline: How much longer a check may take, in seconds.
+
+    Attributes:
+        findings: What was found.
+        times: Durations in seconds: ``start``, the longest ``reset`` and ``step``, and their medians.
+        settings: The settings that are suggested; None if the checks were broken off.
+        line: The line to paste; empty if the checks were broken off.
+    """
+
+    def __init__(self, source: EnvSource, seconds: float, deadline: float) -> None:
+        self.findings: list[Finding] = []
+        self.times: dict[str, float] = {}
+        self.settings: dict[str, Any] | None = None
+        self.line: str = ""
+        self._source = source
+        self._seconds = seconds
+        self._deadline = deadline
+
+    def run(self) -> None:
+        """Run the checks."""
+        import envactors as ea
+        from envactors.cli.check.examiner import Examiner
+
+        patience = self._seconds + self._deadline
+        deadlines = ea.Deadlines(start=self._deadline, call=patience, close=5.0)
+        actor = ea.spawn(functools.partial(Examiner, self._source), name=self._source.name, deadlines=deadlines)
+        with actor:
+            try:
+                self._examine(actor)
+            except ea.ActorError as error:
+                self.findings.append(_finding_of(error))
+            except Exception as error:  # raised by the env
+                self.findings.append(_finding_of_exception(error))
+
+    def _examine(self, actor: Any) -> None:
+        from envactors.cli.check import findings as judge
+        from envactors.cli.check.examiner import median
+
+        self.times["start"] = actor.made_in().result()
+        self.findings += judge.judge_pickles(actor.refused_pickles().result())
+        if (refused := actor.refused_actions().result()) is not None:
+            self.findings.append(judge.Finding("no actions", f"{refused}.", "Without it no step can be checked."))
+            return
+        first = actor.play(_SEED, None, _PLAYING * self._seconds).result()
+        self.findings += judge.judge_results(first)
+        self.findings += self._repeat(actor, first, judge.judge_repeat)
+        memory = actor.stats().rss
+        looks = actor.look(_LOOKING * self._seconds).result()
+        resets = first.reset_seconds + looks.reset_seconds
+        self.findings += judge.judge_resets(resets, first.step_seconds)
+        leaks, lost = judge.judge_looks(looks)
+        self.findings += leaks
+        self.times |= {"reset": max(resets), "reset_median": median(resets)}
+        self.times |= {"step": max(first.step_seconds, default=0.0), "step_median": median(first.step_seconds)}
+        self.settings, self.line = judge.suggest(self.times, self.findings, lost, memory)
+
+    def _repeat(self, actor: Any, first: Trajectory, judge: Callable[..., list[Finding]]) -> list[Finding]:
+        """Repeat a trajectory in the same process, and if that gives the same, in a new one."""
+        steps = len(first.events) - 1
+        found = judge(first, actor.play(_SEED, steps, 0.0).result(), is_fresh=False)
+        if found:
+            return found
+        actor.renew().result()
+        return judge(first, actor.play(_SEED, steps, 0.0).result(), is_fresh=True)
+
+    def record(self) -> dict[str, Any]:
+        """Return what was found, as it is written to a file."""
+        findings = [dataclasses.asdict(finding) for finding in self.findings]
+        seconds = {name: round(value, 9) for name, value in self.times.items()}
+        return {
+            "env": self._source.name,
+            "findings": findings,
+            "seconds": seconds,
+            "settings": self.settings,
+            "line": self.line,
+        }
+
+    def lines(self) -> list[str]:
+        """Return what was found, in words."""
+        found = count(len(self.findings), "finding") if self.findings else "nothing was found"
+        lines = [f"{self._source.name}: {found}"]
+        for finding in self.findings:
+            lines += ["", f"{finding.kind}: {finding.message}", f"  {finding.remedy}"]
+        if self.settings is None:
+            return [*lines, "", "The checks after this were not run."]
+        times = ", ".join(
+            f"{name} {duration(self.times[key])}"
+            for name, key in (("start", "start"), ("reset", "reset_median"), ("step", "step_median"))
+        )
+        return [*lines, "", f"times: {times}", "", "suggested settings:", f"  {self.line}"]
+
+
+def _finding_of(error: ActorError) -> Finding:
+    """Return the finding for the failure of a worker."""
+    import envactors as ea
+    from envactors.cli.check.findings import Finding
+
+    if isinstance(error, ea.ActorTimeoutError):
+        where = _frame_of_env(error.stacks)
+        message = f"The env did not return within {error.timeout:g} s{where}."
+        return Finding("hang", message, "Find what it waits for, and set deadlines, so that training continues.")
+    if isinstance(error, ea.ActorStartError):
+        cause = error.__cause__
+        message = f"The env could not be made: {error if cause is None else f'{type(cause).__name__}: {cause}'}"
+        return Finding("start", message, "Call the factory in a Python shell to see its traceback.")
+    return Finding("crash", f"{error}", "Run the env in an interpreter with -X faulthandler to find the cause.")
+
+
+def _finding_of_exception(error: Exception) -> Finding:
+    from envactors.cli.check.findings import Finding
+
+    remote = str(error.__cause__ or "").strip().splitlines()
+    place = next((line.strip() for line in reversed(remote) if line.strip().startswith("File ")), "")
+    message = f"The env raised {type(error).__name__}: {error}" + (f" ({place})" if place else "")
+    return Finding("exception", message, "Envs must have the methods of gymnasium.Env, and accept their own actions.")
+
+
+def _frame_of_env(stacks: str) -> str:
+    """Return where the env is, as the first frame that is not of a library; empty if there is none."""
+    frames = [line.strip() for line in stacks.splitlines() if line.strip().startswith("File ")]
+    own = next((frame for frame in frames if not any(part in frame for part in _LIBRARY_PATHS)), None)
+    return "" if own is None else f"; it was at {own}"

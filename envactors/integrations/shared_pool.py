@@ -1,0 +1,51 @@
+"""The pool of sessions behind a drop-in whose objects come and go while its actors stay."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from envactors.integrations.options import preloading
+from envactors.sessions.lease import Lease
+from envactors.sessions.pool import SessionPool
+
+
+class SharedPool:
+    """A pool that is made when it is first needed: servers are often made by an import.
+
+    Args:
+        factory: Makes what an actor holds, in the worker.
+        size: How many sessions run at a time.
+        module: What takes long to import: the fork server does so once for all workers.
+        pool_options: Options of `envactors.SessionPool`.
+
+    Attributes:
+        start_timeout: How long a session waits for an actor, in seconds; None for no limit.
+    """
+
+    def __init__(self, factory: Callable[[], Any], size: int, module: str, pool_options: dict[str, Any]) -> None:
+        pool_options.setdefault("backend", preloading(module))
+        self._make = functools.partial(SessionPool, factory, size, **pool_options)
+        self.start_timeout: float | None = pool_options.get("start_timeout", 120.0)
+        self._lock = threading.Lock()
+        self._pool: SessionPool[Any] | None = None
+
+    def get(self) -> SessionPool[Any]:
+        """Return the pool."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = self._make()
+            return self._pool
+
+    def lease(self, name: str) -> Lease[Any]:
+        """Return a lease that waits for an actor as long as a start may take."""
+        return self.get().session(name, timeout=self.start_timeout)
+
+    def close(self) -> None:
+        """Close the pool, if there is one; it is made anew when it is needed again."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()

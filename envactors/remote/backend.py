@@ -1,0 +1,151 @@
+"""The backend for workers on other machines."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envactors.backends.base import Backend
+from envactors.backends.process import ProcessBackend
+from envactors.remote.launching import AgentOptions, Launcher
+from envactors.remote.rows import MirroredMemory
+from envactors.remote.session import Session
+from envactors.remote.worker import RemoteWorker
+from envactors.runtime import Runtime
+
+
+class RemoteBackend(Backend):
+    """A backend with one process per actor on other machines, the nodes, each with an agent that a launcher starts.
+
+    Actors are spread evenly. A lost node costs each of its actors one restart on the remaining nodes. They restart when
+    their old processes have certainly ended: the end was acknowledged, or 1.1 leases have passed.
+
+    Args:
+        launcher: Starts the agents, such as `envactors.remote.LocalNodes`.
+        envs_per_node: How many envs a node may have; None sets no limit.
+        lease: How long a node may be silent before it counts as lost, in seconds. A caller that is stopped for longer
+            loses its nodes.
+        heartbeat: The interval between the heartbeats of a node, in seconds.
+        process_options: Arguments for the `envactors.ProcessBackend` of each node.
+
+    Raises:
+        ValueError: ``lease`` is shorter than two heartbeats, or ``envs_per_node`` is not a positive int.
+    """
+
+    is_far = True
+    import_advice = (
+        "it has to be on the node. Install it there, send it by Dask's client.upload_file before the first actor "
+        "starts, or have it travel with the factory by cloudpickle.register_pickle_by_value(module)"
+    )
+    kills = True
+    inline = False
+    pickles = True
+    spin = False
+    max_starting: int | None = None
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        *,
+        envs_per_node: int | None = None,
+        lease: float = 10.0,
+        heartbeat: float = 1.0,
+        **process_options: Any,
+    ) -> None:
+        if not 0 < 2 * heartbeat <= lease < float("inf"):
+            raise ValueError(f"lease is {lease!r} with heartbeat={heartbeat!r}: expected at least two heartbeats")
+        if envs_per_node is not None and (type(envs_per_node) is not int or envs_per_node < 1):
+            raise ValueError(f"envs_per_node is {envs_per_node!r}: expected an int >= 1, or None")
+        ProcessBackend(**process_options)  # raises what it would raise on the nodes
+        self.launcher = launcher
+        self.envs_per_node = envs_per_node
+        self._options = AgentOptions(lease, heartbeat, process_options)
+        self._lock = threading.RLock()
+        self._actors = 0
+        self._session: Session | None = None
+        self._ids = itertools.count(1)
+
+    def __repr__(self) -> str:
+        return f"RemoteBackend({self.launcher!r})"
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of the nodes that are not lost."""
+        session = self._session
+        return [] if session is None else [node.name for node in session.nodes if not node.is_lost]
+
+    def drain(self, node: str) -> None:
+        """Place no more actors on a node, and move its actors elsewhere, which does not count as a restart.
+
+        An actor with one env moves when its next episode ends, one with several envs when all of them are reset
+        together.
+
+        Args:
+            node: The name of the node.
+
+        Raises:
+            ValueError: No node has this name.
+        """
+        # A lost node may have had the same name: Dask's nannies restart workers under the same name.
+        found = [one for one in (self._session.nodes if self._session else []) if one.name == node and not one.is_lost]
+        if not found:
+            raise ValueError(f"node {node!r}: expected one of {self.nodes}")
+        found[0].draining = True
+
+    # As a backend ----------------------------------------------------------------------------------------
+
+    def make_memory(self) -> MirroredMemory:
+        """Return memory that the nodes mirror; see `envactors.backends.base.Backend.make_memory`."""
+        return MirroredMemory(next(self._ids), self._announce, self._free)
+
+    def _announce(self, memory: MirroredMemory) -> None:
+        session = self._session
+        for node in () if session is None else session.nodes:
+            node.announce(memory)
+
+    def _free(self, memory: MirroredMemory, places: Sequence[tuple[int, int]]) -> None:
+        session = self._session
+        for node in () if session is None else session.nodes:
+            node.free(memory, places)
+
+    def launch(
+        self, name: str, env_vars: Mapping[str, str], memory: MirroredMemory | None, envs: int = 1
+    ) -> RemoteWorker:
+        """Start a worker on the node with the fewest envs; see `envactors.backends.base.Backend.launch`."""
+        with self._lock:
+            assert self._session is not None, "an actor uses the backend"
+            session = self._session
+        worker = RemoteWorker(next(self._ids), name, env_vars, memory, envs, session)
+        session.launch(worker)
+        return worker
+
+    def retain(self, env_vars: Mapping[str, str], runtime: Runtime) -> None:
+        """See `envactors.backends.base.Backend.retain`; the first actor starts the agents."""
+        del env_vars
+        with self._lock:
+            if self._session is None:
+                self._session = session = Session(self.envs_per_node, self._options.lease, runtime)
+                try:
+                    self.launcher.start(self._options, session)
+                except BaseException:  # there is no cluster; the next actor tries again
+                    self._session = None
+                    session.end()
+                    raise
+            self._actors += 1
+
+    def release(self, env_vars: Mapping[str, str]) -> None:
+        """See `envactors.backends.base.Backend.release`; after the last actor the agents end."""
+        del env_vars
+        with self._lock:
+            self._actors -= 1
+            if self._actors or self._session is None:
+                return
+            session, self._session = self._session, None
+        session.end()
+        self.launcher.stop()
+
+    def count_cores(self) -> int:
+        """Return how many cores the nodes have; see `envactors.backends.base.Backend.count_cores`."""
+        return self.launcher.count_cores()

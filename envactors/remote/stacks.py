@@ -1,0 +1,32 @@
+"""Requests for the stacks of workers on other machines."""
+
+from __future__ import annotations
+
+import threading
+
+from envactors.backends.base import Stacks
+
+
+class RemoteStacks(Stacks):
+    """A request for the stacks of a worker.
+
+    Args:
+        node: The name of the worker's node.
+    """
+
+    def __init__(self, node: str | None) -> None:
+        self._node = node
+        self._has_come = threading.Event()
+        self._text = ""
+
+    def set(self, text: str) -> None:
+        """Deliver the answer."""
+        self._text = text
+        self._has_come.set()
+
+    def read(self) -> str:
+        return self._text
+
+    def wait(self, seconds: float) -> str:
+        self._has_come.wait(seconds)
+        return self._text or f"no stacks came within {seconds:g} s: node {self._node!r} does not answer\n"

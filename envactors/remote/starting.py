@@ -1,0 +1,96 @@
+"""Starting node agents as processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from envactors.process.starting import python_command
+from envactors.remote.tls import Certificates
+from envactors.system.processes import no_fork
+from envactors.system.sockets import sigpipe_blocked
+
+# How long agents may take to end after they were told to, in seconds.
+_END_PATIENCE = 2.0
+
+
+class AgentOrders(NamedTuple):
+    """The orders that an agent gets at its start.
+
+    Attributes:
+        name: The name of its node.
+        host: The address to listen at.
+        secret: Proves that caller and agent belong together.
+        epoch: Identifies the start of agents that it belongs to; a caller of another one is refused.
+        lease: The length of the lease, in seconds.
+        heartbeat: The interval between heartbeats, in seconds.
+        options: Arguments for `envactors.ProcessBackend`.
+        certificates: The node's certificates; None for a link without encryption.
+    """
+
+    name: str
+    host: str
+    secret: str
+    epoch: str
+    lease: float
+    heartbeat: float
+    options: dict[str, Any]
+    certificates: Certificates | None = None
+
+    @classmethod
+    def from_json(cls, text: str) -> AgentOrders:
+        """Return the orders in a line from `start_agent`."""
+        orders = cls(**json.loads(text))
+        tls = orders.certificates
+        return orders if tls is None else orders._replace(certificates=Certificates(*tls))
+
+
+def start_agent(orders: AgentOrders) -> subprocess.Popen[str]:
+    """Start an agent with this process's path; it ends with this process, or when its standard input is closed.
+
+    Raises:
+        OSError: The process cannot be started.
+    """
+    # The secret goes through the pipe, since all users of the machine can read command lines.
+    command = python_command("envactors.remote.agent", "main", {}, None)
+    with no_fork:
+        agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    assert agent.stdin is not None, "a pipe"
+    with sigpipe_blocked(), contextlib.suppress(BrokenPipeError):  # `read_port` reports it
+        agent.stdin.write(json.dumps(orders._asdict(), default=os.fspath) + "\n")
+        agent.stdin.flush()
+    return agent
+
+
+def read_port(agent: subprocess.Popen[str]) -> int:
+    """Wait until an agent listens, and return its port.
+
+    Raises:
+        ChildProcessError: The agent has ended.
+    """
+    assert agent.stdout is not None, "a pipe"
+    with agent.stdout as stdout:
+        line = stdout.readline()
+    if not line:
+        raise ChildProcessError(f"its agent ended with exit code {agent.wait()}, and its stderr says why")
+    return int(json.loads(line)["port"])
+
+
+def end_agents(agents: Collection[subprocess.Popen[str]]) -> None:
+    """End agents with their workers, and reap them."""
+    for agent in agents:
+        assert agent.stdin is not None, "a pipe"
+        with sigpipe_blocked(), contextlib.suppress(BrokenPipeError):
+            agent.stdin.close()
+    deadline = time.monotonic() + _END_PATIENCE
+    for agent in agents:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.wait(max(0.0, deadline - time.monotonic()))
+    for agent in agents:
+        agent.kill()
+        agent.wait()

@@ -1,0 +1,408 @@
+"""The caller's side of a worker on another machine: its page, channel, outputs, and sentinel."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Stream, Worker
+from envactors.mailbox import bundle
+from envactors.mailbox.channel import FrameChannel
+from envactors.mailbox.control_page import (
+    FINISHED,
+    METHOD_STEP,
+    OVERFLOWS,
+    STEP,
+    STREAM,
+    TIMED,
+    ControlPage,
+    Progress,
+    page_size,
+)
+from envactors.mailbox.durations import HISTOGRAM
+from envactors.mailbox.messages import Frame
+from envactors.mailbox.spans import SPAN
+from envactors.remote.oversize import fit_request
+from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Record, RecordKind
+from envactors.remote.rows import MirroredMemory
+from envactors.remote.stacks import RemoteStacks
+from envactors.system.polling import Doorbell
+
+# A reported age is not increased within this many seconds: a later request may have begun since.
+_FRESH = 0.25
+# How much output is kept while nothing reads it, in bytes.
+_MOST_OUTPUT = 1 << 20
+STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
+_STDERR = 2
+# The ids of requests for stacks.
+_request_ids = itertools.count(1)
+
+
+class Host(Protocol):
+    """Where a worker is placed: on a node, or in the queue of workers that wait for room."""
+
+    draining: bool
+
+    @property
+    def name(self) -> str | None:
+        """The name of the node; None for the queue."""
+
+    def send(self, record: Record) -> None:
+        """Send a record; errors are handled elsewhere."""
+
+    def kill(self, worker: RemoteWorker) -> None:
+        """Kill a worker; if its end is not reported soon, it counts as ended."""
+
+
+class MirroredPage(ControlPage):
+    """A control page that contains what the agent reports.
+
+    Args:
+        envs: How many envs the worker has.
+        post: Sends the rows of a batch step: (call id, whether results stream, rows).
+    """
+
+    def __init__(self, envs: int, post: Callable[[int, bool, Sequence[int]], None]) -> None:
+        # The worker is reached through the link.
+        super().__init__(bytearray(page_size(envs)), Doorbell(-1), Doorbell())
+        self.clock_lead: float = float("inf")
+        self._post = post
+        self._report = ProgressReport(0, 0, ended=True, position=0, method=0, age=0.0, rss=0)
+        self._reported = time.monotonic()
+
+    @property
+    def rss(self) -> int:
+        return self._report.rss
+
+    def take_measured(self, measured: bytearray, spans: int, sent: float) -> None:
+        """Store the measurements of the node.
+
+        Args:
+            measured: The new spans, and the histograms.
+            spans: The number of the spans.
+            sent: When they were sent, in seconds of the node's clock.
+        """
+        size = spans * SPAN.itemsize
+        self.spans.extend(np.frombuffer(measured, SPAN, spans))
+        self.spans.histograms[:] = np.frombuffer(measured, HISTOGRAM, offset=size).reshape(-1, 2)
+        # The fastest record gives the best estimate.
+        self.clock_lead = min(self.clock_lead, time.monotonic() - sent)
+
+    def report(self, report: ProgressReport) -> None:
+        """Store a report of the agent."""
+        self._report = report
+        self._reported = time.monotonic()
+
+    def post_step(self, call_id: int, wait: int, stream: bool, rows: Sequence[int] = ()) -> None:
+        del wait
+        self.counters[STREAM] = stream
+        self.counters[STEP] = call_id
+        self.last_call = call_id
+        self._post(call_id, stream, rows)
+
+    def finish_rows(self, finished: int, overflows: int) -> None:
+        """Record that the results of all steps up to this one have arrived, and wake the waiter."""
+        counters = self.counters
+        counters[OVERFLOWS] = overflows
+        if finished > counters[FINISHED]:
+            counters[FINISHED] = finished
+            self.report(self._report._replace(call_id=finished, ended=True, age=0.0))
+        self.to_parent.ring()
+
+    def suspect(self, call_id: int, sent: float) -> None:
+        """Assume that a request has begun that was sent to a lost node at this time (`time.monotonic`)."""
+        report = self._report
+        if report.call_id != call_id or report.ended:
+            age = time.monotonic() - sent
+            self.report(report._replace(call_id=call_id, ended=False, position=0, method=METHOD_STEP, age=age))
+
+    def progress(self) -> Progress:
+        report = self._report
+        since = time.monotonic() - self._reported
+        age = report.age if since < _FRESH else report.age + since
+        return Progress(report.call_id, report.ended, report.position, report.method, time.monotonic() - age)
+
+
+class RemoteChannel(FrameChannel):
+    """The parent's end of the channel, whose frames go over the node's link."""
+
+    backlog = False
+
+    def __init__(self, send: Callable[[Frame], None]) -> None:
+        self._send = send
+        self._inbox: deque[Frame] = deque()
+        self._bell = Doorbell()
+        self.ended = False
+
+    def fileno(self) -> int:
+        return self._bell.fileno()
+
+    def send(self, frame: Frame) -> None:
+        self._send(frame)
+
+    def flush(self) -> None:
+        """Do nothing: the link has the backlog."""
+
+    def deliver(self, frame: Frame) -> None:
+        """Queue a frame that has arrived."""
+        self._inbox.append(frame)
+        self._bell.ring()
+
+    def receive(self) -> list[Frame] | None:
+        self._bell.clear()
+        frames = []
+        while self._inbox:
+            frames.append(self._inbox.popleft())
+        if frames:
+            return frames
+        if self.ended:
+            return None
+        raise BlockingIOError
+
+    def close(self) -> None:
+        self._bell.close()
+
+
+class RemoteWorker(Worker):
+    """One worker on another machine; see `envactors.backends.base.Worker`. It is placed after its launch.
+
+    Args:
+        worker_id: Its id, unique in the backend.
+        name: The actor's name.
+        env_vars: Its environment variables.
+        memory: The memory of its vector; None without one.
+        envs: How many envs it has.
+        queue: The queue in which it waits until it is placed.
+    """
+
+    def __init__(
+        self,
+        worker_id: int,
+        name: str,
+        env_vars: Mapping[str, str],
+        memory: MirroredMemory | None,
+        envs: int,
+        queue: Host,
+    ) -> None:
+        self.worker_id = worker_id
+        self.envs = envs
+        self.memory = memory
+        self.order: LaunchOrder = LaunchOrder(name, dict(env_vars), 0 if memory is None else memory.memory_id, envs)
+        self.pid: int = 0
+        self.is_over: bool = False
+        self.page: MirroredPage = MirroredPage(envs, self._send_rows)
+        self.channel: RemoteChannel = RemoteChannel(self._send_frame)
+        self._lock = threading.RLock()
+        self._host = queue
+        # The records from before it was placed.
+        self._early: list[Record] = []
+        # The call id of the last request, and when it was sent (`time.monotonic`).
+        self._last_call = 0
+        self._sent = 0.0
+        # Whether its node sends the spans of steps and resets besides their durations.
+        self._sends_spans = False
+        self._ended = Doorbell()
+        self.sentinel: int = self._ended.fileno()
+        self._status = ExitStatus(None, None)
+        # The requests for stacks that are still in use, by id.
+        self._stacks: WeakValueDictionary[int, RemoteStacks] = WeakValueDictionary()
+        self._when_over: list[Callable[[], None]] = []
+        self._writers: dict[int, int] = {}
+        self._waiting_output: dict[int, bytes] = {}
+        self.outputs: list[tuple[Stream, int]] = []
+        for code, stream in STREAMS.items():
+            reader, writer = os.pipe()
+            for fd in (reader, writer):
+                os.set_blocking(fd, False)
+            self.outputs.append((stream, reader))
+            self._writers[code] = writer
+            self._waiting_output[code] = b""
+
+    # The supervisor's side -------------------------------------------------------------------------------
+
+    @property
+    def node(self) -> str | None:  # type: ignore[override] # it changes
+        return self._host.name
+
+    @property
+    def is_leaving(self) -> bool:  # type: ignore[override] # it changes
+        return self._host.draining
+
+    def kill(self) -> None:
+        with self._lock:
+            host = self._host
+        host.kill(self)
+
+    def begin_timing(self, spans: bool) -> None:
+        if not self.page.counters[TIMED] or spans is not self._sends_spans:
+            self.page.counters[TIMED] = True
+            self._sends_spans = spans
+            self._send(Record(RecordKind.BEGIN_TIMING, self.worker_id, frame_kind=spans))
+
+    def ask_stacks(self) -> RemoteStacks:
+        request_id = next(_request_ids)
+        stacks = self._stacks[request_id] = RemoteStacks(self._host.name)
+        self._send(Record(RecordKind.ASK_STACKS, self.worker_id, call_id=request_id))
+        return stacks
+
+    def resident_memory(self) -> int:
+        return self.page.rss
+
+    def mirror(self, note: tuple[Any, ...], content: bytes) -> None:
+        self._send(Record(RecordKind.COLUMNS, self.worker_id, bundle.pack(enumerate((pickle.dumps(note), content)))))
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        with self._lock:
+            if not self.is_over:
+                self._when_over.append(then)
+                return
+        then()
+
+    def reap(self) -> ExitStatus:
+        with self._lock:
+            for writer in self._writers.values():
+                os.close(writer)
+            self._writers.clear()
+        for _, reader in self.outputs:
+            os.close(reader)
+        self.channel.close()
+        self.page.to_parent.close()
+        self._ended.close()
+        return self._status
+
+    def _send_frame(self, frame: Frame) -> None:
+        request, refusal = fit_request(frame)
+        if refusal is not None:
+            self.channel.deliver(refusal)
+        if request is None:
+            return
+        kind, incarnation, call_id, payload = request
+        self._last_call = call_id
+        self._sent = time.monotonic()
+        self._send(Record(RecordKind.FRAME, self.worker_id, payload, kind, incarnation, call_id))
+
+    def _send_rows(self, call_id: int, stream: bool, rows: Sequence[int]) -> None:
+        assert self.memory is not None, "it has rows"
+        assert self.memory.rows is not None, "it has rows"
+        self._last_call = call_id
+        self._sent = time.monotonic()
+        payload = self.memory.rows.pack_requests(rows)
+        self._send(Record(RecordKind.REQUESTS, self.worker_id, payload, int(stream), call_id=call_id))
+
+    def _send(self, record: Record) -> None:
+        with self._lock:
+            if self.node is None:
+                self._early.append(record)
+                return
+        self._host.send(record)
+
+    # The node's side -------------------------------------------------------------------------------------
+
+    def place(self, host: Host) -> None:
+        """Start it on a node, and send the records that have waited for that."""
+        with self._lock:
+            host.send(Record(RecordKind.LAUNCH, self.worker_id, pickle.dumps(tuple(self.order))))
+            for record in self._early:
+                host.send(record)
+            self._early.clear()
+            self._host = host
+
+    def on_record(self, record: Record) -> None:
+        """Handle a record of its node. If that raises an error, only this worker ends."""
+        try:
+            if record.lost:
+                raise MemoryError(f"there is no memory for a reply of {record.lost} bytes")
+            self._handle(record)
+        except Exception as error:
+            text = f"envactors: this worker was ended: {error!r} in its caller\n"
+            self._print(_STDERR, text.encode(errors="replace"))
+            self.kill()
+
+    def _handle(self, record: Record) -> None:
+        if record.kind == RecordKind.FRAME:
+            kind = record.frame_kind
+            incarnation = record.incarnation
+            call_id = record.call_id
+            self.channel.deliver(Frame(kind, incarnation, call_id, record.payload))
+        elif record.kind == RecordKind.RESULTS:
+            self._take_results(record)
+        elif record.kind == RecordKind.STACKS:
+            if (stacks := self._stacks.get(record.call_id)) is not None:
+                stacks.set(bytes(record.payload).decode(errors="replace"))
+        elif record.kind == RecordKind.MEASURED:
+            measured = bytearray(zlib.decompress(record.payload))
+            self.page.take_measured(measured, record.incarnation, record.call_id / 1e9)
+        elif record.kind == RecordKind.OUTPUT:
+            self._print(record.frame_kind, bytes(record.payload))
+        elif record.kind == RecordKind.LAUNCHED:
+            self.pid = record.call_id
+        elif record.kind == RecordKind.EXIT:
+            self._on_exit(ExitNotice(*pickle.loads(record.payload)))
+
+    def _on_exit(self, notice: ExitNotice) -> None:
+        if notice.progress is not None:
+            self.page.report(ProgressReport(*notice.progress))
+        if notice.refusal:
+            where = f"{notice.refusal} (node {self.node!r})"
+            self.refusal: LaunchRefusedError | OSError = (
+                LaunchRefusedError(where) if notice.for_good else OSError(where)
+            )
+        self._status = ExitStatus(notice.exitcode, notice.signal)
+        self.end()
+        self.set_over()
+
+    def _take_results(self, record: Record) -> None:
+        assert self.memory is not None, "it has rows"
+        assert self.memory.rows is not None, "it has rows"
+        with self._lock:
+            if not self.channel.ended:  # otherwise the rows may belong to another worker
+                if record.payload:
+                    self.memory.rows.apply_results(record.payload)
+                self.page.finish_rows(record.call_id, record.incarnation)
+
+    def _print(self, code: int, data: bytes) -> None:
+        with self._lock:
+            writer = self._writers.get(code)
+            if writer is None:
+                return
+            waiting = self._waiting_output[code] + data
+            with contextlib.suppress(BlockingIOError):
+                waiting = waiting[os.write(writer, waiting) :]
+            self._waiting_output[code] = waiting[-_MOST_OUTPUT:]
+
+    def on_node_lost(self, loss: NodeLoss) -> None:
+        """Count it as ended, since its node is lost. It is over when the node's lease is."""
+        self.loss: NodeLoss = loss
+        self.page.suspect(self._last_call, self._sent)
+        self.end()
+
+    def refuse(self, refusal: OSError) -> None:
+        """Count it as ended, since no node can run it."""
+        self.refusal = refusal
+        self.end()
+        self.set_over()
+
+    def end(self) -> None:
+        """Count it as ended, and drop everything that arrives from it."""
+        with self._lock:
+            self.channel.ended = True
+        self._ended.ring()
+
+    def set_over(self) -> None:
+        """Record that none of its code can be running any more."""
+        with self._lock:
+            self.is_over = True
+            waiting, self._when_over = self._when_over, []
+        for then in waiting:
+            then()

@@ -1,0 +1,1 @@
+"""Which settings are the fastest for an env on this machine."""
