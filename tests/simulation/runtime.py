@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from envactors import runtime as runtimes
+from envactors import services
 from envactors.actor import change, latch, process, spawn
 from envactors.actor.change import ChangeLock
 from envactors.loop import Timer
@@ -273,6 +274,7 @@ def installed(world: World) -> Iterator[None]:
         (time, "monotonic", world.monotonic),
         (threading, "get_ident", world.get_ident),
         (runtimes, "_runtime", None),
+        (services, "on_start", []),
         (runtimes, "Loop", lambda on_error: SimulatedLoop(world)),
         (runtimes, "ThreadPool", lambda name, *, runs_user_code, loop=None: SimulatedPool(world, name, loop)),
         (change, "runs_library_code_only", world.runs_library_code_only),
