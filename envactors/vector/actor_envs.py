@@ -661,10 +661,11 @@ class ActorEnvs(Job):
         table = self.table
         table.version += 1
         for index in self.range:
-            request = table.requests.pop(index, None)
-            if request is not None and request.future is not None:
+            future = table.future_of(index)
+            if future is not None:
                 error = error_of(self.step_of(index))
-                request.future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error))
+                future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error))
+            table.requests.pop(index, None)
             table.outcomes.pop(index, None)
             table.completed_at.pop(index, None)
             table.status[index] = IDLE
