@@ -9,6 +9,7 @@ from typing import Any
 import envactors as ea
 from envactors.testing import EchoEnv
 from simulation.checker import Checker
+from simulation.companion import Companion
 from simulation.envs import STEP_DEADLINE, SimulatedEnv
 from simulation.invariants import Invariants
 from simulation.processes import SimulatedBackend
@@ -70,9 +71,14 @@ class History:
                 raise  # otherwise that many starts have failed
             run_to_end(self.world)
             return
+        # Calls of another thread would leave traces.
+        has_companion = self._random.random() < 0.15 and not self._is_hidden
+        companion = Companion(envs, self._checker) if has_companion else None
         user = self._use(envs)
         run_to_end(self.world)
         user.check_ended()
+        if companion is not None:
+            companion.check_ended()
 
     def _make_envs(self) -> ea.VectorEnv:
         options = self._choose_failures()

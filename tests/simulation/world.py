@@ -10,7 +10,6 @@ from __future__ import annotations
 import _thread
 import random
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -267,7 +266,7 @@ class World:
 
     def pause_worker(self) -> None:
         """Called in workers, between stores: other processes may run meanwhile."""
-        if self.fiber is not None:
+        if self.fiber is not None and self.fiber.is_worker:
             self.fiber.pause()
 
     def run_processes(self, slices: int) -> None:
