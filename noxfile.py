@@ -37,7 +37,7 @@ SMOKE = [
     *(f"tests/process/test_{name}.py" for name in ("actors", "faults", "shared_memory_steps", "vector")),
     "tests/integrations/test_gymnasium_dropin.py",
 ]
-# What the smoke needs of the extra `test`: notebooks and charts are left out.
+# What the smoke needs of the extra `test`: notebooks are left out.
 SMOKE_TOOLS = ("psutil", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 
 
@@ -48,16 +48,14 @@ class Subject(NamedTuple):
     newest_python: str
     extras: tuple[str, ...]
     files: tuple[str, ...]
-    beside_oldest: tuple[str, ...] = ()
     torch: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     # What the library asks for in newer versions than pyproject.toml does.
     newer: tuple[str, ...] = ()
 
 
-# Matplotlib 3.8 calls names of pyparsing that 3.3 warns of, and the tests turn warnings into errors.
 SUBJECTS = {
-    "core": Subject("3.10", "3.13", ("gymnasium", "demo", "plot"), ("tests",), ("pyparsing<3.3",)),
+    "core": Subject("3.10", "3.13", ("gymnasium", "demo"), ("tests",)),
     "sb3": Subject("3.11", "3.11", ("gymnasium", "sb3"), ("tests/integrations/test_sb3.py",), torch=(TORCH,)),
     "tianshou": Subject("3.11", "3.11", ("tianshou",), ("tests/integrations/test_tianshou.py",), torch=(TORCH,)),
     # What its own envs and tests import is no extra, since users choose their games.
@@ -172,7 +170,6 @@ def oldest(session: nox.Session, subject: str) -> None:
         "-e",
         f".[{','.join(one.extras)}]",
         *lowest(wanted, one.newer),
-        *one.beside_oldest,
         *one.beside,
         *test_tools(one),
     )

@@ -19,7 +19,7 @@ import envactors as ea
 
 project = "envactors"
 version = release = ea.__version__
-project_copyright = "the authors of envactors, MIT licence"
+project_copyright = "the authors of envactors, MIT license"
 
 extensions = [
     "myst_parser",

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import importlib
 
+# It registers what begins with the first actor.
+from envactors import observe as observe
+
 # The module that defines each public name: the stub has a line "from MODULE import NAME as NAME" for each.
 _STUB = __spec__.loader.get_data(f"{__path__[0]}/__init__.pyi").decode()
 _HOME_OF = {words[-1]: words[1] for words in map(str.split, _STUB.splitlines()) if words[:1] == ["from"]}

@@ -13,6 +13,7 @@ from envactors.actor.states import ActorState as ActorState
 from envactors.actor.states import ActorStats as ActorStats
 from envactors.backends.inline import InlineBackend as InlineBackend
 from envactors.backends.process import ProcessBackend as ProcessBackend
+from envactors.backends.thread import ThreadBackend as ThreadBackend
 from envactors.errors import ActorClosedError as ActorClosedError
 from envactors.errors import ActorDiedError as ActorDiedError
 from envactors.errors import ActorError as ActorError
@@ -36,6 +37,7 @@ from envactors.options import Deadlines as Deadlines
 from envactors.options import RecyclePolicy as RecyclePolicy
 from envactors.options import RestartPolicy as RestartPolicy
 from envactors.options import SnapshotPolicy as SnapshotPolicy
+from envactors.remote.backend import RemoteBackend as RemoteBackend
 from envactors.rollout.context import PolicyContext as PolicyContext
 from envactors.rollout.results import Evaluation as Evaluation
 from envactors.rollout.results import Rollout as Rollout
@@ -50,7 +52,7 @@ from envactors.vector.env import make_vec as make_vec
 from envactors.vector.options import VectorOptions as VectorOptions
 from envactors.vector.results import Batch as Batch
 from envactors.vector.results import EnvStep as EnvStep
-from envactors.vector.results import VectorStats as VectorStats
+from envactors.vector.statistics import VectorStats as VectorStats
 from envactors.worker.context import ActorContext as ActorContext
 from envactors.worker.context import current_actor as current_actor
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import logging
 import math
 import os
@@ -15,9 +16,11 @@ import queue
 import threading
 import time
 import traceback
+from _thread import LockType, allocate_lock
 from collections.abc import Callable
 from typing import Protocol
 
+from envactors import services
 from envactors.loop import Loop
 from envactors.threads import LibraryThread
 
@@ -160,7 +163,13 @@ class Launcher:
 
 
 class Member(Protocol):
-    """An actor, as the runtime closes it at the exit of the program."""
+    """An actor, as the runtime closes it at the exit of the program.
+
+    Attributes:
+        runtime: The runtime that it has joined.
+    """
+
+    runtime: Runtime
 
     def begin_close(self, timeout: float | None) -> None:
         """Start to close it."""
@@ -173,7 +182,7 @@ class Runtime:
     """The threads of this process.
 
     Attributes:
-        members: The actors that they serve.
+        members: The actors that they serve, in the order in which they were made, each with its serial number.
         loop: The event loop.
         launcher: Starts workers.
         callbacks: Runs callbacks of futures, and other functions that may take long.
@@ -182,23 +191,37 @@ class Runtime:
     """
 
     def __init__(self) -> None:
-        self.members: set[Member] = set()
+        self.members: dict[Member, int] = {}
         self.has_ended: bool = False
         self._join_deadline = math.inf
-        self._records = 0
+        # How many records wait for the printer, and how many were dropped since that was last reported.
+        self._records = self._dropped = 0
+        self._services: list[services.Service] = []
         self.printer: ThreadPool = ThreadPool("envactors-printer", runs_user_code=True)
         self.loop: Loop = Loop(self._report)
         self.launcher: Launcher = Launcher()
         self.callbacks: ThreadPool = ThreadPool("envactors-callbacks", runs_user_code=True, loop=self.loop)
 
+    def start_services(self) -> None:
+        """Start what has registered in `envactors.services`."""
+        for start in services.on_start:
+            service = start(self.loop)
+            if service is not None:
+                self._services.append(service)
+
     def log(self, log: Callable[[], object]) -> None:
-        """Call a function that logs, in a thread where handlers may block; drop it if too many wait."""
+        """Call a function that logs, in a thread where handlers may block; drop and count it if too many wait."""
         if self._records < _MOST_RECORDS:
             self._records += 1
             self.printer.submit(lambda: self._log(log))
+        else:
+            self._dropped += 1
 
     def _log(self, log: Callable[[], object]) -> None:
         self._records -= 1
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            _log.warning("%d log records of workers were dropped: handlers did not take them in time", dropped)
         log()
 
     def _report(self, error: BaseException) -> None:
@@ -206,11 +229,18 @@ class Runtime:
 
     def leave(self, member: Member) -> None:
         """Remove an actor that has ended; with the last one, end the threads."""
+        with _lock:
+            self.members.pop(member, None)
+            self.end_if_unused()
+
+    def end_if_unused(self) -> None:
+        """End the threads if there are no actors: none has joined yet, since it was interrupted, or all have left."""
         global _runtime
         with _lock:
-            self.members.discard(member)
-            if self.members:
+            if self.members or self.has_ended:
                 return
+            for service in self._services:
+                service.close()
             self._join_deadline = time.monotonic() + _JOIN_PATIENCE
             self.has_ended = True
             if _runtime is self:
@@ -226,26 +256,66 @@ class Runtime:
         Callbacks may block, so nobody waits for theirs.
         """
         if self.has_ended:
-            for part in (self.loop, self.launcher, self.printer):
+            threads: list[services.Service | Loop | Launcher | ThreadPool] = [self.loop, self.launcher, self.printer]
+            for part in (*threads, *self._services):
                 part.join(max(0.0, self._join_deadline - time.monotonic()))
 
 
 _lock = threading.RLock()
 _runtime: Runtime | None = None
+_serials = itertools.count()
 # How many forks lie between this process and the one that imported this module.
 forks: int = 0
 
 
-def join(member: Member) -> Runtime:
-    """Add an actor, and return the runtime that serves it."""
+def join(member: Member) -> None:
+    """Add an actor to the runtime, and set its ``runtime``."""
+    while True:
+        with _lock:
+            if _runtime is not None:
+                member.runtime = _runtime
+                _runtime.members[member] = next(_serials)
+                return
+        _start_runtime()
+
+
+def _start_runtime() -> None:
+    """Start the runtime in a thread of its own, where no exception from a signal handler can leave a half of it."""
+    gate, errors = allocate_lock(), list[BaseException]()
+    gate.acquire()
+    build = functools.partial(_build_runtime, gate, errors)
+    LibraryThread(build, "envactors-start", runs_user_code=False).start()
+    gate.acquire()
+    if errors:
+        raise errors[0]
+
+
+def _build_runtime(gate: LockType, errors: list[BaseException]) -> None:
+    """Build the runtime if there is none. It ends soon unless an actor joins it."""
     global _runtime
+    try:
+        with _lock:
+            if _runtime is None:
+                atexit.unregister(_close_all)
+                atexit.register(_close_all)
+                _runtime = Runtime()
+                _runtime.start_services()
+                _runtime.loop.call_at(time.monotonic() + _JOIN_PATIENCE, _runtime.end_if_unused)
+    except Exception as error:
+        errors.append(error)
+    gate.release()
+
+
+def runtime_of(member: Member) -> Runtime | None:
+    """Return the runtime of an actor; None if the actor has not joined it, or has left it. Takes no lock."""
+    runtime = _runtime
+    return runtime if runtime is not None and member in runtime.members else None
+
+
+def members() -> dict[Member, int]:
+    """Return the actors of this process that have not ended, each with a serial number that no other has."""
     with _lock:
-        if _runtime is None:
-            _runtime = Runtime()
-            atexit.unregister(_close_all)
-            atexit.register(_close_all)
-        _runtime.members.add(member)
-        return _runtime
+        return {} if _runtime is None else dict(_runtime.members)
 
 
 def log_error(text: str, error: BaseException) -> None:

@@ -62,7 +62,7 @@ OF_FRESH_PROCESSES = {
 
 
 # Modules of which workers get nothing.
-OF_COMMANDS = {"test_bench", "test_demo"}
+OF_COMMANDS = {"test_demo"}
 
 
 # Folders of tests whose files are handed out first. What waits a lot comes first, so that there is something to do

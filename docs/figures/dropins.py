@@ -1,30 +1,29 @@
-"""Steps per second of each drop-in beside the class that it replaces, in turns; ``measure.py dropins`` uses it.
+"""Compares each drop-in with the class that it replaces; `measure.py dropins` uses it.
 
-What is not installed keeps the figures that it has.
+Libraries that are not installed keep the figures that they have.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
-import importlib.util
-import json
-import statistics
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import doors
 import gymnasium
 import numpy as np
+from turns import Turn, compare, rate, table, times
+from vectors import is_installed
+from workloads import nothing
 
 NUM_ENVS = 8
-ROUNDS, SECONDS = 9, 0.7
+# Number of steps of a compiled program.
+STEPS_PER_CALL = 100
 ACTIONS = np.zeros(NUM_ENVS, np.int64)
 AGENTS = [f"agent_{number}" for number in range(4)]
-# The name of sides that show how much of the time the parts of a drop-in take; the pages leave them out.
-PARTS = "an `EnvBase` that does nothing and `VectorEnv.step`"
+OBSERVATIONS, ACTION_SPACE = gymnasium.spaces.Box(-1, 1, (4,), np.float32), gymnasium.spaces.Discrete(2)
+Sides = dict[str, Callable[[], Any]]
 
 
 class Timestep(NamedTuple):
@@ -36,31 +35,11 @@ class Timestep(NamedTuple):
     info: dict[str, Any]
 
 
-class Nothing(gymnasium.Env):
-    """Does nothing, with four float32."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-    render_mode = None
-
-    def __init__(self) -> None:
-        self._observation = np.zeros(4, np.float32)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:  # noqa: ARG002
-        """Return zeros."""
-        super().reset(seed=seed)
-        return self._observation, {}
-
-    def step(self, action: Any) -> Any:  # noqa: ARG002
-        """Return zeros."""
-        return self._observation, 0.0, False, False, {}
-
-
 class DingNothing:
-    """The same for DI-engine."""
+    """An env of DI-engine that does nothing."""
 
-    observation_space = Nothing.observation_space
-    action_space = Nothing.action_space
+    observation_space = OBSERVATIONS
+    action_space = ACTION_SPACE
     reward_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
 
     def __init__(self) -> None:
@@ -81,67 +60,8 @@ class DingNothing:
         """Do nothing."""
 
 
-@dataclasses.dataclass
-class Spec:
-    """What is needed of ALF's."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-
-class AlfNothing:
-    """The same for ALF."""
-
-    is_tensor_based, batched, batch_size, num_tasks, task_names = False, False, 1, 1, ("0",)
-    metadata: dict[str, Any] = {}  # noqa: RUF012 # as ALF has it
-
-    def __init__(self, env_id: int) -> None:
-        from envactors.integrations.alf import StepType, TimeStep
-
-        self._result = TimeStep(
-            StepType.MID, np.float32(0), np.float32(1), np.zeros(4, np.float32), np.int64(0), np.int32(env_id)
-        )
-
-    def observation_spec(self) -> Spec:
-        """Return that of four float32."""
-        return Spec((4,), "float32")
-
-    def action_spec(self) -> Spec:
-        """Return that of an int64."""
-        return Spec((), "int64")
-
-    def reward_spec(self) -> Spec:
-        """Return that of a float32."""
-        return Spec((), "float32")
-
-    def env_info_spec(self) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
-
-    def time_step_spec(self) -> Any:
-        """Return that of a time step."""
-        from envactors.integrations.alf import TimeStep
-
-        number, whole = Spec((), "float32"), Spec((), "int32")
-        return TimeStep(whole, number, number, self.observation_spec(), self.action_spec(), whole)
-
-    def reset(self) -> Any:
-        """Return zeros."""
-        return self._result
-
-    def step(self, action: Any) -> Any:  # noqa: ARG002
-        """Return zeros."""
-        return self._result
-
-    def seed(self, seed: int) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 def agents_that_do_nothing() -> Callable[[], Any]:
-    """Return a factory of the same for PettingZoo, with four agents."""
+    """Return a factory of envs of PettingZoo with four agents that do nothing."""
     from pettingzoo import ParallelEnv
 
     class ManyNothing(ParallelEnv):  # type: ignore[misc]
@@ -158,11 +78,11 @@ def agents_that_do_nothing() -> Callable[[], Any]:
 
         def observation_space(self, agent: str) -> Any:  # noqa: ARG002
             """Return that of four float32."""
-            return Nothing.observation_space
+            return OBSERVATIONS
 
         def action_space(self, agent: str) -> Any:  # noqa: ARG002
             """Return that of two actions."""
-            return Nothing.action_space
+            return ACTION_SPACE
 
         def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:  # noqa: ARG002
             """Return zeros."""
@@ -191,7 +111,7 @@ class OneBatch:
         return self._envs.step(np.stack([actions[agent] for agent in AGENTS], 1).reshape(-1))
 
 
-def pettingzoo_sides() -> dict[str, Callable[[], Any]]:
+def pettingzoo_sides() -> Sides:
     """Return the vector envs for PettingZoo."""
     import supersuit  # noqa: F401 # what is measured against
 
@@ -206,11 +126,11 @@ def pettingzoo_sides() -> dict[str, Callable[[], Any]]:
     }
 
 
-def gymnasium_sides() -> dict[str, Callable[[], Any]]:
+def gymnasium_sides() -> Sides:
     """Return the vector envs of Gymnasium."""
     from envactors.integrations.gymnasium import ActorVectorEnv
 
-    factories = [Nothing] * NUM_ENVS
+    factories = [nothing] * NUM_ENVS
     return {
         "`AsyncVectorEnv`": lambda: gymnasium.vector.AsyncVectorEnv(factories, context="forkserver"),
         "`ActorVectorEnv`": lambda: ActorVectorEnv(factories),
@@ -218,13 +138,13 @@ def gymnasium_sides() -> dict[str, Callable[[], Any]]:
     }
 
 
-def sb3_sides() -> dict[str, Callable[[], Any]]:
+def sb3_sides() -> Sides:
     """Return the vector envs of stable-baselines3."""
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     from envactors.integrations.sb3 import ActorVecEnv
 
-    factories = [Nothing] * NUM_ENVS
+    factories = [nothing] * NUM_ENVS
     return {
         "`SubprocVecEnv`": lambda: SubprocVecEnv(factories, start_method="forkserver"),
         "`ActorVecEnv`": lambda: ActorVecEnv(factories),
@@ -232,78 +152,34 @@ def sb3_sides() -> dict[str, Callable[[], Any]]:
     }
 
 
-def tianshou_sides() -> dict[str, Callable[[], Any]]:
+def tianshou_sides() -> Sides:
     """Return the vector envs of tianshou."""
     from tianshou.env import SubprocVectorEnv
 
     from envactors.integrations.tianshou import ActorVectorEnv
 
-    factories = [Nothing] * NUM_ENVS
+    factories = [nothing] * NUM_ENVS
     return {
         "`SubprocVectorEnv`": lambda: SubprocVectorEnv(factories),
         "`ActorVectorEnv`": lambda: ActorVectorEnv(factories),
     }
 
 
-class TorchNothing:
-    """An EnvBase of TorchRL that does nothing, and after each of its steps one of the facade."""
-
-    def __init__(self, envs_per_actor: int) -> None:
-        import torch
-        from tensordict import TensorDict
-        from torchrl.envs import EnvBase
-
-        import envactors as ea
-        from envactors.integrations.torchrl import ActorEnv
-
-        class Bare(EnvBase):  # type: ignore[misc]
-            def _step(self, _: Any) -> Any:
-                return TensorDict(result, batch_size=self.batch_size)
-
-            def _reset(self, _: Any = None) -> Any:
-                return TensorDict({"observation": result["observation"]}, batch_size=self.batch_size)
-
-            def _set_seed(self, seed: int | None) -> None:
-                pass
-
-        ended = torch.zeros(NUM_ENVS, 1, dtype=torch.bool)
-        result = {"observation": torch.zeros(NUM_ENVS, 4), "reward": torch.zeros(NUM_ENVS, 1)}
-        result.update(done=ended, terminated=ended.clone(), truncated=ended.clone())
-        self._bare, like = Bare(batch_size=(NUM_ENVS,)), ActorEnv([Nothing] * NUM_ENVS, backend="inline")
-        for name in ("observation_spec", "action_spec", "reward_spec", "done_spec"):
-            setattr(self._bare, name, getattr(like, name).clone())
-        like.close()
-        self._envs = ea.VectorEnv([Nothing] * NUM_ENVS, envs_per_actor=envs_per_actor, autoreset="disabled")
-        self.rand_action, self.close = self._bare.rand_action, self._envs.close
-
-    def reset(self) -> Any:
-        """Reset both."""
-        self._envs.reset()
-        return self._bare.reset()
-
-    def step_and_maybe_reset(self, tensordict: Any) -> Any:
-        """Step both."""
-        self._envs.step(ACTIONS)
-        return self._bare.step_and_maybe_reset(tensordict)
-
-
-def torchrl_sides() -> dict[str, Callable[[], Any]]:
-    """Return TorchRL's parallel env, the drop-in, and what the drop-in is made of."""
+def torchrl_sides() -> Sides:
+    """Return the parallel envs for TorchRL."""
     from torchrl.envs import GymWrapper, ParallelEnv
 
     from envactors.integrations.torchrl import ActorEnv
 
-    factories = [Nothing] * NUM_ENVS
+    factories = [nothing] * NUM_ENVS
     return {
-        "`ParallelEnv`": lambda: ParallelEnv(NUM_ENVS, functools.partial(GymWrapper, Nothing())),
+        "`ParallelEnv`": lambda: ParallelEnv(NUM_ENVS, functools.partial(GymWrapper, nothing())),
         "`ActorEnv`": lambda: ActorEnv(factories),
         "`ActorEnv`, 4 envs per process": lambda: ActorEnv(factories, envs_per_actor=4),
-        PARTS: lambda: TorchNothing(1),
-        f"{PARTS}, 4 envs per process": lambda: TorchNothing(4),
     }
 
 
-def ding_sides() -> dict[str, Callable[[], Any]]:
+def ding_sides() -> Sides:
     """Return the env managers of DI-engine."""
     from ding.envs import SyncSubprocessEnvManager
 
@@ -318,27 +194,175 @@ def ding_sides() -> dict[str, Callable[[], Any]]:
     }
 
 
-def alf_sides() -> dict[str, Callable[[], Any]]:
-    """Return the facade and the drop-in for ALF, which cannot be installed from PyPI."""
+class Program:
+    """Steps a vector env in a compiled program of JAX, many times per call."""
+
+    steps_per_call = STEPS_PER_CALL
+
+    def __init__(self, envs: Any, callbacks: Callable[[Any], Any]) -> None:
+        import jax
+
+        reset, step = callbacks(envs)
+        self.close = envs.close
+        self._reset = jax.jit(reset)
+        self._run = jax.jit(lambda actions: self._steps(step, actions))
+
+    @staticmethod
+    def _steps(step: Callable[[Any], Any], actions: Any) -> Any:
+        import jax
+
+        return jax.lax.scan(lambda carry, _: (carry, step(actions)), 0, length=STEPS_PER_CALL)
+
+    def reset(self) -> Any:
+        """Reset all envs."""
+        return self._reset(0)
+
+    def step(self, actions: Any) -> Any:
+        """Run the program, with the same actions in each of its steps."""
+        import jax
+
+        return jax.block_until_ready(self._run(actions))
+
+
+def callbacks_by_hand(envs: Any) -> Any:
+    """Return ``reset`` and ``step`` as one writes them for compiled code."""
+    import jax
+    from jax.experimental import io_callback
+
+    obs = jax.ShapeDtypeStruct((NUM_ENVS, 4), np.float32)
+    flags = jax.ShapeDtypeStruct((NUM_ENVS,), np.bool_)
+    results = obs, jax.ShapeDtypeStruct((NUM_ENVS,), np.float32), flags, flags
+
+    def step(actions: Any) -> Any:
+        following, rewards, terminated, truncated, _ = envs.step(np.asarray(actions))
+        return following, rewards.astype(np.float32), terminated, truncated
+
+    return (
+        lambda seed: io_callback(lambda seed: envs.reset(seed=int(seed))[0], obs, seed, ordered=True),
+        lambda actions: io_callback(step, results, actions, ordered=True),
+    )
+
+
+def jax_sides() -> Sides:
+    """Return the vector envs in compiled code."""
     import envactors as ea
-    from envactors.integrations.alf import ActorParallelEnvironment
+    from envactors.integrations.jax import callbacks
+
+    factories = [nothing] * NUM_ENVS
+
+    def theirs() -> Program:
+        return Program(gymnasium.vector.AsyncVectorEnv(factories, context="forkserver"), callbacks_by_hand)
 
     return {
-        "`envactors.VectorEnv`": lambda: ea.VectorEnv([Nothing] * NUM_ENVS),
-        "`ActorParallelEnvironment`": lambda: ActorParallelEnvironment([AlfNothing] * NUM_ENVS),
+        "`io_callback` of `AsyncVectorEnv`": theirs,
+        "`callbacks`": lambda: Program(ea.VectorEnv(factories), callbacks),
+        "`callbacks`, 4 envs per process": lambda: Program(ea.VectorEnv(factories, envs_per_actor=4), callbacks),
     }
 
 
-LIBRARIES = {
-    "alf": ("torch", alf_sides),
+def lerobot_nothing() -> Any:
+    """Return an env that does nothing, with the attributes that LeRobot reads."""
+    env: Any = nothing()
+    env.metadata, env._max_episode_steps = {"render_fps": 1}, 1 << 30  # noqa: SLF001 # as Gymnasium's `TimeLimit` has it
+    return env
+
+
+def lerobot_sides() -> Sides:
+    """Return the vector envs of one of LeRobot's tasks."""
+    from lerobot.envs.utils import freeze_after_episode_end
+
+    from envactors.integrations.lerobot import LazyActorVectorEnv
+
+    factories = [lerobot_nothing] * NUM_ENVS
+    frozen = [freeze_after_episode_end(lerobot_nothing)] * NUM_ENVS
+    return {
+        "`AsyncVectorEnv`": lambda: gymnasium.vector.AsyncVectorEnv(frozen, context="forkserver"),
+        "`LazyActorVectorEnv`": lambda: LazyActorVectorEnv(factories),
+        "`LazyActorVectorEnv`, 4 envs per process": lambda: LazyActorVectorEnv(factories, envs_per_actor=4),
+    }
+
+
+class BusyAgents:
+    """A multi-agent env whose steps take a millisecond of a core."""
+
+    possible_agents = agents = AGENTS
+    metadata: dict[str, Any] = {}  # noqa: RUF012 # as Gymnasium has it
+    render_mode = None
+
+    def __init__(self) -> None:
+        self.observation_spaces = dict.fromkeys(AGENTS, OBSERVATIONS)
+        self.action_spaces = dict.fromkeys(AGENTS, ACTION_SPACE)
+        self._observations = dict.fromkeys(AGENTS, np.zeros(4, np.float32))
+        self._rewards = dict.fromkeys(AGENTS, 0.0)
+
+    @property
+    def unwrapped(self) -> BusyAgents:
+        """The env itself."""
+        return self
+
+    def get_observation_space(self, agent: str) -> Any:
+        """Return that of four float32."""
+        return self.observation_spaces[agent]
+
+    def get_action_space(self, agent: str) -> Any:
+        """Return that of two actions."""
+        return self.action_spaces[agent]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:  # noqa: ARG002
+        """Return zeros."""
+        return self._observations, {}
+
+    def step(self, action_dict: Any) -> Any:  # noqa: ARG002
+        """Return zeros after a millisecond."""
+        end = time.perf_counter() + 0.001
+        while time.perf_counter() < end:
+            pass
+        return self._observations, self._rewards, {"__all__": False}, {"__all__": False}, {}
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class EachAgent:
+    """A multi-agent vector env of RLlib, stepped with the actions of a vector env."""
+
+    def __init__(self, envs: Any) -> None:
+        self._envs, self.reset, self.close = envs, envs.reset, envs.close
+
+    def step(self, actions: Any) -> Any:
+        """Step all envs; each agent of an env takes the same action."""
+        return self._envs.step([dict.fromkeys(AGENTS, action) for action in actions])
+
+
+def rllib_sides() -> Sides:
+    """Return the multi-agent vector envs of RLlib."""
+    from ray.rllib.env.vector.sync_vector_multi_agent_env import SyncVectorMultiAgentEnv
+
+    from envactors.integrations.rllib.multi_agent import ActorVectorMultiAgentEnv
+
+    factories = [BusyAgents] * NUM_ENVS
+    return {
+        "`MultiAgentEnvRunner`": lambda: EachAgent(SyncVectorMultiAgentEnv(factories)),
+        "`ActorMultiAgentEnvRunner`": lambda: EachAgent(ActorVectorMultiAgentEnv(factories, {})),
+        "`ActorMultiAgentEnvRunner`, 4 envs per process": lambda: EachAgent(
+            ActorVectorMultiAgentEnv(factories, {"envs_per_actor": 4})
+        ),
+    }
+
+
+LIBRARIES: dict[str, tuple[str, Callable[[], Sides]]] = {
     "gymnasium": ("gymnasium", gymnasium_sides),
     "sb3": ("stable_baselines3", sb3_sides),
     "tianshou": ("tianshou", tianshou_sides),
     "torchrl": ("torchrl", torchrl_sides),
     "ding": ("ding", ding_sides),
     "pettingzoo": ("pettingzoo", pettingzoo_sides),
-    **doors.LIBRARIES,
+    "jax": ("jax", jax_sides),
+    "lerobot": ("lerobot", lerobot_sides),
+    "rllib": ("ray", rllib_sides),
 }
+# The envs, where they are not eight that do nothing.
+WORK = {"rllib": "8 envs with 4 agents, 1 ms per step"}
 
 
 def stepper(envs: Any) -> Callable[[], Any]:
@@ -361,54 +385,40 @@ def stepper(envs: Any) -> Callable[[], Any]:
     return lambda: envs.step(ACTIONS)
 
 
-def rate(step: Callable[[], Any], seconds: float) -> float:
-    """Return env-steps per second."""
-    batches, begun = 0, time.perf_counter()
-    while time.perf_counter() - begun < seconds:
+@contextlib.contextmanager
+def stepping(library: str, name: str) -> Iterator[Turn]:
+    """Step one of a library's vector envs or managers."""
+    _, sides = LIBRARIES[library]
+    envs = sides()[name]()
+    step = stepper(envs)
+    steps = NUM_ENVS * getattr(envs, "steps_per_call", 1)
+
+    def run() -> int:
         step()
-        batches += 1
-    return NUM_ENVS * batches / (time.perf_counter() - begun)
+        return steps
+
+    yield functools.partial(rate, run)
+    envs.close()
 
 
 def measure(rounds: int, known: dict[str, Any]) -> dict[str, Any]:
-    """Measure the libraries that are installed; what is known of the others stays."""
+    """Measure the libraries that are installed; the figures of the others stay."""
     measured = dict(known)
-    for name, (package, sides) in LIBRARIES.items():
-        if importlib.util.find_spec(package) is None:
-            continue
-        try:
-            made = {side: make() for side, make in sides().items()}
-        except ImportError:  # a version that the drop-in does not know
-            continue
-        steps = {side: stepper(envs) for side, envs in made.items()}
-        rates: dict[str, list[float]] = {side: [] for side in steps}
-        for each in steps.values():
-            rate(each, 0.2)
-        for _ in range(rounds):
-            for side, each in steps.items():
-                per_call = getattr(made[side], "steps_per_call", 1)
-                rates[side].append(per_call * rate(each, SECONDS))
-        for envs in made.values():
-            envs.close()
-        measured[name] = rates
+    for library, (package, sides) in LIBRARIES.items():
+        if is_installed(package):
+            # A version that the drop-in does not know.
+            with contextlib.suppress(ImportError):
+                measured[library] = compare(
+                    {name: functools.partial(stepping, library, name) for name in sides()}, rounds
+                )
     return measured
 
 
-def show(name: str, measured: dict[str, Any]) -> str:
-    """Return the table of one library's page, which says what users can choose from."""
-    sides = measured.get(name)
-    if not sides:
+def show(library: str, measured: dict[str, Any]) -> str:
+    """Return the table of one library's page."""
+    if library not in measured:
         return "Not measured yet.\n"
-    peer = next(iter(sides))
-    work = doors.WORK.get(name, "8 envs that do nothing")
-    lines = [f"| {work} | steps/s | relative to {peer} |", "|---|---|---|"]
-    for side, rates in sides.items():
-        if side.startswith(PARTS):
-            continue
-        ratio = statistics.median(one / other for one, other in zip(rates, sides[peer], strict=True))
-        lines.append(f"| {side} | {statistics.median(rates):,.0f} | {ratio:.2f} |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    json.dump(measure(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS, {}), sys.stdout, indent=1)
+    found = measured[library]
+    peer = next(iter(found))
+    rows = [[name, times(rates, found[peer])] for name, rates in found.items()]
+    return table([WORK.get(library, "8 envs that do nothing"), f"steps/s relative to {peer}"], rows)

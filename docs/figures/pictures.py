@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/guides/seeing-inside.md: ``python docs/figures/pictures.py``, with the extra ``plot``."""
+"""Draws the pictures of docs/guides/seeing-inside.md: ``python docs/figures/pictures.py``, with the extra ``docs``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Measures what sessions cost; see `measure.py`.
 
-pool      the start of a session from standbys, a call of a session against a plain actor call, and the CPU time of
-          sessions that idle
+pool      the start of a session from standbys, and a call of a session against a plain actor call
 openenv   OpenEnv's echo env, which must be on the path as ``echo_env``, at concurrent WebSocket sessions: its plain
           server against one with ``on_actors``, and the latency of the others while one session blocks in C code
 
@@ -24,28 +23,15 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from costs import Echo, calling
+from turns import alternate, ratio, table
+
 import envactors as ea
 
 SESSIONS = 64
 
 
-class Echo:
-    """The env of the first part."""
-
-    def echo(self, value: Any) -> Any:
-        """Return the value."""
-        return value
-
-
 # The pool -----------------------------------------------------------------------------------------------------
-
-
-def calls_per_second(caller: Any, count: int = 2000) -> float:
-    """Return how many calls one after the other a caller makes."""
-    begun = time.perf_counter()
-    for _ in range(count):
-        caller.echo(1).result()
-    return count / (time.perf_counter() - begun)
 
 
 def measure_pool(rounds: int) -> dict[str, Any]:
@@ -60,32 +46,9 @@ def measure_pool(rounds: int) -> dict[str, Any]:
                 starts.append(time.perf_counter() - begun)
                 env.echo(1).result()
         with pool.session() as env:
-            for caller in (actor, env):
-                calls_per_second(caller)
-            ratios = [calls_per_second(actor) / calls_per_second(env) for _ in range(3 * rounds)]
-    return {
-        "start p50, ms": 1000 * statistics.median(starts),
-        "call / plain call": statistics.median(ratios),
-        "idle CPU, seconds per session and hour": idle_cpu(),
-    }
-
-
-def idle_cpu(sessions: int = 50, seconds: float = 10.0) -> float:
-    """Return the CPU time that an idle session takes, in this process and in its own, per hour."""
-    import psutil
-
-    with ea.SessionPool(Echo, sessions) as pool, contextlib.ExitStack() as stack:
-        for _ in range(sessions):
-            stack.enter_context(pool.session()).echo(1).result()
-        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-
-        def cpu() -> float:
-            return sum(sum(process.cpu_times()[:2]) for process in processes)
-
-        time.sleep(1.0)
-        before = cpu()
-        time.sleep(seconds)
-        return (cpu() - before) / seconds * 3600 / sessions
+            turns = {"plain": calling(lambda: actor.echo(1).result()), "session": calling(lambda: env.echo(1).result())}
+            rates = alternate(turns, rounds, 0.1)
+    return {"start p50, ms": 1000 * statistics.median(starts), "call / plain call": ratio(*rates.values())}
 
 
 # OpenEnv ------------------------------------------------------------------------------------------------------
@@ -233,10 +196,10 @@ def measure(rounds: int, known: dict[str, Any]) -> dict[str, Any]:
     return measured
 
 
-def show(measured: Any) -> list[list[str]]:
-    """Return the rows of the table."""
+def show(measured: Any) -> str:
+    """Return the table of sessions."""
     pool, servers = measured["pool"], measured["openenv"]
-    return [
+    rows = [
         ["start of a session from a standby, median", f"{pool['start p50, ms']:.2f} ms"],
         ["time of a call in a session / of a plain call", f"{pool['call / plain call']:.2f}"],
         ["steps/s of an OpenEnv server on actors / without actors", f"{servers['on actors / plain']:.2f}"],
@@ -245,6 +208,7 @@ def show(measured: Any) -> list[list[str]]:
             f"{servers['p99 of the others while one blocks / without']:.2f}",
         ],
     ]
+    return table(["question", "figure"], rows)
 
 
 if __name__ == "__main__":

@@ -8,49 +8,29 @@ Needs the extra ``gymnasium``.
 
 from __future__ import annotations
 
+import functools
 import os
-import statistics
 import sys
-import time
 
-import numpy as np
+from turns import SECONDS, compare, per_second, times
+from vectors import our_vector, stepping
 from workloads import busy_1ms
-
-import envactors as ea
 
 ROUNDS = 5
 
 
-def step_rate(envs: ea.VectorEnv, seconds: float) -> float:
-    """Return the steps per second of all envs together."""
-    actions = np.zeros(envs.num_envs, np.int64)
-    start, steps = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - start) < seconds:
-        envs.step(actions)
-        steps += envs.num_envs
-    return steps / elapsed
-
-
-def main(seconds: float = 1.0) -> None:
+def main(seconds: float = 2 * SECONDS) -> None:
     """Print the steps per second of both sides, and their ratio."""
     cores = max(2, len(os.sched_getaffinity(0)))
-    rates: dict[int, list[float]] = {1: [], cores: []}
-    sides = {
-        threads: ea.VectorEnv([busy_1ms] * cores, backend="thread", envs_per_actor=cores // threads)
-        for threads in rates
-    }
-    for envs in sides.values():
-        envs.reset(seed=0)
-    for _ in range(ROUNDS):
-        for threads, envs in sides.items():
-            rates[threads].append(step_rate(envs, seconds))
-    for envs in sides.values():
-        envs.close()
-    one, many = (statistics.median(rates[threads]) for threads in sides)
+    sides = {}
+    for name, envs_per_thread in (("one", cores), ("many", 1)):
+        vectorize = functools.partial(our_vector, envs_per_actor=envs_per_thread, backend="thread")
+        sides[name] = functools.partial(stepping, busy_1ms, cores, False, vectorize)
+    one, many = compare(sides, ROUNDS, seconds).values()
     # Importing an extension module that needs the GIL switches it on, with a warning.
     gil = getattr(sys, "_is_gil_enabled", lambda: True)()
     print(f"Python {sys.version.split()[0]}, GIL {'on' if gil else 'off'}, {cores} envs of 1 ms: ", end="")
-    print(f"1 thread {one:.0f} steps/s, {cores} threads {many:.0f} steps/s, ratio {many / one:.2f}")
+    print(f"1 thread {per_second(one)} steps/s, {cores} threads {per_second(many)} steps/s, ratio {times(many, one)}")
 
 
 if __name__ == "__main__":

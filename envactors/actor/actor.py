@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from envactors import runtime as runtimes
-from envactors.actor import slow_calls
+from envactors.actor import recording, slow_calls
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Exit, JobFate, Next, Plan, RestartTracker, Step, decide_next
@@ -30,6 +30,7 @@ from envactors.actor.incarnation import Incarnation
 from envactors.actor.jobs import Call, Close, ErrorOf, Job, Renewal
 from envactors.actor.latch import Latch
 from envactors.actor.loan import ChannelLoan
+from envactors.actor.permits import Permits
 from envactors.actor.process import START_CALL_ID, ActorProcess, ExitReport
 from envactors.actor.spinning import SpinPolicy
 from envactors.actor.states import ActorState, ActorStats, EndReason, Phase
@@ -37,7 +38,9 @@ from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Timers
 from envactors.backends.base import Worker
 from envactors.errors import ActorClosedError, ActorError
-from envactors.mailbox.messages import Failure, Frame, Kind
+from envactors.loop import Loop
+from envactors.mailbox.control_page import ControlPage
+from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, safe_repr, unpack_failure
 from envactors.runtime import Runtime
 from envactors.system.polling import READABLE, WRITABLE
@@ -45,11 +48,15 @@ from envactors.system.polling import READABLE, WRITABLE
 # Its messages also reach users as errors and results, so nothing is printed if they have not set up logging.
 _log = logging.getLogger("envactors.actors")
 _log.addHandler(logging.NullHandler())
+# Its messages reach users in no other way.
+_notices = logging.getLogger("envactors")
 
 # How long a worker that has closed its envs, or its channel, may take to exit, in seconds.
 _EXIT_GRACE = 1.0
 # How long a worker may take to write its stacks before it is killed for a deadline, in seconds.
 _STACKS_GRACE = 0.2
+# How long a standby may take to begin its work for another actor, in seconds. It only records whose it is now.
+_ADOPTION_GRACE = 1.0
 # How long a killed worker may take to exit, in seconds.
 _KILL_GRACE = 0.9
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
@@ -67,7 +74,7 @@ class Actor:
         lock: Its lock, which all actors of a vector share.
         errors: Makes its errors.
         tenant: Lives in its processes.
-        runtime: The threads that serve it.
+        runtime: The threads that serve it, once it has begun.
         closed: Opened once nothing of the actor is left.
         phase: What it is doing with its process.
         incarnation: The current process, the one that is starting, or the last one.
@@ -78,10 +85,13 @@ class Actor:
         last_crash: The error of the last exit of a process: the reason why an episode was lost.
         timers: Its timers.
         deadline_watch: Checks whether the running job is late.
+        permits: The permits that steps and resets need; None if any number of actors may run.
         spin: Decides who spins.
         completed, replays: How many requests have returned or raised, and how many of them were replays.
         longest_replay: How long the longest replay took, in seconds.
     """
+
+    runtime: Runtime
 
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
@@ -89,7 +99,7 @@ class Actor:
         self.errors: ErrorFactory = ErrorFactory(config)
         self.tenant: Tenant = NO_TENANT
         self.closed: Latch = Latch()
-        self.phase: Phase = Phase.STARTING
+        self.phase: Phase = Phase.NEW
         self.incarnation: Incarnation = Incarnation(0)
         self.queue: deque[Job] = deque()
         self.running: Job | None = None
@@ -103,17 +113,30 @@ class Actor:
         self._started_in: float | None = None
         self._restart_tracker = RestartTracker(config.restart)
         self._owner_pid, self._forks = os.getpid(), runtimes.forks
-        self.runtime: Runtime = runtimes.join(self)
-        self.timers: Timers = Timers(self.runtime.loop, self.run)
+        self.timers: Timers = Timers(self._find_loop, self.run)
         self.deadline_watch: DeadlineWatch = DeadlineWatch(self)
+        self.permits: Permits | None = config.permits
         self.spin: SpinPolicy = SpinPolicy(config.backend.spin)
-        self._loan = ChannelLoan(self.runtime.loop, self.lock)
-        try:
-            config.backend.retain(config.env_vars, self.runtime.loop)  # type: ignore[arg-type] # only remote ones use it
-        except BaseException:
-            self.runtime.leave(self)
-            raise
-        self._start(self.incarnation)
+        self._loan = ChannelLoan(self._find_loop, self.lock)
+        # The last worker, as long as its code may still be running although it counts as ended.
+        self._uncertain: Worker | None = None
+        self._is_retained = False  # whether the backend counts this actor
+
+    def begin(self) -> None:
+        """Join the runtime, whose loop then starts the first process.
+
+        Its handle exists already: if an exception interrupts this, `abandon` closes the actor, however far it has come.
+
+        Raises:
+            Exception: The backend cannot be used.
+        """
+        runtimes.join(self)
+        self.config.backend.retain(self.config.env_vars, self.runtime)
+        self._is_retained = True
+        self._proceed_soon()
+
+    def _find_loop(self) -> Loop:
+        return self.runtime.loop
 
     # State, whose reading changes nothing ----------------------------------------------------------------
 
@@ -129,6 +152,18 @@ class Actor:
         return None if process is None else process.pid
 
     @property
+    def node(self) -> str | None:
+        """The node that runs the process; None on this machine."""
+        process = self.incarnation.process
+        return None if process is None else process.worker.node
+
+    @property
+    def page(self) -> ControlPage | None:
+        """The control page of the process; None while there is no process."""
+        process = self.incarnation.process
+        return None if process is None else process.page
+
+    @property
     def state(self) -> ActorState:
         """The state of the actor."""
         with self.lock:
@@ -137,7 +172,7 @@ class Actor:
                 return ActorState.CLOSED
             if phase is Phase.DEAD:
                 return ActorState.DEAD
-            if phase is Phase.STARTING and incarnation.index == 0:
+            if phase is Phase.NEW or (phase is Phase.STARTING and incarnation.index == 0):
                 return ActorState.STARTING
             if phase in (Phase.STARTING, Phase.BACKOFF) or incarnation.end_reason is EndReason.RENEW:
                 return ActorState.RENEWING
@@ -163,7 +198,7 @@ class Actor:
                 last_failure=self._restart_tracker.last,
                 state=self.state,
                 pid=self.pid,
-                node=None,
+                node=self.node,
                 incarnation=self.incarnation.index,
                 method=None if step is None else step.method,
                 elapsed=0.0 if step is None else time.monotonic() - step.started,
@@ -226,7 +261,7 @@ class Actor:
 
     def accept(self, call: Call) -> None:
         """Send a pickled call, or queue it. For the errors see `submit`."""
-        if call.deadline is None:
+        if call.deadline is None or not self.config.backend.kills:
             call.deadline = self.config.deadlines.of(call.method)
         self._accept(call, call.method, call.index)
 
@@ -252,51 +287,75 @@ class Actor:
         return future.cancelled()
 
     def abort(self, future: ActorFuture) -> bool:
-        """Cancel a queued call, or end a running one by replacing its process."""
+        """Cancel a queued call, or end a running one by replacing its process.
+
+        Raises:
+            ActorError: The call is running, and the backend cannot kill.
+        """
         if self.cancel(future):
             return True
+        step: Step | None = None
         with self.lock, self.lock.change(self):
-            is_running = self.running is not None and self.running.future is future
-            if is_running or self.tenant.is_running(future):
+            self.tenant.collect_completed()
+            is_running = (self.running is not None and self.running.future is future) or self.tenant.is_running(future)
+            is_refused = is_running and not self.config.backend.kills
+            if is_running and not is_refused:
                 self._end(EndReason.ABORT)
-                return True
-            step = None if future.done() else self._withdraw(future)  # it waits to run again
+            elif not is_running and not future.done():
+                step = self._withdraw(future)  # it waits to run again
             if step is not None:
                 report = ExitReport(reason=EndReason.ABORT)
                 future.set_error(self.errors.exit(report, self.incarnation.index, step))
-            return step is not None
+        if is_refused:
+            raise self.errors.unsupported("abort a running call", self.incarnation.index)
+        return is_running or step is not None
 
     def kill(self, restart: bool) -> None:
-        """Kill the process; without ``restart`` the actor is closed."""
+        """Kill the process; without ``restart`` the actor is closed.
+
+        Raises:
+            ActorError: A call is running, and the backend cannot kill.
+        """
         self.check_owner()
         with self.lock, self.lock.change(self):
-            if not restart:
+            is_refused = not self.config.backend.kills and self._current_step() is not None
+            if not restart and not is_refused:
                 self.is_closing = True
                 self._end(EndReason.CLOSE)
-            elif not self.is_closing:
+            elif not self.is_closing and not is_refused:
                 self._end(EndReason.ABORT)
+        if is_refused:
+            raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
 
-    def begin_close(self, timeout: float | None) -> None:
+    def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         """Let queued jobs run and the envs close, then end the process.
 
         Args:
-            timeout: When the process is killed, in seconds from now; None for the close deadline.
+            timeout: When the process is killed, in seconds; None for the close deadline.
+            began: When that time began (`time.monotonic`), the same for actors that are closed together: their jobs
+                may wait for one another. None for now.
         """
+        began = time.monotonic() if began is None else began
+        if self.lock.is_changing_below():
+            self.runtime.loop.call_soon(functools.partial(self.begin_close, timeout, began))
+            return
         with self.lock, self.lock.change(self):
             if not self.is_closing:
                 self.is_closing = True
                 close = Close()
                 self.unfinished[close] = None
                 self.queue.append(close)
+            if self.config.is_standby and self.phase in (Phase.NEW, Phase.STARTING):
+                self._end(EndReason.CLOSE)  # nobody waits for its process
             patience = self._close_patience(timeout)
             if patience is not None and self.phase is not Phase.CLOSED:
                 end = functools.partial(self._end, EndReason.CLOSE)
-                self.timers.set_earliest("close", time.monotonic() + patience, end)
+                self.timers.set_earliest("close", began + patience, end)
             self._proceed_soon()
 
     def wait_closed(self, timeout: float | None) -> None:
-        """Wait until nothing of the actor is left. In the loop, return at once: only the loop can end it."""
-        if self.runtime.loop.is_current_thread():
+        """Wait until nothing of the actor is left; return at once where the loop, which ends it, waits for this."""
+        if self.runtime.loop.is_current_thread() or self.lock.is_held_here():
             return
         patience = self._close_patience(timeout)
         self.closed.wait(None if patience is None else min(patience + _KILL_GRACE, threading.TIMEOUT_MAX))
@@ -304,8 +363,9 @@ class Actor:
 
     def abandon(self) -> None:
         """Close the actor without waiting. Takes no lock, so finalizers may call it."""
-        if runtimes.forks == self._forks and not self.runtime.has_ended:
-            self.runtime.loop.call_soon(lambda: self.begin_close(None))
+        runtime = runtimes.runtime_of(self)
+        if runtime is not None:
+            runtime.loop.call_soon(lambda: self.begin_close(None))
 
     def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
         """Read the reply to the running call in the thread that waits for it; see `ChannelLoan`.
@@ -313,8 +373,14 @@ class Actor:
         Args:
             future: The future of the call. If that is not running, do nothing.
             deadline: When to stop (`time.monotonic`); None for no limit.
+
+        Raises:
+            RuntimeError: The thread runs code of an env of this actor, and would wait without a limit.
         """
         self.lock.reset_if_interrupted()
+        if self.runs_this_thread:
+            self._check_not_within(future, deadline)
+            return
         held = allocate_lock()
         with held:
             try:
@@ -331,6 +397,18 @@ class Actor:
                 if self._loan.is_held(held):
                     with self.lock:
                         self._loan.end()
+
+    @property
+    def runs_this_thread(self) -> bool:
+        """Whether the calling thread runs code of an env of this actor."""
+        process = self.incarnation.process
+        return process is not None and process.worker.is_current_thread()
+
+    def _check_not_within(self, future: ActorFuture, deadline: float | None) -> None:
+        """Raise if an env of this actor would wait, without a limit, for a call that can only run after it."""
+        self.run(self.tenant.collect_completed)  # env code may wait for an env that has stepped before
+        if deadline is None and not future.done():
+            raise self.errors.within_envs()
 
     def _find_lendable(self, future: ActorFuture) -> ActorProcess | None:
         """Return the process whose channel the thread that waits for a future may read; None if it may not."""
@@ -365,7 +443,7 @@ class Actor:
             job: The job.
             first: Whether it runs ahead of all others but the replays that prepare the process.
         """
-        job.call_id = 0
+        job.call_id, job.age = 0, 0 if first or self.permits is None else self.permits.next_age()
         self.unfinished[job] = None
         if first:
             replays = sum(1 for _ in itertools.takewhile(lambda queued: queued.is_of_process, self.queue))
@@ -379,31 +457,50 @@ class Actor:
 
     def dispatch(self) -> None:
         """Start queued jobs that the worker can accept."""
+        waits_for_permit = self._start_jobs()
+        is_limited = self.running is not None and self.running.needs_permit
+        if self.permits is not None and not waits_for_permit and not is_limited:
+            self.permits.give_back(self)
+
+    def dispatch_soon(self) -> None:
+        """Have the loop call `dispatch`."""
+        self.runtime.loop.call_soon(functools.partial(self.run, self.dispatch))
+
+    def _start_jobs(self) -> bool:
+        """Start queued jobs that the worker can accept; return whether the next one waits for a permit."""
         while self.queue and self.phase is _LIVE:
             job, running = self.queue[0], self.running
-            if running is not None and not job.can_join(running):
+            # With permits, a job of another actor may be older than the next one of this actor.
+            if running is not None and (self.permits is not None or not job.can_join(running)):
                 if not running.is_finished():
                     running.call_when_finished()
-                    return
+                    return False
                 if self.running is running:
                     self.running = None
                 continue  # that may have queued another job, or started one
+            if self.permits is not None and job.needs_permit and not self.permits.may_start(self, job.age):
+                return True
             self.queue.popleft()
             job.call_id, job.started, self.running = self.lock.next_call_id(), time.monotonic(), job
             if not job.start(self):
                 self.unfinished.pop(job, None)
                 if self.running is job:
                     self.running = None
+        return False
 
     def end_job(self, job: Job) -> None:
         """Forget a job that has ended without a reply, and start the next one."""
         self.unfinished.pop(job, None)
+        if self.running is job:
+            self.running = None
         self.dispatch()
 
     def can_post(self, rows: Job) -> bool:
         """Return whether rows may be posted now: nothing runs but earlier rows, and nothing waits."""
-        is_free = self.running is None or self.running is rows
-        return is_free and self.phase is _LIVE and not self.queue and not self.is_closing
+        is_free = self.running is None or (self.running is rows and self.permits is None)
+        if not is_free or self.phase is not _LIVE or self.queue or self.is_closing:
+            return False
+        return self.permits is None or self.permits.may_start(self, self.permits.next_age())
 
     def send(self, kind: Kind, call_id: int, payload: Any) -> None:
         """Send a message to the worker."""
@@ -454,7 +551,12 @@ class Actor:
             return
         for frame in process.drain():
             self._on_frame(frame)
-        self._after_exit(process.reap())
+        report, incarnation = process.reap(), self.incarnation
+        is_unasked = incarnation.end_reason in (None, EndReason.TIMEOUT) and not self.is_closing
+        if incarnation.is_standby and not incarnation.has_started and is_unasked:
+            self._start(Incarnation(incarnation.index))  # as if there had been no standby
+        else:
+            self._after_exit(report)
 
     def find_current_step(self) -> Step | None:
         """Return the step that the worker runs, once its replies were read; None if it runs none, or is ending."""
@@ -534,7 +636,7 @@ class Actor:
         self.spin.complete(time.monotonic())
         if job.on_reply(self, frame):
             self.unfinished.pop(job, None)
-        if self.queue:
+        if self.queue or self.permits is not None:
             if self._loan.is_active:  # the jobs of other threads are not the borrower's work
                 self._proceed_soon()
             else:
@@ -567,14 +669,79 @@ class Actor:
 
     # Starting --------------------------------------------------------------------------------------------
 
-    def _start_next(self) -> None:
-        self._start(Incarnation(self.incarnation.index + 1))
+    def _start_next(self, process: ActorProcess | None = None) -> None:
+        """Start the next incarnation, in a process of a standby if there is one."""
+        self.timers.cancel("backoff")
+        self._start(Incarnation(self.incarnation.index + 1), process or self._take_standby(0.0))
 
-    def _start(self, incarnation: Incarnation) -> None:
-        """Start a process."""
+    def _start(self, incarnation: Incarnation, process: ActorProcess | None = None) -> None:
+        """Start an incarnation: in the process of a standby, or in a new one.
+
+        A new process starts once none of the code of the last one can be running.
+        """
         self.phase, self.incarnation = Phase.STARTING, incarnation
-        incarnation.is_launching, incarnation.launched = True, time.monotonic()
+        incarnation.launched = time.monotonic()
+        if process is not None:
+            self._adopt(process)
+            return
+        incarnation.is_launching = True
+        if self._uncertain is None:
+            self._submit_launch()
+
+    def _submit_launch(self) -> None:
         self.runtime.launcher.submit(self._launch, self.config.backend.max_starting)
+
+    def _adopt(self, process: ActorProcess) -> None:
+        """Have the process of a standby work for this actor."""
+        config, incarnation = self.config, self.incarnation
+        incarnation.is_standby, incarnation.process = True, process
+        process.hand_over(config.name, *self._process_events())
+        self.timers.set("start", incarnation.launched + _ADOPTION_GRACE, self._on_start_deadline)
+        message = Adopt(config.name, config.first_index, len(config.start.factories), self.tenant.attach)
+        process.send(Frame(Kind.ADOPT, incarnation.index, START_CALL_ID, dumps(tuple(message))))
+
+    def _take_standby(self, delay: float) -> ActorProcess | None:
+        """Return the process of a standby that is ready; the standby starts another one after a delay, in seconds.
+
+        None is taken while code of the last process may still be running.
+        """
+        if self._uncertain is not None:
+            return None
+        offers = (standby.give_process(delay) for standby in self.config.standbys)
+        return next((process for process in offers if process is not None), None)
+
+    def give_process(self, delay: float) -> ActorProcess | None:
+        """Give the process of this standby away if it is ready, and start another one after a delay, in seconds.
+
+        The lock is that of the taker, too. Only threads of this library take processes, so nothing interrupts it.
+        """
+        process = self.incarnation.process
+        if self.phase is not _LIVE or process is None or process.at_end or self.running is not None or self.queue:
+            return None
+        self.incarnation.process, self.phase = None, Phase.BACKOFF
+        self.deadline_watch.stop()
+        self.timers.set("backoff", time.monotonic() + delay, self._on_backoff)
+        return process
+
+    def _process_events(self) -> tuple[Callable[[ActorProcess, int], object], Callable[[ActorProcess], object]]:
+        """Return the functions that a process calls in the loop."""
+        return functools.partial(self.run, self.on_channel), functools.partial(self.run, self.on_exit)
+
+    def _withdraw_launch(self) -> bool:
+        """Return whether a launch that was still waiting will not happen."""
+        return self._uncertain is not None or self.runtime.launcher.withdraw(self._launch)
+
+    def _await_end(self, worker: Worker) -> None:
+        """Start no process until none of the code of this worker can be running."""
+        self._uncertain = worker
+        on_end = functools.partial(self.run, self._on_certain_end, worker)
+        worker.when_over(lambda: self.runtime.loop.call_soon(on_end))
+
+    def _on_certain_end(self, worker: Worker) -> None:
+        if worker is self._uncertain:
+            self._uncertain = None
+            if self.incarnation.is_launching:
+                self._submit_launch()
 
     def _launch(self) -> None:
         """Launch a worker, in the launcher's thread."""
@@ -595,15 +762,14 @@ class Actor:
             incarnation.is_launching = False
             if worker is not None:
                 try:
-                    on_channel = functools.partial(self.run, self.on_channel)
-                    on_exit = functools.partial(self.run, self.on_exit)
-                    incarnation.process = ActorProcess(worker, config.name, self.runtime, on_channel, on_exit)
+                    incarnation.process = ActorProcess(worker, config.name, self.runtime, *self._process_events())
                 except Exception as error:
                     refusal = error
             if incarnation.process is None:
                 self._after_exit(ExitReport(refusal=refusal))
             elif self.phase is Phase.STARTING:
-                authkey = bytes(multiprocessing.current_process().authkey)
+                # Workers on other machines cannot reach the managers of this process.
+                authkey = None if config.backend.is_far else bytes(multiprocessing.current_process().authkey)
                 start = config.start._replace(attach=self.tenant.attach, authkey=authkey)
                 incarnation.process.send(Frame(Kind.START, incarnation.index, START_CALL_ID, dumps(tuple(start))))
             else:
@@ -635,6 +801,7 @@ class Actor:
         self.runtime.launcher.finish(self._launch)
         self.phase, incarnation.has_started = _LIVE, True
         self._started_in = time.monotonic() - incarnation.launched
+        recording.recorder.on_span(self, "start", incarnation.launched)
         self.log(logging.INFO, f"actor {self.name!r} has started in {self._started_in:.3g} s, pid {self.pid}")
         kept, self.running = self.running, None
         if kept is not None:
@@ -652,9 +819,11 @@ class Actor:
         if self.phase is Phase.CLOSED:
             return
         self.incarnation.end(reason)
-        if self.phase not in (Phase.BACKOFF, Phase.DEAD):
+        if self.phase is not Phase.DEAD:
             self.phase = Phase.ENDING
         self._proceed_soon()
+        if reason is EndReason.CLOSE and not self.config.backend.kills:
+            self.runtime.loop.call_soon(functools.partial(self.run, self._leave_running))
 
     def _proceed_soon(self) -> None:
         self.runtime.loop.call_soon(functools.partial(self.run, self._proceed))
@@ -662,20 +831,28 @@ class Actor:
     def _proceed(self) -> None:
         """Continue after a change by a caller, in the loop."""
         incarnation = self.incarnation
-        is_unwanted = self.is_closing or incarnation.is_replaced
+        is_needed = not self.is_closing or len(self.queue) > 1  # the last job is the closing
         if incarnation.process is not None:
             self.dispatch()  # if it is ending, its exit continues
         elif incarnation.is_launching:
-            has_jobs = self.phase is Phase.STARTING and (not self.is_closing or len(self.queue) > 1)
-            if not has_jobs and self.runtime.launcher.withdraw(self._launch):
+            is_wanted = is_needed and self.phase is Phase.STARTING
+            if not is_wanted and self._withdraw_launch():
                 self._after_exit(ExitReport())
         elif self.phase is Phase.CLOSED:
             while self.queue:
                 self._fail(self.queue.popleft(), lambda step: self.errors.closed(step, incarnation.index))
-        elif self.phase is Phase.DEAD and not is_unwanted:
+        elif self.phase is Phase.DEAD and not (self.is_closing or incarnation.is_replaced):
             self._fail_queue()
-        elif self.phase is not Phase.BACKOFF or is_unwanted:
+        elif self.phase is Phase.NEW and is_needed:
+            self._start(incarnation)
+        elif self.phase is not Phase.BACKOFF or not is_needed:
             self._after_exit(ExitReport())
+
+    def _leave_running(self) -> None:
+        """Close the actor without waiting for a worker that may hang, and that the backend cannot kill."""
+        process = self.incarnation.process
+        if process is not None and self.phase is Phase.ENDING:
+            self._after_exit(process.reap())
 
     def _after_exit(self, report: ExitReport) -> None:
         """Handle the exit of the process, or of a launch that has made none, in five steps."""
@@ -685,6 +862,8 @@ class Actor:
         self.runtime.launcher.finish(self._launch)
         self.deadline_watch.stop()
         self.timers.cancel("start", "kill", "backoff")
+        if self.permits is not None:
+            self.permits.give_back(self)
         for replay in [queued for queued in self.queue if queued.is_of_process]:
             self.queue.remove(replay)
             del self.unfinished[replay]
@@ -702,6 +881,7 @@ class Actor:
             self.last_crash = error
         if plan.next is not Next.CLOSE:
             self._log_exit(exit)
+        recording.recorder.on_exit(self, culprit)
         # 4. Lose: end the episodes and the job that cannot continue in the next process.
         self.tenant.on_exit(exit)
         self.running = self._lose(job, exit)
@@ -744,15 +924,26 @@ class Actor:
 
     def _continue(self, exit: Exit, report: ExitReport) -> None:  # noqa: A002
         """Start the next process, now or later, or fail everything that waits for one."""
-        self.incarnation.process = None
+        process, self.incarnation.process = self.incarnation.process, None
+        if process is not None and not process.worker.is_over:
+            self._await_end(process.worker)
         chosen, delay = exit.plan
         if chosen is Next.START:
             self._start_next()
         elif chosen is Next.RESTART:
-            self.phase = Phase.BACKOFF
-            self.timers.set("backoff", time.monotonic() + delay, self._on_backoff)
+            # A standby waits in place of the actor, so that no more processes start than without standbys.
+            process = self._take_standby(delay) if exit.incarnation.has_started else None
+            if process is not None:
+                self._restarts += 1
+                self._start_next(process)
+            else:
+                self.phase = Phase.BACKOFF
+                self.timers.set("backoff", time.monotonic() + delay, self._on_backoff)
         elif chosen is Next.DIE:
             self.phase = Phase.DEAD
+            if self.config.is_standby:
+                text = f"{self.name} cannot be restarted; the actors that it served continue: {self._final_error()}"
+                self.runtime.log(lambda: _notices.warning("%s", text))
             kept, self.running = self.running, None
             if kept is not None:
                 self._fail(kept, functools.partial(self.errors.after_last, self._final_error()))
@@ -773,8 +964,9 @@ class Actor:
 
     def _release(self) -> None:
         """Free everything that the actor has of the backend, which may take long."""
-        with contextlib.suppress(OSError):
-            self.config.backend.release(self.config.env_vars)
+        if self._is_retained:
+            with contextlib.suppress(OSError):
+                self.config.backend.release(self.config.env_vars)
         self.runtime.leave(self)
         self.closed.open()
 
@@ -816,5 +1008,6 @@ class Actor:
 
     def log(self, level: int, text: str, error: BaseException | None = None) -> None:
         """Log a message, with the traceback of an error, in a thread where handlers may block."""
+        recording.recorder.on_notice(self, text)
         extra = {"actor": self.name, "incarnation": self.incarnation.index, "env_id": self.config.first_index}
         self.runtime.log(lambda: _log.log(level, "%s", text, exc_info=error, extra=extra))

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
         def __enter__(self) -> bool: ...
         def __exit__(self, *_: object) -> None: ...
+        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+        def _is_owned(self) -> bool: ...
 
 else:
     from _thread import RLock
@@ -94,7 +96,17 @@ class ChangeLock(RLock):
         return self._scope
 
     def reset_if_interrupted(self) -> None:
-        """Repair an interrupted change, if there is one. Threads call this before they wait."""
+        """Repair an interrupted change, if there is one. Threads call this before they wait.
+
+        Raises:
+            RuntimeError: A signal handler or a finalizer has interrupted its thread in a place where that holds the
+                lock. Everything that the handler would wait for needs the lock, too.
+        """
+        if self.is_held_here():
+            raise RuntimeError(
+                "cannot wait for an actor in a signal handler or finalizer that has interrupted a look at its state: "
+                "let the handler set a flag, and use the actor after it"
+            )
         if self._changing:
             with self:
                 if self._changing:
@@ -106,17 +118,27 @@ class ChangeLock(RLock):
             actor.repair(self._bug)
         self._changing, self._frame, self._bug = (), None, None
 
-    def _check_not_nested(self) -> None:
-        """Raise if the change is not interrupted, but still goes on below in the stack of this thread."""
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:
-            if frame is self._frame:
-                names = ", ".join(repr(actor.name) for actor in self._changing)
-                raise RuntimeError(
-                    f"cannot use actor {names} in a signal handler or finalizer that has interrupted a change of its "
-                    "state: let the handler set a flag, and use the actor after it"
-                )
+    def is_held_here(self) -> bool:
+        """Return whether the calling thread holds the lock."""
+        return self._is_owned()
+
+    def is_changing_below(self) -> bool:
+        """Return whether a change goes on below in the stack of this thread, which a handler or finalizer interrupts.
+
+        In contrast to such a change, one that an exception has ended is repaired by the next one.
+        """
+        frame: FrameType | None = sys._getframe() if self._changing else None
+        while frame is not None and frame is not self._frame:
             frame = frame.f_back
+        return frame is not None
+
+    def _check_not_nested(self) -> None:
+        if self.is_changing_below():
+            names = ", ".join(repr(actor.name) for actor in self._changing)
+            raise RuntimeError(
+                f"cannot use actor {names} in a signal handler or finalizer that has interrupted a change of its "
+                "state: let the handler set a flag, and use the actor after it"
+            )
 
 
 class _Scope:

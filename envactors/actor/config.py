@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from envactors.actor.change import ChangeLock
+from envactors.actor.permits import Permits
+from envactors.actor.process import ActorProcess
 from envactors.backends.base import Backend, RowMemory
 from envactors.mailbox.messages import Start
 from envactors.options import Deadlines, RestartPolicy
 
 
-@dataclasses.dataclass(frozen=True)
+class Standby(Protocol):
+    """An actor without requests, which holds a started process for others."""
+
+    def give_process(self, delay: float) -> ActorProcess | None:
+        """Give its process away if it is ready, and start another one after a delay, in seconds."""
+
+
+@dataclasses.dataclass(eq=False)
 class ActorConfig:
     """The settings of an actor.
 
@@ -24,6 +35,10 @@ class ActorConfig:
         env_vars: Environment variables of its workers.
         memory: The memory of its vector; None for a lone actor.
         lock: The lock, which all actors of a vector share.
+        standbys: The standbys whose processes it may take; they share its lock.
+        is_standby: Whether it only holds a process for others.
+        permits: The permits that steps and resets need; None if any number of actors may run.
+        has_warned: Whether the user was warned of deadlines that the backend does not enforce.
     """
 
     name: str
@@ -34,8 +49,24 @@ class ActorConfig:
     env_vars: Mapping[str, str]
     memory: RowMemory | None = None
     lock: ChangeLock = dataclasses.field(default_factory=ChangeLock)
+    standbys: Sequence[Standby] = ()
+    is_standby: bool = False
+    permits: Permits | None = None
+    has_warned: bool = False
 
     @property
     def first_index(self) -> int:
         """The index of the actor's first env."""
         return self.start.first
+
+    def warn_of_deadlines(self, *deadlines: float | None, stacklevel: int) -> None:
+        """Warn, once, of deadlines that the backend does not enforce.
+
+        Args:
+            *deadlines: The deadlines in seconds; None for no limit.
+            stacklevel: How many calls lie between this one and the user's code.
+        """
+        if not self.backend.kills and not self.has_warned and any(seconds is not None for seconds in deadlines):
+            self.has_warned = True
+            text = f"actor {self.name!r} lives in {self.backend!r}, where deadlines are not enforced"
+            warnings.warn(text, stacklevel=stacklevel + 1)

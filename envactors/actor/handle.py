@@ -133,7 +133,7 @@ class ActorView(Caller[T_co]):
     @property
     def node(self) -> str | None:
         """The node that runs the process; None on this machine."""
-        return None
+        return self._actor.node
 
     @property
     def state(self) -> ActorState:
@@ -178,6 +178,7 @@ class ActorView(Caller[T_co]):
         check_timeout(deadline, "options(deadline=...)")
         if not is_int(retries, 0):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")
+        self._actor.config.warn_of_deadlines(deadline, stacklevel=2)
         return Caller(self._actor, self._lifeline, self._env, deadline, retries, self._is_shared)
 
     def __repr__(self) -> str:
@@ -230,7 +231,7 @@ def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
         actor._actor.check_owner()
     began = time.monotonic()
     for actor in actors:
-        actor._actor.begin_close(timeout)
+        actor._actor.begin_close(timeout, began)
     for actor in actors:
         left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
         actor._actor.wait_closed(left)

@@ -26,6 +26,7 @@ class Incarnation:
         envs_made: How many envs it has made.
         failure: The failure of a factory; None if none has failed.
         failure_cause: The exception of that factory, once it was unpickled.
+        is_standby: Whether the process was a standby, whose envs were made before.
         has_started: Whether all envs were made.
         end_reason: Why the parent ends it; None while it does not. The first reason wins.
         is_replaced: Whether the next process starts without counting as a restart: the user has asked for it, or an
@@ -43,6 +44,7 @@ class Incarnation:
         "index",
         "is_launching",
         "is_replaced",
+        "is_standby",
         "launched",
         "process",
     )
@@ -55,6 +57,7 @@ class Incarnation:
         self.envs_made: int = 0
         self.failure: Failure | None = None
         self.failure_cause: BaseException | None = None
+        self.is_standby: bool = False
         self.has_started: bool = False
         self.end_reason: EndReason | None = None
         self.is_replaced: bool = False

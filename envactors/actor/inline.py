@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-import traceback
-import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from envactors import runtime as runtimes
+from envactors.actor import recording
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.incarnation import Incarnation
+from envactors.actor.inline_watch import InlineRequest, InlineWatch, stack_of
 from envactors.actor.jobs import Call, UnreadReply
 from envactors.actor.latch import Latch
 from envactors.actor.process import ExitReport
@@ -29,7 +29,6 @@ from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size
 from envactors.mailbox.messages import Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps, pack_failure, safe_repr, unpack_failure
 from envactors.runtime import Runtime
-from envactors.system.threads import current_frames
 from envactors.worker import context
 from envactors.worker.context import ActorContext
 from envactors.worker.host import HostedEnv
@@ -46,14 +45,17 @@ class InlineActor:
         config: The settings of the actor.
     """
 
+    runtime: Runtime  # once it has begun
+
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
         self.errors: ErrorFactory = ErrorFactory(config)
         self.incarnation: Incarnation = Incarnation(0)
         self.pid: int = os.getpid()
+        self.node: str | None = None
         self.closed: Latch = Latch()
         self._forks = runtimes.forks
-        # Held while env code runs; the actors of a vector share it. Env code may use its own actor.
+        # Held while env code runs; the actors of a vector share it. Env code may use other actors.
         self._lock = config.lock
         self._thread: int | None = None
         self._completed = self._call_id = 0
@@ -62,13 +64,22 @@ class InlineActor:
         self._server: Server | None = None
         # Why the envs before the current ones are gone; None if these are the first.
         self.last_crash: ActorError | None = None
+        self.range: range = range(config.first_index, config.first_index + len(config.start.factories))
+        # The envs whose code is running, the outermost one first; an interrupt may leave more. Actors of a vector share
+        # the list.
+        self.running_envs: list[int] = []
+        # Returns the thread that steps or resets an env of this actor; None if none does.
+        self.find_stepping_thread: Callable[[], int | None] = lambda: None
+        # Returns how many steps and resets a vector has run, which are no calls.
+        self.count_rows: Callable[[], int] = lambda: 0
         # Called once the envs are others, or gone.
         self.on_change: Callable[[], object] = lambda: None
-        deadlines = config.deadlines
-        if any(deadlines.of(method) is not None for method in ("call", "step", "reset")):
-            text = f"actor {config.name!r} lives in {config.backend!r}, where deadlines are not enforced"
-            warnings.warn(text, stacklevel=4)
-        self.runtime: Runtime = runtimes.join(self)
+        self._running: Step | None = None
+
+    def begin(self) -> None:
+        """Join the runtime, and make the envs; see `Actor.begin`."""
+        runtimes.join(self)
+        self._watch = InlineWatch(self.runtime.loop, self.config.deadlines.slow, self._find_running)
         self._start()
 
     # State -----------------------------------------------------------------------------------------------
@@ -85,12 +96,17 @@ class InlineActor:
             return ActorState.CLOSED
         if self._start_error is not None:
             return ActorState.DEAD
-        return ActorState.IDLE if self._thread is None else ActorState.BUSY
+        return ActorState.IDLE if self._find_thread() is None else ActorState.BUSY
 
     @property
     def is_usable(self) -> bool:
         """Whether it can run calls."""
         return not self.closed.is_open and self._start_error is None
+
+    @property
+    def page(self) -> ControlPage | None:
+        """The control page of the envs; None if a factory has raised, or the actor is closed."""
+        return None if self._server is None else self._server.page
 
     @property
     def hosted_envs(self) -> list[tuple[HostedEnv, ActorContext]]:
@@ -101,7 +117,7 @@ class InlineActor:
     def stats(self) -> ActorStats:
         """Return counts over the actor's lifetime."""
         return ActorStats(
-            completed=self._completed,
+            completed=self._completed + self.count_rows(),
             failed=0,
             restarts=0,
             stale=0,
@@ -109,7 +125,7 @@ class InlineActor:
             last_failure=None,
             state=self.state,
             pid=self.pid,
-            node=None,
+            node=self.node,
             incarnation=self.incarnation.index,
             method=None,
             elapsed=0.0,
@@ -122,8 +138,7 @@ class InlineActor:
     def stacks(self, timeout: float) -> str:
         """Return the stack of the thread that runs env code."""
         del timeout
-        frame = None if self._thread is None else current_frames().get(self._thread)
-        return "no env code is running\n" if frame is None else "".join(traceback.format_stack(frame))
+        return stack_of(self._find_thread())
 
     def stderr_tail(self) -> str:
         """Return an empty string: envs print to the streams of the program."""
@@ -164,16 +179,48 @@ class InlineActor:
         if call.incarnation not in (None, self.incarnation.index):
             future.set_error(self.errors.lost_process(self.last_crash, call.incarnation)(step))
             return
+        self.check_not_within()
         self._call_id += 1
         step = step._replace(call_id=self._call_id, started=time.monotonic())
         future.set_running()
+        is_nested = self._lock.is_held_here()
         with self.running_env(self._server):
-            kind, payload = self._server.execute(call.kind, call.payload)
+            if not is_nested:
+                self.running_envs.clear()
+            self.running_envs.append(call.index)
+            before, self._running = self._running, step
+            try:
+                self._watch.begin()
+                if self._server is None:  # another thread has closed the actor, or its factory has raised, meanwhile
+                    future.set_error(self.unusable_error(step))
+                    return
+                kind, payload = self._server.execute(call.kind, call.payload)
+            finally:
+                self._running = before
+                self.running_envs.pop()
         self._completed += 1
+        recording.recorder.on_span(self, call.method, step.started)
         reply = Frame(kind, self.incarnation.index, self._call_id, payload)
         if call.take_reply is not None:
             call.take_reply(reply)
         future.set_outcome(UnreadReply(self.errors, step, reply, self.pid))
+
+    def _find_thread(self) -> int | None:
+        """Return the thread that runs code of an env of this actor; None if none does."""
+        return self.find_stepping_thread() if self._thread is None else self._thread
+
+    def check_not_within(self) -> None:
+        """Raise if the calling thread runs code of an env of this actor, whose next request must run after that.
+
+        Raises:
+            RuntimeError: It does.
+        """
+        if self.running_envs and self._lock.is_held_here() and any(index in self.range for index in self.running_envs):
+            raise self.errors.within_envs()
+
+    def _find_running(self) -> InlineRequest | None:
+        step, thread = self._running, self._thread
+        return None if step is None or thread is None else InlineRequest(self, step, step.call_id, thread)
 
     @contextmanager
     def running_env(self, server: Server | None = None) -> Iterator[None]:
@@ -194,6 +241,7 @@ class InlineActor:
         self.check_owner()
         if self.closed.is_open:
             raise self.errors.closed(Step("renew", self.config.first_index), self.incarnation.index)
+        self.check_not_within()
         self._close_envs()
         self.replace(self._describe_end(EndReason.RENEW))
         future.set_outcome(ReadyOutcome(self.incarnation.index, self._start_error))
@@ -201,6 +249,7 @@ class InlineActor:
     def replace(self, reason: ActorError) -> None:
         """Make new envs; ``reason`` says why the present ones end."""
         with self._lock:
+            recording.recorder.on_exit(self, None)
             self.last_crash = reason
             self.incarnation = Incarnation(self.incarnation.index + 1)
             self._start()
@@ -227,16 +276,16 @@ class InlineActor:
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""
         self.check_owner()
-        if self._thread is not None:
+        if self._find_thread() is not None:
             raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
         if restart:
             self.replace(self._describe_end(EndReason.ABORT))
         else:
             self._close()
 
-    def begin_close(self, timeout: float | None) -> None:
+    def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         """Close the envs."""
-        del timeout
+        del timeout, began
         with self._lock:
             if not self.closed.is_open:
                 self._close_envs()
@@ -249,8 +298,9 @@ class InlineActor:
 
     def abandon(self) -> None:
         """Close the actor; called by a finalizer."""
-        if runtimes.forks == self._forks and not self.runtime.has_ended:
-            self.runtime.callbacks.submit(lambda: self.begin_close(None))
+        runtime = runtimes.runtime_of(self)
+        if runtime is not None:
+            runtime.callbacks.submit(lambda: self.begin_close(None))
 
     # For futures, whose calls have ended when they are returned -------------------------------------------
 
@@ -288,6 +338,7 @@ class InlineActor:
                 return
         page.record_env(METHOD_CALL, 0)
         self._server = server
+        recording.recorder.on_span(self, "start", incarnation.launched)
 
     def _close_envs(self) -> None:
         if self._server is not None:
@@ -295,6 +346,7 @@ class InlineActor:
                 self._server.execute(Kind.CLOSE, dumps(()))
 
     def _close(self) -> None:
+        recording.recorder.on_exit(self, None)
         self._server = None
         self.runtime.leave(self)
         self.closed.open()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from envactors.actor import recording
 from envactors.actor.exits import Exit, JobFate, Next, Step, decide_call
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.states import EndReason
@@ -33,6 +34,8 @@ class Job:
         call_id: Its call id; 0 as long as the worker has received nothing of it.
         started: When it was sent (`time.monotonic`); 0.0 until then.
         deadline: How long it may run, in seconds; None for no limit.
+        age: Its age, for permits; the older a job is, the lower. Jobs that go first have 0.
+        needs_permit: Whether it steps or resets envs, so that it counts for ``max_running``.
         is_of_process: Whether it ends with the process, since the next process gets another one.
         revives: Whether it starts a process of a dead actor.
         survives_interrupt: Whether it stays in the queue when an interrupted change is repaired.
@@ -42,6 +45,8 @@ class Job:
     call_id: int = 0
     started: float = 0.0
     deadline: float | None = None
+    age: int = 0
+    needs_permit: bool = False
     is_of_process: bool = False
     revives: bool = False
     survives_interrupt: bool = True
@@ -140,6 +145,7 @@ class Call(Job):
         self.payload = payload
         self.on_end = on_end
         self.incarnation = incarnation
+        self.needs_permit = kind == Kind.CALL and method in ("step", "reset")
         self.take_reply = take_reply
         self.call_id = 0
         self.started = 0.0
@@ -161,6 +167,7 @@ class Call(Job):
 
     def on_reply(self, actor: Actor, frame: Frame) -> bool:
         """Pass the reply to the future."""
+        recording.recorder.on_span(actor, self.method, self.started)
         actor.tenant.on_call(self, frame)
         if self.take_reply is not None:
             self.take_reply(frame)
@@ -169,8 +176,9 @@ class Call(Job):
 
     def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
         """Run again if the worker had not begun it, or if it has retries."""
-        has_begun, is_closing = exit.culprit is not None, exit.plan.next is Next.CLOSE
-        fate = decide_call(has_begun=has_begun, retries=self.retries, reason=exit.reason, is_closing=is_closing)
+        has_begun, is_discard = exit.culprit is not None, exit.reason is EndReason.DISCARD
+        is_requested = exit.plan.next in (Next.CLOSE, Next.START)
+        fate = decide_call(has_begun=has_begun, retries=self.retries, is_discard=is_discard, is_requested=is_requested)
         if fate is JobFate.DONE:
             self._end(actor, ReadyOutcome(None, exit.error))
         elif has_begun:
@@ -214,6 +222,7 @@ class Replay(Job):
         on_end: Called with whether the env is where it was.
     """
 
+    needs_permit = True
     is_of_process = True
 
     def __init__(self, index: int, payload: bytes | bytearray, on_end: Callable[[bool], object]) -> None:

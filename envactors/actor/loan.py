@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from _thread import LockType, allocate_lock
+from collections.abc import Callable
 
 from envactors.actor.change import ChangeLock
 from envactors.actor.process import ActorProcess
@@ -23,12 +24,12 @@ class ChannelLoan:
     learn that late, so a timer has it look again. Every method is called under the actor's lock.
 
     Args:
-        loop: The loop that watches the channels.
+        find_loop: Returns the loop that watches the channels.
         lock: The actor's lock.
     """
 
-    def __init__(self, loop: Loop, lock: ChangeLock) -> None:
-        self._loop = loop
+    def __init__(self, find_loop: Callable[[], Loop], lock: ChangeLock) -> None:
+        self._find_loop = find_loop
         self._lock = lock
         self._held: LockType = _NEVER_HELD
         self._borrower = 0
@@ -52,28 +53,28 @@ class ChannelLoan:
     def begin(self, held: LockType, process: ActorProcess) -> None:
         """Lend the channel of a process to the calling thread, for as long as it holds the lock."""
         if not self._has_timer:
-            self._loop.call_at(time.monotonic() + _PERIOD, self._check)
+            self._find_loop().call_at(time.monotonic() + _PERIOD, self._check)
             self._has_timer = True
         self._held, self._borrower, self._process = held, threading.get_ident(), process
-        self._loop.lend(process.channel_fd)
+        self._find_loop().lend(process.channel_fd)
 
     def end(self) -> None:
         """Have the loop watch the process again."""
         process, self._held = self._process, _NEVER_HELD
         if process is not None:
-            self._loop.take_back(process.channel_fd)
-            self._loop.take_back(process.worker.sentinel)
+            self._find_loop().take_back(process.channel_fd)
+            self._find_loop().take_back(process.worker.sentinel)
             self._process = None
 
     def leave_exit(self, process: ActorProcess) -> None:
         """Leave the exit of the process to the borrower, which notices it, too, and then ends the loan."""
-        self._loop.lend(process.worker.sentinel)
+        self._find_loop().lend(process.worker.sentinel)
 
     def _check(self) -> None:
         """End a loan that was forgotten. This runs in the loop, and looks again while there are loans."""
         with self._lock:
             self._has_timer = self._held.locked()
             if self._has_timer:
-                self._loop.call_at(time.monotonic() + _PERIOD, self._check)
+                self._find_loop().call_at(time.monotonic() + _PERIOD, self._check)
             else:
                 self.end()

@@ -29,12 +29,15 @@ class Output:
         name: The actor's name, printed before each line.
         stream: The caller's stream that the lines are printed to.
         printer: The thread that prints them.
+
+    Attributes:
+        fd, name, stream: As above.
     """
 
     def __init__(self, fd: int, name: str, stream: Stream, printer: ThreadPool) -> None:
         self.fd = fd
         self.stream = stream
-        self._name = name
+        self.name = name
         self._printer = printer
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -78,10 +81,10 @@ class Output:
             self._dropped += len(lines)
             return
         if self._dropped:
-            lines.insert(0, f"({self._dropped} lines dropped: this stream did not take them in time)")
+            lines.insert(0, f"({self._dropped} lines left out: this stream did not take them in time)")
             self._dropped = 0
         if lines:
-            block = "".join(f"[{self._name}] {line}\n" for line in lines)
+            block = "".join(f"[{self.name}] {line}\n" for line in lines)
             self._submitted += len(block)
             self._printer.submit(lambda: self._print(block))
 

@@ -89,13 +89,14 @@ class ActorProcess:
         self.watches_rings: bool = False
         self._loop = runtime.loop
         self._channel = worker.channel
+        self._on_channel, self._on_exit = on_channel, on_exit
         self._outputs = [Output(fd, name, stream, runtime.printer) for stream, fd in worker.outputs]
         self._stacks: Stacks | None = None
         try:
             for output in self._outputs:
                 self._loop.watch(output.fd, functools.partial(self._read_output, output))
-            self._loop.watch(worker.sentinel, lambda _events: on_exit(self))
-            self._loop.watch(self.channel_fd, functools.partial(on_channel, self))
+            self._loop.watch(worker.sentinel, lambda _events: self._on_exit(self))
+            self._loop.watch(self.channel_fd, lambda events: self._on_channel(self, events))
         except BaseException:
             worker.kill()
             self.reap()
@@ -110,6 +111,17 @@ class ActorProcess:
     def stderr_tail(self) -> str:
         """The last lines of stderr."""
         return next((output.tail for output in self._outputs if output.stream == "stderr"), "")
+
+    def hand_over(
+        self,
+        name: str,
+        on_channel: Callable[[ActorProcess, int], object],
+        on_exit: Callable[[ActorProcess], object],
+    ) -> None:
+        """Report to another actor from now on; for the arguments see the class."""
+        self._on_channel, self._on_exit = on_channel, on_exit
+        for output in self._outputs:
+            output.name = name
 
     def send(self, frame: Frame, wait: int = ASLEEP) -> None:
         """Send a frame, or as much of it as fits; the loop sends the rest.

@@ -5,34 +5,52 @@ from __future__ import annotations
 import logging
 import pickle
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
+from envactors.actor.config import ActorConfig
 from envactors.actor.exits import Step
-
-if TYPE_CHECKING:
-    from envactors.actor.actor import Actor
+from envactors.actor.incarnation import Incarnation
+from envactors.runtime import Runtime
 
 _log = logging.getLogger("envactors")
 # How long a worker may take to write its stacks, in seconds.
-_STACKS_PATIENCE = 1.0
+STACKS_PATIENCE = 1.0
 _FRAME = re.compile(r"^  File ", re.MULTILINE)
 # The modules that call env code.
 _LIBRARY = re.compile(r"^.*[/\\]envactors[/\\](actor|backends|integrations|mailbox|rollout|vector|worker)[/\\]")
 
 
-def warn(actor: Actor, step: Step, seconds: float) -> None:
-    """Log a warning about a step that has been running for ``seconds``, with the stacks of its worker."""
-    config, incarnation, process = actor.config, actor.incarnation.index, actor.incarnation.process
-    assert process is not None, "it runs the step"
-    stacks, where = process.worker.ask_stacks(), {"actor": config.name, "incarnation": incarnation}
+class SlowActor(Protocol):
+    """An actor, as warnings about it need it."""
+
+    config: ActorConfig
+    incarnation: Incarnation
+    runtime: Runtime
+
+    @property
+    def pid(self) -> int | None:
+        """The process id."""
+
+
+def warn(actor: SlowActor, step: Step, seconds: float, read_stacks: Callable[[], str]) -> None:
+    """Log a warning about a slow step.
+
+    Args:
+        actor: The actor that runs it.
+        step: The step.
+        seconds: How long it has been running.
+        read_stacks: Returns the stacks of its worker, perhaps after a while.
+    """
+    config, incarnation = actor.config, actor.incarnation.index
     text = (
-        f"{step.method} of env {step.index} of actor {config.name!r} (pid {process.pid}, incarnation {incarnation}) "
+        f"{step.method} of env {step.index} of actor {config.name!r} (pid {actor.pid}, incarnation {incarnation}) "
         f"has been running for {seconds:.1f} s (Deadlines(slow={config.deadlines.slow:g})) and continues"
     )
 
     def log_with_stacks() -> None:
-        evidence = order_stacks(stacks.wait(_STACKS_PATIENCE))
-        extra = {**where, "env_id": step.index}
+        evidence = order_stacks(read_stacks())
+        extra = {"actor": config.name, "incarnation": incarnation, "env_id": step.index}
         actor.runtime.log(lambda: _log.warning("%s; the stacks of its worker:\n%s", text, evidence, extra=extra))
 
     actor.runtime.callbacks.submit(log_with_stacks)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from envactors import backends
 from envactors.actor.actor import Actor
 from envactors.actor.change import ChangeLock
-from envactors.actor.config import ActorConfig
+from envactors.actor.config import ActorConfig, Standby
 from envactors.actor.handle import ActorHandle, Lifeline
 from envactors.actor.inline import InlineActor
+from envactors.actor.permits import Permits
 from envactors.actor.slow_calls import levels_of_loggers
 from envactors.actor.type_variables import T
 from envactors.backends.base import Backend, RowMemory
@@ -102,6 +103,9 @@ def launch(
     env_vars: Mapping[str, str] | None,
     memory: RowMemory | None = None,
     lock: ChangeLock | None = None,
+    standbys: Sequence[Standby] = (),
+    is_standby: bool = False,
+    permits: Permits | None = None,
     has_journal: bool = False,
     seed_episodes: bool = False,
     snapshot: SnapshotPolicy | None = None,
@@ -118,6 +122,9 @@ def launch(
         env_vars: As for `spawn`.
         memory: As for `ActorConfig`.
         lock: As for `ActorConfig`.
+        standbys: As for `ActorConfig`.
+        is_standby: As for `ActorConfig`.
+        permits: As for `ActorConfig`.
         has_journal: Whether workers compute checksums over observations.
         seed_episodes: Whether the infos of resets contain their seeds.
         snapshot: How to save and restore the states of the envs; None if that is not used.
@@ -140,9 +147,31 @@ def launch(
             actor=name,
         )
     deadlines = as_deadlines(deadlines)
-    config = ActorConfig(name, resolved, start, deadlines, restart, variables, memory, lock or ChangeLock())
+    config = ActorConfig(
+        name,
+        resolved,
+        start,
+        deadlines,
+        restart,
+        variables,
+        memory,
+        lock or ChangeLock(),
+        standbys,
+        is_standby,
+        permits,
+    )
+    if not resolved.kills:
+        config.deadlines = Deadlines(start=None, close=deadlines.close, slow=deadlines.slow)
+        if first == 0:  # the other actors of a vector are alike
+            config.warn_of_deadlines(*map(deadlines.of, ("call", "step", "reset", "policy")), stacklevel=3)
     actor = InlineActor(config) if resolved.inline else Actor(config)
-    return ActorHandle(actor, Lifeline(actor))
+    handle: ActorHandle = ActorHandle(actor, Lifeline(actor))
+    try:
+        actor.begin()
+    except BaseException:
+        actor.abandon()  # as long as the user keeps the exception, its traceback keeps the handle
+        raise
+    return handle
 
 
 def _pickle(value: object, title: str, name: str) -> bytes:

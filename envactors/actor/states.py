@@ -63,9 +63,10 @@ class ActorStats:
 class Phase(enum.Enum):
     """What an actor is doing with its process.
 
-    STARTING ──▶ LIVE ──▶ STOPPING ──▶ ENDING ──▶ STARTING, BACKOFF, DEAD, or CLOSED
+    NEW ──▶ STARTING ──▶ LIVE ──▶ STOPPING ──▶ ENDING ──▶ STARTING, BACKOFF, DEAD, or CLOSED
     """
 
+    NEW = enum.auto()  # the loop has not started a process yet
     STARTING = enum.auto()  # a process is being launched, or makes its envs
     LIVE = enum.auto()  # the process takes requests
     STOPPING = enum.auto()  # it closes its envs, or writes its stacks after a deadline; it takes no more requests

@@ -17,44 +17,59 @@ if TYPE_CHECKING:
     from envactors.actor.actor import Actor
 
 
+class _NamedTimer:
+    """A timer that is set, and its callback."""
+
+    __slots__ = ("callback", "timer")
+
+    timer: Timer
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback = callback
+
+
 class Timers:
     """Named timers, whose callbacks run under the actor's lock.
 
     Args:
-        loop: Runs them.
+        find_loop: Returns the loop that runs them.
         run: Runs a callback under the lock.
     """
 
-    def __init__(self, loop: Loop, run: Callable[..., None]) -> None:
-        self._loop = loop
+    def __init__(self, find_loop: Callable[[], Loop], run: Callable[..., None]) -> None:
+        self._find_loop = find_loop
         self._run = run
-        self._timers: dict[str, Timer] = {}
+        self._timers: dict[str, _NamedTimer] = {}
 
     def set(self, name: str, when: float, callback: Callable[[], object]) -> None:
         """Run a callback at a time of `time.monotonic`, in place of an earlier timer of this name."""
         self.cancel(name)
-        self._timers[name] = self._loop.call_at(when, functools.partial(self._run, self._fire, name, callback))
+        named = _NamedTimer(callback)
+        named.timer = self._find_loop().call_at(when, functools.partial(self._run, self._fire, name, named))
+        self._timers[name] = named
 
     def set_earliest(self, name: str, when: float, callback: Callable[[], object]) -> None:
         """Set a timer, unless one of this name runs earlier."""
-        timer = self._timers.get(name)
-        if timer is None or when < timer.when:
+        named = self._timers.get(name)
+        if named is None or when < named.timer.when:
             self.set(name, when, callback)
 
     def cancel(self, *names: str) -> None:
         """Cancel timers, if they are set."""
         for name in names:
-            timer = self._timers.pop(name, None)
-            if timer is not None:
-                timer.cancel()
+            named = self._timers.pop(name, None)
+            if named is not None:
+                named.timer.cancel()
 
     def cancel_all(self) -> None:
         """Cancel all timers."""
         self.cancel(*self._timers)
 
-    def _fire(self, name: str, callback: Callable[[], object]) -> None:
-        self._timers.pop(name, None)
-        callback()
+    def _fire(self, name: str, named: _NamedTimer) -> None:
+        """Run the callback, unless the timer was canceled while the loop waited for the lock."""
+        if self._timers.get(name) is named:
+            del self._timers[name]
+            named.callback()
 
 
 class DeadlineWatch:
@@ -116,7 +131,10 @@ class DeadlineWatch:
         if self._slow is not None:
             if now >= step.started + self._slow and step.started != self._reported:
                 self._reported = step.started
-                slow_calls.warn(actor, step, now - step.started)
+                process = actor.incarnation.process
+                assert process is not None, "it runs the step"
+                read_stacks = functools.partial(process.worker.ask_stacks().wait, slow_calls.STACKS_PATIENCE)
+                slow_calls.warn(actor, step, now - step.started, read_stacks)
             checks.append(step.started + self._slow)
         self._check_at(min(check for check in checks if check > now))
 

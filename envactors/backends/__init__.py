@@ -7,9 +7,11 @@ from collections.abc import Callable
 from envactors.backends.base import Backend
 from envactors.backends.inline import InlineBackend
 from envactors.backends.process import ProcessBackend
+from envactors.backends.thread import ThreadBackend
 
 _BACKENDS: dict[str, Callable[[], Backend]] = {
     "process": ProcessBackend,
+    "thread": ThreadBackend,
     "inline": InlineBackend,
 }
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from envactors.mailbox.channel import FrameChannel
 from envactors.mailbox.control_page import TIMED, ControlPage
@@ -14,8 +13,10 @@ from envactors.process.refusal import LaunchRefusedError as LaunchRefusedError  
 from envactors.system.cpus import usable_cores
 from envactors.system.processes import resident_memory
 
+if TYPE_CHECKING:
+    from envactors.runtime import Runtime
+
 Stream = Literal["stdout", "stderr"]
-_NOTHING = nullcontext()
 
 
 class ExitStatus(NamedTuple):
@@ -103,11 +104,11 @@ class Worker(Protocol):
     channel: FrameChannel
 
     def kill(self) -> None:
-        """End the worker now or, if the backend cannot kill, after the current call."""
+        """End the worker now or, if the backend cannot kill, after the current request."""
 
-    def find_thread(self) -> int | None:
-        """Return the id of the thread of this process that runs code of its envs; None if none does."""
-        return None
+    def is_current_thread(self) -> bool:
+        """Return whether the calling thread is the worker, which runs env code."""
+        return False
 
     def begin_timing(self, spans: bool) -> None:
         """Have the worker time steps and resets on its page from now on; may be called again.
@@ -120,10 +121,6 @@ class Worker(Protocol):
 
     def ask_stacks(self) -> Stacks:
         """Request the stacks of its threads."""
-
-    def work(self) -> bool:
-        """Run the posted requests in the calling thread, if the backend is in-process; return whether any were run."""
-        return False
 
     def mirror(self, note: tuple[Any, ...], content: bytes) -> None:
         """Send columns of a trajectory to a worker on another machine before its next request.
@@ -141,35 +138,10 @@ class Worker(Protocol):
         return resident_memory(self.pid)
 
     def reap(self) -> ExitStatus:
-        """Reap the worker once the sentinel is readable, close all descriptors, and return how it ended."""
+        """Close all descriptors of a worker that has ended, and return how it ended.
 
-
-class Timed(Protocol):
-    """Something with deadlines."""
-
-    def next_timer(self) -> float:
-        """Return the time (`time.monotonic`) of the next deadline, infinity if there is none."""
-
-    def on_timer(self, now: float) -> None:
-        """Handle the deadlines that have passed."""
-
-
-class EventLoop(Protocol):
-    """The methods of `envactors.actor.reactor.Reactor` that backends may use."""
-
-    def watch_channel(self, fd: int, handler: Callable[[int], None]) -> None: ...
-
-    def unwatch_channel(self, fd: int) -> None: ...
-
-    def want_write(self, fd: int, wanted: bool) -> None: ...
-
-    def watch_timers(self, timed: Timed) -> None: ...
-
-    def unwatch_timers(self, timed: Timed) -> None: ...
-
-    def note_timer(self, when: float) -> None: ...
-
-    def post(self, job: Callable[[], None]) -> None: ...
+        If the backend cannot kill, a closed actor reaps a worker that hangs, which closes its descriptors at its end.
+        """
 
 
 class Backend(Protocol):
@@ -179,9 +151,8 @@ class Backend(Protocol):
         kills: Whether a worker can be ended during a call.
         spin: Whether callers and workers may spin before they sleep.
         inline: Whether workers run in the threads of their callers.
-        is_far: Whether workers are on other machines, so that their rings come with their replies.
+        is_far: Whether workers are on other machines, so that they share no memory with the caller.
         import_advice: What to do if workers do not find a module that a factory needs; may be empty.
-        pickles: Whether payloads and overflows are pickled; otherwise they are passed as objects.
         max_starting: How many workers may be starting at a time, from the launch until they are ready; None for no
             limit.
     """
@@ -191,7 +162,6 @@ class Backend(Protocol):
     kills: bool
     spin: bool
     inline: bool
-    pickles: bool
     max_starting: int | None
 
     def make_memory(self) -> RowMemory:
@@ -211,9 +181,9 @@ class Backend(Protocol):
             OSError: The system could not start the worker.
         """
 
-    def retain(self, env_vars: Mapping[str, str], loop: EventLoop) -> None:
-        """Count an actor that uses the backend with these environment variables; the loop waits for its workers."""
-        del env_vars, loop
+    def retain(self, env_vars: Mapping[str, str], runtime: Runtime) -> None:
+        """Count an actor that uses the backend with these environment variables and is served by this runtime."""
+        del env_vars, runtime
 
     def release(self, env_vars: Mapping[str, str]) -> None:
         """Uncount an actor; after the last one, end everything that the backend has started."""
@@ -234,7 +204,3 @@ class Backend(Protocol):
             ValueError: No core is known yet.
         """
         return usable_cores()
-
-    def corked(self) -> AbstractContextManager[object]:
-        """Return a context that may collect what is sent in it, and writes it at the end."""
-        return _NOTHING

@@ -13,7 +13,7 @@ class InlineBackend(Backend):
     Nothing can end an env that hangs there: deadlines are not enforced, and a running call cannot be aborted.
     """
 
-    kills = spin = pickles = False
+    kills = spin = False
     inline = True
     max_starting: int | None = None
 

@@ -7,9 +7,9 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from envactors.backends.base import Backend, EventLoop, ExitStatus, LaunchRefusedError, RowMemory, Stream, Worker
+from envactors.backends.base import Backend, ExitStatus, LaunchRefusedError, RowMemory, Stream, Worker
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import ControlPage, page_size
 from envactors.mailbox.info_codec import Infos
@@ -28,6 +28,9 @@ from envactors.system.memory import SharedFile
 from envactors.system.polling import Doorbell
 from envactors.system.processes import SIGKILL, Process
 from envactors.system.sockets import open_pair
+
+if TYPE_CHECKING:
+    from envactors.runtime import Runtime
 
 # More than one worker per core may start at a time: some read their imports from disk while others compute.
 _STARTING_PER_CORE = 4
@@ -54,12 +57,12 @@ class ProcessBackend(Backend):
             takes its place.
         spin: Whether the caller and the workers spin for some tens of microseconds before they sleep, if there are
             spare cores.
-        max_starting: How many processes may be starting at a time, from the launch until the env is made. Further ones
-            are queued, and their start deadlines do not run yet. None means four per core, and at least eight. Raise it
-            for envs that mostly wait while they start.
         preload: Modules that the fork server also imports, if they are installed, so that workers do not import them.
             They must leave no threads running. Since modules may read environment variables, each mapping of
             ``env_vars`` then has its own server. Only with ``"forkserver"``.
+        max_starting: How many processes may be starting at a time, from the launch until the env is made. Further ones
+            are queued, and their start deadlines do not run yet. None means four per core, and at least eight. Raise it
+            for envs that mostly wait while they start.
         python: Another Python interpreter for the workers, such as that of a virtual environment: CPython 3.10 or newer
             with cloudpickle and NumPy of the caller's major version, which is all that envactors needs there. Its
             workers have the path of that interpreter, and only this package from the caller's path; ``env_vars`` with
@@ -77,14 +80,13 @@ class ProcessBackend(Backend):
 
     kills = True
     inline = False
-    pickles = True
 
     def __init__(
         self,
         start_method: starting.StartMethod = starting.DEFAULT,
         spin: bool = True,
-        max_starting: int | None = None,
         preload: Sequence[str] = (),
+        max_starting: int | None = None,
         python: str | os.PathLike[str] | None = None,
     ) -> None:
         if start_method not in get_args(starting.StartMethod):
@@ -158,8 +160,8 @@ class ProcessBackend(Backend):
     def _settings(self, env_vars: Mapping[str, str]) -> Settings:
         return Settings(self._preload, frozenset(env_vars.items() if self._preload or self.python else ()), self.python)
 
-    def retain(self, env_vars: Mapping[str, str], loop: EventLoop | None = None) -> None:
-        del loop
+    def retain(self, env_vars: Mapping[str, str], runtime: Runtime | None = None) -> None:
+        del runtime
         REAPER.retain()  # first: a fork server has its tag for as long as it has users
         if self.start_method == "forkserver":
             FORK_SERVERS.retain(self._settings(env_vars))

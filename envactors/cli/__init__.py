@@ -23,7 +23,6 @@ _COMMANDS = {
     "check": ("check.command", "find defects of an env, and suggest settings"),
     "doctor": ("doctor", "show resources and limits of this machine, and warn of problems"),
     "tune": ("tune", "find the fastest settings for an env on this machine"),
-    "bench": ("bench.command", "measure steps per second of an env, side by side with other libraries"),
     "demo": ("demo.command", "learn to balance CartPole on actors, some of which crash and hang"),
 }
 _NOT_RUN = 2

@@ -12,8 +12,8 @@ _RAN, _FAILED, _NOT_RUN = 0, 1, 2
 _DESCRIPTION = """\
 Measures env-steps per second of one env with different settings, in turns:
 in-process, on threads, and in processes with more or fewer envs each. The best of
-them is also measured without copies, with other start methods, with send and recv,
-and with rollouts. Prints a table and the line to paste.
+them is also measured without copies, with send and recv, and with rollouts. Prints a
+table and the line to paste.
 
 ENV is an id of Gymnasium, or MODULE:FACTORY, a callable without arguments that makes
 an env.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from envactors.actor.change import ChangeLock
 from envactors.actor.handle import ActorHandle
 from envactors.actor.spawn import launch
 from envactors.backends import resolve
@@ -17,7 +18,7 @@ from envactors.integrations.adapter import for_inner_env
 from envactors.mailbox.factory import Factory
 from envactors.process.starting import DEFAULT, StartMethod
 from envactors.vector.env import VectorEnv
-from envactors.vector.inputs import check_flags, group_envs
+from envactors.vector.inputs import check_flags, group_envs, limit_running
 from envactors.vector.options import Choices, CommonOptions, VectorOptions, check_names
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def launch_each(
     check_flags(seed_episodes=choices.seed_episodes)
     backend = resolve(choices.backend)
     groups, variables = group_envs(list(factories), 1, choices.env_vars, backend)
+    lock, permits = ChangeLock(), limit_running(choices.max_running, len(groups), backend)
     return [
         launch(
             group,
@@ -137,6 +139,8 @@ def launch_each(
             deadlines=choices.deadlines,
             restart=choices.restart,
             env_vars=env_vars,
+            lock=lock,
+            permits=permits,
         )
         for index, (group, name, env_vars) in enumerate(zip(groups, names, variables, strict=True))
     ]

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.mailbox.messages import Failure
-from envactors.mailbox.pickling import copy_value, dumps, loads
+from envactors.mailbox.pickling import dumps, loads
 
 # The values of `Slab.info_encoding`.
 PLAIN: Final = 0
@@ -48,16 +48,14 @@ class Infos:
 
     Args:
         slab: The rows.
-        passes_objects: Whether caller and worker are in one process, and use the same one of these.
 
     Attributes:
-        passes_objects: As above.
         encodings: `Slab.info_encoding`; `PLAIN` for an empty info without object leaves.
         all_plain: Returns whether all envs have empty infos, no object leaves and no failures. C code, as every step
             calls it.
     """
 
-    def __init__(self, slab: InfoRooms, *, passes_objects: bool = False) -> None:
+    def __init__(self, slab: InfoRooms) -> None:
         self._slab = slab
         self._room = slab.inline_infos.shape[1]
         self._memory = slab.inline_infos.reshape(-1).data
@@ -68,20 +66,15 @@ class Infos:
         self.all_plain: Callable[[], bool] = functools.partial(operator.eq, self.encodings, all_plain)
         # The layout of the last info, if it was a record: most infos of one worker are alike.
         self._layout: _Layout | None = None
-        self.passes_objects = passes_objects
-        # The (info, object leaves) of each env's result, or its failure, if they are objects.
-        self._objects: list[Any] | None = [None] * len(self.encodings) if passes_objects else None
 
     # The worker ------------------------------------------------------------------------------------------
 
-    def pack(self, info: Any, object_leaves: list[Any]) -> Any:
-        """Return an info and object leaves as `put` takes them: as bytes, or copies.
+    def pack(self, info: Any, object_leaves: list[Any]) -> bytes | bytearray:
+        """Return an info and object leaves as bytes, as `put` takes them.
 
         Raises:
-            Exception: They do not pickle, or cannot be copied.
+            Exception: They do not pickle.
         """
-        if self._objects is not None:
-            return copy_value(info), [copy_value(leaf) for leaf in object_leaves]
         layout = self._layout
         if layout is not None and type(info) is dict and not object_leaves:
             values = list(info.values())
@@ -94,7 +87,7 @@ class Infos:
         self._layout = _layout_in(content)
         return content
 
-    def put(self, index: int, content: Any) -> bytes | bytearray | None:
+    def put(self, index: int, content: bytes | bytearray) -> bytes | bytearray | None:
         """Write the info and the object leaves of an env's result; if there are none, the marker is faster.
 
         Args:
@@ -105,30 +98,24 @@ class Infos:
             The part to send as overflow; None if everything fits into the env's room.
         """
         self.encodings[index] = INLINE_INFO
-        if self._objects is not None:
-            self._objects[index] = content
-            return None
         start, size = index * self._room, len(content)
         if size > self._room:
             self.encodings[index] = OVERFLOW
-            return content  # type: ignore[no-any-return] # not a pair
+            return content
         self._memory[start : start + size] = content
         self._sizes[index] = size
         return None
 
-    def fail(self, index: int, failure: Failure) -> bytes | bytearray | None:
-        """Mark an env's result as failed; return what `put` returns."""
+    def fail(self, index: int, failure: Failure) -> bytes | bytearray:
+        """Mark an env's result as failed; return the failure to send as overflow."""
         self.encodings[index] = FAILED
-        if self._objects is None:
-            return dumps(tuple(failure))
-        self._objects[index] = failure
-        return None
+        return dumps(tuple(failure))
 
     # The parent ------------------------------------------------------------------------------------------
 
     def needs_overflow(self, index: int) -> bool:
         """Return whether a part of an env's result was sent as overflow."""
-        return self.encodings[index] >= OVERFLOW and self._objects is None
+        return self.encodings[index] >= OVERFLOW
 
     def failed(self, index: int) -> bool:
         """Return whether an env has failed."""
@@ -151,17 +138,12 @@ class Infos:
         encoding = self.encodings[index]
         if encoding == PLAIN:
             return {}, []
-        if self._objects is not None:
-            info, object_leaves = self._objects[index]  # a copy already
-            return info, object_leaves
         content = self._slab.inline_info(index) if encoding == INLINE_INFO else overflow
         assert content is not None, "a result is complete only once its overflow has come"
         return decode(content)
 
-    def failure(self, index: int, overflow: bytes | memoryview | None) -> Failure:
-        """Return the failure of an env; the arguments are those of `decode`."""
-        if self._objects is not None:
-            return Failure(*self._objects[index])
+    def failure(self, overflow: bytes | memoryview | None) -> Failure:
+        """Return the failure of an env, given the part of its result that was sent as overflow."""
         assert overflow is not None, "a failure always overflows"
         return Failure(*loads(overflow))
 

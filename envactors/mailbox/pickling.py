@@ -206,15 +206,6 @@ def content_of(value: Any) -> Any:
     return loads(value.content) if isinstance(value, Pickled) else value
 
 
-def make_payload(value: Any, *, pickles: bool) -> Any:
-    """Return an action, or the options of a reset, as it travels beside its row: pickled, or copied within one process.
-
-    Raises:
-        Exception: It does not pickle, or cannot be copied.
-    """
-    return bytes(dumps(value)) if pickles else copy_value(value)
-
-
 def copy_value(value: Any) -> Any:
     """Return a copy of a value that shares nothing mutable with it.
 

@@ -40,10 +40,10 @@ _REST = 0.1
 
 
 class Watcher(Protocol):
-    """The interface of the reactor that this module uses."""
+    """The interface of the loop that this module uses."""
 
-    def watch(self, fd: int, handler: Callable[[int], None]) -> None:
-        """Call ``handler(mask)`` when ``fd`` becomes readable."""
+    def watch(self, fd: int, callback: Callable[[int], object]) -> None:
+        """Call ``callback(events)`` whenever a descriptor is readable."""
 
     def unwatch(self, fd: int) -> None:
         """Stop watching a descriptor."""
@@ -67,12 +67,12 @@ def begin(watcher: Watcher) -> Server | None:
         return None
     try:
         find_sockets()  # removes those that killed programs have left
-        server = _server = Server(path_of(os.getpid()))
+        server = _server = Server(path_of(os.getpid()), watcher)
     except OSError as error:
         level = logging.WARNING if setting else logging.DEBUG
         _log.log(level, "envactors top and envactors stacks cannot show this program: %s", error)
         return None
-    watcher.watch(server.fileno(), lambda _mask: server.start(watcher))
+    watcher.watch(server.fileno(), lambda _events: server.start())
     return server
 
 
@@ -81,6 +81,7 @@ class Server(socketserver.ThreadingUnixStreamServer):
 
     Args:
         path: Path of the socket.
+        watcher: Watches the socket until the first client connects.
 
     Raises:
         FileExistsError: Another program listens there.
@@ -92,8 +93,9 @@ class Server(socketserver.ThreadingUnixStreamServer):
     # How often to look for the end where shutting down the socket wakes nobody, in seconds.
     timeout = 0.5
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, watcher: Watcher) -> None:
         self._path = path
+        self._watcher = watcher
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         # Guards what follows, and the start of the thread.
@@ -111,8 +113,8 @@ class Server(socketserver.ThreadingUnixStreamServer):
             self.server_close()
             raise
 
-    def start(self, watcher: Watcher) -> None:
-        """Start the thread that serves this first client and all later ones; called in the reactor's thread."""
+    def start(self) -> None:
+        """Start the thread that serves this first client and all later ones; called in the loop's thread."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -124,7 +126,7 @@ class Server(socketserver.ThreadingUnixStreamServer):
                     self.socket.accept()[0].close()
             else:
                 self._thread = thread
-                watcher.unwatch(self.fileno())
+                self._watcher.unwatch(self.fileno())
 
     def close(self) -> None:
         """Remove the socket, disconnect the clients, and tell the threads to end; do not wait for them."""
@@ -136,6 +138,7 @@ class Server(socketserver.ThreadingUnixStreamServer):
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
             if self._thread is None:
+                self._watcher.unwatch(self.fileno())
                 self.server_close()
 
     def join(self, timeout: float) -> None:

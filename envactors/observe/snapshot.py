@@ -9,10 +9,11 @@ import threading
 import time
 from typing import Any
 
-from envactors.actor import engine
+from envactors import runtime
+from envactors.actor.actor import Actor
+from envactors.actor.inline import InlineActor
 from envactors.actor.states import ActorStats
-from envactors.actor.supervisor import Supervisor
-from envactors.mailbox.durations import Durations, summarize
+from envactors.mailbox.durations import Durations
 from envactors.vector.statistics import all_statistics
 
 # Of the text of a failure, in characters.
@@ -23,11 +24,10 @@ _MOST_READ = 32
 _LEAST_WAIT = 0.1
 
 
-def supervisors() -> list[Supervisor]:
-    """Return the actors of this process that have not ended, in the order in which they were made."""
-    return sorted(
-        (member for member in engine.members() if isinstance(member, Supervisor)), key=lambda actor: actor.serial
-    )
+def find_actors() -> dict[Actor | InlineActor, int]:
+    """Return the actors of this process that have not ended, in the order in which they were made, with serials."""
+    members = runtime.members().items()
+    return {member: serial for member, serial in members if isinstance(member, (Actor, InlineActor))}
 
 
 def take_snapshot() -> dict[str, Any]:
@@ -42,37 +42,36 @@ def take_snapshot() -> dict[str, Any]:
         None without any.
     """
     vectors, actors = [], []
-    left = dict.fromkeys(supervisors())
-    for vector in sorted(all_statistics(), key=lambda one: one.serial):
-        members = [handle._supervisor for handle in vector.actors]
+    left = find_actors()
+    for vector in all_statistics():
+        members = [handle._actor for handle in vector.actors]
         if left.keys().isdisjoint(members):
             continue  # it is closed
         stats = vector.collect()
         durations = iter(stats.step_seconds)
         for actor, of_actor in zip(members, stats.actors, strict=True):
             steps = [next(durations) for _ in actor.config.start.factories]
-            if actor in left:
-                del left[actor]
-                counted = {"vector": vector.serial, "steps": sum(one.count for one in steps)}
-                actors.append(_describe(actor, of_actor, steps) | counted)
+            serial = left.pop(actor, None)
+            if serial is not None:
+                counted = {"serial": serial, "vector": vector.serial, "steps": sum(one.count for one in steps)}
+                actors.append(_describe(actor.name, of_actor, steps) | counted)
         where = str(stats) if stats.wait_seconds + stats.caller_seconds else "nothing was timed yet"
         counts = {"envs": len(stats.steps), "steps": sum(stats.steps), "episodes": sum(stats.episodes)}
         vectors.append({"serial": vector.serial, **counts, "where": where})
-    for actor in left:
-        stats_of_one = actor.stats()
-        steps = [steps for steps, _ in summarize(actor.core.histograms())]
-        actors.append(_describe(actor, stats_of_one, steps) | {"vector": None, "steps": stats_of_one.completed})
+    for lone, serial in left.items():
+        stats_of_one = lone.stats()
+        of_lone = {"serial": serial, "vector": None, "steps": stats_of_one.completed}
+        actors.append(_describe(lone.name, stats_of_one, [Durations()]) | of_lone)
     command = [*getattr(sys, "orig_argv", sys.argv)]
     return {"pid": os.getpid(), "command": command, "at": time.monotonic(), "vectors": vectors, "actors": actors}
 
 
-def _describe(actor: Supervisor, stats: ActorStats, steps: list[Durations]) -> dict[str, Any]:
+def _describe(name: str, stats: ActorStats, steps: list[Durations]) -> dict[str, Any]:
     timed = [one for one in steps if one.count]
     failure = stats.last_failure
     return {
         **vars(stats),
-        "serial": actor.serial,
-        "name": actor.config.name,
+        "name": name,
         "envs": len(steps),
         "state": stats.state.value,
         "last_failure": None if failure is None else str(failure).partition("\n")[0][:_LONGEST_FAILURE],
@@ -92,8 +91,8 @@ def take_stacks(name: str | None, seconds: float) -> list[dict[str, Any]]:
         The ``name``, ``pid``, ``node``, ``state``, running ``method``, its ``elapsed`` seconds, and the ``stacks`` of
         each actor.
     """
-    actors = [actor for actor in supervisors() if name in (None, actor.config.name)]
-    found: dict[Supervisor, str] = {}
+    actors = [actor for actor in find_actors() if name in (None, actor.name)]
+    found: dict[Actor | InlineActor, str] = {}
     end = time.monotonic() + seconds
     unread = iter(actors)
 
@@ -110,7 +109,7 @@ def take_stacks(name: str | None, seconds: float) -> list[dict[str, Any]]:
     return [{**_doing(actor), "stacks": found.get(actor, "")} for actor in actors]
 
 
-def _doing(actor: Supervisor) -> dict[str, Any]:
+def _doing(actor: Actor | InlineActor) -> dict[str, Any]:
     stats = actor.stats()
     doing = {name: getattr(stats, name) for name in ("pid", "node", "method", "elapsed")}
-    return {"name": actor.config.name, "state": stats.state.value, **doing}
+    return {"name": actor.name, "state": stats.state.value, **doing}

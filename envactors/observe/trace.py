@@ -7,26 +7,27 @@ else (calls, starts, losses, waiting) is recorded here. Of everything the last i
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import IO, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from envactors.actor import recording
-from envactors.actor.core import ActorCore
-from envactors.actor.process import ActorProcess
-from envactors.actor.signal_deferral import defer_signals
-from envactors.mailbox.control_page import TIMED
+from envactors.actor.exits import Step
+from envactors.actor.recording import RecordedActor, RecordedVector
+from envactors.mailbox.control_page import ControlPage
 from envactors.mailbox.durations import METHOD_RESET
 from envactors.mailbox.spans import SPANS_KEPT, Spans
-from envactors.observe.snapshot import supervisors
+from envactors.observe.snapshot import find_actors
 from envactors.observe.trace_file import CallerSpan, Notice, Span, write_trace
-from envactors.vector.statistics import VectorStatistics, all_statistics
+from envactors.threads import LibraryThread
+from envactors.vector.statistics import all_statistics
 
 _log = logging.getLogger("envactors")
 # How long to wait between two looks at the rings of workers, in seconds, at first and at least and at most.
@@ -38,7 +39,12 @@ MOST_WAITS = 1 << 16
 MOST_NOTICES = 1 << 14
 
 
-def trace(path: str | os.PathLike[str]) -> Trace:
+# Steps that end with the process, as they are meant to.
+_ENDINGS = ("close", "renew")
+
+
+@contextlib.contextmanager
+def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     """Record what all actors of this process do, while the context lasts.
 
     ``ENVACTORS_TRACE=run.json`` in the environment does so from the first actor on, until the program exits.
@@ -55,7 +61,41 @@ def trace(path: str | os.PathLike[str]) -> Trace:
         OSError: On entering: the file cannot be written.
         RuntimeError: On entering: a trace is being recorded already.
     """
-    return Trace(Path(path))
+    path = Path(path)
+    recorder = TraceRecorder()
+    with contextlib.ExitStack() as stack:
+        stack.callback(_release, recorder)
+        _claim(recorder, path)
+        file = stack.enter_context(path.open("w", encoding="utf-8"))
+        try:
+            stack.enter_context(recorder.collecting())
+            recorder.begin()
+        except BaseException:
+            path.unlink()
+            raise
+        try:
+            yield
+        finally:
+            recorder.collect()
+            names, spans, notices, callers = recorder.content()
+            write_trace(file, recorder.began, names, spans, notices, callers)
+
+
+def _claim(recorder: TraceRecorder, path: Path) -> None:
+    with _lock:
+        if recording.is_recording():
+            raise RuntimeError(f"a trace is being recorded already: end it before the one into {path} begins")
+        recording.recorder = recorder
+
+
+def _release(recorder: TraceRecorder) -> None:
+    """End recording, if it was this one's."""
+    if recording.recorder is recorder:
+        recording.end_recording()
+        for statistics in all_statistics():
+            if statistics.waits is not None:
+                statistics.waits = None
+                statistics.begin_timing()  # from now on only how long steps take is of interest
 
 
 def begin_by_environment() -> None:
@@ -63,13 +103,13 @@ def begin_by_environment() -> None:
     path = os.environ.pop("ENVACTORS_TRACE")  # this program's, and not that of programs and workers that it starts
     if not path:
         return
-    running = trace(path)
+    stack = contextlib.ExitStack()
     try:
-        running.__enter__()
+        stack.enter_context(trace(path))
     except (OSError, RuntimeError) as error:  # it cannot be written; the program records a trace already
         _log.warning("ENVACTORS_TRACE is set, and nothing is recorded: %s", error)
     else:
-        atexit.register(running.__exit__, None, None, None)
+        atexit.register(stack.close)
 
 
 class Rows(NamedTuple):
@@ -88,158 +128,145 @@ class Rows(NamedTuple):
     spans: Spans
 
 
-class Trace:
-    """Records while it is entered; see `trace`.
+class TraceRecorder(recording.Recorder):
+    """Keeps the last events of all actors and callers; see `envactors.actor.recording`.
 
-    Args:
-        path: The file to write.
+    Attributes:
+        began: When it was made (`time.monotonic`).
+        row_count: How many steps and resets it keeps now.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: IO[str] | None = None
-        self._begin = 0.0
-        self._ended = threading.Event()
-        self._collector = threading.Thread(target=self._collect, name="envactors-trace", daemon=True)
+    def __init__(self) -> None:
+        self.began: float = time.monotonic()
         # Guards what follows; taken under the locks of actors, never the other way round.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # By track: the names of actors.
         self._names: list[str] = []
-        self._tracks: WeakKeyDictionary[ActorCore, int] = WeakKeyDictionary()
+        self._tracks: WeakKeyDictionary[RecordedActor, int] = WeakKeyDictionary()
         # How many spans of each process were collected.
-        self._seen: WeakKeyDictionary[ActorProcess, int] = WeakKeyDictionary()
+        self._seen: WeakKeyDictionary[ControlPage, int] = WeakKeyDictionary()
         # When the last process of an actor ended, until the next one has started.
-        self._losses: WeakKeyDictionary[ActorCore, float] = WeakKeyDictionary()
+        self._losses: WeakKeyDictionary[RecordedActor, float] = WeakKeyDictionary()
         self._rows: deque[Rows] = deque()
-        self._row_count = 0
+        self.row_count: int = 0
         self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
         self._notices: deque[Notice] = deque(maxlen=MOST_NOTICES)
         # By vector: the waits of its caller.
         self._waits: list[deque[tuple[str, float, float]]] = []
 
-    def __enter__(self) -> Trace:
-        with _lock:
-            if recording.recorder is not None:
-                raise RuntimeError(f"a trace is being recorded already: end it before the one into {self._path} begins")
-            self._file = self._path.open("w", encoding="utf-8")
-            self._begin = time.monotonic()
-            recording.recorder = self
+    def begin(self) -> None:
+        """Begin with the actors and vectors that there are."""
+        for actor in find_actors():
+            with self._lock:
+                self._track(actor)
+                if (page := actor.page) is not None:
+                    self._seen[page] = page.spans.written  # those before do not belong to this trace
         for statistics in all_statistics():
-            if not all(actor._supervisor.closed.is_set() for actor in statistics.actors):
+            if not all(handle._actor.closed.is_open for handle in statistics.actors):
                 self.on_vector(statistics)
-        for member in supervisors():
-            with defer_signals, member.core.lock:
-                self._track(member.core)
-                member.core.begin_timing()
-                if (process := member.core.process) is not None:
-                    self._seen[process] = process.page.spans.written  # those before do not belong to this trace
-        self._collector.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self._collector.join()
-        recording.recorder = None
-        for member in supervisors():
-            with defer_signals, member.core.lock:
-                self._take_rows(member.core, member.core.process)
-                member.core.begin_timing()  # from now on only how long steps take is of interest
-        for statistics in all_statistics():
-            statistics.spans = None
-        assert self._file is not None, "it was entered"
-        with self._file as file:
-            write_trace(file, self._begin, self._names, self._all_spans(), list(self._notices), self._caller_spans())
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Return a context in which a thread collects what workers write, before they overwrite it."""
+        ended = threading.Event()
+        thread = LibraryThread(lambda: self._collect_until(ended), "envactors-trace", runs_user_code=False)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
-    # While it runs ---------------------------------------------------------------------------------------
-
-    def on_vector(self, statistics: VectorStatistics) -> None:
-        """Record what its caller does; see `envactors.actor.recording.Recorder`."""
-        statistics.is_timing = True
-        if statistics.spans is None:
-            statistics.spans = deque(maxlen=MOST_WAITS)
-            self._waits.append(statistics.spans)
-
-    def on_span(self, core: ActorCore, name: str, begin: float, end: float) -> None:
-        """Record a span; see `envactors.actor.recording.Recorder`."""
-        track = self._track(core)
-        with self._lock:
-            if name == "start" and (lost := self._losses.pop(core, None)) is not None:
-                self._spans.append(Span(track, "renewal", lost, end, core.incarnation))
-            self._spans.append(Span(track, name, begin, end, core.incarnation))
-
-    def on_notice(self, core: ActorCore | None, text: str) -> None:
-        """Record an instant; see `envactors.actor.recording.Recorder`."""
-        track = None if core is None else self._track(core)
-        with self._lock:
-            self._notices.append(Notice(track, text, time.monotonic()))
-
-    def on_process_end(self, core: ActorCore, process: ActorProcess) -> None:
-        """Collect what it has left; see `envactors.actor.recording.Recorder`."""
-        self._take_rows(core, process)
-        self._track(core)
-        with self._lock:
-            self._losses[core] = time.monotonic()
-
-    def _track(self, core: ActorCore) -> int:
-        with self._lock:
-            if core not in self._tracks:
-                self._tracks[core] = len(self._names)
-                self._names.append(core.config.name)
-            return self._tracks[core]
-
-    def _collect(self) -> None:
+    def _collect_until(self, ended: threading.Event) -> None:
         period = _FIRST_PERIOD
-        while not self._ended.wait(period):
-            most = 1
-            for member in supervisors():
-                with member.core.lock:  # its process is not reaped meanwhile
-                    most = max(most, self._take_rows(member.core, member.core.process))
+        while not ended.wait(period):
             # At this rate the fullest ring is half full at the next look.
-            period = min(max(period * SPANS_KEPT / 2 / most, _LEAST_PERIOD), _MOST_PERIOD)
+            period = min(max(period * SPANS_KEPT / 2 / max(1, self.collect()), _LEAST_PERIOD), _MOST_PERIOD)
 
-    def _take_rows(self, core: ActorCore, process: ActorProcess | None) -> int:
-        """Take what is new in a worker's ring, and return how much that was; under the actor's lock."""
-        if process is None or not process.page.counters[TIMED]:
+    def collect(self) -> int:
+        """Collect the steps and resets of all actors; return how many there were of the actor with the most."""
+        return max(map(self._take_rows, find_actors()), default=0)
+
+    def _take_rows(self, actor: RecordedActor) -> int:
+        """Collect the new steps and resets of an actor; return how many there were."""
+        page = actor.page
+        if page is None:
             return 0
-        track = self._track(core)
-        page = process.page
         with self._lock:
-            spans, self._seen[process] = page.spans.read(self._seen.get(process, 0))
+            track = self._track(actor)
+            spans, self._seen[page] = page.spans.read(self._seen.get(page, 0))
             if len(spans):
-                self._rows.append(Rows(track, core.config.first_index, page.clock_lead, spans))
-                self._row_count += len(spans)
-            while (surplus := self._row_count - MOST_STEPS) > 0:
+                self._rows.append(Rows(track, actor.config.first_index, page.clock_lead, spans))
+                self.row_count += len(spans)
+            while (surplus := self.row_count - MOST_STEPS) > 0:
                 oldest = self._rows.popleft()
                 if len(oldest.spans) > surplus:
                     self._rows.appendleft(oldest._replace(spans=oldest.spans[surplus:].copy()))
-                self._row_count -= min(surplus, len(oldest.spans))
+                self.row_count -= min(surplus, len(oldest.spans))
         return len(spans)
 
-    # At its end ------------------------------------------------------------------------------------------
+    def _track(self, actor: RecordedActor) -> int:
+        """Return the number of the track of an actor."""
+        if actor not in self._tracks:
+            self._tracks[actor] = len(self._names)
+            self._names.append(actor.config.name)
+        return self._tracks[actor]
 
-    def _all_spans(self) -> list[Span]:
-        with defer_signals, self._lock:
-            spans = list(self._spans)
-            collected = list(self._rows)
+    # Events ----------------------------------------------------------------------------------------------
+
+    def on_vector(self, vector: RecordedVector) -> None:
+        """Record what its caller does."""
+        if vector.waits is None:
+            vector.waits = deque(maxlen=MOST_WAITS)
+            self._waits.append(vector.waits)
+        vector.begin_timing()
+
+    def on_span(self, actor: RecordedActor, name: str, begin: float) -> None:
+        """Record a span; with a start, also the renewal that it ends."""
+        end = time.monotonic()
+        with self._lock:
+            track, incarnation = self._track(actor), actor.incarnation.index
+            lost = self._losses.pop(actor, None) if name == "start" else None
+            if lost is not None:
+                self._spans.append(Span(track, "renewal", lost, end, incarnation))
+            self._spans.append(Span(track, name, begin, end, incarnation))
+
+    def on_notice(self, actor: RecordedActor | None, text: str) -> None:
+        """Record an instant."""
+        with self._lock:
+            track = None if actor is None else self._track(actor)
+            self._notices.append(Notice(track, text, time.monotonic()))
+
+    def on_exit(self, actor: RecordedActor, step: Step | None) -> None:
+        """Record the step that was lost, and collect what the process has left."""
+        with self._lock:
+            if step is not None and step.started and step.method not in _ENDINGS:
+                self.on_span(actor, f"{step.method} (lost)", step.started)
+            self._take_rows(actor)
+            self._losses[actor] = time.monotonic()
+
+    # The end ---------------------------------------------------------------------------------------------
+
+    def content(self) -> tuple[list[str], list[Span], list[Notice], list[list[CallerSpan]]]:
+        """Return the names of the actors by track, the spans, the instants, and by vector those of its caller."""
+        with self._lock:
+            names, spans, notices, collected = [*self._names], [*self._spans], [*self._notices], [*self._rows]
         for track, first_index, lead, rows in collected:
             for begin, end, call_id, position, method in rows.tolist():
                 name = "reset" if method == METHOD_RESET else "step"
                 spans.append(Span(track, name, begin + lead, end + lead, None, first_index + position, call_id))
-        return spans
-
-    def _caller_spans(self) -> list[list[CallerSpan]]:
-        """Return of each vector what its caller did: the methods that waited, and what it did between them."""
-        callers = []
-        for waits in self._waits:
-            spans: list[CallerSpan] = []
-            for method, begin, end in list(waits):
-                if spans and begin > spans[-1].end:
-                    spans.append(CallerSpan("policy", spans[-1].end, begin))
-                spans.append(CallerSpan(f"wait in {method}", begin, end))
-            callers.append(spans)
-        return callers
+        return names, spans, notices, [_caller_spans(waits) for waits in self._waits]
 
 
-_lock = threading.Lock()
+def _caller_spans(waits: deque[tuple[str, float, float]]) -> list[CallerSpan]:
+    """Return what a caller did: the methods that waited, and what it did between them."""
+    spans: list[CallerSpan] = []
+    for method, begin, end in waits.copy():
+        if spans and begin > spans[-1].end:
+            spans.append(CallerSpan("policy", spans[-1].end, begin))
+        spans.append(CallerSpan(f"wait in {method}", begin, end))
+    return spans
+
+
+# Guards the choice of the recorder.
+_lock = threading.RLock()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envactors.backends.base import Backend, EventLoop
+from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
 from envactors.remote.launching import AgentOptions, Launcher
 from envactors.remote.rows import MirroredMemory
 from envactors.remote.session import Session
 from envactors.remote.worker import RemoteWorker
+from envactors.runtime import Runtime
 
 
 class RemoteBackend(Backend):
@@ -98,12 +98,17 @@ class RemoteBackend(Backend):
 
     def make_memory(self) -> MirroredMemory:
         """Return memory that the nodes mirror; see `envactors.backends.base.Backend.make_memory`."""
-        return MirroredMemory(next(self._ids), self._announce)
+        return MirroredMemory(next(self._ids), self._announce, self._free)
 
     def _announce(self, memory: MirroredMemory) -> None:
         session = self._session
         for node in () if session is None else session.nodes:
             node.announce(memory)
+
+    def _free(self, memory: MirroredMemory, places: Sequence[tuple[int, int]]) -> None:
+        session = self._session
+        for node in () if session is None else session.nodes:
+            node.free(memory, places)
 
     def launch(
         self, name: str, env_vars: Mapping[str, str], memory: MirroredMemory | None, envs: int = 1
@@ -116,12 +121,12 @@ class RemoteBackend(Backend):
         session.launch(worker)
         return worker
 
-    def retain(self, env_vars: Mapping[str, str], loop: EventLoop) -> None:
+    def retain(self, env_vars: Mapping[str, str], runtime: Runtime) -> None:
         """See `envactors.backends.base.Backend.retain`; the first actor starts the agents."""
         del env_vars
         with self._lock:
             if self._session is None:
-                self._session = session = Session(self.envs_per_node, self._options.lease, loop)
+                self._session = session = Session(self.envs_per_node, self._options.lease, runtime)
                 try:
                     self.launcher.start(self._options, session)
                 except BaseException:  # there is no cluster; the next actor tries again
@@ -144,15 +149,3 @@ class RemoteBackend(Backend):
     def count_cores(self) -> int:
         """Return how many cores the nodes have; see `envactors.backends.base.Backend.count_cores`."""
         return self.launcher.count_cores()
-
-    @contextlib.contextmanager
-    def corked(self) -> Iterator[None]:
-        """Return a context that collects what is sent in it, and writes it at the end, once per node."""
-        nodes = () if self._session is None else tuple(self._session.nodes)
-        for node in nodes:
-            node.cork()
-        try:
-            yield
-        finally:
-            for node in nodes:
-                node.uncork()

@@ -24,7 +24,7 @@ from envactors.remote.oversize import fit_reply
 from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Record, RecordKind
 from envactors.remote.rows import MirroredRows
 from envactors.remote.watches import Watches
-from envactors.rollout.orders import COLUMNS
+from envactors.rollout.messages import COLUMNS
 from envactors.rollout.trajectory import ColumnsNote, Trajectory
 from envactors.system.polling import WRITABLE
 from envactors.system.processes import resident_memory
@@ -48,6 +48,7 @@ class HostedWorker:
         part: Returns the part of its memory at a place.
         link: The link to the caller.
         watches: Watches its descriptors.
+        on_started: Called once its envs are made, or could not be made.
         on_exit: Called after its end was reported.
 
     Attributes:
@@ -64,6 +65,7 @@ class HostedWorker:
         part: Callable[[tuple[int, int]], memoryview],
         link: Link,
         watches: Watches,
+        on_started: Callable[[], None],
         on_exit: Callable[[HostedWorker], None],
     ) -> None:
         self.worker_id = worker_id
@@ -79,6 +81,7 @@ class HostedWorker:
         self._columns: tuple[ColumnsNote, Trajectory] | None = None
         self._link = link
         self._watches = watches
+        self._on_started = on_started
         self._on_exit = on_exit
         # Whether its channel has ended.
         self._at_end = False
@@ -303,7 +306,9 @@ class HostedWorker:
             self._watches.remove(self._channel.fileno())
             return False
         for frame in frames:
-            self.starting &= frame.kind in (Kind.ENV_MADE, Kind.LOGGED)
+            if self.starting and frame.kind not in (Kind.ENV_MADE, Kind.LOGGED):
+                self.starting = False
+                self._on_started()
             if frame.kind in (Kind.RESULT, Kind.FAILED) and frame.call_id == self._last_call:
                 self._send_columns()  # before the reply
             for kind, incarnation, call_id, payload in fit_reply(frame, self._mark_failed):

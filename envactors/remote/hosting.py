@@ -7,7 +7,6 @@ import pickle
 from collections import deque
 from typing import Any
 
-from envactors.actor.callbacks import CallbackExecutor
 from envactors.backends.base import LaunchRefusedError
 from envactors.backends.process import MappedMemory, ProcessBackend, ProcessWorker
 from envactors.remote.hosted_worker import HostedWorker, send_exit
@@ -15,10 +14,8 @@ from envactors.remote.link import Link
 from envactors.remote.records import PLACE, ExitNotice, LaunchOrder, Record, RecordKind
 from envactors.remote.rows import MirroredRows
 from envactors.remote.watches import Watches
+from envactors.runtime import ThreadPool
 from envactors.system.polling import Doorbell
-
-# How many parts of a memory are kept: two trajectories and two versions of the parameters are in use.
-_MOST_PARTS = 8
 
 
 class Hosting:
@@ -50,7 +47,7 @@ class Hosting:
         self._early: dict[int, list[Record]] = {}
         # How many workers are being started.
         self._launching = 0
-        self._launcher = CallbackExecutor("envactors-launcher")
+        self._launcher = ThreadPool("envactors-launcher", runs_user_code=False)
         # What the launcher has started, or the errors. It rings the doorbell.
         self._launched: deque[tuple[int, LaunchOrder, ProcessWorker | Exception]] = deque()
         self._bell = Doorbell()
@@ -61,7 +58,7 @@ class Hosting:
         self._rows: dict[int, MirroredRows] = {}
         # Why a memory cannot be used.
         self._broken_memories: dict[int, str] = {}
-        # The most recently used parts of each memory, by place.
+        # The parts of each memory, by place, until the caller frees them.
         self._parts: dict[int, dict[tuple[int, int], memoryview]] = {}
 
     # From the caller -------------------------------------------------------------------------------------
@@ -85,7 +82,10 @@ class Hosting:
         elif (worker := self.workers.get(record.worker)) is not None:
             worker.on_record(record)
         elif record.worker in self._early:
-            self._early[record.worker].append(record)
+            if record.kind == RecordKind.KILL and self._withdraw(record.worker):
+                send_exit(self._link, record.worker, ExitNotice(None))
+            else:
+                self._early[record.worker].append(record)
 
     def _on_memory(self, memory_id: int, layout: bytes | bytearray | memoryview) -> None:
         self._broken_memories.pop(memory_id, None)  # it is retried for each worker, or no longer needed
@@ -99,17 +99,20 @@ class Hosting:
             self._rows[memory_id] = MirroredRows(slab)
 
     def _on_part(self, memory_id: int, content: memoryview) -> None:
-        if memory_id in self._memories:  # else the vector was closed
-            self._part(memory_id, PLACE.unpack_from(content))[:] = content[PLACE.size :]
+        if memory_id not in self._memories:
+            return  # the vector was closed
+        place = PLACE.unpack_from(content)
+        if len(content) > PLACE.size:
+            self._part(memory_id, place)[:] = content[PLACE.size :]
+        else:  # the caller has freed it
+            self._parts.get(memory_id, {}).pop(place, None)
 
     def _part(self, memory_id: int, place: tuple[int, int]) -> memoryview:
         """Return a part of a memory, which is zeros until something is written there."""
         parts = self._parts.setdefault(memory_id, {})
-        found = parts.pop(place, None) or self._memory(memory_id).add(*place)
-        parts[place] = found
-        while len(parts) > _MOST_PARTS:
-            parts.pop(next(iter(parts)))
-        return found
+        if place not in parts:
+            parts[place] = self._memory(memory_id).add(*place)
+        return parts[place]
 
     def _give_up_memory(self, memory_id: int, error: Exception) -> None:
         """End the workers of a memory that could not be allocated."""
@@ -155,6 +158,15 @@ class Hosting:
             self._launching += 1
             self._launcher.submit(functools.partial(self._launch, worker_id, order, memory))
 
+    def _withdraw(self, worker_id: int) -> bool:
+        """Forget a worker whose start has not begun; return whether there was one."""
+        waiting = [start for start in self._queue if start[0] != worker_id]
+        was_waiting = len(waiting) < len(self._queue)
+        if was_waiting:
+            self._queue = deque(waiting)
+            del self._early[worker_id]
+        return was_waiting
+
     def _refuse(self, worker_id: int, error: Exception) -> None:
         """Report to the caller why a worker cannot be started."""
         self._early.pop(worker_id, None)
@@ -187,7 +199,9 @@ class Hosting:
         early = self._early.pop(worker_id)
         rows = functools.partial(self._rows.get, order.memory_id)
         part = functools.partial(self._part, order.memory_id)
-        worker = HostedWorker(worker_id, started, order, rows, part, self._link, self._watches, self._forget)
+        worker = HostedWorker(
+            worker_id, started, order, rows, part, self._link, self._watches, self.launch_queued, self._forget
+        )
         self.workers[worker_id] = worker
         with worker.serving():
             worker.set_lease(self._lease)

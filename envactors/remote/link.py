@@ -44,6 +44,8 @@ class Link:
         self._lock = threading.Lock()
         # OpenSSL allows no thread to read from a connection while another one writes.
         self._read_lock = self._lock if isinstance(stream, TlsStream) else contextlib.nullcontext()
+        # The records that `add` has left, and those that are being written.
+        self._added: deque[Record] = deque()
         self._writer = RecordWriter()
         self._reader = RecordReader()
         # The prepared bytes, encrypted if the connection is, and their size.
@@ -61,6 +63,10 @@ class Link:
     def backlog(self) -> int:
         """How many bytes are waiting to be written."""
         return self._writer.size + self._ready
+
+    def add(self, record: Record) -> None:
+        """Leave a record to the next `flush`. Takes no lock, so signal handlers and finalizers may call it."""
+        self._added.append(record)
 
     def send(self, record: Record) -> None:
         """Write as much of a record as fits, or nothing yet while records are being collected.
@@ -100,6 +106,8 @@ class Link:
 
     def _flush(self) -> None:
         self.is_full = False
+        while self._added:
+            self._writer.add(self._added.popleft())
         outbox = self._outbox
         while True:
             if not outbox:
@@ -157,6 +165,7 @@ class Link:
     def close(self) -> None:
         """Close the connection, and drop what was not written yet."""
         with self._lock:
+            self._added.clear()
             self._outbox.clear()
             self._writer.clear()
             self._ready = 0

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from envactors.backends.base import EventLoop, NodeLoss, Timed
+from envactors.backends.base import NodeLoss
+from envactors.loop import Timer
 from envactors.remote.lease import NodeLease
 from envactors.remote.link import Link
-from envactors.remote.notices import tell_node
+from envactors.remote.notices import log_node
 from envactors.remote.records import PLACE, LinkCorruptError, ProgressReport, Record, RecordKind
 from envactors.remote.rows import MirroredMemory
 from envactors.remote.worker import RemoteWorker
+from envactors.runtime import Runtime
 from envactors.system.clocks import boot_clock
 from envactors.system.polling import WRITABLE
 
@@ -23,14 +26,14 @@ from envactors.system.polling import WRITABLE
 _KILL_PATIENCE = 0.7
 
 
-class Node(Timed):
+class Node:
     """A node with its agent.
 
     Args:
         name: The name of the node.
         link: The link to its agent.
         lease: The length of the lease, in seconds.
-        loop: Watches the link and the deadlines.
+        runtime: Its loop watches the link and runs the timers.
         on_change: Called, in any thread, when there may be more room, or the node is lost or over.
 
     Attributes:
@@ -40,7 +43,9 @@ class Node(Timed):
         draining: Whether no more workers are placed on it.
     """
 
-    def __init__(self, name: str, link: Link, lease: float, loop: EventLoop, on_change: Callable[[Node], None]) -> None:
+    def __init__(
+        self, name: str, link: Link, lease: float, runtime: Runtime, on_change: Callable[[Node], None]
+    ) -> None:
         self.name = name
         self.workers: dict[int, RemoteWorker] = {}
         self.is_lost: bool = False
@@ -49,18 +54,20 @@ class Node(Timed):
         self._link = link
         self._lease_seconds = lease
         self._lease = NodeLease(lease, boot_clock())
-        self._loop = loop
+        self._runtime = runtime
+        self._loop = runtime.loop
         # The parts of memories that the agent has: for each memory, the id of the content by place.
         self._contents: dict[int, dict[tuple[int, int], int]] = {}
+        # Held while a memory is announced, so that an older content never follows a newer one.
+        self._announce_lock = threading.RLock()
         self._on_change = on_change
         # Guards `is_lost`, and what the link is watched for.
         self._watch_lock = threading.Lock()
+        self._wants_write = False
         # How the node was lost; None before.
         self._loss: NodeLoss | None = None
-        # When a killed worker counts as ended (`time.monotonic`), by id.
-        self._kills: dict[int, float] = {}
-        loop.watch_channel(link.fileno(), self._on_link)
-        loop.watch_timers(self)
+        self._loop.watch(link.fileno(), self._on_link)
+        self._lease_timer: Timer = self._schedule_lease_check()
 
     @property
     def envs(self) -> int:
@@ -71,16 +78,26 @@ class Node(Timed):
 
     def announce(self, memory: MirroredMemory) -> None:
         """Send the agent the layout and content of a memory, or have it free the memory."""
-        if memory.is_closed:
-            self._contents.pop(memory.memory_id, None)
-            self.send(Record(RecordKind.MEMORY, call_id=memory.memory_id))
-        elif memory.layout is not None:
-            self.send(Record(RecordKind.MEMORY, payload=pickle.dumps(memory.layout), call_id=memory.memory_id))
+        memory_id = memory.memory_id
+        with self._announce_lock:
+            if memory.is_closed:
+                self._contents.pop(memory_id, None)
+                self.send(Record(RecordKind.MEMORY, call_id=memory_id))
+            elif memory.layout is not None:
+                self.send(Record(RecordKind.MEMORY, payload=pickle.dumps(memory.layout), call_id=memory_id))
+                known = self._contents.setdefault(memory_id, {})
+                for place, (content, part) in memory.published.items():
+                    if known.get(place) != content:
+                        self.send(Record(RecordKind.PART, payload=PLACE.pack(*place) + part[:], call_id=memory_id))
+                        known[place] = content
+
+    def free(self, memory: MirroredMemory, places: Sequence[tuple[int, int]]) -> None:
+        """Have the agent free parts of a memory that the caller has freed."""
+        with self._announce_lock:
             known = self._contents.get(memory.memory_id, {})
-            self._contents[memory.memory_id] = {place: content for place, (content, _) in memory.published.items()}
-            for place, (content, part) in memory.published.items():
-                if known.get(place) != content:
-                    self.send(Record(RecordKind.PART, payload=PLACE.pack(*place) + part[:], call_id=memory.memory_id))
+            for place in places:
+                known.pop(place, None)
+                self.send(Record(RecordKind.PART, payload=PLACE.pack(*place), call_id=memory.memory_id))
 
     def place(self, worker: RemoteWorker) -> None:
         """Start a worker here."""
@@ -89,50 +106,51 @@ class Node(Timed):
         self.workers[worker.worker_id] = worker
         worker.place(self)
         if self.is_lost:  # another thread may have lost the node since it was chosen, without knowing of this worker
-            self._loop.post(lambda: self._end_lost(worker))
+            self._loop.call_soon(lambda: self._end_lost(worker))
 
     def send(self, record: Record) -> None:
-        """Send a record; if that fails, the node is lost."""
-        self._write(functools.partial(self._link.send, record))
+        """Have the loop send a record; if that fails, the node is lost.
+
+        So an interrupt in the calling thread never breaks a record, and records that are sent together need one write.
+        """
+        if not self.is_lost:
+            self._link.add(record)
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Write as much as fits, in the loop."""
+        if self.is_lost:
+            return
+        try:
+            self._link.flush()
+        except OSError as error:
+            self.give_up(f"whose link broke ({error})")
+        else:
+            self._follow_backlog()
 
     def kill(self, worker: RemoteWorker) -> None:
         """Kill a worker; if its end is not reported soon, it counts as ended."""
         self.send(Record(RecordKind.KILL, worker.worker_id))
-        when = time.monotonic() + _KILL_PATIENCE
-        self._kills.setdefault(worker.worker_id, when)
-        self._loop.note_timer(when)
+        self._loop.call_at(time.monotonic() + _KILL_PATIENCE, functools.partial(self._end_killed, worker.worker_id))
 
-    def cork(self) -> None:
-        """Collect what is sent from now on."""
-        self._link.cork()
-
-    def uncork(self) -> None:
-        """Write what was collected."""
-        self._write(self._link.uncork)
-
-    def _write(self, write: Callable[[], None]) -> None:
-        if self.is_lost:
-            return
-        try:
-            write()
-        except OSError as error:
-            reason = f"whose link broke ({error})"
-            self._loop.post(lambda: self.give_up(reason))  # this thread may hold the lock of an actor
-            return
-        if self._link.is_full:
-            self._follow_backlog()
+    def _end_killed(self, worker_id: int) -> None:
+        """Count a killed worker as ended, unless its end was reported."""
+        worker = self.workers.get(worker_id)
+        if worker is not None:
+            worker.end()
 
     def _follow_backlog(self) -> None:
-        """Watch the link for being writable while it is full; any thread may have filled it meanwhile."""
+        """Watch the link for being writable while it is full."""
         with self._watch_lock:
-            if not self.is_lost:
-                self._loop.want_write(self._link.fileno(), self._link.is_full)
+            if not self.is_lost and self._link.is_full is not self._wants_write:
+                self._wants_write = self._link.is_full
+                self._loop.want_write(self._link.fileno(), self._wants_write)
 
     def _echo(self, stamp: float) -> None:
         self._lease.echo(boot_clock())
         self.send(Record(RecordKind.ECHO, call_id=int(stamp * 1e9)))
 
-    # Receiving, in the thread that reads replies ------------------------------------------------------------
+    # Receiving, in the loop ------------------------------------------------------------------------------
 
     def _on_link(self, mask: int) -> None:
         if self.is_lost:
@@ -169,41 +187,37 @@ class Node(Timed):
             worker.page.report(report)
 
     def _forget(self, worker: RemoteWorker) -> None:
-        self._kills.pop(worker.worker_id, None)
-        self.workers.pop(worker.worker_id, None)  # the reactor's thread may have removed it, when the lease was over
+        self.workers.pop(worker.worker_id, None)
         self._on_change(self)
 
     # Losing it -------------------------------------------------------------------------------------------
 
-    def next_timer(self) -> float:
-        """Return the time (`time.monotonic`) of the next deadline, infinity if there is none."""
-        if self.is_over:
-            return float("inf")
-        lease = self._lease.over_at if self.is_lost else self._lease.silent_at
-        return min([time.monotonic() + lease - boot_clock(), *self._kills.values()])
+    def _schedule_lease_check(self) -> Timer:
+        """Check the lease again when it may be over. Each sign of life puts that off, so the timer may come early."""
+        ends_at = self._lease.over_at if self.is_lost else self._lease.silent_at
+        return self._loop.call_at(time.monotonic() + ends_at - boot_clock(), self._check_lease)
 
-    def on_timer(self, now: float) -> None:
-        """Handle the deadlines that have passed."""
-        for worker_id in [worker_id for worker_id, when in tuple(self._kills.items()) if when <= now]:
-            self._kills.pop(worker_id, None)  # the thread that reads replies may have removed it
-            if (worker := self.workers.get(worker_id)) is not None:
-                worker.end()
+    def _check_lease(self) -> None:
+        """Give the node up if it is silent, and its workers once none of them can be running."""
+        if self.is_over:
+            return
         if not self.is_lost and boot_clock() >= self._lease.silent_at:
             self.give_up(f"which was silent for {self._lease_seconds:g} s")
         if self.is_lost and boot_clock() >= self._lease.over_at:
             self._set_over()
+        else:
+            self._lease_timer = self._schedule_lease_check()
 
     def give_up(self, reason: str) -> None:
         """Count the node as lost, and its workers as ended; they are over when the lease is."""
         if not self._close_link(reason):
             return
         workers = tuple(self.workers.values())
-        tell_node(logging.WARNING, self.name, "node %s, %s, is lost with %d workers", self.name, reason, len(workers))
+        text = "node %s, %s, is lost with %d workers"
+        log_node(self._runtime, logging.WARNING, self.name, text, self.name, reason, len(workers))
         for worker in workers:
             self._end_lost(worker)
-        self._kills.clear()
         self._on_change(self)
-        self._loop.note_timer(time.monotonic())
 
     def _close_link(self, reason: str) -> bool:
         """Count the node as lost; return False if it is lost already."""
@@ -212,7 +226,7 @@ class Node(Timed):
                 return False
             self._loss = NodeLoss(self.name, reason)
             self.is_lost = True
-            self._loop.unwatch_channel(self._link.fileno())
+            self._loop.unwatch(self._link.fileno())
         self._link.close()
         return True
 
@@ -224,7 +238,6 @@ class Node(Timed):
 
     def _set_over(self) -> None:
         self.is_over = True
-        self._loop.unwatch_timers(self)
         workers = tuple(self.workers.values())
         self.workers.clear()
         for worker in workers:
@@ -233,7 +246,9 @@ class Node(Timed):
 
     def end(self) -> None:
         """End the agent with all its workers."""
-        self.send(Record(RecordKind.END))
+        if not self.is_lost:
+            with contextlib.suppress(OSError):
+                self._link.send(Record(RecordKind.END))
         self._close_link("which was ended")
-        self._loop.unwatch_timers(self)
+        self._lease_timer.cancel()
         self.is_over = True

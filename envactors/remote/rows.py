@@ -10,6 +10,8 @@ import itertools
 import mmap
 import struct
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -198,19 +200,28 @@ class MirroredMemory:
     Args:
         memory_id: Its id, unique in the backend.
         announce: Called when its layout or content changes, and when it is closed.
+        free: Called with the places of parts that nothing refers to any more.
 
     Attributes:
         layout: The layout; None until `create`.
         rows: The rows of the slab; None until `create`.
-        published: The published parts by place: the id of the content, and the part.
+        published: The published parts by place: the id of the content, and the part. It is replaced, never changed.
     """
 
-    def __init__(self, memory_id: int, announce: Callable[[MirroredMemory], None]) -> None:
+    def __init__(
+        self,
+        memory_id: int,
+        announce: Callable[[MirroredMemory], None],
+        free: Callable[[MirroredMemory, Sequence[tuple[int, int]]], None],
+    ) -> None:
         self.memory_id = memory_id
         self.layout: Layout | None = None
         self.rows: MirroredRows | None = None
         self.is_closed: bool = False
         self._announce = announce
+        self._free = free
+        # The places of parts that were freed, which the nodes do not know yet. Finalizers add to it.
+        self._freed: deque[tuple[int, int]] = deque()
         self._contents = itertools.count()
         self._end = 0
         self._parts: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()
@@ -237,13 +248,16 @@ class MirroredMemory:
         self._end = start + size
         part = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._parts[start, size] = part
+        weakref.finalize(part, self._freed.append, (start, size)).atexit = False
+        freed = [self._freed.popleft() for _ in range(len(self._freed))]
+        if freed:
+            self._free(self, freed)
         return (start, size), part
 
     def publish(self, place: tuple[int, int]) -> None:
-        self.published.pop(place, None)
-        self.published[place] = next(self._contents), self._parts[place]
-        while len(self.published) > _MOST_PUBLISHED:
-            self.published.pop(next(iter(self.published)))
+        others = [(other, content) for other, content in self.published.items() if other != place]
+        content = next(self._contents), self._parts[place]
+        self.published = dict([*others[1 - _MOST_PUBLISHED :], (place, content)])
         self._announce(self)
 
     def close(self) -> None:

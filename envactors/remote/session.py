@@ -6,25 +6,26 @@ import logging
 import threading
 import time
 
-from envactors.backends.base import EventLoop, Timed
+from envactors.loop import Timer
 from envactors.remote.greeting import GreetingError
 from envactors.remote.launching import NodeAddress, NodeRegistry, connect
 from envactors.remote.node import Node
-from envactors.remote.notices import tell_node
+from envactors.remote.notices import log_node
 from envactors.remote.records import Record
 from envactors.remote.worker import Host, RemoteWorker
+from envactors.runtime import Runtime
 
 # How long to wait for the expected nodes after the first one has joined, in seconds.
 _JOINING_PATIENCE = 15.0
 
 
-class Session(Host, NodeRegistry, Timed):
+class Session(Host, NodeRegistry):
     """The nodes of a backend, and the placement of its workers.
 
     Args:
         envs_per_node: How many envs a node may have; None sets no limit.
         lease: The length of the lease, in seconds.
-        loop: Watches the links.
+        runtime: Its loop watches the links.
 
     Attributes:
         nodes: The nodes that have joined, including lost ones whose lease is not over.
@@ -33,20 +34,19 @@ class Session(Host, NodeRegistry, Timed):
     name: str | None = None
     draining = False
 
-    def __init__(self, envs_per_node: int | None, lease: float, loop: EventLoop) -> None:
+    def __init__(self, envs_per_node: int | None, lease: float, runtime: Runtime) -> None:
         self.nodes: tuple[Node, ...] = ()
         self._envs_per_node = envs_per_node
         self._lease = lease
-        self._loop = loop
+        self._runtime = runtime
         self._lock = threading.RLock()
         self._waiting: list[RemoteWorker] = []
         # Why a node could not be used, by name.
         self._refusals: dict[str, str] = {}
         self._ended = False
-        # How many expected nodes have neither joined nor been refused, and until when workers wait for them.
+        # How many expected nodes have neither joined nor been refused, and when workers stop waiting for them.
         self._expected = 0
-        self._patience_ends = float("inf")
-        loop.watch_timers(self)
+        self._patience: Timer | None = None
 
     # Nodes -----------------------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class Session(Host, NodeRegistry, Timed):
 
     def refuse_node(self, name: str, reason: str) -> None:
         """Record why a node cannot be used."""
-        tell_node(logging.WARNING, name, "node %s cannot be used: %s", name, reason)
+        log_node(self._runtime, logging.WARNING, name, "node %s cannot be used: %s", name, reason)
         with self._lock:
             self._refusals[name] = reason
         self._count_expected()
@@ -69,18 +69,13 @@ class Session(Host, NodeRegistry, Timed):
     def _count_expected(self) -> None:
         with self._lock:
             self._expected = max(0, self._expected - 1)
-            if self.nodes:
-                self._patience_ends = min(self._patience_ends, time.monotonic() + _JOINING_PATIENCE)
-                self._loop.note_timer(self._patience_ends)
+            if self.nodes and self._patience is None:
+                ends_at = time.monotonic() + _JOINING_PATIENCE
+                self._patience = self._runtime.loop.call_at(ends_at, self._stop_expecting)
         self._place_waiting()
 
-    def next_timer(self) -> float:
-        """Return when workers stop waiting for expected nodes (`time.monotonic`)."""
-        return self._patience_ends if self._expected else float("inf")
-
-    def on_timer(self, now: float) -> None:
+    def _stop_expecting(self) -> None:
         """Stop waiting for expected nodes."""
-        del now
         with self._lock:
             self._expected = 0
         self._place_waiting()
@@ -95,9 +90,9 @@ class Session(Host, NodeRegistry, Timed):
             if self._ended:
                 link.close()
                 return
-            node = Node(address.name, link, self._lease, self._loop, self._on_change)
+            node = Node(address.name, link, self._lease, self._runtime, self._on_change)
             self.nodes = (*self.nodes, node)
-        tell_node(logging.INFO, address.name, "node %s has joined", address.name)
+        log_node(self._runtime, logging.INFO, address.name, "node %s has joined", address.name)
         self._count_expected()
 
     def _on_change(self, node: Node) -> None:
@@ -120,7 +115,10 @@ class Session(Host, NodeRegistry, Timed):
                 node = self._choose(worker.envs)
                 if node is not None:
                     self._waiting.remove(worker)
-                    node.place(worker)
+                    try:
+                        node.place(worker)
+                    except Exception as error:  # such as too little memory to send the memory of its vector
+                        worker.refuse(OSError(f"node {node.name!r} cannot be sent the worker: {error!r}"))
 
     def _choose(self, envs: int) -> Node | None:
         """Return the node with the fewest envs that has room for this many more."""
@@ -135,10 +133,8 @@ class Session(Host, NodeRegistry, Timed):
             is_waiting = worker in self._waiting
             if is_waiting:
                 self._waiting.remove(worker)
-                worker.refusal = OSError(self._describe_room(worker.envs))
         if is_waiting:
-            worker.end()
-            worker.set_over()
+            worker.refuse(OSError(self._describe_room(worker.envs)))
         elif worker.node is not None:
             worker.kill()  # another thread has placed it meanwhile
 
@@ -160,7 +156,8 @@ class Session(Host, NodeRegistry, Timed):
         """End all agents with their workers."""
         with self._lock:
             self._ended = True
-            self._loop.unwatch_timers(self)
+            if self._patience is not None:
+                self._patience.cancel()
             nodes, self.nodes = self.nodes, ()
         for node in nodes:
             node.end()

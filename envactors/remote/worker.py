@@ -387,6 +387,12 @@ class RemoteWorker(Worker):
         self.page.suspect(self._last_call, self._sent)
         self.end()
 
+    def refuse(self, refusal: OSError) -> None:
+        """Count it as ended, since no node can run it."""
+        self.refusal = refusal
+        self.end()
+        self.set_over()
+
     def end(self) -> None:
         """Count it as ended, and drop everything that arrives from it."""
         with self._lock:

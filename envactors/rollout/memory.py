@@ -120,6 +120,7 @@ class ParameterStore:
             place, part = self._part(version % 2, end)
             for view, (start, stop) in zip(raw, spans, strict=True):
                 part[start:stop] = view
+            self._memory.publish(place)
         self.last = Parameters(version, pickled, place, spans)
 
     def _part(self, index: int, size: int) -> tuple[tuple[int, int], Any]:

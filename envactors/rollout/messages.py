@@ -11,6 +11,9 @@ DONE: Final = "done"
 LEARNT: Final = "learnt"  # the policy returned extras or actions that the trajectory has no place for
 RAISED: Final = "raised"  # an env raised
 
+# Key of the part of a reply that contains columns of a trajectory. Parts with infos have the numbers of their rows.
+COLUMNS: Final = (1 << 32) - 1
+
 # What an env does next: its first step; what it does there (`STEP`, `RESET`, or `REPEAT` of
 # `envactors.rollout.trajectory`); the seed of its next reset (None lets the env choose); the seed that those of later
 # episodes are derived from (None if episodes are not seeded); and the index of its present episode.

@@ -28,8 +28,8 @@ from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import RESET as RESET_BIT
 from envactors.mailbox.slab import SEED
 from envactors.rollout import runner
-from envactors.rollout.messages import LEARNT, RAISED, EnvPlan, Order, Parameters, Policy, Stop
-from envactors.rollout.trajectory import REPEAT, RESET, STEP, TRUNCATED, Trajectory
+from envactors.rollout.messages import COLUMNS, LEARNT, RAISED, EnvPlan, Order, Parameters, Policy, Stop
+from envactors.rollout.trajectory import REPEAT, RESET, STEP, TRUNCATED, ColumnsNote, Trajectory
 from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING, SEEDED
 from envactors.vector.recovery import Cause, EnvFate, Failure, recover
 
@@ -60,6 +60,7 @@ class RolloutPart(Job):
         version: How often the user has given parameters.
     """
 
+    needs_permit = True
     survives_interrupt = False
 
     def __init__(self, envs: ActorEnvs, run: Run, policy: Policy, rollout: int, parameters: Parameters | None) -> None:
@@ -89,8 +90,10 @@ class RolloutPart(Job):
         self._counted: dict[int, int] = dict.fromkeys(envs.range, 0)
         # Envs that the next process resets within the step that has failed, as ``autoreset="same_step"`` demands.
         self._renewing: set[int] = set()
-        # The step that has missed its deadline, and how many steps each env had completed by then.
-        self._late: tuple[Step, list[int]] | None = None
+        # The step that has missed its deadline, and how many steps each env had completed by then, if that is known.
+        self._late: tuple[Step, list[int] | None] | None = None
+        # Whether the worker is on another machine, whose columns come with replies.
+        self._is_far: bool = envs.actor.config.backend.is_far
         # Whether the exception of an env is being unpickled, and nothing runs.
         self._is_reading = False
 
@@ -121,6 +124,9 @@ class RolloutPart(Job):
         run, envs, table = self._run, self._envs, self._table
         if run is None:
             return False
+        self._move(run)
+        if not self._has_begun:
+            self._begin(run)
         self._sets_policy = run.policy_of(envs) != (self._policy.policy_id, actor.incarnation.index)
         if self._sets_policy:
             self.deadline = actor.config.deadlines.start
@@ -128,9 +134,6 @@ class RolloutPart(Job):
             payload = dumps((runner.set_policy, tuple(self._policy)))
             actor.send(Kind.EXTEND, self.call_id, payload)
             return True
-        self._move(run)
-        if not self._has_begun:
-            self._begin(run)
         self._fail_without_episode()
         if self._is_done:
             self._end()
@@ -152,9 +155,18 @@ class RolloutPart(Job):
             table.autoreset,
             contents,
         )
+        if self._is_far:
+            self._mirror_columns(run, actor)
         actor.deadline_watch.watch(self.started)
         actor.send(Kind.EXTEND, self.call_id, dumps((runner.run_rollout, tuple(order))))
         return True
+
+    def _mirror_columns(self, run: Run, actor: Actor) -> None:
+        """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""
+        process, step = actor.incarnation.process, self._next_step
+        assert process is not None, "jobs start in a live process"
+        note = ColumnsNote(run.buffer.place, run.buffer.pickled_layout, self.first, self.stop, step)
+        process.worker.mirror(note, self.trajectory.pack(self.first, self.stop, step, step + 1))
 
     def step(self, actor: Actor) -> Step | None:
         """Return the step that is running."""
@@ -173,12 +185,16 @@ class RolloutPart(Job):
         return Step(method, index, self.call_id, progress.since, actor.config.deadlines.of(method))
 
     def on_late(self, step: Step) -> None:
-        """Note the progress of the worker: later progress does not count."""
-        self._late = step, self.trajectory.done[self._mine].tolist()
+        """Note the progress of the worker, if it is known here: later progress does not count."""
+        self._late = step, None if self._is_far else self.trajectory.done[self._mine].tolist()
 
     def on_part(self, frame: Frame) -> None:
-        """Keep infos that did not fit into the trajectory."""
-        self.large_infos.update((row, bytes(content)) for row, content in bundle.unpack(frame.payload))
+        """Keep infos that did not fit into the trajectory, and write columns that come from another machine."""
+        for key, content in bundle.unpack(frame.payload):
+            if key == COLUMNS:
+                self.trajectory.unpack(self.first, self.stop, content)
+            else:
+                self.large_infos[key] = bytes(content)
 
     def on_reply(self, actor: Actor, frame: Frame) -> bool:
         """Continue, unless the policy has raised or everything is done."""
@@ -232,7 +248,8 @@ class RolloutPart(Job):
         del actor
         running, step = exit.culprit, self._next_step
         self._late, self._is_reading = None, False
-        if running is not None:
+        is_complete = step >= self._steps  # the worker had only to reply
+        if running is not None and not is_complete:
             left = [index for index, counted in self._counted.items() if counted == step]
             failed: list[int] = []
             if running.method == "policy" and self.trajectory.chosen[self.first] <= step:
@@ -242,12 +259,12 @@ class RolloutPart(Job):
             for index in failed:
                 failure = Failure(Cause.RUNNING, exit.error, reason=exit.reason)
                 self._decide(index, failure, has_process=exit.plan.has_process)
-        if not exit.plan.has_process:
-            self.error = exit.error
-        else:
+        if exit.plan.has_process:
             self._fail_without_episode()
             if not self._is_done:
                 return JobFate.AGAIN
+        elif not is_complete:
+            self.error = exit.error
         self._end()
         return JobFate.DONE
 
@@ -255,7 +272,8 @@ class RolloutPart(Job):
         """End: no process will run the rest."""
         del actor
         if self._run is not None:
-            self.error = error_of(Step("rollout", self.first, self.call_id, self.started))
+            if not self._run.has_ended(self):
+                self.error = error_of(Step("rollout", self.first, self.call_id, self.started))
             self._end()
 
     # Failures --------------------------------------------------------------------------------------------
@@ -377,7 +395,8 @@ class RolloutPart(Job):
     def _count(self) -> None:
         """Count the steps that the worker has completed."""
         trajectory, mine = self.trajectory, self._mine
-        completed = trajectory.done[mine].tolist() if self._late is None else self._late[1]
+        known = None if self._late is None else self._late[1]
+        completed = trajectory.done[mine].tolist() if known is None else known
         before = list(self._counted.values())
         completed = [min(max(new, old), self._steps) for new, old in zip(completed, before, strict=True)]
         low, high = min(before), max(completed)
@@ -444,8 +463,11 @@ class RolloutPart(Job):
     # The end ---------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """Have the rows of envs mirror their last steps, and tell the rollout."""
-        run, self._run = self._run, None
+        """Have the rows of envs mirror their last steps, and tell the rollout.
+
+        If this is interrupted, a repair does all of it again.
+        """
+        run = self._run
         if run is None:
             return
         self._move(run)
@@ -468,6 +490,7 @@ class RolloutPart(Job):
                     table.last_infos[index] = self._content_at(self._counted[index], index)
         run.lost.update(self.errors)
         run.on_part_end(self)
+        self._run = None
         if self._has_others:
             self._renew_if_due(first=True)
         self._envs.save_due_states()

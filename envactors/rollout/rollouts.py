@@ -212,8 +212,8 @@ class Rollouts:
             return self._buffers.take(layout)
 
     def end(self, run: Run) -> None:
-        """Record that all parts of a rollout have ended. Called under the lock."""
-        self._runs.remove(run)
+        """Record that all parts of a rollout have ended. Called under the lock, and again after an interrupt."""
+        self._runs = [other for other in self._runs if other is not run]
         self._table.rollouts = len(self._runs)
         self._table.waiters.ring()
 
@@ -258,7 +258,7 @@ class Run:
         self._steps = steps
         self._copies = copies
         self._unread = count
-        self._ended = 0
+        self._ended: set[RolloutPart] = set()
 
     @property
     def is_read(self) -> bool:
@@ -292,17 +292,21 @@ class Run:
             buffer.hold(self)
             self.buffer = buffer
 
+    def has_ended(self, part: RolloutPart) -> bool:
+        """Return whether a part has ended."""
+        return part in self._ended
+
     def on_part_end(self, part: RolloutPart) -> None:
-        """Deliver the result of a part, or that of all parts with the last one."""
-        self._ended += 1
-        is_over, futures = self._ended == len(self.parts), self.futures
+        """Deliver the result of a part, or that of all parts with the last one; again after an interrupt."""
+        self._ended.add(part)
+        is_over, futures = len(self._ended) == len(self.parts), self.futures
+        if len(futures) > 1:
+            futures[self.parts.index(part)].set_outcome(RolloutOutcome(self, [part]))
+        elif futures and is_over:
+            futures[0].set_outcome(RolloutOutcome(self, self.parts))
         if is_over:
             self._rollouts.end(self)
             self.futures = []  # they refer to this
-        if len(futures) > 1:
-            futures[self.parts.index(part)].set_outcome(RolloutOutcome(self, [part]))
-        elif is_over:
-            futures[0].set_outcome(RolloutOutcome(self, self.parts))
 
     # The result ------------------------------------------------------------------------------------------
 

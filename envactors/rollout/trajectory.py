@@ -7,11 +7,13 @@ the worker is killed.
 from __future__ import annotations
 
 import mmap
+import struct
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.slab import PLAIN_REWARD, Places
 from envactors.mailbox.specs import ArraySpec, Spec, leaves
 
@@ -23,6 +25,8 @@ TRUNCATED: Final = 3  # the env failed: the row has its last observation, or tha
 
 # Bytes per encoded info; larger infos are sent in messages. Those of MuJoCo take about 500 bytes.
 _INFO_ROOM = 1024
+# Header of packed columns: the first step, and the step after the last one.
+_RANGE = struct.Struct("<qq")
 
 
 class TrajectoryLayout(NamedTuple):
@@ -43,6 +47,23 @@ class TrajectoryLayout(NamedTuple):
     extras: tuple[tuple[str, ArraySpec], ...]
     envs: int
     steps: int
+
+
+class ColumnsNote(NamedTuple):
+    """Names the columns of a trajectory that a worker on another machine is about to write.
+
+    Attributes:
+        place: Place of the trajectory in the shared memory.
+        layout: Pickled `TrajectoryLayout`.
+        first, stop: Range of the worker's envs.
+        start: First step.
+    """
+
+    place: tuple[int, int]
+    layout: bytes
+    first: int
+    stop: int
+    start: int
 
 
 class Trajectory:
@@ -102,6 +123,50 @@ class Trajectory:
     def inline_info(self, row: int) -> memoryview:
         """Return the encoded info of a row."""
         return self.inline_infos[row, : self.inline_info_sizes[row]].data
+
+    def pack(self, first: int, stop: int, start: int, end: int | None = None) -> bytes:
+        """Serialize the columns of some envs for another machine.
+
+        Args:
+            first: First env.
+            stop: Env after the last one.
+            start: First step.
+            end: Step after the last one; None for everything that their worker has written.
+        """
+        if end is None:
+            written = max(int(self.done[first:stop].max()), int(self.chosen[first]))
+            end = min(max(start, written), self.layout.steps)
+        content: list[bytes | memoryview] = [_RANGE.pack(start, end)]
+        content += [block.tobytes() for block in self._blocks(first, stop, start, end)]
+        content += [self.inline_info(row) for row in self._rows_with_infos(first, stop, start, end)]
+        return b"".join(content)
+
+    def unpack(self, first: int, stop: int, content: bytes | memoryview) -> None:
+        """Write columns that `pack` serialized."""
+        start, end = _RANGE.unpack_from(content)
+        at = _RANGE.size
+        for block in self._blocks(first, stop, start, end):
+            block[...] = np.frombuffer(content, block.dtype, block.size, at).reshape(block.shape)
+            at += block.nbytes
+        for row in self._rows_with_infos(first, stop, start, end):
+            room = self.inline_info(row)
+            room[:] = content[at : at + len(room)]
+            at += len(room)
+
+    def _blocks(self, first: int, stop: int, start: int, end: int) -> list[npt.NDArray[Any]]:
+        """Return the columns of some envs and steps in each array, except for the infos."""
+        mine, sizes = slice(first, stop), self.inline_info_sizes.reshape(-1, self.layout.envs)
+        # Flags and observations have one row more: those before and those after each step.
+        observations = [array[start : end + 1, mine] for array in self.observations if array is not None]
+        timed: list[npt.NDArray[Any]] = [self.checks, self.rewards, sizes, *self.actions, *self.extras]
+        whole: list[npt.NDArray[Any]] = [self.done[mine], self.chosen[mine], self.flags[:, start : end + 1, mine]]
+        return [*whole, *observations, *(array[start:end, mine] for array in timed)]
+
+    def _rows_with_infos(self, first: int, stop: int, start: int, end: int) -> list[int]:
+        envs = self.layout.envs
+        rows = np.arange(start * envs, end * envs).reshape(-1, envs)[:, first:stop]
+        found: list[int] = rows[self.info_encoding[rows] == INLINE_INFO].tolist()
+        return found
 
     def take_columns(self, other: Trajectory, first: int, stop: int) -> None:
         """Copy the columns of some envs from a trajectory that lacks the last arrays of this one."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from envactors.backends.process import ProcessBackend
-from envactors.process.starting import DEFAULT, StartMethod
+from envactors.tuning.measure import Actions, measure_recv, measure_rollout, measure_step
+from envactors.vector.env import VectorEnv
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +16,6 @@ class Candidate:
     Attributes:
         backend: The backend's name.
         envs_per_actor: How many envs share an actor.
-        start_method: How processes start.
         copy: Whether observations are copies.
         min_envs: How many results ``recv`` waits for; None for ``step``, which waits for all.
         in_workers: Whether the policy is in the workers, and the envs run rollouts.
@@ -24,7 +23,6 @@ class Candidate:
 
     backend: Literal["inline", "thread", "process"]
     envs_per_actor: int
-    start_method: StartMethod = DEFAULT
     copy: bool = True
     min_envs: int | None = None
     in_workers: bool = False
@@ -32,58 +30,59 @@ class Candidate:
     @property
     def extras(self) -> list[str]:
         """The settings that are not the default, apart from where the envs run."""
-        extras: list[str] = []
-        if self.backend == "process" and self.start_method != DEFAULT:
-            extras.append(self.start_method)
-        if not self.copy:
-            extras.append("copy=False")
-        if self.min_envs is not None:
-            extras.append(f"recv(min_envs={self.min_envs})")
-        if self.in_workers:
-            extras.append("rollout")
-        return extras
+        extras = {
+            "copy=False": not self.copy,
+            f"recv(min_envs={self.min_envs})": self.min_envs is not None,
+            "rollout": self.in_workers,
+        }
+        return [name for name, is_set in extras.items() if is_set]
 
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of `VectorEnv` besides the factories; those that have their default values are left out."""
-        settings: dict[str, Any] = {}
-        if self.envs_per_actor != 1:
-            settings["envs_per_actor"] = self.envs_per_actor
-        if self.backend != "process":
-            settings["backend"] = self.backend
-        elif self.start_method != DEFAULT:
-            settings["backend"] = ProcessBackend(self.start_method)
-        if not self.copy:
-            settings["copy"] = False
-        return settings
+        settings = {"envs_per_actor": self.envs_per_actor, "backend": self.backend, "copy": self.copy}
+        defaults = {"envs_per_actor": 1, "backend": "process", "copy": True}
+        return {name: value for name, value in settings.items() if value != defaults[name]}
+
+    def measure(self, envs: VectorEnv, actions: Actions, seconds: float) -> float:
+        """Return the env-steps per second of a vector with these settings.
+
+        Args:
+            envs: The vector. Its policy, if the candidate needs one, is `Actions.make_policy`.
+            actions: What the envs do.
+            seconds: How long to measure.
+        """
+        if self.in_workers:
+            return measure_rollout(envs, seconds)
+        if self.min_envs is None:
+            return measure_step(envs, actions, seconds)
+        return measure_recv(envs, actions, seconds, self.min_envs)
 
     def line(self, factory: str, num_envs: int) -> str:
         """Return the line of a program that makes such a vector."""
-        arguments = [f"[{factory}] * {num_envs}"]
-        for name, value in self.settings.items():
-            shown = f"ea.ProcessBackend({self.start_method!r})" if isinstance(value, ProcessBackend) else repr(value)
-            arguments.append(f"{name}={shown}")
-        line = f"envs = ea.VectorEnv({', '.join(arguments)})"
+        settings = [f"{name}={value!r}" for name, value in self.settings.items()]
+        line = f"envs = ea.VectorEnv({', '.join([f'[{factory}] * {num_envs}', *settings])})"
         if self.in_workers:
             return f"{line}  # with set_policy and rollout"
         return line if self.min_envs is None else f"{line}  # with send, and recv(min_envs={self.min_envs})"
 
     def label(self, num_envs: int) -> str:
-        """Return what to call it in a table."""
+        """Return the name of the candidate in a table."""
         actors = -(-num_envs // self.envs_per_actor)
-        singular = {"inline": "in-process", "thread": "1 thread", "process": "1 process"}[self.backend]
-        plural = {"thread": f"{actors} threads", "process": f"{actors} processes"}.get(self.backend, singular)
-        return ", ".join([singular if actors == 1 else plural, *self.extras])
+        place = "in-process"
+        if self.backend != "inline":
+            plural = {"thread": "threads", "process": "processes"}[self.backend]
+            place = f"1 {self.backend}" if actors == 1 else f"{actors} {plural}"
+        return ", ".join([place, *self.extras])
 
 
 def placements(num_envs: int, cores: int) -> list[Candidate]:
     """Return the ways to place the envs: in-process, on threads, and in several numbers of processes."""
-    counts = sorted({min(count, num_envs) for count in (cores, 2 * cores, num_envs)} | ({2} if num_envs > 1 else set()))
-    sizes = list(dict.fromkeys(-(-num_envs // count) for count in counts))
+    sizes = [-(-num_envs // min(count, num_envs)) for count in sorted({2, cores, 2 * cores, num_envs})]
     return [
         Candidate("inline", num_envs),
         Candidate("thread", _per_core(num_envs, cores)),
-        *(Candidate("process", size) for size in sizes),
+        *(Candidate("process", size) for size in dict.fromkeys(sizes)),
     ]
 
 
@@ -94,13 +93,10 @@ def variants(winner: Candidate, best_processes: Candidate | None, num_envs: int,
         Candidate("process", _per_core(num_envs, cores), in_workers=True),
     ]
     if best_processes is not None:
-        if DEFAULT != "loky":
-            tried.append(dataclasses.replace(best_processes, start_method="loky"))
         tried.append(dataclasses.replace(best_processes, in_workers=True))
         if num_envs > 1:
-            tried.append(dataclasses.replace(best_processes, min_envs=num_envs // 2))
-            if best_processes.envs_per_actor != 1:
-                tried.append(Candidate("process", 1, min_envs=num_envs // 2))
+            one_each = dataclasses.replace(best_processes, envs_per_actor=1)
+            tried += [dataclasses.replace(each, min_envs=num_envs // 2) for each in (best_processes, one_each)]
     return list(dict.fromkeys(tried))
 
 

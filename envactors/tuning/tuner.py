@@ -6,14 +6,15 @@ import contextlib
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from envactors.mailbox.factory import Factory, as_callable
 from envactors.options import check_timeout
 from envactors.system.cpus import usable_cores
 from envactors.tuning.candidates import Candidate, placements, variants
-from envactors.tuning.measuring import SEED, CandidateSide, Workload
+from envactors.tuning.measure import SEED, Actions
+from envactors.vector.env import VectorEnv
 from envactors.vector.inputs import check_counts
 
 # Share of the time for comparing placements; the rest is for variants of the best.
@@ -63,9 +64,13 @@ class Tuning:
 
     @property
     def best(self) -> Candidate:
-        """The fastest candidate with the policy in the caller; among equals, the one with the fewest settings."""
-        with_step = [result for result in self.results if not result.candidate.in_workers]
-        as_fast = [result.candidate for result in with_step if result.rate >= _AS_FAST * with_step[0].rate]
+        """The fastest candidate with the policy in the caller; among equals, the one with the fewest settings.
+
+        If all of those failed, the fastest of the others.
+        """
+        ran = [result for result in self.results if result.failure is None]
+        ran = [result for result in ran if not result.candidate.in_workers] or ran
+        as_fast = [result.candidate for result in ran if result.rate >= _AS_FAST * ran[0].rate]
         return min(as_fast, key=lambda candidate: len(candidate.extras))
 
     @property
@@ -84,19 +89,6 @@ class Tuning:
         """The line to paste."""
         return self.best.line(self.factory_name, self.num_envs)
 
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """Return the rows of the table: what, steps per second, share of the best, seconds to start."""
-        fastest = self.results[0].rate
-        rows = []
-        for result in self.results:
-            label = result.candidate.label(self.num_envs)
-            failure = result.failure
-            if failure is None:
-                rows.append((label, f"{result.rate:,.0f}", f"{result.rate / fastest:.2f}", f"{result.started_in:.2f}"))
-            else:
-                rows.append((label, "failed", "", type(failure).__name__))
-        return rows
-
     def record(self) -> dict[str, Any]:
         """Return what was measured, in terms of JSON."""
         results = [
@@ -109,27 +101,34 @@ class Tuning:
             }
             for result in self.results
         ]
-        rollout = self.best_rollout
-        rollout_line = None if rollout is None else rollout.line(self.factory_name, self.num_envs)
-        return {"num_envs": self.num_envs, "results": results, "line": self.line, "rollout_line": rollout_line}
+        return {"num_envs": self.num_envs, "results": results, "line": self.line, "rollout_line": self._rollout_line}
 
     def __str__(self) -> str:
-        rows = [("", "steps/s", "of best", "start (s)"), *self.rows()]
+        rows = [("", "steps/s", "of best", "start (s)")]
+        for result in self.results:
+            cells = f"{result.rate:,.0f}", f"{result.rate / self.results[0].rate:.2f}", f"{result.started_in:.2f}"
+            if result.failure is not None:
+                cells = "failed", "", type(result.failure).__name__
+            rows.append((result.candidate.label(self.num_envs), *cells))
         width = max(len(row[0]) for row in rows)
         lines = [f"{row[0]:{width}}  {row[1]:>11}  {row[2]:>7}  {row[3]:>9}".rstrip() for row in rows]
+        # Both are the same if every `step` failed.
+        for line in dict.fromkeys([self._rollout_line, self.line]):
+            lines += ["", line] if line else []
+        return "\n".join(lines)
+
+    @property
+    def _rollout_line(self) -> str | None:
         rollout = self.best_rollout
-        if rollout is not None:
-            lines += ["", rollout.line(self.factory_name, self.num_envs)]
-        return "\n".join([*lines, "", self.line])
+        return None if rollout is None else rollout.line(self.factory_name, self.num_envs)
 
 
 def tune(factory: Factory, num_envs: int, *, seconds: float = 20.0) -> Tuning:
     """Measure an env with different settings on this machine, and return the settings that make the most steps.
 
     Envs in-process, in threads, and in processes take turns, packed in every way that may pay off on these cores. Then
-    ``copy=False``, other start methods, `VectorEnv.recv` of half the envs, and `VectorEnv.rollout` are tried for the
-    fastest of these. Actions are sampled from the env's own action space; in a rollout, a policy in the workers plays
-    them back.
+    ``copy=False``, `VectorEnv.recv` of half the envs, and `VectorEnv.rollout` are tried for the fastest of these.
+    Actions are sampled from the env's own action space; in a rollout, a policy in the workers repeats them.
 
     Args:
         factory: Makes an env; called in this process, too.
@@ -142,46 +141,6 @@ def tune(factory: Factory, num_envs: int, *, seconds: float = 20.0) -> Tuning:
         EnvActorsError: The env fails with every setting.
     """
     return Tuner(factory, num_envs, seconds).run()
-
-
-class Run:
-    """A candidate that takes turns with others.
-
-    Args:
-        candidate: The candidate.
-        workload: Envs and actions.
-
-    Attributes:
-        candidate: The candidate.
-        started_in: How long it took from the call to the first observations, in seconds.
-        rates: The env-steps per second of each turn.
-    """
-
-    def __init__(self, candidate: Candidate, workload: Workload) -> None:
-        self.candidate = candidate
-        self.rates: list[float] = []
-        begun = time.monotonic()
-        self._side = CandidateSide(candidate, workload)
-        try:
-            self._side.start()
-            self._side.reset(SEED)
-        except BaseException:
-            self._side.close()
-            raise
-        self.started_in: float = time.monotonic() - begun
-
-    @property
-    def rate(self) -> float:
-        """The median of the turns; 0 before the first."""
-        return statistics.median(self.rates) if self.rates else 0.0
-
-    def take_turn(self, seconds: float) -> None:
-        """Step for a while, and note how fast that was."""
-        self.rates.append(self._side.play(seconds, _WARM_UP).rate)
-
-    def close(self) -> None:
-        """End the envs."""
-        self._side.close()
 
 
 class Tuner:
@@ -210,69 +169,76 @@ class Tuner:
         self._seconds = seconds
         self._on_progress = on_progress
         self._begun = 0.0
-        self._measured: dict[Candidate, Measured] = {}
+        self._closing = contextlib.ExitStack()
+        self._envs: dict[Candidate, VectorEnv] = {}
+        self._rates: dict[Candidate, list[float]] = {}
+        self._results: dict[Candidate, Measured] = {}
 
     def run(self) -> Tuning:
         """Measure, and return the outcome."""
         self._begun = time.monotonic()
         name = getattr(self._factory, "__name__", "")
-        workload = Workload.sample(self._factory, name or repr(self._factory), self._num_envs)
-        with contextlib.ExitStack() as running:
-            runs = self._compare(placements(self._num_envs, usable_cores()), workload, _PLACING, running)
-            best = sorted(runs, key=lambda run: -run.rate)
-            processes = [run.candidate for run in best if run.candidate.backend == "process"]
+        actions = Actions.sample(self._factory, name or repr(self._factory), self._num_envs)
+        with self._closing:
+            best = self._compare(placements(self._num_envs, usable_cores()), actions, _PLACING)
             if best:
-                further = variants(best[0].candidate, next(iter(processes), None), self._num_envs, usable_cores())
-                self._compare(further, workload, 1.0, running, including=best[:1])
-        results = sorted(self._measured.values(), key=lambda measured: -measured.rate)
-        if not results[0].rate:
-            raise results[0].failure or RuntimeError("no setting had a turn")
+                processes = next((candidate for candidate in best if candidate.backend == "process"), None)
+                further = variants(best[0], processes, self._num_envs, usable_cores())
+                self._compare([best[0], *further], actions, 1.0)
+        results = sorted(self._results.values(), key=lambda result: -result.rate)
+        if results[0].failure is not None:
+            raise results[0].failure
         return Tuning(self._num_envs, results, name if name.isidentifier() else "make_env")
 
-    def _compare(
-        self,
-        candidates: Iterable[Candidate],
-        workload: Workload,
-        until: float,
-        running: contextlib.ExitStack,
-        including: list[Run] | None = None,
-    ) -> list[Run]:
-        """Let candidates take turns until this share of the time is over; return those that are fast enough."""
-        runs = list(including or [])
+    def _compare(self, candidates: list[Candidate], actions: Actions, until: float) -> list[Candidate]:
+        """Let candidates take turns until this share of the time is over; return the fast ones, the fastest first."""
         for candidate in candidates:
-            self._tell(f"starting {candidate.label(self._num_envs)}")
-            try:
-                run = Run(candidate, workload)
-            except Exception as error:
-                self._measured[candidate] = Measured(candidate, 0.0, failure=error)
-                continue
-            running.callback(run.close)
-            runs.append(run)
+            if candidate not in self._envs:
+                with self._record_failure(candidate):
+                    self._start(candidate, actions)
         end = self._begun + until * self._seconds
-        rounds = 0
-        while runs and (rounds == 0 or time.monotonic() < end):
-            turn = min(_TURN, max(0.0, end - time.monotonic()) / (_ROUNDS * len(runs)))
-            for run in runs if rounds % 2 else runs[::-1]:
-                self._take_turn(run, turn)
+        rounds, fast = 0, self._fast(candidates, 0.0)
+        while fast and (rounds == 0 or time.monotonic() < end):
+            turn = min(_TURN, max(0.0, end - time.monotonic()) / (_ROUNDS * len(fast)))
+            # Alternate the order, so that no candidate always follows the same one.
+            for candidate in fast if rounds % 2 else fast[::-1]:
+                with self._record_failure(candidate):
+                    self._take_turn(candidate, actions, turn)
             rounds += 1
-            runs = [run for run in runs if self._measured[run.candidate].failure is None]
-            if rounds > 1:
-                runs = [run for run in runs if run.rate >= _HOPELESS * _most(run, runs)]
-        return runs
+            fast = self._fast(fast, _HOPELESS if rounds > 1 else 0.0)
+        return fast
 
-    def _take_turn(self, run: Run, turn: float) -> None:
-        self._tell(run.candidate.label(self._num_envs))
+    def _start(self, candidate: Candidate, actions: Actions) -> None:
+        self._tell(f"starting {candidate.label(self._num_envs)}")
+        begun = time.monotonic()
+        envs = self._closing.enter_context(VectorEnv([self._factory] * self._num_envs, **candidate.settings))
+        if candidate.in_workers:
+            envs.set_policy(actions.make_policy)
+        envs.reset(seed=SEED)
+        self._envs[candidate], self._rates[candidate] = envs, []
+        self._results[candidate] = Measured(candidate, 0.0, started_in=time.monotonic() - begun)
+
+    def _take_turn(self, candidate: Candidate, actions: Actions, seconds: float) -> None:
+        self._tell(candidate.label(self._num_envs))
+        envs, rates = self._envs[candidate], self._rates[candidate]
+        candidate.measure(envs, actions, _WARM_UP)
+        rates.append(candidate.measure(envs, actions, seconds))
+        result = self._results[candidate]
+        self._results[candidate] = dataclasses.replace(result, rate=statistics.median(rates), turns=len(rates))
+
+    def _fast(self, candidates: list[Candidate], share: float) -> list[Candidate]:
+        """Return candidates with at least this share of the best rate for their kind of policy, the fastest first."""
+        ran = [result for result in map(self._results.__getitem__, candidates) if result.failure is None]
+        ran.sort(key=lambda result: result.rate)
+        best = {result.candidate.in_workers: result.rate for result in ran}
+        return [one.candidate for one in reversed(ran) if one.rate >= share * best[one.candidate.in_workers]]
+
+    @contextlib.contextmanager
+    def _record_failure(self, candidate: Candidate) -> Iterator[None]:
         try:
-            run.take_turn(turn)
-        except Exception as error:
-            self._measured[run.candidate] = Measured(run.candidate, 0.0, failure=error)
-        else:
-            self._measured[run.candidate] = Measured(run.candidate, run.rate, len(run.rates), run.started_in)
+            yield
+        except Exception as error:  # raised by the env
+            self._results[candidate] = Measured(candidate, 0.0, failure=error)
 
     def _tell(self, what: str) -> None:
         self._on_progress(what, min(1.0, (time.monotonic() - self._begun) / self._seconds))
-
-
-def _most(run: Run, runs: list[Run]) -> float:
-    """Return the most steps per second of those whose policy is in the same place."""
-    return max(other.rate for other in runs if other.candidate.in_workers == run.candidate.in_workers)

@@ -128,5 +128,7 @@ class VectorAccess:
         deadline = deadline_after(timeout, f"{caller}(timeout=...)")
         if env_ids is None and not engine.receivable():
             raise NothingPendingError(f"{caller} has nothing to wait for: start a step first")
-        batch: Batch = engine.finish(envs, timeout, deadline, caller)
+        method = caller.removesuffix("_wait")
+        with self._envs._statistics.waiting(method, envs.is_all and method == "step"):
+            batch: Batch = engine.finish(envs, timeout, deadline, caller)
         return batch

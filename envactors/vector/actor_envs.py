@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from envactors.actor import recording
 from envactors.actor.actor import Actor
 from envactors.actor.exits import Exit, JobFate, Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
@@ -21,6 +22,7 @@ from envactors.actor.states import EndReason
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox import bundle, messages
 from envactors.mailbox.control_page import ASLEEP, FINISHED, METHOD_RESET, ControlPage
+from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Fault, Frame, Kind, Save
 from envactors.mailbox.pickling import dumps, loads, safe_repr
 from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
@@ -28,6 +30,7 @@ from envactors.options import RecyclePolicy
 from envactors.vector.episodes import LOST, RETIRING
 from envactors.vector.recovery import Cause, Failure, apply_to_row, recover
 from envactors.vector.results import EnvSnapshot, RowOutcome, RowReader, RowResult
+from envactors.vector.step_times import StepTimes
 from envactors.vector.table import IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
 
 if TYPE_CHECKING:
@@ -44,14 +47,26 @@ Failures: TypeAlias = Mapping[tuple[int, int], Failure]
 class QueuedRows(Job):
     """Envs that wait in the queue of their actor to be posted.
 
+    An env may get an outcome while it waits, and be queued again in another job. This job then skips it, so that
+    requests run in the order in which they were made.
+
     Args:
         envs: The envs of the actor.
-        ids: The envs that wait. One that is not `QUEUED` any more is skipped.
+        ids: The envs.
     """
+
+    needs_permit = True
 
     def __init__(self, envs: ActorEnvs, ids: list[int]) -> None:
         self._envs = envs
-        self.ids = ids
+        self._ids = ids
+        envs.queued_in.update(dict.fromkeys(ids, self))
+
+    @property
+    def ids(self) -> list[int]:
+        """The envs that still wait in this job."""
+        status, queued_in = self._envs.table.status, self._envs.queued_in
+        return [index for index in self._ids if status[index] == QUEUED and queued_in[index] is self]
 
     def can_join(self, running: Job) -> bool:
         """Rows may be posted while earlier rows run."""
@@ -85,10 +100,12 @@ class ActorEnvs(Job):
         range: The indices of its envs.
         reader: Reads results out of rows; set before anything is posted.
         rollouts: The rollouts of the vector; None until it has a policy.
+        queued_in: The job in which each env was queued last.
     """
 
     reader: RowReader
     call_id = -1  # no reply is for it
+    needs_permit = True
     is_of_process = True
 
     def __init__(self, table: EnvTable, actor: Actor, count: int) -> None:
@@ -98,10 +115,13 @@ class ActorEnvs(Job):
         self.attach: Attach = Attach(table.slab.layout, table.autoreset == "same_step")
         self.range: range = range(first, first + count)
         self.rollouts: Rollouts | None = None
+        self.queued_in: dict[int, QueuedRows] = {}
         self._first, self._stop = first, first + count
         self._posted_at = 0.0
         # How many steps each env had made when its current process began.
         self._steps_before = dict.fromkeys(self.range, 0)
+        self._is_timing = False
+        self._times = StepTimes(count)
 
     def position(self, index: int) -> int:
         """Return the position of an env in its actor."""
@@ -139,6 +159,9 @@ class ActorEnvs(Job):
                 process.send(Frame(Kind.PAYLOADS, actor.incarnation.index, call_id, bundle.pack(mine)))
         if table.requests and any(table.future_of(index) is not None for index in ids):
             process.watch_rings(self._on_ring)
+        if actor.permits is not None:  # others wait for the end of these rows
+            process.watch_rings(self._on_ring)
+            process.page.ring_at_end(call_id)
         return process.page
 
     def post_queued(self, ids: list[int], call_id: int) -> None:
@@ -148,14 +171,14 @@ class ActorEnvs(Job):
         queued = [index for index in ids if table.status[index] == QUEUED]
         if queued:
             payloads = table.post(Selection(queued, queued), call_id, True)
-            self.post(call_id, queued, payloads, time.monotonic()).post_step(call_id, ASLEEP, True)
+            self.post(call_id, queued, payloads, time.monotonic()).post_step(call_id, ASLEEP, True, queued)
             table.waiters.on_process_change()  # a thread that waits may know only an earlier process
 
     def queue(self, ids: list[int]) -> None:
         """Queue envs, once their process was replaced if that is due before their next reset."""
         table = self.table
         table.queue(ids)
-        if any(table.episodes.flags[index] & RETIRING and self.resets(index) for index in ids):
+        if self._is_renewal_due(ids):
             self.actor.enqueue(Renewal())
         self.fail_without_episode(ids)
         self.actor.enqueue(QueuedRows(self, list(ids)))
@@ -165,10 +188,18 @@ class ActorEnvs(Job):
         self.table.queue(ids)
         self.actor.enqueue(QueuedRows(self, ids), first=True)
 
-    def must_wait(self, index: int) -> bool:
-        """Return whether an env cannot be posted at once: its episode was lost, or its process is to be replaced."""
-        flags = self.table.episodes.flags[index]
-        return bool(flags & LOST or (flags & RETIRING and self.resets(index)))
+    def must_queue(self, ids: list[int]) -> bool:
+        """Return whether envs cannot be posted at once: an episode was lost, or the process is to be replaced."""
+        flags = self.table.episodes.flags
+        return any(flags[index] & LOST for index in ids) or self._is_renewal_due(ids)
+
+    def _is_renewal_due(self, ids: list[int]) -> bool:
+        """Return whether the process is to be replaced before the requests of these envs run."""
+        flags, process = self.table.episodes.flags, self.actor.incarnation.process
+        resetting = [index for index in ids if self.resets(index)]
+        if any(flags[index] & RETIRING for index in resetting):
+            return True
+        return process is not None and process.worker.is_leaving and len(resetting) == len(self.range)
 
     def resets(self, index: int) -> bool:
         """Return whether the request of an env resets it."""
@@ -236,11 +267,10 @@ class ActorEnvs(Job):
         if ends and op & NO_AUTORESET:
             self._reset_in_next_process(index)
             return
-        ended_before = request is not None and request.ending is not None
-        is_reset = bool(op & RESET) and not ended_before
-        table.episodes.record(index, ends=ends or ended_before, is_reset=is_reset)
+        table.episodes.record(index, ends=ends, is_reset=bool(op & RESET))
         outcome = None
-        if request is not None and (request.future is not None or request.failure is not None or ended_before):
+        additions = () if request is None else (request.future, request.failure, request.ending)
+        if request is not None and any(addition is not None for addition in additions):
             row = self.reader.copy_row(index)
             unreadable = functools.partial(self.unreadable, index, self.step_of(index), int(table.posted_in[index]))
             outcome = RowOutcome(self.reader, row, request, before, unreadable)
@@ -255,7 +285,7 @@ class ActorEnvs(Job):
         unreadable = functools.partial(self.unreadable, index, self.step_of(index), int(table.posted_in[index]))
         ending = RowOutcome(self.reader, self.reader.copy_row(index), request, None, unreadable)
         table.requests[index] = EnvRequest("step", True, request.future, failure=request.failure, ending=ending)
-        table.episodes.flags[index] &= ~RETIRING
+        table.episodes.record_end(index)
         table.queue([index])
         self.actor.enqueue(Renewal())
         self.actor.enqueue(QueuedRows(self, [index]))
@@ -295,7 +325,7 @@ class ActorEnvs(Job):
         table, errors = self.table, self.actor.errors
         step, incarnation = self.step_of(index), int(table.posted_in[index])
         try:
-            failure = table.infos.failure(index, table.overflow.get(index))
+            failure = table.infos.failure(table.overflow.get(index))
         except Exception as error:
             return Failure(Cause.RAISED, self.unreadable(index, step, incarnation, error), safe_repr(error))
         raised = errors.raised(step, incarnation, self.actor.pid, failure)
@@ -331,7 +361,7 @@ class ActorEnvs(Job):
             return
         if self.is_finished():
             process.unwatch_rings()
-            self.actor.dispatch()
+            self.actor.end_job(self)
         elif any(self.table.has_failed(index) and self.table.status[index] == POSTED for index in self.range):
             self.actor.runtime.callbacks.submit(self._collect_failures)
 
@@ -408,6 +438,19 @@ class ActorEnvs(Job):
         if process is not None and process.watches_rings:
             self.actor.runtime.loop.call_soon(self._on_ring)  # the worker's ring may have come before this
 
+    # Times -----------------------------------------------------------------------------------------------
+
+    def begin_timing(self) -> None:
+        """Have steps and resets timed from now on, in this process and in later ones; may be called again."""
+        self._is_timing = True
+        process = self.actor.incarnation.process
+        if process is not None:
+            process.worker.begin_timing(recording.is_recording())
+
+    def histograms(self) -> Histograms:
+        """Return the durations of all steps and resets that were timed."""
+        return self._times.total(self.actor.page)
+
     # The tenant ------------------------------------------------------------------------------------------
 
     def on_started(self, incarnation: Incarnation, *, is_renewal: bool) -> list[Job]:
@@ -415,6 +458,8 @@ class ActorEnvs(Job):
         table, jobs = self.table, list[Job]()
         table.incarnations[self._first : self._stop] = incarnation.index
         table.waiters.on_process_change()
+        if self._is_timing:
+            self.begin_timing()
         for index in self.range:
             self._steps_before[index] = table.episodes.steps_of[index]
             journal = table.journals[index]
@@ -494,10 +539,14 @@ class ActorEnvs(Job):
         if table.replays:
             table.journals[index].begin_with_state(snapshot.check, snapshot.state)
 
-    def is_recycling_due(self, policy: RecyclePolicy, index: int) -> bool:
+    def is_recycling_due(self, policy: RecyclePolicy | None, index: int) -> bool:
         """Return whether the process of an env is to be replaced now that an episode has ended."""
         process = self.actor.incarnation.process
         if process is None:
+            return False
+        if process.worker.is_leaving and len(self.range) == 1:
+            return True
+        if policy is None:
             return False
         steps = self.table.episodes.steps_of[index] - self._steps_before[index]
         if policy.max_steps is not None and steps >= policy.max_steps:
@@ -514,23 +563,33 @@ class ActorEnvs(Job):
             progress = process.page.progress()
             method = "reset" if progress.method == METHOD_RESET else None
             return self.step_of(index, started=progress.since, method=method)
-        return self.step_of(index, started=self._posted_at if index in self.table.overdue else 0.0)
+        may_have_begun = index in self.table.overdue or self._is_node_lost
+        return self.step_of(index, started=self._posted_at if may_have_begun else 0.0)
 
     def _find_begun(self, reason: EndReason | None) -> list[int]:
         """Return the envs whose rows an ended process had begun and not completed. The first one caused the exit.
 
-        There are two if one missed its deadline, ended after all, and the next one began before the kill.
+        There are two if one missed its deadline, ended after all, and the next one began before the kill. Nobody knows
+        what a worker on a lost node had begun, so its first unfinished env counts as begun.
         """
         running = self._running()
         begun = [index for index in self.range if index in self.table.overdue]
         begun += [] if running is None else [running]
-        if not begun and reason in (EndReason.TIMEOUT, EndReason.ABORT):
+        if not begun and (self._is_node_lost or reason in (EndReason.TIMEOUT, EndReason.ABORT)):
             begun = self._unfinished()[:1]
         return list(dict.fromkeys(begun))
+
+    @property
+    def _is_node_lost(self) -> bool:
+        """Whether the process has ended, or counts as ended, because its node is lost."""
+        process = self.actor.incarnation.process
+        return process is not None and process.worker.loss is not None
 
     def on_exit(self, exit: Exit) -> None:  # noqa: A002
         """Continue or fail the requests of an ended process, and end its episodes."""
         table, has_process = self.table, exit.plan.has_process
+        if self._is_timing:
+            self._times.add(self.actor.page)
         if isinstance(self.actor.running, Replay) and exit.culprit is not None and exit.reason in _CRASHES:
             table.journals[exit.culprit.index].record_replay(crashed=True)
         begun, unfinished = self._find_begun(exit.reason), self._unfinished()
@@ -557,6 +616,9 @@ class ActorEnvs(Job):
         if has_process:
             waiting = [index for job in self.actor.queue if isinstance(job, QueuedRows) for index in job.ids]
             self.fail_without_episode([index for index in waiting if index not in again])
+        if self.has_posted:
+            # The envs of these rows have raised. A future may wait for one, and no worker rings for them any more.
+            self.actor.runtime.callbacks.submit(self._collect_failures)
         table.waiters.ring()
 
     def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
@@ -584,8 +646,9 @@ class ActorEnvs(Job):
         return step
 
     def is_running(self, future: ActorFuture) -> bool:
-        """Return whether the row of this future is posted."""
-        return self._index_of(future, POSTED) is not None
+        """Return whether the row of this future is posted and not complete."""
+        index = self._index_of(future, POSTED)
+        return index is not None and not self.table.is_complete(index)
 
     def _index_of(self, future: ActorFuture, status: int) -> int | None:
         for index in self.range:
@@ -598,10 +661,11 @@ class ActorEnvs(Job):
         table = self.table
         table.version += 1
         for index in self.range:
-            request = table.requests.pop(index, None)
-            if request is not None and request.future is not None:
+            future = table.future_of(index)
+            if future is not None:
                 error = error_of(self.step_of(index))
-                request.future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error))
+                future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error))
+            table.requests.pop(index, None)
             table.outcomes.pop(index, None)
             table.completed_at.pop(index, None)
             table.status[index] = IDLE

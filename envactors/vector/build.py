@@ -19,6 +19,7 @@ from envactors.mailbox.slab import Layout
 from envactors.mailbox.specs import OBJECT, ArraySpec, batches_alike, leaves
 from envactors.vector.actor_envs import ActorEnvs
 from envactors.vector.episodes import Episodes
+from envactors.vector.inputs import limit_running
 from envactors.vector.options import Choices
 from envactors.vector.results import RowReader
 from envactors.vector.table import EnvTable
@@ -59,12 +60,13 @@ def launch_actors(
     groups: Sequence[list[Factory]],
     env_vars: Sequence[Mapping[str, str] | None],
     memory: RowMemory | None,
-) -> tuple[list[ActorHandle], list[ActorView]]:
-    """Launch one actor per group of factories.
+) -> tuple[list[ActorHandle], list[ActorView], list[ActorHandle]]:
+    """Launch one actor per group of factories, and the standbys.
 
     Returns:
-        The handles of the actors, and those of the envs.
+        The handles of the actors, of the envs, and of the standbys.
     """
+    standbys: list[Any] = []  # of `Actor`
     launch_alike: Callable[..., ActorHandle] = functools.partial(
         launch,
         backend=backend,
@@ -72,12 +74,16 @@ def launch_actors(
         restart=choices.restart,
         memory=memory,
         lock=ChangeLock(),
-        has_journal=choices.on_failure == "replay" and backend.kills,
+        standbys=standbys,
+        permits=limit_running(choices.max_running, len(groups), backend),
+        has_journal=choices.on_failure == "replay",
         seed_episodes=choices.seed_episodes,
         snapshot=choices.snapshot,
     )
     actors: list[ActorHandle] = []
     handles: list[ActorView] = []
+    standby_handles: list[ActorHandle] = []
+    largest = max(groups, key=len)
     is_shared = len(groups[0]) > 1
     try:
         for group, variables in zip(groups, env_vars, strict=True):
@@ -88,11 +94,16 @@ def launch_actors(
             parts = actor._actor, actor._lifeline
             envs = [EnvHandle(*parts, position, _is_shared=True) for position in range(len(group))]
             handles += envs if is_shared else [actor]
+        for number in range(choices.standbys):
+            options = {"name": f"standby-{number}", "first": -len(largest), "env_vars": env_vars[0]}
+            standby = launch_alike(largest, **options, standbys=(), permits=None, is_standby=True)
+            standby_handles.append(standby)
+            standbys.append(standby._actor)
     except BaseException:
-        for actor in actors:
+        for actor in [*actors, *standby_handles]:
             actor.kill()
         raise
-    return actors, handles
+    return actors, handles, standby_handles
 
 
 def describe_envs(handles: Sequence[ActorView]) -> Description:
@@ -141,11 +152,14 @@ def share_rows(
         ) from error
     recycle = choices.recycle
 
-    def is_recycling_due(index: int) -> bool:
-        return recycle is not None and table.owners[index].is_recycling_due(recycle, index)
+    config = actors[0]._actor.config
 
-    episodes = Episodes(count, choices.autoreset, None if recycle is None else is_recycling_due)
-    table: EnvTable = EnvTable(actors[0]._actor.config.lock, slab, infos, episodes, choices.on_failure)
+    def is_recycling_due(index: int) -> bool:
+        return table.owners[index].is_recycling_due(recycle, index)
+
+    may_be_due = recycle is not None or config.backend.is_far
+    episodes = Episodes(count, choices.autoreset, is_recycling_due if may_be_due else None)
+    table: EnvTable = EnvTable(config.lock, slab, infos, episodes, choices.on_failure)
     reader = RowReader(table, described, copies=choices.copy)
     save_every = None if choices.snapshot is None else choices.snapshot.every
     futures = []

@@ -25,6 +25,7 @@ from envactors.errors import (
     VectorTimeoutError,
 )
 from envactors.mailbox.control_page import FINISHED, spin_until_all
+from envactors.mailbox.durations import Histograms
 from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.messages import Frame
 from envactors.mailbox.pickling import dumps
@@ -99,6 +100,21 @@ class RowEngine:
     def counts(self) -> tuple[list[int], list[int]]:
         """Return how many steps and finished episodes each env has had."""
         return self.table.episodes.steps.tolist(), self.table.episodes.episodes.tolist()
+
+    def begin_timing(self) -> None:
+        """Have steps and resets timed from now on; may be called again."""
+        with self._lock:
+            for envs in self.table.actors:
+                envs.begin_timing()
+
+    def histograms(self) -> Histograms:
+        """Return the durations of the steps and resets of all envs, as far as they were timed."""
+        with self._lock:
+            return np.concatenate([envs.histograms() for envs in self.table.actors])
+
+    def in_turns(self) -> list[int]:
+        """Return how many envs run one after another: those of each actor."""
+        return [len(envs.range) for envs in self.table.actors]
 
     def disable_reset_checks(self) -> None:
         """Leave it to the envs to refuse steps before a reset."""
@@ -191,7 +207,7 @@ class RowEngine:
             for position, index in enumerate(envs.ids):
                 future = futures[position] if futures else None
                 requests[index] = EnvRequest("step", False, future, None, payloads[position] if payloads else None)
-        self._post(envs, requests, rings_each=rings_each)
+        self._post(envs, requests, "step", rings_each=rings_each)
 
     def start_resets(
         self,
@@ -207,7 +223,7 @@ class RowEngine:
             payload = None if options[position] is None else bytes(dumps(options[position]))
             future = futures[position] if futures else None
             requests[index] = EnvRequest("reset", True, future, seeds[position], payload)
-        self._post(envs, requests, rings_each=True)
+        self._post(envs, requests, "reset", rings_each=True)
 
     def check_steppable(self, envs: Selection) -> None:
         """Raise `VectorInputError` if an env needs a reset first."""
@@ -231,7 +247,7 @@ class RowEngine:
                 array[index] = leaf
         return []
 
-    def _post(self, envs: Selection, requests: dict[int, EnvRequest], *, rings_each: bool) -> None:
+    def _post(self, envs: Selection, requests: dict[int, EnvRequest], method: str, *, rings_each: bool) -> None:
         """Post envs whose actions are in their rows, or queue those whose actor is not free."""
         table, lock = self.table, self._lock
         groups = self._groups_of(envs)
@@ -244,13 +260,16 @@ class RowEngine:
             posted: list[tuple[ActorEnvs, list[int]]] = []
             queued: list[tuple[ActorEnvs, list[int]]] = []
             for group, ids in groups:
-                is_free = group.actor.can_post(group) and not (must_check and any(map(group.must_wait, ids)))
+                must_wait = must_check and group.must_queue(ids)
+                is_free = not must_wait and group.actor.can_post(group)
                 (posted if is_free else queued).append((group, ids))
             closing = next((group.actor for group, _ in queued if group.actor.is_closing), None)
             if closing is not None:
-                refused = closing.errors.closed(Step("step", envs.ids[0]), closing.incarnation.index)
+                refused = closing.errors.closed(Step(method, envs.ids[0]), closing.incarnation.index)
                 for index in requests:
                     del table.requests[index]
+                for group, _ in posted:
+                    group.actor.dispatch()  # gives its permit back
             else:
                 for index, request in requests.items():
                     if request.seed is not None:
@@ -259,9 +278,9 @@ class RowEngine:
                     some = self.select([index for _, ids in posted for index in ids]) if queued else envs
                     call_id = lock.next_call_id()
                     payloads = table.post(some, call_id, rings_each)
-                    pages = [group.post(call_id, ids, payloads, now) for group, ids in posted]
-                    for page in pages:  # last and at once, since workers that wake up take cores
-                        page.post_step(call_id, wait, rings_each)
+                    posts = [(group.post(call_id, ids, payloads, now), ids) for group, ids in posted]
+                    for page, ids in posts:  # last and at once, since workers that wake up take cores
+                        page.post_step(call_id, wait, rings_each, ids)
                 for group, ids in queued:
                     group.queue(ids)
         if refused is not None:

@@ -20,9 +20,10 @@ from envactors.vector import inputs
 from envactors.vector.build import describe_envs, launch_actors, share_rows
 from envactors.vector.engine import RowEngine
 from envactors.vector.options import Choices, VectorOptions, check_names
-from envactors.vector.results import Batch, EnvStep, StepResults, VectorStats
+from envactors.vector.results import Batch, EnvStep, StepResults
 from envactors.vector.serial import SerialEngine
 from envactors.vector.snapshots import SnapshotMethods
+from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.table import Selection
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
         check_names("VectorEnv", options)
         choices, factories = Choices(**options), as_factories(factories)
         backend = backends.resolve(choices.backend)
+        if choices.on_failure == "replay" and not backend.kills:
+            choices = choices._replace(on_failure="renew")  # no process can be lost
         groups, variables = inputs.check_choices(choices, factories, backend)
         self._is_closed = False
         self._has_snapshots = choices.snapshot is not None
@@ -76,7 +79,9 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
         self._memory = None if backend.inline else backend.make_memory()
         self.actors: list[ActorHandle[Any]]
         self._handles: list[ActorView]
-        self.actors, self._handles = launch_actors(choices, backend, groups, variables, self._memory)
+        self._standbys: list[ActorHandle[Any]]
+        launched = launch_actors(choices, backend, groups, variables, self._memory)
+        self.actors, self._handles, self._standbys = launched
         self.num_envs: int = len(self._handles)
         try:
             self._check_made()
@@ -90,6 +95,7 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
             else:
                 table, reader = share_rows(choices, self.actors, self.num_envs, described, self._memory)
                 self._engine = RowEngine(table, reader, described.action, may_spin=backend.spin)
+            self._statistics = VectorStatistics(self._engine, self.actors)
         except BaseException:
             self.close(0)
             raise
@@ -104,9 +110,8 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
         return spec
 
     def stats(self) -> VectorStats:
-        """Return counts over the vector env's lifetime."""
-        steps, episodes = self._engine.counts()
-        return VectorStats(steps, episodes, [actor.stats() for actor in self.actors])
+        """Return statistics. The first call has times measured from then on."""
+        return self._statistics.collect()
 
     def reset(
         self,
@@ -138,7 +143,8 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
         engine, envs = self._engine, self._select(env_ids)
         deadline = deadline_after(timeout, "reset(timeout=...)")
         seeds, each = inputs.seeds_for(seed, envs.ids), inputs.one_each(options, len(envs.ids), "options")
-        batch = engine.reset(envs, seeds, each, timeout, deadline)
+        with self._statistics.waiting("reset"):
+            batch = engine.reset(envs, seeds, each, timeout, deadline)
         return batch.obs, batch.infos
 
     def step(self, actions: Any, env_ids: Iterable[int] | None = None, timeout: float | None = None) -> StepResults:
@@ -161,8 +167,15 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
             NothingPendingError: A signal handler or another thread has taken the results meanwhile.
             VectorInputError: ``env_ids`` or ``actions`` is invalid, or an env needs a reset first.
         """
-        engine, envs = self._engine, self._select(env_ids)
+        envs = self._select(env_ids)
         deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
+        if self._statistics.is_timing:
+            with self._statistics.waiting("step", envs.is_all):
+                return self._step(envs, actions, timeout, deadline)
+        return self._step(envs, actions, timeout, deadline)
+
+    def _step(self, envs: Selection, actions: Any, timeout: float | None, deadline: float | None) -> StepResults:
+        engine = self._engine
         engine.start_steps(envs, actions, rings_each=False)
         results: StepResults = engine.finish(envs, timeout, deadline, "step")[1:6]
         return results
@@ -192,7 +205,8 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
         inputs.check_limits(min_envs, max_envs)
         if not engine.receivable():
             raise NothingPendingError("recv has nothing to wait for: send actions first")
-        batch: Batch = engine.receive(min_envs, max_envs, deadline)
+        with self._statistics.waiting("recv"):
+            batch: Batch = engine.receive(min_envs, max_envs, deadline)
         return batch
 
     def submit(self, actions: Any, env_ids: Iterable[int] | None = None) -> list[EnvFuture]:
@@ -269,8 +283,9 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
         """
         check_timeout(timeout, "close(timeout=...)")
         self._is_closed = True
-        close_all(self.actors, timeout)
-        if all(actor._actor.closed.is_open for actor in self.actors):
+        actors = [*self.actors, *self._standbys]
+        close_all(actors, timeout)
+        if all(actor._actor.closed.is_open for actor in actors):
             if self._engine is not None:
                 self._engine.close()
             if self._memory is not None:

@@ -118,6 +118,12 @@ class Episodes:
         if ends:
             self._end(index)
 
+    def record_end(self, index: int) -> None:
+        """Record the last step of an episode in a process that is replaced now: the next one does the reset."""
+        self.steps_of[index] += 1
+        self.episodes[index] += 1
+        self.flags[index] &= ~RETIRING
+
     def record_many(self, index: int, ends: bytes, resets: bytes) -> None:
         """Record consecutive results of an env: each byte says whether one ended an episode, or was a reset."""
         cleared = NO_EPISODE | LOST | NEEDS_RESET | NO_RESULT

@@ -9,11 +9,12 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from envactors.actor.permits import Permits
 from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
 from envactors.options import RecyclePolicy, is_int
-from envactors.vector.options import UNSUPPORTED, Autoreset, Choices, OnFailure
+from envactors.vector.options import Autoreset, Choices, OnFailure
 
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
 
@@ -55,13 +56,11 @@ def check_choices(
     for name, kind in (("autoreset", Autoreset), ("on_failure", OnFailure)):
         if (value := getattr(choices, name)) not in get_args(kind):
             raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
-    check_counts(0, max_journal=choices.max_journal)
-    for name, default in UNSUPPORTED.items():
-        if getattr(choices, name) != default:
-            raise VectorInputError(f"{name} is {getattr(choices, name)!r}: this version does not support it yet")
+    check_counts(0, max_journal=choices.max_journal, standbys=choices.standbys)
     check_flags(copy=choices.copy, seed_episodes=choices.seed_episodes)
     groups, variables = group_envs(factories, choices.envs_per_actor, choices.env_vars, backend)
     check_recycling(choices.recycle, groups, backend)
+    check_standbys(choices.standbys, factories, variables, backend)
     return groups, variables
 
 
@@ -107,6 +106,42 @@ def check_recycling(recycle: RecyclePolicy | None, groups: Sequence[Sequence[obj
             f"recycle with {most} envs per actor and {backend!r}: expected envs_per_actor=1, so that no other env's "
             "episode is cut off, and a backend with processes"
         )
+
+
+def check_standbys(
+    standbys: int, factories: list[Factory], env_vars: Sequence[Mapping[str, str] | None], backend: Backend
+) -> None:
+    """Check that a standby can replace the process of any actor.
+
+    Raises:
+        VectorInputError: The actors differ, or have no processes.
+    """
+    if not standbys:
+        return
+    if not backend.kills:
+        raise VectorInputError(
+            f"standbys={standbys} with {backend!r}, where no process can be lost: expected 0, or backend='process'"
+        )
+    make, same = factories[0], env_vars[0]
+    odd = [f"the factory of env {i} is {one!r}, not {make!r}" for i, one in enumerate(factories) if one is not make]
+    odd += [f"the env_vars of actor {i} are {one!r}, not {same!r}" for i, one in enumerate(env_vars) if one != same]
+    if odd:
+        raise VectorInputError(
+            f"standbys={standbys}, and {odd[0]}: expected one and the same object for all ([make] * n, say) and "
+            "equal env_vars, since a standby is started before it is known which process it will replace"
+        )
+
+
+def limit_running(max_running: int | None, actors: int, backend: Backend) -> Permits | None:
+    """Return the permits that actors share; None if they need none.
+
+    Raises:
+        VectorInputError: ``max_running`` is not an int >= 1.
+    """
+    if max_running is None:
+        return None
+    check_counts(1, max_running=max_running)
+    return None if max_running >= actors or backend.inline else Permits(max_running)
 
 
 def check_env_ids(env_ids: Any, count: int) -> list[int]:

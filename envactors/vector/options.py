@@ -104,7 +104,6 @@ class Choices(NamedTuple):
 
 OPTIONS = Choices._fields
 # Options that this version does not implement yet, by their defaults.
-UNSUPPORTED = {"standbys": 0, "max_running": None}
 
 
 def check_names(whose: str, given: Iterable[str], own: Iterable[str] = ()) -> None:

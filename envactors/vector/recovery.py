@@ -179,7 +179,7 @@ def recover(envs: ActorEnvs, index: int, failure: Failure, *, has_process: bool)
     if op & RESET and fate is not EnvFate.REDO and cause is not Cause.WAITING and not repeats:
         episodes.advance(index)  # the next episode has another seed, in case this one's is the cause
     continues = fate in (EnvFate.REDO, EnvFate.RESET, EnvFate.TRUNCATE)
-    return Decision(fate, error, repeats, cause is Cause.RAISED and continues and isinstance(error, Exception))
+    return Decision(fate, error, repeats, cause is Cause.RAISED and continues)
 
 
 def apply_to_row(envs: ActorEnvs, index: int, decision: Decision) -> bool:

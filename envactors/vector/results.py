@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.states import ActorStats
 from envactors.errors import ActorError, SpaceMismatchError
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, decode, encode
 from envactors.mailbox.messages import Description
@@ -415,18 +414,3 @@ class TruncatedOutcome:
         reward = np.zeros_like(last.reward) if isinstance(last.reward, np.ndarray) else 0.0
         info = {"failure": self._failure}
         return EnvStep(last.env_id, last.obs, reward, False, True, info, self._incarnation), None
-
-
-@dataclasses.dataclass(frozen=True)
-class VectorStats:
-    """Counts over the lifetime of a vector env.
-
-    Attributes:
-        steps: Number of steps of each env.
-        episodes: Number of episodes of each env that have ended.
-        actors: Statistics of each actor.
-    """
-
-    steps: list[int]
-    episodes: list[int]
-    actors: list[ActorStats]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,18 +20,23 @@ from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
+from envactors.actor.inline_watch import InlineRequest, InlineWatch
 from envactors.errors import ActorError, AlreadyPendingError, NothingPendingError, VectorInputError
-from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP
+from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, ControlPage
+from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, split_batch, stack
+from envactors.options import as_deadlines
 from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, NO_RESULT, Episodes
 from envactors.vector.failures import step_error
 from envactors.vector.options import Autoreset, Choices, OnFailure
 from envactors.vector.recovery import Cause, EnvFate, Facts, decide, lose_episode
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, as_dict
+from envactors.vector.step_times import StepTimes
 from envactors.vector.table import Selection
+from envactors.vector.timed_env import TimedEnv
 from envactors.worker import context
 from envactors.worker.context import ActorContext
 from envactors.worker.host import Fields
@@ -108,39 +114,66 @@ class SerialEngine:
         # Outcomes that were not delivered yet, in the order of their completion.
         self._outcomes: dict[int, Fields | BaseException] = {}
         self._failed: set[int] = set()  # the envs whose outcome is an exception
-        # The envs of the current request; if an exception has ended that, the next request finds them here.
-        self._unfinished: list[int] = []
+        # The envs of each request that is running; if an exception has ended it, the next request finds them here.
+        self._unfinished: list[list[int]] = []
         self._lock = self._actors[0].config.lock
-        self._current = 0  # the env that is running
+        self._running_envs: list[int] = []  # the envs whose code is running, the outermost one first
+        self._requests = 0  # how many requests have begun
+        self._thread: int | None = None  # the thread that makes the current one
+        self._reset_env = -1  # the env of that request that was last reset, other than within a step
+        slow = as_deadlines(choices.deadlines).slow
+        self._watch = InlineWatch(self._actors[0].runtime.loop, slow, self._find_running)
         self._hosted: list[Any] = [None] * count
         self._contexts: list[ActorContext | None] = [None] * count
         # The current method of each env, as `HostedEnv` records it on the control page of its actor.
         self._methods: list[Any] = [None] * count
         self._incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._closed: set[int] = set()  # the envs of closed actors
+        # How many requests of all envs there were, and how many others each env has had.
+        self._full_requests = 0
+        self._other_requests = [0] * count
+        self._is_timing = False
+        self._pages: dict[InlineActor, ControlPage | None] = {}
+        self._times = {actor: StepTimes(len(envs)) for actor, envs in self.ranges()}
         for actor, envs in self.ranges():
             self._find_envs(actor, envs)
             actor.on_change = functools.partial(self._on_change, actor, envs)
+            actor.count_rows = functools.partial(self._count_rows, envs)
+            actor.running_envs = self._running_envs
+            actor.find_stepping_thread = functools.partial(self._find_thread, envs)
 
     def _find_envs(self, actor: InlineActor, envs: range) -> None:
         """Look up the present envs of an actor."""
-        found = actor.hosted_envs
+        found, page = actor.hosted_envs, actor.page
+        self._pages[actor] = page
         for position, index in enumerate(envs):
             if found:
-                self._hosted[index], self._contexts[index] = found[position]
-                self._methods[index] = self._hosted[index]._page.counters
+                assert page is not None, "it has envs"
+                env, self._contexts[index] = found[position]
+                self._hosted[index] = TimedEnv(env, page) if self._is_timing else env
+                self._methods[index] = page.counters
             else:
                 self._hosted[index], self._contexts[index], self._methods[index] = _MissingEnv(actor, index), None, {}
             self._incarnations[index] = actor.incarnation.index
 
     def _on_change(self, actor: InlineActor, envs: range) -> None:
         """Lose the episodes of an actor whose envs are others now, or gone."""
+        if self._is_timing:
+            self._times[actor].add(self._pages[actor])
         self._find_envs(actor, envs)
         if actor.closed.is_open:
             self._closed.update(envs)
         for index in envs:
             self.episodes.lose_process(index)
             self.episodes.starts[index] = False
+
+    def _find_thread(self, envs: range) -> int | None:
+        """Return the thread that steps or resets one of these envs; None if none does."""
+        return self._thread if any(index in envs for index in tuple(self._running_envs)) else None
+
+    def _count_rows(self, envs: range) -> int:
+        """Return how many steps and resets these envs have run."""
+        return self._full_requests * len(envs) + sum(self._other_requests[envs.start : envs.stop])
 
     @property
     def autoreset(self) -> Autoreset:
@@ -159,6 +192,20 @@ class SerialEngine:
     def counts(self) -> tuple[list[int], list[int]]:
         """Return how many steps and finished episodes each env has had."""
         return self.episodes.steps.tolist(), self.episodes.episodes.tolist()
+
+    def begin_timing(self) -> None:
+        """Have steps and resets timed from now on; may be called again."""
+        self._is_timing = True
+        for actor, envs in self.ranges():
+            self._find_envs(actor, envs)
+
+    def histograms(self) -> Histograms:
+        """Return the durations of the steps and resets of all envs, as far as they were timed."""
+        return np.concatenate([times.total(self._pages[actor]) for actor, times in self._times.items()])
+
+    def in_turns(self) -> list[int]:
+        """Return how many envs run one after another: all of them."""
+        return [len(self.all.ids)]
 
     def busy(self) -> list[int]:
         """Return the envs whose results were not delivered."""
@@ -276,9 +323,10 @@ class SerialEngine:
         raised: list[_RaisedRequest] = []
         flags = episodes.flags
         may_be_lost = flags != self._no_flags
+        running = self._running_envs
         with self._running(envs.ids):
             for index, action in zip(envs.ids, each, strict=True):
-                self._current = index
+                running[-1] = index
                 if may_be_lost and flags[index] & LOST and not (resets_next[index] and self._on_failure == "raise"):
                     raised.append(_RaisedRequest(index, self._describe_loss(index), Cause.WAITING))
                     continue
@@ -293,7 +341,7 @@ class SerialEngine:
                     was_reset = autoreset and self._methods[index][METHOD] == METHOD_RESET
                     raised.append(self._note(index, error, was_reset=was_reset))
                     continue
-                outcomes[index] = fields if not fields[4] else (*fields[:4], copy_value(fields[4]))
+                outcomes[index] = _with_own_info(fields)
                 last[index] = (copy_value(fields[0]), *fields[1:]) if keeps_last else fields
                 if fields[2] or fields[3]:
                     episodes.record(index, ends=True, is_reset=False)
@@ -326,31 +374,73 @@ class SerialEngine:
 
     def check_idle(self, envs: Selection) -> None:
         """Raise `AlreadyPendingError` if an env has a result pending."""
+        if self._running_envs and self._lock.is_held_here():
+            self._check_nested(envs.ids)
         for index in envs.ids if self._closed else ():
             if index in self._closed:
                 raise self._owners[index].unusable_error(Step("step", index))
         if self._outcomes and (busy := [index for index in envs.ids if index in self._outcomes]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them with recv first")
 
+    def _check_nested(self, ids: list[int]) -> None:
+        """Check a request that env code of this vector makes.
+
+        Raises:
+            RuntimeError: An env belongs to the actor of that code.
+            AlreadyPendingError: An env belongs to the request that runs that code.
+        """
+        for index in ids:
+            self._owners[index].check_not_within()
+        waiting = {index for running in self._unfinished for index in running}
+        if busy := [index for index in ids if index in waiting]:
+            raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
+
     def _reset_if_interrupted(self) -> None:
         """Require a reset of the envs that were running when an exception ended a request, and drop their results."""
-        if self._unfinished:
-            self._drop(self.select(self._unfinished))
-            for index in self._unfinished:
-                self.episodes.lose(index)
-            self._unfinished = []
+        if self._unfinished and not self._lock.is_held_here():
+            with self._lock:  # another thread may still run them
+                for ids in self._unfinished:
+                    self._drop(self.select(ids))
+                    for index in ids:
+                        self.episodes.lose(index)
+                self._unfinished.clear()
+
+    def _find_running(self) -> InlineRequest | None:
+        """Return the step or reset that is running; None if none is."""
+        thread, running = self._thread, self._running_envs[-1:]
+        if thread is None or not running:
+            return None
+        index = running[0]
+        within_step = self.episodes.autoreset == "same_step" and self._methods[index][METHOD] == METHOD_RESET
+        step = Step("reset" if index == self._reset_env or within_step else "step", index)
+        return InlineRequest(self._owners[index], step, (self._requests, index), thread)
 
     @contextlib.contextmanager
     def _running(self, ids: list[int]) -> Iterator[None]:
         """Return the context in which env code runs."""
+        outer = (self._thread, self._reset_env) if self._lock.is_held_here() else None
         with self._lock:
-            self._unfinished = ids
-            token = context.of_thread.set(lambda: self._contexts[self._current])
+            if outer is None:
+                self._running_envs.clear()
+            self._unfinished.append(ids)
+            self._running_envs.append(ids[0] if ids else 0)
+            self._reset_env, depth = -1, len(self._running_envs) - 1
+            self._requests += 1
+            self._thread = threading.get_ident()
+            self._watch.begin()
+            token = context.of_thread.set(lambda: self._contexts[self._running_envs[depth]])
             try:
                 yield
             finally:
+                self._thread, self._reset_env = outer or (None, -1)
                 context.of_thread.reset(token)
-            self._unfinished = []
+                del self._running_envs[depth:]
+            self._unfinished.remove(ids)
+            if ids is self.all.ids:
+                self._full_requests += 1
+            else:
+                for index in ids:
+                    self._other_requests[index] += 1
 
     def _run_reset(
         self, index: int, seed: int | None, options: Any, raised: list[_RaisedRequest], *, is_asked: bool = False
@@ -364,7 +454,7 @@ class SerialEngine:
             raised: Gets the request if the env raises.
             is_asked: Whether the user has asked for it, rather than autoreset.
         """
-        self._current = index
+        self._running_envs[-1] = self._reset_env = index
         try:
             fields = self._hosted[index].reset(self._seed_of(index) if seed is None else seed, options)
         except Exception as error:
@@ -385,7 +475,7 @@ class SerialEngine:
     def _recover_all(self, raised: list[_RaisedRequest]) -> None:
         """Set the outcomes of requests that have raised, once all others of the same envs have run."""
         for request in raised:
-            self._current = request.env_id
+            self._running_envs[-1] = request.env_id
             outcome = self._recover(request)
             self._outcomes[request.env_id] = outcome
             if isinstance(outcome, BaseException):
@@ -399,7 +489,7 @@ class SerialEngine:
         self.episodes.record(index, ends=False, is_reset=True)
         self._last[index] = (copy_value(fields[0]), *fields[1:]) if self._on_failure != "raise" else fields
         self.episodes.starts[index] = True
-        return fields if not fields[4] else (*fields[:4], copy_value(fields[4]))
+        return _with_own_info(fields)
 
     def _recover(self, request: _RaisedRequest) -> Fields | BaseException:
         """Return the outcome of a request whose env has raised, or has lost the episode that it needs."""
@@ -554,3 +644,9 @@ class SerialEngine:
             except VectorInputError as error:
                 failures[index] = error
         return conforming
+
+
+def _with_own_info(fields: Fields) -> Fields:
+    """Return a result with a copy of the env's info, which the env may change later."""
+    info = fields[4]
+    return fields if type(info) is dict and not info else (*fields[:4], copy_value(info))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from envactors.system.polling import Doorbell, Poller, remaining
+from envactors.worker import context
 
 if TYPE_CHECKING:
     from envactors.vector.table import EnvTable
@@ -33,7 +35,8 @@ class _Sleeper:
             self._watched = process_changes
 
     def __del__(self) -> None:
-        self._poller.close()
+        with contextlib.suppress(AttributeError):  # an exception has interrupted its making
+            self._poller.close()
 
 
 class ResultWaiters:
@@ -46,6 +49,8 @@ class ResultWaiters:
         count: How many threads wait.
     """
 
+    _bell_is_closed = False
+
     def __init__(self, table: EnvTable) -> None:
         self.count: int = 0
         self._table = table
@@ -54,7 +59,7 @@ class ResultWaiters:
         # How many complete rows each waiting thread needs.
         self._wanted: dict[_Sleeper, int] = {}
         self._idle: list[_Sleeper] = [_Sleeper(self._bell)]
-        self._is_closed = self._bell_is_closed = False
+        self._is_closed = False
 
     def ring(self) -> None:
         """Wake all threads that wait: something other than a row has changed."""
@@ -79,7 +84,8 @@ class ResultWaiters:
             self._bell.close()
 
     def __del__(self) -> None:
-        self._close_bell()
+        with contextlib.suppress(AttributeError):  # an exception has interrupted its making
+            self._close_bell()
 
     def wait(self, count_missing: Callable[[], int], deadline: float | None) -> bool:
         """Sleep until nothing is missing or the deadline has passed; return whether nothing is.
@@ -87,6 +93,9 @@ class ResultWaiters:
         Args:
             count_missing: Returns how many more outcomes are needed, at least. Called after each ring.
             deadline: A time of `time.monotonic`; None for no limit.
+
+        Raises:
+            RuntimeError: The thread runs code of an env, and without a limit it would wait for envs of the same actor.
         """
         table = self._table
         sleeper = self._idle.pop() if self._idle else _Sleeper(self._bell)
@@ -107,6 +116,8 @@ class ResultWaiters:
                 seconds = remaining(deadline)
                 if seconds is not None and seconds <= 0.0:
                     return False
+                if seconds is None and context.of_thread.get() is not None:
+                    self._check_not_within(missing)
                 if missing == last_missing:  # a ring without a result
                     self._check_workers()
                 last_missing = missing
@@ -119,6 +130,16 @@ class ResultWaiters:
                 self._idle.append(sleeper)
             elif not self.count:
                 self._close_bell()
+
+    def _check_not_within(self, missing: int) -> None:
+        """Raise if env code of this vector would wait for more outcomes than its other actors can provide."""
+        table = self._table
+        mine = next((envs for envs in table.actors if envs.actor.runs_this_thread), None)
+        if mine is None:
+            return
+        others = [index for index in range(len(table.status)) if index not in mine.range]
+        if missing > sum(map(table.is_running, others)):
+            raise mine.actor.errors.within_envs()
 
     def _publish_wanted(self) -> None:
         """Tell workers at how many complete rows to ring; they ring for each failure anyway."""

@@ -6,7 +6,6 @@ request in a row, payload ──▶ EnvRow ──▶ HostedEnv.step, HostedEnv.r
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,7 +24,7 @@ from envactors.mailbox.control_page import (
 )
 from envactors.mailbox.info_codec import PLAIN, Infos
 from envactors.mailbox.messages import Failure, Fault
-from envactors.mailbox.pickling import content_of, copy_value, loads, pack_failure
+from envactors.mailbox.pickling import content_of, loads, pack_failure
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, RING, SEED, Slab
 from envactors.mailbox.specs import ArraySpec, flatten, reader
 from envactors.worker import context
@@ -47,43 +46,6 @@ class PayloadError(Exception):
         self.failure = failure
 
 
-class WorkerRetiredError(OSError):
-    """The parent has abandoned this worker, and another one may own its rows."""
-
-
-class WriteGuard:
-    """Keeps a worker that cannot be killed from writing results once another one has replaced it.
-
-    The writer sets ``writer`` and then checks ``is_closed``; `close` sets ``is_closed`` and then checks ``writer``. At
-    least one of the two sees the other's change. This takes a sixth of the time that a lock per env takes.
-
-    Attributes:
-        writer: The id of the thread that is writing a result, None if none is.
-        is_closed: Whether no more results may be written.
-    """
-
-    def __init__(self) -> None:
-        self.writer: int | None = None
-        self.is_closed: bool = False
-
-    def begin_write(self) -> None:
-        """Begin to write a result in the calling thread; to end, set ``writer`` to None.
-
-        Raises:
-            WorkerRetiredError: No more results may be written.
-        """
-        self.writer = threading.get_ident()
-        if self.is_closed:
-            self.writer = None
-            raise WorkerRetiredError("abandoned by the parent")
-
-    def close(self) -> None:
-        """Forbid further results, and wait for the one that is being written."""
-        self.is_closed = True
-        while self.writer not in (None, threading.get_ident()):
-            time.sleep(0)  # not for long: writing a result takes about as long as a copy
-
-
 def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
     """Run rows.
 
@@ -92,15 +54,10 @@ def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
 
     Args:
         due: Each row with its operation, in the bits of `envactors.mailbox.slab`, and the call id of its request.
-
-    Raises:
-        WorkerRetiredError: No more results may be written.
     """
-    forks, now, array, thread, begun = context.forks, time.monotonic, np.ndarray, threading.get_ident(), None
+    forks, now, array, begun = context.forks, time.monotonic, np.ndarray, None
     for row, op, call_id in due:
-        index, guard = row.index, row.guard
-        if guard.is_closed:
-            raise WorkerRetiredError("abandoned by the parent")
+        index = row.index
         # Inlined from `ControlPage.record_env`.
         row.times[SINCE] = now()
         row.counters[ENV_INDEX] = row.position
@@ -118,8 +75,7 @@ def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
                     and (type(info) is dict and not info and context.forks == forks)
                     and not (row.autoreset and (terminated or truncated))
                 ):
-                    guard.writer = thread
-                    if is_noted or guard.is_closed:
+                    if is_noted:
                         row.note(obs, op, call_id)
                     row.terminated[index] = terminated
                     row.truncated[index] = truncated
@@ -130,7 +86,6 @@ def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
                     has_failed = False
         except BaseException as error:
             failed_with = error
-        guard.writer = None
         if has_failed is None:
             has_failed = row.finish(op, call_id, result, failed_with, forks)
             begun = None  # the page may name another method
@@ -148,15 +103,13 @@ class EnvRow:
         autoreset: Whether an episode that ends is reset within the step.
         page: The control page, which tells whether results are streamed.
         send_overflow: Sends what does not fit, by the env's index in the vector.
-        guard: The guard of the worker.
 
     Attributes:
         index: The env's index in the vector.
         position: Its position in the actor.
         page: The control page.
         counters, times: Its memory.
-        guard: The guard of the worker.
-        payload: The call id that the last payload belongs to, and its content: pickled, or an object.
+        payload: The call id that the last payload belongs to, and its content, pickled.
         action: Returns the action of a step; the env may modify it.
         autoreset: Whether a step that ends the episode resets.
         completed, terminated, truncated, rewards, encodings: The columns of the slab.
@@ -174,7 +127,6 @@ class EnvRow:
         autoreset: bool,
         page: ControlPage,
         send_overflow: Callable[[int, bytes | bytearray], None],
-        guard: WriteGuard,
     ) -> None:
         self.hosted = hosted
         self.index = index = hosted.index
@@ -187,7 +139,6 @@ class EnvRow:
         self._infos = infos
         self.encodings: memoryview[int] = infos.encodings
         self._send_overflow = send_overflow
-        self.guard: WriteGuard = guard
         layout = slab.layout
         # Actions without a spec come as payload.
         self.action: Any = None if layout.action is None else reader(layout.action, slab.actions, index)
@@ -229,8 +180,6 @@ class EnvRow:
         """Return the action of a step, or the (large seed, options) of a reset."""
         (_, content), self.payload = self.payload, (0, None)
         try:
-            if self._infos.passes_objects:
-                return copy_value(content)  # the original may be sent again
             value = loads(content)
             if op & RESET and not isinstance(value, Failure):
                 value = value[0], content_of(value[1])
@@ -249,13 +198,8 @@ class EnvRow:
         return page.is_timing or page.is_streaming or self.hosted.journal
 
     def note(self, obs: Any, op: int, call_id: int) -> None:
-        """Write what few plain results have beside them: times, and the checksum over the observations.
-
-        Raises:
-            WorkerRetiredError: No more results may be written.
-        """
+        """Write what few plain results have beside them: times, and the checksum over the observations."""
         page, hosted = self.page, self.hosted
-        self.guard.begin_write()
         if page.is_timing:
             page.spans.add(self.times[SINCE], time.monotonic(), call_id, self.position, METHOD_STEP)
         if hosted.journal:
@@ -294,8 +238,6 @@ class EnvRow:
     def write(self, op: int, call_id: int, fields: Fields | None, error: BaseException | None) -> bool:
         """Write the result, or the error, into the row; what does not fit there is sent first.
 
-        The guard is held only while values are copied, never while code of users runs, since closing it waits.
-
         Returns:
             Whether it is a failure.
         """
@@ -308,27 +250,23 @@ class EnvRow:
             except BaseException as unfit:
                 error = unfit
         failure = None if error is None else as_failure(error, self.page)
-        self.guard.begin_write()
-        try:
-            if fields is not None and failure is None:
-                try:
-                    self._write_arrays(half, leaves, fields)
-                except BaseException as unfit:
-                    failure = as_failure(unfit, self.page)
-            if failure is not None:
-                overflow = self._infos.fail(index, failure)
-            elif content is None:
-                self.encodings[index] = PLAIN
-            else:
-                overflow = self._infos.put(index, content)
-            if overflow is not None:
-                self._send_overflow(index, overflow)
-            if self.page.is_streaming:
-                self._slab.when[index] = time.monotonic()
-            self.completed[index] = call_id
-            return failure is not None
-        finally:
-            self.guard.writer = None
+        if fields is not None and failure is None:
+            try:
+                self._write_arrays(half, leaves, fields)
+            except BaseException as unfit:
+                failure = as_failure(unfit, self.page)
+        if failure is not None:
+            overflow = self._infos.fail(index, failure)
+        elif content is None:
+            self.encodings[index] = PLAIN
+        else:
+            overflow = self._infos.put(index, content)
+        if overflow is not None:
+            self._send_overflow(index, overflow)
+        if self.page.is_streaming:
+            self._slab.when[index] = time.monotonic()
+        self.completed[index] = call_id
+        return failure is not None
 
     def is_complete(self, call_id: int) -> bool:
         """Return whether the result of a request was written."""

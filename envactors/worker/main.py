@@ -32,7 +32,7 @@ from envactors.mailbox.slab import PAYLOAD, Layout, Slab
 from envactors.system.clocks import boot_clock
 from envactors.system.polling import Poller
 from envactors.worker import context
-from envactors.worker.env_rows import EnvRow, WriteGuard, run_all
+from envactors.worker.env_rows import EnvRow, run_all
 from envactors.worker.host import Host
 from envactors.worker.log_records import set_levels
 
@@ -59,7 +59,6 @@ class Server:
         channel: The worker's end of the channel.
         page: The worker's control page.
         memory: The memory of its vector; None for a worker without rows.
-        guard: The guard of a worker that cannot be killed; None for others.
         send: Sends frames in place of the channel, if the worker forwards its log records.
 
     Attributes:
@@ -69,7 +68,6 @@ class Server:
         page: The control page.
         memory: As above.
         rows: The rows of its envs.
-        guard: As above.
         call_id: The call id of the current request.
         extension: What a `Kind.EXTEND` request keeps for the next one.
     """
@@ -79,7 +77,6 @@ class Server:
         channel: FrameChannel,
         page: ControlPage,
         memory: OpenMemory | None = None,
-        guard: WriteGuard | None = None,
         send: Callable[[Frame], None] | None = None,
     ) -> None:
         self.handled: int = 0
@@ -92,7 +89,6 @@ class Server:
         self.page = page
         self._counters = page.counters
         self.memory = memory
-        self.guard = guard
         self.extension: Any = None
         self.rows: list[EnvRow] = []
         self._forks = context.forks
@@ -168,11 +164,11 @@ class Server:
         self.page.start_request(self.call_id, METHOD_CALL, 0)
         self._reply(*self.execute(kind, payload))
         self.page.finish_frame(self.call_id)
-        self.closed = kind == Kind.CLOSE
+        self.closed = self.closed or kind == Kind.CLOSE
 
     def _take_payloads(self, call_id: int, payload: Any) -> None:
         """Keep the payloads of a `Kind.PAYLOADS` frame for the rows that are posted with this call id."""
-        for position, content in payload if isinstance(payload, list) else bundle.unpack(payload):
+        for position, content in bundle.unpack(payload):
             self.rows[position].payload = call_id, content
 
     def _run_rows(self, call_id: int) -> None:
@@ -249,7 +245,7 @@ class Server:
         assert self.memory is not None, "the parent attaches only workers that it has passed a slab"
         slab, infos = self.memory.open(layout)
         self._posted, self._completed, self._ops = slab.posted.data, slab.completed.data, slab.ops.data
-        beside = infos, autoreset, self.page, self._send_overflow, self.guard or WriteGuard()
+        beside = infos, autoreset, self.page, self._send_overflow
         self.rows = [EnvRow(hosted, slab, *beside) for hosted in self.host.hosted_envs]
 
     def _extend(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

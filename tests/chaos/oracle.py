@@ -13,7 +13,7 @@ import envactors as ea
 from chaos.faults import LargeEcho
 from chaos.report import ReportBuilder
 from envactors.backends.base import Backend
-from envactors.tuning.actions import sample_actions
+from envactors.tuning.measure import sample_actions
 
 _TRIAL_STEPS = 60
 _ACTIONS = 512

@@ -6,13 +6,14 @@ import time
 from contextlib import AbstractContextManager
 from typing import Protocol, TextIO
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from chaos.report import ChaosReport
 from envactors.cli.units import count
-from envactors.cli.views import plain_table
 
 _LINE_SECONDS = 5.0
 _MOST_SHOWN = 5
@@ -119,7 +120,7 @@ def _counts(report: ChaosReport) -> list[tuple[str, str]]:
 
 
 def _table(report: ChaosReport) -> RenderableType:
-    table = plain_table()
+    table = Table(border_style="dim", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("fault", no_wrap=True)
     table.add_column("", justify="right")
     table.add_column("count", no_wrap=True)

@@ -92,7 +92,7 @@ def noxfile(tmp_path, monkeypatch):
 
 
 def test_lower_bounds_become_versions(noxfile):
-    wanted = ["numpy>=1.24", "protobuf<3.21", "envactors[plot]", "setuptools>=60; python_version>='99'"]
+    wanted = ["numpy>=1.24", "protobuf<3.21", "envactors[cli]", "setuptools>=60; python_version>='99'"]
     assert noxfile.lowest(wanted) == ["numpy==1.24", "protobuf<3.21"]
 
 

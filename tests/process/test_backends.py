@@ -88,9 +88,8 @@ def test_inline_a_step_can_be_interrupted():
     with ea.VectorEnv([Hangs], backend="inline") as envs:
         envs.reset(seed=0)
         begun = time.monotonic()
-        with pytest.raises(ea.VectorStepError) as caught:
+        with pytest.raises(KeyboardInterrupt):
             envs.step([1])
-        assert isinstance(caught.value.failures[0], KeyboardInterrupt)
         assert time.monotonic() - begun < SOON
 
 
@@ -349,43 +348,6 @@ def test_equal_results_in_every_backend():
     assert all(np.array_equal(outcomes[0], other) for other in outcomes[1:])
 
 
-def test_inline_calls_that_overlap_in_several_threads_do_not_block_each_other():
-    """A thread that began later and ended later used to restore the other's mark, which then stayed forever."""
-    entered, go = threading.Event(), threading.Event()
-
-    class Process:
-        turns = 0
-        on_ring = None
-
-        @property
-        def worker(self):
-            return self
-
-        def work(self):
-            self.turns += 1
-            if threading.current_thread() is other:
-                entered.set()
-                assert go.wait(SOON)
-            elif not entered.is_set():
-                other.start()
-                assert entered.wait(SOON)
-            return False
-
-    with ea.spawn(Counter, backend="inline") as actor:
-        supervisor = actor._supervisor
-        real, supervisor.core.process = supervisor.core.process, Process()
-        supervisor.core.process.page = real.page
-        other = threading.Thread(target=supervisor.core.run_inline)
-        try:
-            supervisor.core.run_inline()
-            go.set()
-            other.join(SOON)
-            supervisor.core.run_inline()
-            assert supervisor.core.process.turns == 3
-        finally:
-            supervisor.core.process = real
-
-
 class Unreachable(ea.ThreadBackend):
     def retain(self, env_vars, loop):
         raise OSError("no node answers")
@@ -394,4 +356,4 @@ class Unreachable(ea.ThreadBackend):
 def test_no_thread_is_left_if_a_backend_cannot_be_used():
     with pytest.raises(OSError, match="no node answers"):
         ea.spawn(EchoEnv, backend=Unreachable())
-    wait_until(lambda: "envactors-reactor" not in [thread.name for thread in threading.enumerate()])
+    wait_until(lambda: "envactors-loop" not in [thread.name for thread in threading.enumerate()])

@@ -82,30 +82,6 @@ def test_a_log_filter_that_blocks_does_not_delay_other_actors(caplog):
             goes_on.set()
 
 
-def test_deadlines_of_others_fire_beside_an_object_whose_deadline_raises(caplog):
-    class Fails:
-        calls = 0
-
-        def next_timer(self):
-            return 0.0
-
-        def on_timer(self, now):
-            self.calls += 1
-            raise LookupError("a deadline that is wrong")
-
-    fails = Fails()
-    with ea.spawn(Counter) as actor:
-        assert actor.add(1).result(SOON) == 1
-        reactor = actor._supervisor.reactor
-        reactor.watch_timers(fails)
-        wait_until(lambda: fails.calls)
-        check_that_others_go_on()
-        reactor.unwatch_timers(fails)
-        assert fails.calls < 50
-        wait_until(lambda: "a deadline that is wrong" in caplog.text)
-    assert len(caplog.records) < 50
-
-
 def test_log_records_that_wait_are_limited_and_the_others_are_counted(caplog):
     """A handler that blocks for as long as a worker logs."""
     goes_on, sent = threading.Event(), 20_000

@@ -16,7 +16,6 @@ from envactors.mailbox.control_page import (
     ENV_INDEX,
     FINISHED,
     METHOD,
-    OVERFLOWS,
     POSTED,
     SINCE,
     STEP,
@@ -78,14 +77,6 @@ def test_a_falsely_finished_step_does_not_return_the_row_of_the_step_before():
         assert envs.step([3, 4])[1].tolist() == [3.0, 4.0]
 
 
-def test_a_worker_that_announces_results_which_never_come_is_killed_and_its_true_result_counts():
-    with ea.VectorEnv([Vandal] * 2, backend=FORK_SERVER, restart=ALWAYS) as envs:
-        envs.reset(seed=0)
-        envs[0].prepare(write_cell, OVERFLOWS, 10**6).result(SOON)
-        assert envs.step([7, 8])[1].tolist() == [7.0, 8.0]
-        assert "has overwritten memory that it shares with the caller" in str(step_and_catch(envs, [9, 9]))
-
-
 class Neighbors:
     """A vector and an actor of the same program, which nothing of all this may disturb."""
 
@@ -123,7 +114,7 @@ def fuzz(seeds, packed):
             envs[int(dice.integers(4))].prepare(overwrite, where, what, seed, then=then).result(SOON)
             if dice.random() < 0.5:
                 envs.send([1] * 4)
-                while envs._core.pending.receivable:
+                while envs._engine.receivable():
                     envs.recv(min_envs=1)
             else:
                 envs.step([1] * 4)

@@ -21,13 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
+from envactors.actor.actor import Actor
 from envactors.actor.permits import Permits
-from envactors.actor.requests import CallRequest, Group
-from envactors.actor.supervisor import Supervisor
-from envactors.mailbox.messages import Kind
 from envactors.mailbox.specs import ArraySpec
 from envactors.remote import LocalNodes
-from envactors.vector.access import VectorAccess
 
 PLENTY = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
 WORKS, DIES, WAITS = 0, 1, 2  # what an action asks for
@@ -184,6 +181,25 @@ def test_no_more_envs_run_than_allowed_with_any_method(log, way, autoreset):
     assert log.most() == (1 if way == "in-process" else 2)
 
 
+def make_policy():
+    return lambda obs, context: np.full(len(obs), WORKS)
+
+
+@pytest.mark.parametrize("kills_one", [False, True])
+def test_rollouts_are_limited_too(log, kills_one):
+    kills = {}
+    with log.make(4, max_running=1, on_failure="replay") as envs:
+        envs.reset(seed=0, timeout=SOON)
+        envs.set_policy(make_policy)
+        future = envs.rollout_async(6)
+        if kills_one:
+            wait_until(lambda: log.begun().count(2) > 2)
+            kill(envs, 2, kills)
+        assert future.result(SOON).obs[-1, :, 1].tolist() == [0] * 4
+        envs.step([WORKS] * 4, timeout=SOON)
+    assert log.most(kills) == 1
+
+
 def test_calls_of_single_envs_count_and_those_of_other_methods_do_not(log):
     with log.make(4, max_running=1, pace=0.02) as envs:
         envs.reset(seed=0, timeout=SOON)
@@ -324,49 +340,57 @@ def test_a_call_whose_process_is_replaced_keeps_its_place(log):
         assert log.begun()[-3:] == [1, 0, 2]
 
 
-OPERATIONS = st.lists(st.tuples(st.sampled_from(["add", "call", "front", "end", "lose"]), st.integers(0, 4)))
+OPERATIONS = st.lists(st.tuples(st.sampled_from(["add", "front", "end", "drop"]), st.integers(0, 4)))
 
 
 class Holding:
-    """Replaces an actor that needs permits: runs the first request of its queue, one at a time."""
+    """Replaces an actor that needs permits: runs the first job of its queue, one at a time."""
 
-    def __init__(self, permits, started):
-        self.permits, self.started = permits, started
-        self.queue, self.running = deque(), None
+    def __init__(self, permits, soon):
+        self.permits, self.soon = permits, soon
+        self.queue, self.running, self.begun = deque(), None, []
+
+    def dispatch_soon(self):
+        self.soon.append(self)
 
     def dispatch(self):
-        while self.queue and self.running is None:
-            head = self.queue[0]
-            if head.needs_permit and not self.permits.acquire(self, head.age):
+        if self.running is None and self.queue:
+            if not self.permits.may_start(self, self.queue[0]):
                 return
             self.running = self.queue.popleft()
-            self.started.append(self.running)
+            self.begun.append(self.running)
+        if self.running is None:
+            self.permits.give_back(self)
 
 
 @given(count=st.integers(1, 3), operations=OPERATIONS)
 @settings(max_examples=examples(200))
 def test_permits_are_held_by_few_go_to_the_oldest_and_are_never_idle(count, operations):
-    permits, started = Permits(count), []
-    actors = [Holding(permits, started) for _ in range(5)]
+    permits, soon, ages = Permits(count), deque(), itertools.count(1)
+    actors = [Holding(permits, soon) for _ in range(5)]
     for operation, index in operations:
-        actor, before = actors[index], len(started)
+        actor = actors[index]
         if operation == "front":
-            actor.queue.appendleft(Group([index], age=0))
+            actor.queue.appendleft(0)
         elif operation == "add":
-            actor.queue.append(Group([index], age=permits.next_age()))
-        elif operation == "call":
-            actor.queue.append(CallRequest("render", index, kind=Kind.CALL, age=permits.next_age()))
-        elif actor.running is not None:
+            actor.queue.append(next(ages))
+        elif operation == "drop" and actor.queue:
+            actor.queue.popleft()
+        elif operation == "end":
             actor.running = None
-            (permits.withdraw if operation == "lose" else permits.release)(actor)
         actor.dispatch()
-        running = [actor.running for actor in actors if actor.running is not None and actor.running.needs_permit]
-        ready = [actor.queue[0] for actor in actors if actor.queue and actor.running is None]
+        while soon:
+            before = [age for one in actors if one.queue and one.running is None for age in [one.queue[0]]]
+            woken = soon.popleft()
+            begun = len(woken.begun)
+            woken.dispatch()
+            if len(woken.begun) > begun:
+                free = count - sum(one.running is not None for one in actors) + 1
+                assert woken.running in sorted(before)[:free]
+        running = [one for one in actors if one.running is not None]
+        ready = [one for one in actors if one.queue and one.running is None]
         assert len(running) <= count
         assert len(running) == count or not ready
-        if operation == "end":
-            begun = [entry.age for entry in started[before:] if entry.needs_permit]
-            assert all(age <= entry.age for age in begun[-1:] for entry in ready)
 
 
 # No turn is lost -----------------------------------------------------------------------------------------
@@ -387,11 +411,10 @@ def test_a_process_that_waits_for_its_restart_occupies_no_permit(log):
 def test_waiting_envs_start_while_nobody_receives(log):
     with log.make(8, max_running=2) as envs:
         envs.reset(seed=0, timeout=SOON)
-        for method in (envs.send, VectorAccess(envs).start_step):
-            before = len(log.begun())
-            method([WORKS] * 8)
-            wait_until(lambda: len(log.begun()) == before + 8)  # noqa: B023
-            envs.recv(timeout=SOON)
+        before = len(log.begun())
+        envs.send([WORKS] * 8)
+        wait_until(lambda: len(log.begun()) == before + 8)
+        envs.recv(timeout=SOON)
 
 
 def test_a_timeout_of_step_does_not_end_the_step(log):
@@ -464,23 +487,6 @@ def test_an_actor_that_is_ended_while_it_waits_leaves_its_place_to_the_next(log)
         assert found == [0, 3]
 
 
-def test_an_error_in_starting_the_next_is_not_the_fault_of_the_one_before(log):
-    def post(*_):
-        raise MemoryError
-
-    with log.make(3, max_running=1) as envs:
-        envs.reset(seed=0, timeout=SOON)
-        access = VectorAccess(envs)
-        access.start_step([WAITS, WORKS, WORKS])
-        envs[1]._supervisor.core.process.page.post_step = post
-        log.go()
-        with pytest.raises(ea.VectorStepError) as raised:
-            access.finish_step(timeout=SOON)
-        assert list(raised.value.failures) == [1]
-        assert envs[0].incarnation == envs[2].incarnation == 0
-        assert envs.reset(timeout=SOON)[0][:, 0].tolist() == [0, 1, 2]
-
-
 def test_waiting_calls_run_before_the_vector_closes(log):
     with log.make(6, max_running=1) as envs:
         envs.reset(seed=0, timeout=SOON)
@@ -502,13 +508,13 @@ def test_closing_does_not_wait_for_queued_requests_beyond_its_timeout(log):
 
 
 def test_nothing_begins_when_the_timeout_of_closing_has_passed(log, monkeypatch):
-    begin_close = Supervisor.begin_close
+    begin_close = Actor.begin_close
 
     def begin_close_slowly(supervisor, *args):
         begin_close(supervisor, *args)
         time.sleep(0.05)
 
-    monkeypatch.setattr(Supervisor, "begin_close", begin_close_slowly)
+    monkeypatch.setattr(Actor, "begin_close", begin_close_slowly)
     envs = log.make(4, max_running=1)
     envs.reset(seed=0, timeout=SOON)
     futures = envs.submit([WAITS, WORKS, WORKS, WORKS])
@@ -551,7 +557,7 @@ def test_an_invalid_max_running_raises(log, wrong):
 )
 def test_max_running_limits_actors_only_if_it_is_below_their_number(log, options, limited):
     with log.make(4, **options) as envs:
-        permits = [actor._supervisor.core.permits for actor in envs.actors]
+        permits = [getattr(actor._actor, "permits", None) for actor in envs.actors]
         assert [one is not None for one in permits] == [limited] * len(permits)
 
 
@@ -573,7 +579,7 @@ def test_a_long_run_with_random_kills(log, on_failure, packed):
             envs.send([chance.choice([WORKS] * 9 + [DIES]) for _ in some], env_ids=some)
             if chance.random() < 0.3:
                 kill(envs, chance.randrange(12), kills)
-            while sum(envs._core.slots.states):
+            while envs._engine.busy():
                 try:
                     batch = envs.recv(1, timeout=SOON)
                     assert len(batch.env_ids), "waited in vain"

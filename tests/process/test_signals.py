@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
-import sys
 import threading
+import time
 
 import pytest
 from helpers import SOON, wait_always, wait_for_path, wait_until
@@ -24,6 +23,7 @@ def test_an_interrupt_in_the_middle_of_a_short_step_loses_no_result():
     class Interrupts(EchoEnv):
         def step(self, action):
             if action == 7:
+                time.sleep(0.02)  # the caller waits by then; in the middle of posting, the envs would need a reset
                 os.kill(caller, signal.SIGINT)
             return super().step(action)
 
@@ -44,6 +44,7 @@ def test_a_signal_handler_may_use_the_vector_in_the_middle_of_a_step(closes, tmp
         def step(self, action):
             if action == 7:
                 handled = tmp_path / str(self.steps)
+                time.sleep(0.02)  # the caller waits by then; in the middle of posting, the handler would be refused
                 if closes:
                     wait_for_path(tmp_path / "the other env is done")
                 os.kill(caller, signal.SIGALRM)
@@ -94,6 +95,7 @@ def test_a_signal_handler_may_take_the_results_that_are_waited_for(ask, strategy
     class Signals(EchoEnv):
         def step(self, action):
             if action == 7:
+                time.sleep(0.1)  # the caller waits by then; in the middle of posting, the handler would be refused
                 os.kill(caller, signal.SIGALRM)
                 wait_for_path(tmp_path / "handled")
             return super().step(action)
@@ -122,7 +124,7 @@ def test_a_signal_handler_may_take_the_results_that_are_waited_for(ask, strategy
 
 
 def test_what_a_handler_raises_while_arguments_are_pickled_reaches_the_caller():
-    class Late(Exception):
+    class Late(BaseException):
         pass
 
     def handle(_signum, _frame):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -138,4 +139,4 @@ def test_nothing_is_reported_without_slow(backend, tmp_path, warnings):
 def test_an_idle_actor_is_not_checked(tmp_path):
     with ea.spawn(EchoEnv, deadlines=SLOW) as actor:
         actor.reset(seed=0).result(SOON)
-        wait_until(lambda: "call" not in actor._supervisor.core.timers.when)
+        wait_until(lambda: actor._actor.deadline_watch.next_check_at == math.inf)

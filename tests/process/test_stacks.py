@@ -92,7 +92,7 @@ def test_those_of_threads_and_of_the_caller_itself(tmp_path):
         running.result(SOON)
     with ea.spawn(Counter, backend="inline") as actor:
         actor.add(1)
-        assert actor.stacks() == "it runs nothing\n"
+        assert actor.stacks() == "no env code is running\n"
 
 
 def test_a_deadline_reports_the_stacks_of_that_moment_only():

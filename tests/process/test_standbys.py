@@ -16,10 +16,6 @@ import pytest
 from helpers import FORK_SERVER, SOON, UP, Counter, Placed, is_gone, promised, wait_for_path, wait_until, wait_while
 
 import envactors as ea
-from envactors.actor.future import ActorFuture
-from envactors.actor.launch import launch
-from envactors.actor.requests import CallRequest
-from envactors.mailbox.messages import Get, Kind
 from envactors.system.cpus import cores
 
 FAST = ea.RestartPolicy(max_restarts=50, backoff=0.0)
@@ -35,8 +31,8 @@ def make(count=3, *, factory=Placed, **options):
 
 def standbys(envs):
     """The standbys' handles, once all are ready."""
-    wait_until(lambda: all(standby.state is ea.ActorState.IDLE for standby in envs._built.standbys))
-    return envs._built.standbys
+    wait_until(lambda: all(standby.state is ea.ActorState.IDLE for standby in envs._standbys))
+    return envs._standbys
 
 
 def derived(root, incarnation):
@@ -367,7 +363,7 @@ def test_a_standby_that_cannot_be_made_is_given_up_and_the_vector_continues(capl
         return Placed()
 
     with caplog.at_level(logging.WARNING, "envactors"), make(2, factory=picky, restart=FAST_TWO) as envs:
-        (standby,) = envs._built.standbys
+        (standby,) = envs._standbys
         wait_until(lambda: standby.state is ea.ActorState.DEAD and "cannot be restarted" in caplog.text)
         envs.reset(seed=0)
         envs[0].arm("crash").result(SOON)
@@ -394,9 +390,9 @@ def test_close_closes_standbys_that_are_ready_and_does_not_wait_for_others(tmp_p
 
     blocked.touch()
     envs = make(2, factory=slow_standby, standbys=2)
-    wait_until(lambda: envs._built.standbys[0].state is ea.ActorState.IDLE)
+    wait_until(lambda: envs._standbys[0].state is ea.ActorState.IDLE)
     wait_for_path(blocked.with_suffix(".seen"))
-    pids = [standby.pid for standby in envs._built.standbys]
+    pids = [standby.pid for standby in envs._standbys]
     begun = time.monotonic()
     envs.close()
     assert time.monotonic() - begun < promised(2.0)
@@ -415,61 +411,6 @@ def test_standbys_end_with_a_vector_that_is_dropped():
     actor.kill(restart=True)
     assert actor.get("made_as").result(SOON) == ("env-0", 0, 1)
     del actor
-
-
-class WatchesItsLock(ActorFuture):
-    """Finds out whether other threads may use its actor while it is settled."""
-
-    def __init__(self, supervisor):
-        super().__init__(supervisor, None)
-        self.lock = supervisor.core.lock
-        self.was_free = []
-
-    def settle(self, value, error, incarnation):
-        probe = threading.Thread(target=self.try_lock)
-        probe.start()
-        probe.join(SOON)
-        super().settle(value, error, incarnation)
-
-    def try_lock(self):
-        self.was_free.append(self.lock.acquire(timeout=0.5))
-        if self.was_free[-1]:
-            self.lock.release()
-
-
-@pytest.mark.parametrize("phase", ["waits for its turn", "starts", "is ready"])
-@pytest.mark.parametrize("end", ["close", "kill"])
-def test_a_waiter_for_a_standby_that_ends_is_notified_without_its_lock(tmp_path, end, phase):
-    """Its close began with a kill, one change of its state within another: what followed came under the outer one."""
-    blocked = tmp_path / "blocked"
-    backend = ea.ProcessBackend(max_starting=1)
-
-    def make():
-        wait_while(blocked)
-        return Counter()
-
-    if phase != "is ready":
-        blocked.touch()
-    options = {"first": 0, "backend": backend, "deadlines": ea.Deadlines(), "restart": FAST, "env_vars": None}
-    with contextlib.ExitStack() as stack:
-        if phase == "waits for its turn":
-            stack.enter_context(launch([make], name="first", **options))
-            wait_for_path(blocked.with_suffix(".seen"))
-        standby = stack.enter_context(launch([make], name="standby", is_standby=True, **options))
-        if phase == "starts":
-            wait_for_path(blocked.with_suffix(".seen"))
-        elif phase == "is ready":
-            wait_until(lambda: standby.state is ea.ActorState.IDLE)
-            standby.wait_for_file(str(tmp_path / "never"))
-        future = WatchesItsLock(standby._supervisor)
-        standby._supervisor.calls.submit(CallRequest("get", 0, future=future, kind=Kind.GET), Get(0, "count"))
-        if end == "kill":
-            standby.kill()
-        else:
-            standby._supervisor.begin_close(0.0, time.monotonic())
-        assert isinstance(future.exception(SOON), ea.ActorDiedError)
-        assert future.was_free == [True]
-        blocked.unlink(missing_ok=True)
 
 
 # Refusing ----------------------------------------------------------------------------------------------------
@@ -593,7 +534,7 @@ def test_what_waits_for_its_start_is_closed_killed_and_replaced_at_once(at_most,
         pending = closing.add()
         thread = threading.Thread(target=closing.close, args=(SOON,))
         thread.start()
-        wait_until(lambda: closing._supervisor.core.closing)
+        wait_until(lambda: closing._actor.is_closing)
         blocked.unlink()
         assert pending.result(SOON) == 1, "what is queued runs first"
         thread.join()

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from nodes import preloading_backend
 
 import envactors as ea
-from envactors.actor.signal_deferral import StateChange
 from envactors.mailbox.control_page import TIMED
 from envactors.mailbox.durations import HISTOGRAM, METHOD_RESET, METHOD_STEP, count, merge, summarize
 from envactors.remote import LocalNodes
@@ -96,7 +95,7 @@ def test_steps_and_resets_are_timed_from_the_first_look_on(options, autoreset):
         envs.reset(seed=0)
         for _ in range(4):
             envs.step([0, 1, 2])
-        assert envs.actors[0]._supervisor.core.process.page.counters[TIMED] == 0
+        assert envs.actors[0]._actor.page.counters[TIMED] == 0
         before = envs.stats()
         assert before.steps == [4] * 3
         assert [counted.count for counted in (*before.step_seconds, *before.reset_seconds)] == [0] * 6
@@ -256,21 +255,3 @@ def test_a_running_step_is_named():
         assert isinstance(ea.VectorStats, type)
         assert envs.stats().actors[0].method is None
         envs.recv()
-
-
-def test_no_change_of_an_actor_begins_within_another(monkeypatch):
-    # What follows from the inner one would run while the lock of the outer one is held, and callbacks take other locks.
-    end = StateChange.__exit__
-
-    def checked(change, *exc):
-        assert not change._core.lock._is_owned()
-        end(change, *exc)
-
-    monkeypatch.setattr(StateChange, "__exit__", checked)
-    with ea.VectorEnv([lambda: FaultyEnv(EchoEnv())] * 2, on_failure="renew") as envs:
-        envs.reset(seed=0)
-        envs[1].arm("crash").result(SOON)
-        envs.send([1, 1])
-        wait_until(lambda: envs.stats().actors[1].restarts == 1)
-        assert envs.recv().truncated.sum() == 1
-        assert "has no process" in envs[1].stacks() or envs[1].pid

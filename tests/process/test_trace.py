@@ -181,7 +181,25 @@ def test_one_trace_at_a_time(path, tmp_path):
 def test_a_file_that_cannot_be_written_is_reported_immediately(tmp_path):
     with pytest.raises(FileNotFoundError), ea.trace(tmp_path / "nowhere" / "run.json"):
         pass
-    assert recording.recorder is None
+    assert not recording.is_recording()
+
+
+@pytest.mark.parametrize("where", ["thread", "first look", "writing"])
+def test_a_trace_that_fails_leaves_nothing_behind(path, monkeypatch, where):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    name = {"thread": "collecting", "first look": "begin", "writing": "content"}[where]
+    with monkeypatch.context() as patch:
+        patch.setattr(trace_module.TraceRecorder, name, interrupt)
+        with pytest.raises(KeyboardInterrupt), ea.trace(path):
+            pass
+    assert not recording.is_recording()
+    assert path.exists() == (where == "writing")
+    assert "envactors-trace" not in [thread.name for thread in threading.enumerate()]
+    with ea.trace(path), ea.spawn(Counter, name="next") as actor:
+        actor.add(1).result(SOON)
+    assert "next" in check(path.read_text())[0]
 
 
 def test_memory_is_bounded_and_the_last_is_kept(path, monkeypatch):
@@ -189,13 +207,14 @@ def test_memory_is_bounded_and_the_last_is_kept(path, monkeypatch):
     monkeypatch.setattr(trace_module, "MOST_WAITS", 50)
     with ea.VectorEnv([EchoEnv]) as envs:
         envs.reset(seed=0)
-        with ea.trace(path) as running:
+        with ea.trace(path):
+            running = recording.recorder
             for _ in range(SPANS_KEPT):
                 envs.step([0])
-            assert running._row_count <= 500 + SPANS_KEPT
-            wait_until(lambda: running._row_count <= 500)
+            assert running.row_count <= 500 + SPANS_KEPT
+            wait_until(lambda: running.row_count <= 500)
             envs.step([0])
-            last = envs.actors[0]._supervisor.core.config.ids.last
+            last = envs.actors[0]._actor.lock.last_call_id
     tracks, _ = check(path.read_text())
     steps = [details["call"] for name, _, _, details in tracks["env-0"] if name == "step"]
     assert 400 < len(steps) <= 500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 
 import envactors as ea
 from envactors.cli import main
+from envactors.cli.source import EnvSource
 from envactors.testing import EchoEnv
+from envactors.tuning import measure
 from envactors.tuning.candidates import Candidate, placements, variants
+from envactors.tuning.measure import Actions
 from envactors.tuning.tuner import Measured, Tuner, Tuning
 
 
@@ -68,11 +72,6 @@ def test_variants_are_new(num_envs, cores, data):
             "in-process, copy=False",
         ),
         (
-            Candidate("process", 4, "loky"),
-            "envs = ea.VectorEnv([make] * 8, envs_per_actor=4, backend=ea.ProcessBackend('loky'))",
-            "2 processes, loky",
-        ),
-        (
             Candidate("process", 4, min_envs=4),
             "envs = ea.VectorEnv([make] * 8, envs_per_actor=4)  # with send, and recv(min_envs=4)",
             "2 processes, recv(min_envs=4)",
@@ -114,11 +113,35 @@ def test_rollouts_have_a_line_of_their_own_where_they_win():
     assert "set_policy" not in str(tuning)
 
 
+def test_a_setting_that_failed_is_not_recommended():
+    rollout, step = Candidate("process", 4, in_workers=True), Candidate("process", 4)
+    tuning = Tuning(8, [Measured(rollout, 100.0), Measured(step, 0.0, failure=ValueError("no"))], "make")
+    assert tuning.best == rollout
+    assert str(tuning).splitlines()[-3:] == ["2 processes                failed           ValueError", "", tuning.line]
+
+
 def test_rollouts_are_measured():
     tuning = ea.tune(EchoWithSpace, 4, seconds=2.0)
     rollouts = [result for result in tuning.results if result.candidate.in_workers]
     assert rollouts
     assert all(result.failure is None and result.rate > 0 for result in rollouts)
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [Candidate("inline", 3), Candidate("inline", 3, min_envs=2), Candidate("inline", 3, in_workers=True)],
+    ids=["step", "recv", "rollout"],
+)
+def test_a_rate_counts_the_steps_of_the_envs_and_no_resets(candidate, monkeypatch):
+    monkeypatch.setattr(measure, "_rate", lambda run, _: sum(run() for _ in range(20)))
+    actions = Actions.sample(EchoWithSpace, "EchoWithSpace", 3)
+    with ea.VectorEnv([ShortEpisodes] * 3, **candidate.settings) as envs:
+        envs.set_policy(actions.make_policy)
+        envs.reset(seed=0)
+        counted = candidate.measure(envs, actions, 0.0)
+        made = sum(envs.get_attr("made"))
+    # Ended episodes are subtracted before the steps that reset their envs, and some results come after the measurement.
+    assert made - 2 * 3 <= counted <= made
 
 
 def test_envs_that_wait_are_run_side_by_side():
@@ -144,6 +167,18 @@ def test_tune_respects_its_time_limit_and_reports_progress():
 
 class EchoWithSpace(EchoEnv):
     action_space = Discrete()
+
+
+class ShortEpisodes(EchoWithSpace):
+    """Counts its steps."""
+
+    def __init__(self):
+        super().__init__(episode_length=2)
+        self.made = 0
+
+    def step(self, action):
+        self.made += 1
+        return super().step(action)
 
 
 class Elsewhere(EchoWithSpace):
@@ -217,3 +252,38 @@ def test_the_command_says_what_is_wrong(arguments, error, capfd, monkeypatch):
     printed = capfd.readouterr()
     assert error in printed.err
     assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--num-envs", "0"], "0 is less than 1"),
+        (["--seconds", "nan"], "nan is not a positive number of seconds"),
+        (["--json", "/nowhere/figures.json"], "/nowhere/figures.json cannot be written"),
+        (["--json", "/tmp"], "/tmp cannot be written"),
+    ],
+    ids=" ".join,
+)
+def test_the_command_refuses_arguments_before_anything_starts(arguments, error, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["tune", "envactors.testing:EchoEnv", *arguments])
+    assert error in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("missing", "error"),
+    [
+        ("rich", "envactors tune needs rich: pip install 'envactors[cli]'\n"),
+        ("gymnasium", "envactors tune: CartPole-v1 is made by gymnasium: pip install 'envactors[gymnasium]'"),
+    ],
+)
+def test_the_command_names_missing_extras(missing, error, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert main(["tune", "CartPole-v1"]) == 2
+    assert capsys.readouterr().err.startswith(error)
+
+
+def test_names_that_gymnasium_makes_and_factories():
+    assert [EnvSource(name).is_factory for name in ("CartPole-v1", "ale_py:ALE/Pong-v5", "own:make", "a.b:c.d")] == [
+        False, False, True, True,
+    ]  # fmt: skip

@@ -7,17 +7,20 @@ import itertools
 import os
 import select
 import socket
-import sys
-import threading
 
+import numpy as np
 import pytest
 from helpers import SOON
 
-from envactors.actor.reactor import Reactor
 from envactors.backends.base import NodeLoss
+from envactors.loop import Timer
+from envactors.mailbox.slab import Layout
+from envactors.mailbox.specs import ArraySpec
+from envactors.remote import node as node_module
 from envactors.remote.link import Link
 from envactors.remote.node import Node
-from envactors.remote.records import Record, RecordKind
+from envactors.remote.records import PLACE, Record, RecordKind
+from envactors.remote.rows import MirroredMemory
 from envactors.remote.session import Session
 from envactors.remote.watches import Watches
 from envactors.remote.worker import RemoteWorker
@@ -28,52 +31,66 @@ numbers = itertools.count(1)
 
 
 class Loop:
-    """A reactor whose posted functions run when the test says so, and which forgives as little as the real one."""
+    """A loop whose functions and timers run when the test says so, and which forgives as little as the real one."""
 
     def __init__(self):
-        self.channels, self.timed, self.jobs = {}, [], []
+        self.channels, self.timers, self.jobs = {}, [], []
 
-    def watch_channel(self, fd, handler):
+    def watch(self, fd, callback):
         self.channels[fd] = False
 
-    def unwatch_channel(self, fd):
+    def unwatch(self, fd):
         self.channels.pop(fd, None)
 
     def want_write(self, fd, wanted):
         assert fd in self.channels, "epoll refuses a descriptor that it does not know"
         self.channels[fd] = wanted
 
-    def watch_timers(self, timed):
-        self.timed.append(timed)
+    def call_at(self, when, callback):
+        timer = Timer(when, callback)
+        self.timers.append(timer)
+        return timer
 
-    def unwatch_timers(self, timed):
-        self.timed.remove(timed)
-
-    def note_timer(self, when):
-        pass
-
-    def post(self, job):
-        self.jobs.append(job)
+    def call_soon(self, callback):
+        self.jobs.append(callback)
 
     def run(self):
         while self.jobs:
             self.jobs.pop(0)()
 
+    def run_timers(self):
+        timers, self.timers = self.timers, []
+        for timer in timers:
+            timer.run()
+
+
+class Runtime:
+    def __init__(self):
+        self.loop = Loop()
+
+    def log(self, log):
+        log()
+
 
 @pytest.fixture
-def loop():
-    return Loop()
+def runtime():
+    return Runtime()
 
 
 @pytest.fixture
-def session(loop):
-    session = Session(None, LEASE, loop)
+def loop(runtime):
+    return runtime.loop
+
+
+@pytest.fixture
+def session(runtime):
+    session = Session(None, LEASE, runtime)
     yield session
     session.end()
 
 
 @pytest.fixture
-def join(session, loop):
+def join(session, runtime):
     """Returns a function that makes a node join; gives it and the agent's end of its link."""
     with contextlib.ExitStack() as stack:
 
@@ -83,7 +100,7 @@ def join(session, loop):
                 theirs, _ = server.accept()
             agent = Link(theirs)
             stack.callback(agent.close)
-            node = Node(f"node-{next(numbers)}", Link(ours), LEASE, loop, session._on_change)
+            node = Node(f"node-{next(numbers)}", Link(ours), LEASE, runtime, session._on_change)
             session.nodes = (*session.nodes, node)
             return node, agent
 
@@ -101,7 +118,8 @@ def has_ended(worker):
     return bool(select.select([worker.sentinel], [], [], 0)[0])
 
 
-def kinds(agent):
+def kinds(agent, loop):
+    loop.run()
     assert select.select([agent], [], [], SOON)[0]
     return [record.kind for record in agent.receive()]
 
@@ -128,12 +146,12 @@ def test_a_worker_that_is_placed_on_a_node_whose_lease_is_over_at_that_moment_is
     assert worker.is_over
 
 
-def test_a_worker_that_is_killed_while_it_is_placed_is_killed(session, join, worker):
+def test_a_worker_that_is_killed_while_it_is_placed_is_killed(session, join, loop, worker):
     node, agent = join()
     session.launch(worker)
-    assert kinds(agent) == [RecordKind.LAUNCH]
+    assert kinds(agent, loop) == [RecordKind.LAUNCH]
     session.kill(worker)  # by a thread that has found it in the queue
-    assert kinds(agent) == [RecordKind.KILL]
+    assert kinds(agent, loop) == [RecordKind.KILL]
     assert not worker.is_over
     assert worker.node == node.name
 
@@ -149,12 +167,13 @@ def test_a_worker_that_waits_for_a_node_can_be_killed_twice(session, worker):
 def test_a_link_that_is_given_up_while_it_is_written_to_is_not_watched_any_more(join, loop, monkeypatch):
     node, _ = join()
 
-    def send(record):
+    def flush():
         node._link.is_full = True
-        node.give_up("which fell silent")  # by another thread
+        node.end()  # by another thread
 
-    monkeypatch.setattr(node._link, "send", send)
+    monkeypatch.setattr(node._link, "flush", flush)
     node.send(Record(RecordKind.ECHO))
+    loop.run()
     assert loop.channels == {}
 
 
@@ -164,6 +183,7 @@ def test_a_full_link_is_watched_for_room_until_there_is_some(join, loop):
     sent = came = 0
     while not loop.channels[fd]:
         node.send(Record(RecordKind.FRAME, payload=bytes(1 << 20)))
+        loop.run()
         sent += 1
     while came < sent:
         assert select.select([agent], [], [], SOON)[0]
@@ -174,22 +194,122 @@ def test_a_full_link_is_watched_for_room_until_there_is_some(join, loop):
     assert not loop.channels[fd]
 
 
-def test_a_killed_worker_whose_end_comes_just_then_harms_no_timer(join, worker):
+def test_a_killed_worker_counts_as_ended_soon_unless_its_end_was_reported(join, loop, session):
     node, _ = join()
-    node.place(worker)
-    worker.kill()
-    (when,) = node._kills.values()
+    silent, reported = (RemoteWorker(next(numbers), "far", {}, None, 1, session) for _ in range(2))
+    for worker in (silent, reported):
+        node.place(worker)
+        worker.kill()
+    node._forget(reported)
+    loop.run_timers()
+    assert has_ended(silent)
+    assert not silent.is_over, "nobody knows"
+    assert not has_ended(reported)
+    for worker in (silent, reported):
+        worker.reap()
 
-    class Racing(dict):
-        def items(self):
-            found = list(super().items())
-            node._forget(worker)  # by the thread that reads replies
-            return found
 
-    node._kills = Racing(node._kills)
-    node.on_timer(when + 1.0)
-    assert node._kills == {}
-    node._forget(worker)
+def test_a_silent_node_is_lost_after_its_lease_and_over_later(join, loop, monkeypatch):
+    times = [100.0]
+    monkeypatch.setattr(node_module, "boot_clock", lambda: times[-1])
+    node, _ = join()
+    seen = []
+    for time in (104.0, 105.0, 105.4, 105.6):
+        times.append(time)
+        loop.run_timers()
+        seen.append((node.is_lost, node.is_over))
+    assert seen == [(False, False), (True, False), (True, False), (True, True)]
+    assert loop.timers == [], "nothing is left to check"
+
+
+@pytest.fixture
+def memory(session):
+    def announce(memory):
+        for node in session.nodes:
+            node.announce(memory)
+
+    def free(memory, places):
+        for node in session.nodes:
+            node.free(memory, places)
+
+    memory = MirroredMemory(next(numbers), announce, free)
+    memory.create(Layout(ArraySpec((2,), np.dtype(np.float32)), None, None, 1))
+    return memory
+
+
+def parts(agent, loop):
+    """Return the content of each part that was sent, by the first byte of its place."""
+    loop.run()
+    found = []
+    while select.select([agent], [], [], 0.1)[0]:
+        for record in agent.receive():
+            if record.kind == RecordKind.PART:
+                place = PLACE.unpack_from(record.payload)
+                found.append((place, bytes(record.payload[PLACE.size :])))
+    return found
+
+
+def test_parameters_that_are_published_while_a_worker_is_placed_are_sent_once_and_in_order(join, loop, memory, session):
+    node, agent = join()
+    (place, part), (other_place, _) = memory.extend(8), memory.extend(8)
+    part[:] = b"version1"
+    memory.publish(place)
+    assert parts(agent, loop) == [(place, b"version1")]
+    send, sent = node.send, []
+
+    def publish_while_sending(record):
+        send(record)
+        if record.kind == RecordKind.MEMORY and not sent:
+            sent.append(True)
+            memory.publish(other_place)  # by a thread of the user
+            part[:] = b"version2"
+            memory.publish(place)
+
+    node.send = publish_while_sending
+    worker = RemoteWorker(next(numbers), "far", {}, memory, 1, session)
+    session.launch(worker)
+    assert worker.node == node.name
+    assert parts(agent, loop)[-1] == (place, b"version2")
+    worker.reap()
+
+
+def test_a_content_that_could_not_be_sent_is_not_known_on_the_node(join, loop, memory):
+    node, agent = join()
+    place, part = memory.extend(8)
+    send, errors = node.send, [MemoryError("too little memory")]
+
+    def fail(record):
+        if record.kind == RecordKind.PART and errors:
+            raise errors.pop()
+        send(record)
+
+    node.send = fail
+    part[:] = b"contents"
+    with pytest.raises(MemoryError):
+        memory.publish(place)
+    assert parts(agent, loop) == []
+    node.announce(memory)
+    assert parts(agent, loop) == [(place, b"contents")]
+
+
+def test_a_worker_that_its_node_cannot_be_sent_is_refused(join, session, memory, monkeypatch):
+    node, _ = join()
+    monkeypatch.setattr(node, "announce", lambda _memory: memoryview(b"")[0])
+    worker = RemoteWorker(next(numbers), "far", {}, memory, 1, session)
+    session.launch(worker)
+    assert has_ended(worker)
+    assert worker.is_over
+    assert "index out of bounds" in str(worker.refusal)
+    worker.reap()
+
+
+def test_parts_are_freed_on_the_nodes_when_the_next_part_is_made(join, loop, memory):
+    _, agent = join()
+    place, part = memory.extend(8)
+    del part
+    assert parts(agent, loop) == []
+    memory.extend(8)
+    assert parts(agent, loop) == [(place, b"")]
 
 
 def test_an_event_of_a_descriptor_that_was_closed_meanwhile_is_not_the_next_ones():
@@ -216,32 +336,3 @@ def test_an_event_of_a_descriptor_that_was_closed_meanwhile_is_not_the_next_ones
         os.close(fd)
     next(bell for bell in bells if not bell._closed).close()
     watches._poller.close()
-
-
-def test_timers_that_several_threads_watch_are_all_watched(monkeypatch):
-    reactor = Reactor()
-    before, interval = reactor._timed.copy(), sys.getswitchinterval()
-
-    class Timed:
-        def next_timer(self):
-            return float("inf")
-
-    def change(kept):
-        reactor.watch_timers(kept)
-        for _ in range(300):
-            timed = Timed()
-            reactor.watch_timers(timed)
-            reactor.unwatch_timers(timed)
-
-    kept = [Timed() for _ in range(4)]
-    threads = [threading.Thread(target=change, args=(one,)) for one in kept]
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(SOON)
-    finally:
-        sys.setswitchinterval(interval)
-    assert {*reactor._timed} == {*before, *kept}
-    reactor.stop()

@@ -15,7 +15,7 @@ from test_rollouts import Walk, choose
 import envactors as ea
 from envactors.remote import LocalNodes
 from envactors.remote.link import Link
-from envactors.remote.records import RecordKind
+from envactors.remote.records import PLACE, RecordKind
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -110,19 +110,19 @@ class Bias:
 
 def test_parameters_go_to_each_node_once(monkeypatch, helper_processes):
     """And the columns of an actor come in one message."""
-    sent, send, lock = [], Link.send, threading.Lock()
+    sent, add, lock = [], Link.add, threading.Lock()
 
     def note(link, record):
         with lock:
             sent.append((record.kind, len(record.payload)))
-        send(link, record)
+        add(link, record)
 
     backend = preloading_backend(LocalNodes(2), "test_rollouts")
     with standing(backend), ea.VectorEnv([Walk] * 6, backend=backend) as envs:
         envs.reset(seed=0)
         envs.set_policy(Bias)
         assert len({actor.node for actor in envs.actors}) == 2
-        monkeypatch.setattr(Link, "send", note)
+        monkeypatch.setattr(Link, "add", note)
         for turn in range(5):
             rollout = envs.rollout(7, {"bias": np.full(100_000, turn % 3)})
             assert (rollout.actions == turn % 3).all()
@@ -133,7 +133,19 @@ def test_parameters_go_to_each_node_once(monkeypatch, helper_processes):
         envs.reset(seed=0)
         assert (envs.rollout(7).actions == 1).all()  # its new process has them from its node
         monkeypatch.undo()
-    parts = [size for kind, size in sent if kind == RecordKind.PART]
+    parts = [size for kind, size in sent if kind == RecordKind.PART and size > PLACE.size]
     assert len(parts) == 2 * 5
     assert all(800_000 <= size < 801_000 for size in parts)
     assert max(size for kind, size in sent if kind != RecordKind.PART) < 100_000
+
+
+def test_parameters_stay_on_a_node_however_many_trajectories_come_after_them(launcher):
+    with ea.VectorEnv([Walk] * 2, envs_per_actor=2, backend=ea.RemoteBackend(launcher)) as envs:
+        envs.reset(seed=0)
+        envs.set_policy(Bias)
+        assert (envs.rollout(1, {"bias": np.full(100_000, 3)}).actions == 3).all()
+        for steps in range(2, 20):
+            assert (envs.rollout(steps).actions == 3).all()
+        envs.actors[0].renew().result(SOON)
+        envs.reset(seed=0)
+        assert (envs.rollout(1).actions == 3).all()

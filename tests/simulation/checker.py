@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import struct
-import sys
 import zlib
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ import envactors as ea
 from envactors.mailbox.control_page import BEGUN
 from envactors.mailbox.messages import episode_seed
 from simulation.envs import EnvFailedError, SimulatedEnv, checksum_of
-from simulation.policies import LEAST
 from simulation.processes import FIRST_PID
 from simulation.world import Violation, World
 
@@ -43,6 +41,9 @@ class Model:
         posted: The call id of its last post when it was asked.
         must_reset: Whether its episode was lost.
         may_skip: Whether an episode may have failed to begin since the last one.
+        tags: The values that its attribute may have, besides the first one.
+        is_tag_known: Whether it can have no other.
+        foreign: How many calls another thread has made, which may run at any time.
     """
 
     last: Any = None
@@ -60,6 +61,9 @@ class Model:
     posted: int = 0
     must_reset: bool = False
     may_skip: bool = False
+    tags: list[int] = dataclasses.field(default_factory=lambda: [0])
+    is_tag_known: bool = True
+    foreign: int = 0
 
 
 class _Answer(NamedTuple):
@@ -94,6 +98,9 @@ class Checker:
         may_kill: Whether another process may be killed from outside.
         retries: How many more times calls may run than once, by their tokens.
         uncertain: The tokens of calls that nobody knows of whether they have run.
+        unordered: The tokens of calls that may have run at another time than in their order.
+        canceled: The tokens of calls that must not run.
+        has_exhausted: Whether an actor has failed for good.
     """
 
     def __init__(
@@ -104,6 +111,9 @@ class Checker:
         self.may_kill = True
         self.retries: collections.Counter[int] = collections.Counter()
         self.uncertain: set[int] = set()
+        self.unordered: set[int] = set()
+        self.canceled: set[int] = set()
+        self.has_exhausted = False
         self._autoreset = autoreset
         self.replays = on_failure == "replay"
         self._on_failure = on_failure
@@ -115,9 +125,26 @@ class Checker:
         if not model.is_pending:
             raise Violation(f"env {env_id} fails twice: {failure!r}") from failure
         self.check_cause(env_id, failure)
+        self.has_exhausted |= isinstance(failure, (ea.RestartsExhaustedError, ea.ActorStartError))
         model.must_reset = self._on_failure == "raise" and isinstance(failure, ea.ActorError)
         model.is_pending = False
         model.needs_reset = model.is_uncertain = model.may_skip = True
+
+    def expect_seed(self, env_id: int, seed: int) -> None:
+        """Note that the user resets an env with a seed."""
+        self.world.failed_seeds = {failed for failed in self.world.failed_seeds if failed[0] != env_id}
+        model = self.models[env_id]
+        model.seed = model.root_seed = seed
+        model.episode = -1
+
+    def check_owner(self, env_id: int, model: Model, step: ea.EnvStep) -> None:
+        """Check that a result that came after an interrupt belongs to the last request of its env."""
+        self.world.note(f"env {env_id}, asked {model.token} before an interrupt, answers {step.obs.tolist()}")
+        if step.obs[0] != env_id:
+            raise Violation(f"another env's result: {step}")
+        is_repeated = "failure" in step.info
+        if step.obs[2] not in (model.token, -1) and not is_repeated:
+            raise Violation(f"the result of another request than {model.token}: {step}")
 
     def check_cause(self, env_id: int, failure: BaseException) -> None:
         if not self.world.troubles or self.is_hidden:
@@ -145,6 +172,26 @@ class Checker:
         is_lost = is_lost and not any(env == failure.index for _, env in self.world.hung)  # too late does not count
         if is_lost and (failure.index, failure.call_id) in self.world.completed:
             raise Violation(f"its result was complete, and {failure!r}")
+
+    def check_call(self, env_id: int, token: int, error: ea.ActorError) -> None:
+        """Check that a call may fail with an error."""
+        if not self.world.troubles:
+            self.check_cause(env_id, error)
+        is_own = isinstance(error, ea.ActorDiedError) and error.method == "note" and error.index == env_id
+        if not is_own or error.aborted or error.pid is None or error.call_id is None:
+            return
+        process = self.world.processes[error.pid - FIRST_PID]
+        if process.page.counters[BEGUN] < error.call_id:
+            raise Violation(f"the call with {token} had not begun, and {error!r}") from error
+        if error.call_id in self.world.replies and not self.world.raised:
+            raise Violation(f"the call with {token} was answered, and {error!r}") from error
+
+    def _check_in_time(self, env_id: int, what: _Answer) -> None:
+        """Check that a result did not come after its deadline."""
+        key = env_id, what.token
+        ran = {process for *entry, process in self.world.log if tuple(entry) == key}
+        if ran and ran <= self.world.too_late[key]:
+            raise Violation(f"it came too late, and counts: {what}")
 
     def settle(self, env_id: int, row: Any) -> None:
         """Check one result."""
@@ -176,6 +223,7 @@ class Checker:
             if terminated and final is None and self._autoreset == "same_step":
                 raise Violation(f"an episode has ended, and no other has begun: {what}")
             self._check_step(model, shown, what)
+            self._check_in_time(env_id, what)
             if (info if final is None else info["final_info"]).get("token", model.token) != model.token:
                 raise Violation(f"another action's info: {what}")
         elif final is not None and not np.array_equal(final, model.last) and final[2] != model.token:
@@ -185,7 +233,7 @@ class Checker:
         if (final is not None and info["is_renewed"]) or env_id in self.world.failed_resets:
             # Calls that waited behind the last step of a process that is recycled have run there, before the reset; and
             # so may those that came between a reset that has raised and the next one.
-            self.uncertain.update(model.notes)
+            self.unordered.update(model.notes)
         self.world.failed_resets.discard(env_id)
         model.last = obs
         model.is_pending = False
@@ -201,14 +249,19 @@ class Checker:
             raise Violation(f"another action's result: {what}")
         if model.last is None:
             return
-        wanted = int(model.last[3])
-        for token in (*model.notes_before, model.token):
-            wanted = zlib.crc32(struct.pack("<q", token), wanted)
         # A call may have run between a step that has raised and the same step after a replay.
-        is_uncertain = model.is_uncertain or model.token in self.world.raised
-        is_uncertain |= not self.uncertain.isdisjoint(model.notes_before)
-        if obs[1] != model.last[1] + 1 or (obs[3] != wanted and not is_uncertain):
+        is_lenient = model.is_uncertain or model.token in self.world.raised or model.foreign > 0
+        is_lenient |= not self.unordered.isdisjoint([*model.notes_before, *model.notes])
+        if obs[1] != model.last[1] + 1 or not (is_lenient or obs[3] in self._possible_checksums(model)):
             raise Violation(f"a step or call that was repeated or skipped: {what}")
+
+    def _possible_checksums(self, model: Model) -> set[int]:
+        """Return the checksums that an env may have after its step, with each uncertain call or without it."""
+        found = {int(model.last[3])}
+        for token in (*model.notes_before, model.token):
+            others = {zlib.crc32(struct.pack("<q", token), before) for before in found}
+            found = others | found if token in self.uncertain else others
+        return found
 
     def _check_reset(self, env_id: int, obs: Any, info: dict[str, Any], what: _Answer) -> None:
         model = self.models[env_id]
@@ -239,16 +292,17 @@ class Checker:
                 raise Violation(f"the seed of no episode, or of one before: {what}")
 
     def check_log(self) -> None:
+        """Check how often everything has run."""
         self.world.check_errors()
-        # What a process runs after a deadline counts for nothing. In the next one the policy is shown the same
-        # observation if the same seed begins the same episode, and chooses the same action.
-        runs = collections.Counter(
-            (env_id, token)
-            for place, (env_id, token, process) in enumerate(self.world.log)
-            if token is not None and (token < LEAST or place < self.world.late.get(process, sys.maxsize))
-        )
         each = collections.Counter(entry for entry in self.world.log if entry[1] is not None)
+        runs: collections.Counter[tuple[int, int]] = collections.Counter()
+        for (env_id, token, process), count in each.items():
+            runs[env_id, token] += count
+            if count > 1:
+                raise Violation(f"process {process} ran {token} of env {env_id} {count} times")
         for (env_id, token), count in runs.items():
+            if token in self.canceled:
+                raise Violation(f"env {env_id} ran {token}, which was canceled")
             if count > 1 + self.retries[token] and self._on_failure != "replay":
                 raise Violation(f"env {env_id} ran {token} {count} times")
             is_fatal = SimulatedEnv.poison and token % SimulatedEnv.poison == 0 and token not in self.retries
@@ -256,6 +310,3 @@ class Checker:
             # After a raise, a call may have run, which makes the inputs others.
             if is_fatal and count > 2 + self.world.raised.total():
                 raise Violation(f"env {env_id} was asked {token}, which kills it, {count} times")
-        for (env_id, token, process), count in each.items():
-            if count > 1:
-                raise Violation(f"process {process} ran {token} of env {env_id} {count} times")

@@ -16,6 +16,8 @@ from simulation.world import Killed, Violation, World
 _LARGEST_SEED = (1 << 63) - 1
 # A process that crashes while it writes a result makes at most this many stores before.
 _MOST_LAST_STORES = 6
+# The deadline of steps, if there are any, in seconds.
+STEP_DEADLINE = 1.0
 
 
 class EnvFailedError(Exception):
@@ -42,7 +44,7 @@ class Misbehaving:
 
     @property
     def env_id(self) -> int:
-        """Its index, which a standby's env learns late."""
+        """Its index in the vector."""
         actor = ea.current_actor()
         assert actor is not None, "its code runs in workers"
         return actor.index
@@ -69,7 +71,11 @@ class Misbehaving:
             self._process.sleep(world.random.choice((0.001, 0.1, 0.3)))
         else:
             world.hang(self._process.number, [self.env_id])
-            self._process.sleep(None if kind == "hang" else world.random.choice((0.9, 1.1, 1.1, 2.1)))
+            seconds = None if kind == "hang" else world.random.choice((0.9, 1.1, 1.1, 2.1))
+            env_id, token, number = world.log[-1]
+            if (env_id, number) == (self.env_id, self._process.number) and (seconds is None or seconds > STEP_DEADLINE):
+                world.too_late[env_id, token].add(number)
+            self._process.sleep(seconds)
 
 
 class SimulatedEnv(Misbehaving, EchoEnv):
@@ -77,8 +83,6 @@ class SimulatedEnv(Misbehaving, EchoEnv):
 
     # Interval of the actions that end the process; 0 for none.
     poison: ClassVar[int] = 0
-    # The most envs that may run at a time; None for any number.
-    limit: ClassVar[int | None] = None
     # Whether the process of an env that has raised in a step or reset must not be used any more.
     discards: ClassVar[bool] = False
     # How long each step takes, in seconds.
@@ -89,6 +93,7 @@ class SimulatedEnv(Misbehaving, EchoEnv):
     def __init__(self) -> None:
         Misbehaving.__init__(self)
         EchoEnv.__init__(self, episode_length=3)
+        self.tag = 0
         self._is_fresh, self._has_raised = True, False
         # How many episodes have ended here, without those too short for the process to be replaced.
         self._episodes = 0
@@ -149,36 +154,19 @@ class SimulatedEnv(Misbehaving, EchoEnv):
 
     @contextlib.contextmanager
     def _counted(self, token: int) -> Iterator[None]:
-        """Count it among the envs that run a step with this token, or a reset that may belong to that step."""
+        """Run a step with this token, or a reset that may belong to that step, and note whether it raises."""
         world = self.world
         if self._has_raised and self.discards:
             world.errors.append(Violation(f"env {self.env_id} has raised, and runs in the same process"))
-        world.running += 1
         try:
             world.pause_worker()
-            if self.limit is not None and world.running > self.limit:
-                world.errors.append(Violation(f"{world.running} envs run at a time"))
             yield
         except EnvFailedError:
             self._has_raised = True
             world.raised[token] += 1
             raise
-        finally:
-            world.running -= 1
 
 
 def checksum_of(seed: int | None) -> int:
     """Return the checksum of an env that was just reset with a seed."""
     return expected_checksum(None if seed is None else seed % _LARGEST_SEED, ())
-
-
-def get_state(env: SimulatedEnv) -> tuple[int, int, int]:
-    """Return the state of an env, for a snapshot."""
-    env.world.note(f"the state of env {env.env_id} is saved")
-    return env.steps, env.last_action, env.checksum
-
-
-def set_state(env: SimulatedEnv, state: tuple[int, int, int]) -> None:
-    """Put an env into the state of a snapshot."""
-    env._is_fresh = False
-    env.steps, env.last_action, env.checksum = state

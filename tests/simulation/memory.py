@@ -69,18 +69,20 @@ class Column:
     """A column of a slab, whose numbers are stored one by one; see `Cells`."""
 
     def __init__(self, world: World, column: np.ndarray, kind: type[Cells] = Cells) -> None:
+        self._world = world
         self._column = column
         self.data = kind(world, column.data)
 
-    def __getitem__(self, rows: slice) -> np.ndarray:
+    def __getitem__(self, rows: Any) -> np.ndarray:
         return self._column[rows]
 
-    def __setitem__(self, row: int | slice, value: Any) -> None:
+    def __setitem__(self, rows: Any, value: Any) -> None:
         """Store a number; in several rows at once, which the worker, told of it afterwards, cannot see half of."""
-        if isinstance(row, slice):
-            self._column[row] = value
+        if isinstance(rows, int):
+            self.data[rows] = value
         else:
-            self.data[row] = value
+            self._world.at_store()
+            self._column[rows] = value
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return self._column

@@ -27,7 +27,8 @@ class Place:
         module_name, _, path = where.partition(":")
         module = importlib.import_module(f"envactors.{module_name}")
         self._holder: Any = functools.reduce(getattr, path.split(".")[:-1], module)
-        self._function: Any = vars(self._holder)[path.rpartition(".")[2]]
+        self._attribute: Any = vars(self._holder)[path.rpartition(".")[2]]
+        self._function: Any = _function_of(self._attribute)
         self.source: str = textwrap.dedent(inspect.getsource(self._function))
         self.globals: dict[str, Any] = vars(module)
 
@@ -37,7 +38,7 @@ class Place:
         function, real = self._function, self._function.__code__
         namespace: dict[str, Any] = {}
         exec(compile(tree, real.co_filename, "exec", annotations.compiler_flag), self.globals, namespace)
-        other = namespace[function.__name__]
+        other = _function_of(namespace[function.__name__])
         if real.co_freevars:
             setattr(self._holder, function.__name__, other)
         else:
@@ -45,8 +46,13 @@ class Place:
         try:
             yield
         finally:
-            setattr(self._holder, function.__name__, function)
+            setattr(self._holder, function.__name__, self._attribute)
             function.__code__ = real
+
+
+def _function_of(attribute: Any) -> Any:
+    """Return a function, or the one behind a property."""
+    return attribute.fget if isinstance(attribute, property) else attribute
 
 
 class Mutant(NamedTuple):
@@ -82,278 +88,107 @@ MIXES = "no result is mixed up"
 ONCE = "nothing uncertain runs twice"
 LAST = "the last complete observation is kept"
 REPLAYS = "a replay reaches the same point"
-BLAMES = "who hangs is blamed"
+BLAMES = "the step that hangs is blamed"
 STATES = "an env has one state"
-LOSSES = "a lost episode is told of"
-LIMIT = "no more run than may"
-LATE = "nothing counts that comes after a deadline"
-ENDED = "an env whose episode has ended repeats its last observation"
-RENEWS = "old processes go"
+LOSSES = "a lost episode is reported"
+LATE = "a result that comes after its deadline does not count"
+RENEWS = "old processes are replaced"
+ORDER = "requests run in the order in which they were made"
+SEEDS = "episodes have their seeds"
+INTERRUPTS = "after an interrupt, a reset is all that it takes"
 
 PAGE = "mailbox.control_page:ControlPage."
 SERVER = "worker.main:Server."
-ENV_ROWS = "worker.env_rows:"
-SLOTS = "actor.slots:Slots."
-ROWS = "actor.rows:ActorRows."
-FAILURES = "actor.row_failures:"
-CALLS = "actor.calls:Calls."
-ENDED_CALLS = "actor.calls:"
-REQUESTS = "actor.requests:"
-LIFECYCLE = "actor.lifecycle:Lifecycle."
-DECIDE = "actor.decide:decide"
-PERMITS = "actor.permits:Permits."
-JOURNAL = "actor.journal:Journal."
-ASKER = "vector.asking:Asker."
-STEPPER = "vector.stepper:Stepper."
-OUTCOMES = "vector.outcomes:Outcomes."
-PENDING = "envs.pending:Pending."
-PROGRESS = "rollout.progress:PartProgress."
-PART = "rollout.part:ActorPart."
-ROLLOUTS = "rollout.rollouts:Rollouts."
-BUFFERS = "rollout.buffers:TrajectoryBuffers."
-ORDER = "rollout.requests:OrderRequest."
-COLUMNS = "rollout.columns:Columns."
-ROLLOUT_RUNNER = "rollout.runner:RolloutRunner."
+ACTOR = "actor.actor:Actor."
+FUTURE = "actor.future:ActorFuture."
+LOAN = "actor.loan:ChannelLoan."
+CHANGE = "actor.change:"
+JOBS = "actor.jobs:"
+EXITS = "actor.exits:"
+ENVS = "vector.actor_envs:ActorEnvs."
+ROWS = "vector.actor_envs:QueuedRows."
+TABLE = "vector.table:EnvTable."
+ENGINE = "vector.engine:RowEngine."
+WAITING = "vector.waiting:ResultWaiters."
+EPISODES = "vector.episodes:Episodes."
+RECOVERY = "vector.recovery:"
+JOURNAL = "replay:Journal."
 
 MUTANTS = [
-    # The control page.
+    # The control page and the worker.
     Mutant(PAGE + "post_step", "self.to_worker.ring_open()", "pass", HANGS),
     Mutant(PAGE + "finish_step", "self.to_parent.ring_open()", "pass", HANGS),
-    Mutant(PAGE + "ring_for_result", "complete() >= wanted", "complete() > wanted", HANGS),
-    Mutant(PAGE + "ring_at", "self.counters[RING_AT] = count", "pass", HANGS),
-    Mutant(PAGE + "ring_at_end", "self.counters[WATCHED] = call_id", "pass", HANGS),
-    Mutant("actor.process:ActorProcess.send", "page.last_call = max(page.last_call, frame.call_id)", "pass", ONCE),
-    # The worker.
-    Mutant(SERVER + "_run_rows", "if posted_id != completed[index]:", "if True:", ONCE),
-    Mutant(SERVER + "_run_rows", "not op & PAYLOAD or row.payload[0] == posted_id", "True", MIXES),
-    Mutant(ENV_ROWS + "run_all", "has_failed or op & RING", "has_failed", HANGS),
-    Mutant(SERVER + "_send_overflow", "self._counters[OVERFLOWS] += 1", "pass", HANGS),
-    Mutant(ENV_ROWS + "EnvRow.write", "op & HALF", "0", LAST),
-    Mutant(ENV_ROWS + "run_all", "op & HALF", "0", LAST),
-    Mutant(ENV_ROWS + "EnvRow.write", "    self.guard.begin_write()", "    self.completed[index] = call_id", MIXES),
-    Mutant(ENV_ROWS + "run_all", "guard.writer = thread", "row.completed[index] = call_id", MIXES),
-    # Slots.
-    Mutant(SLOTS + "plan", "self.halves[index] ^ HALF", "self.halves[index]", LAST),
-    Mutant(SLOTS + "plan", "RING if op.future is not None else 0", "0", HANGS),
-    Mutant(SLOTS + "plan", 'if op.method == "reset" or not resets else None', "", "options are the user's"),
-    Mutant(SLOTS + "is_bound", 'op.method == "reset" or', "", LOSSES),
-    Mutant(SLOTS + "lose_episodes", "slot.holds = LOST", "pass", LOSSES),
-    Mutant(SLOTS + "lose_episodes", "slot.fresh = True", "pass", "an env in a new process has a seed"),
-    Mutant(SLOTS + "align_halves", "self.halves[index] = half", "pass", LAST),
-    Mutant(SLOTS + "align_halves", "array[half, index] = array[other, index]", "pass", LAST),
-    Mutant(SLOTS + "make_idle", "self.of[index].op = None", "pass", STATES),
-    Mutant(SLOTS + "note_usual", "not slot.needs_reset and", "", STATES),
-    Mutant("actor.slots:Slot.seed_with", "self.episode = 0", "pass", "episodes have their seeds"),
-    Mutant("actor.slots:Slot.count_episode", "self.episode += 1", "pass", "episodes have their seeds"),
-    # Rows.
-    Mutant(ROWS + "post", "core.table.ids.last + 1", "core.table.ids.last", ONCE),
-    Mutant(ROWS + "post", "process.watch_doorbell(self._on_ring)", "pass", HANGS),
-    Mutant(ROWS + "post", "core.watch(now)", "pass", HANGS),
-    Mutant("actor.watch:_look", 'core.timers.set("call",', "(lambda *_: None)(None,", HANGS),
-    Mutant("actor.watch:next_look", "now + shortest", "turn.started + shortest + 1000", HANGS),
-    Mutant(CALLS + "submit", "table.running is not None or ", "", "no call runs beside rows"),
-    Mutant(ROWS + "post_at_once", "or table.running is not None", "", "no call runs beside rows"),
-    Mutant(ROWS + "post_at_once", " and not table.queue", "", "no call runs beside rows"),
-    Mutant(STEPPER + "prepare", "or core.table.running is not None", "", "no call runs beside rows"),
-    Mutant(ROWS + "post_at_once", "slots.unusual and not slots.unusual.isdisjoint(indices)", "False", LOSSES),
-    Mutant(
-        STEPPER + "arrive",
-        "slots.halves[each] = slots.ops[each].translate(_HALF_OF)",
-        "pass",
-        LAST,
-    ),
-    Mutant(STEPPER + "arrive", "core.recovery.record_all(slots, indices)", "pass", REPLAYS),
-    Mutant(ROWS + "is_complete", "self._completed[index] == self._numbers[index]", "True", MIXES),
-    Mutant(ROWS + "take", "slot.holds = slot.incarnation", "pass", HANGS),
-    Mutant(ROWS + "take", "slot.fresh = False", "pass", "a reset without a seed has none"),
-    Mutant(ROWS + "take", "core.recovery.journal(index).record_row(slots, index)", "pass", REPLAYS),
-    Mutant(ROWS + "take", "slots.halves[index] = bits & HALF", "pass", LAST),
-    Mutant(ROWS + "settle", "self.core.deferred.waiting.append(arrive)", "pass", HANGS),
-    Mutant(ROWS + "settle", "slots.outcomes[index] = outcome", "pass", "a failure is told"),
-    Mutant(ROWS + "_end", "core.on_idle()", "pass", HANGS),
-    Mutant(ROWS + "keep_complete", "self.take(index)", "pass", ONCE),
-    Mutant(
-        FAILURES + "lose", "slots.slab.posted[index] = slots.slab.completed[index] = slots.numbers[index]", "pass", ONCE
-    ),
-    Mutant(FAILURES + "lose", "slots.lose_episodes(rows.first, rows.stop)", "pass", LOSSES),
-    Mutant(FAILURES + "lose", "core.add_first([index for index in left if rows.is_asked(index)])", "pass", HANGS),
-    Mutant(FAILURES + "lose", "rows.overdue = None", "pass", BLAMES),
-    Mutant(FAILURES + "lose", "Cause.RUNNING if index in begun else", "Cause.WAITING if index in begun else", ONCE),
-    Mutant(FAILURES + "lose", "core.reactor.wake(rows.waiter)", "pass", HANGS),
-    Mutant(FAILURES + "begun", "rows.overdue is not None", "False", BLAMES),
-    Mutant(ROWS + "running", "progress.call_id == self._numbers[index]", "True", ONCE),
-    Mutant(DECIDE, "failed.cause is not Cause.WAITING and not is_aborted", "not is_aborted", HANGS),
-    Mutant(
-        FAILURES + "_act",
-        "slot.op = Op(op.method, True",
-        "slot.op = Op(op.method, False",
-        "an env that failed is reset",
-    ),
-    Mutant(FAILURES + "_act", "slot.count_episode()", "pass", "episodes have their seeds"),
-    Mutant(FAILURES + "turn", "rows.posted()[0] if running is None else running", "rows.posted()[0]", BLAMES),
-    Mutant(FAILURES + "fail_lost", "group.indices.remove(index)", "pass", STATES),
-    Mutant(ROWS + "withdraw", "group.indices.remove(index)", "pass", "what was cancelled does not run"),
-    Mutant(ROWS + "post_waiting", "self.core.reactor.wake(self.waiter)", "pass", HANGS),
-    Mutant(ROWS + "watch_end", "process.page.ring_at_end(self.last)", "pass", HANGS),
-    Mutant(ROWS + "watch_end", "process.watch_doorbell(self._on_ring)", "pass", HANGS),
-    Mutant(ROWS + "watch_end", "self.arrive_for_others()", "pass", HANGS),
-    Mutant(ROWS + "_fetch_overflow", "if not self._receive(READABLE):", "if True:", "a large info comes"),
-    # What becomes of failures.
-    Mutant(DECIDE, "failed.cause is Cause.WAITING and (", "failed.cause is not Cause.RAISED and (", ONCE),
-    Mutant(FAILURES + "fail", "journal.count_failure()", "pass", "no third time"),
-    Mutant(DECIDE, "else Fate.FAIL", "else Fate.REPORT", LOSSES),
-    Mutant(FAILURES + "_act", 'slots.autoreset == "next_step"', "False", "an env that failed is reset"),
-    Mutant(FAILURES + "fail", "core.closing or not core.lives", "core.closing", HANGS),
-    Mutant(
-        FAILURES + "_act",
-        "fate in (Fate.REDO, Fate.RESET, Fate.TRUNCATE)",
-        "fate in (Fate.REDO, Fate.RESET)",
-        "its process is discarded",
-    ),
-    Mutant("actor.exit_decision:decide_call", " and retries > 0", "", ONCE),
-    Mutant("actor.exit_decision:decide_call", "return Fate.HOLD", "return Fate.DROP", HANGS),
-    Mutant("actor.exit_decision:decide_call", "return Fate.FAIL\n    if kind", "return Fate.HOLD\n    if kind", HANGS),
-    # Calls.
-    Mutant(ENDED_CALLS + "take_running", "table.queue.appendleft(call)", "pass", HANGS),
-    Mutant(ENDED_CALLS + "take_running", "process.page.progress().call_id == call.call_id", "False", ONCE),
-    Mutant(ENDED_CALLS + "take_running", "core.permits.withdraw(core)", "pass", LIMIT),
-    Mutant(ENDED_CALLS + "settle_running", "call.retries -= 1", "pass", ONCE),
-    Mutant("actor.future:ActorFuture.settle", "self._owner.reactor.wake(self)", "pass", HANGS),
-    Mutant(CALLS + "dispatch", "rows.watch_end()  #", "pass  #", HANGS),
-    Mutant(CALLS + "dispatch", "is not None) and rows.has_posted()", "is not None) and rows.is_in_flight()", HANGS),
-    Mutant(CALLS + "_record", "not core.recovery.journal(call.index).record(call, frame)", "False", REPLAYS),
-    Mutant(CALLS + "_send", "core.watch(call.started, call.timeout)", "pass", HANGS),
-    Mutant(FAILURES + "fail_group", "fail(rows, index, Cause.WAITING, error(rows.request(index)))", "pass", HANGS),
-    Mutant(
-        REQUESTS + "RequestTable.interrupt",
-        "running, self.running = self.running, None",
-        "running = self.running",
-        ONCE,
-    ),
-    Mutant(
-        REQUESTS + "RequestTable.withdraw",
-        "self.withdraw_calls(lambda call: call.future is future)",
-        "[entry for entry in self.queue if isinstance(entry, CallRequest) and entry.future is future]",
-        "what was cancelled does not run",
-    ),
-    Mutant(REQUESTS + "RequestTable.withdraw_calls", "self.queue.remove(call)", "pass", HANGS),
-    Mutant(REQUESTS + "CallRequest.turn", "progress.since) if", "self.started) if", BLAMES),
-    # Processes.
-    Mutant(LIFECYCLE + "_after_exit", "self.calls.fail_lost()", "pass", LOSSES),
-    Mutant(LIFECYCLE + "relaunch", "self._core.incarnation += 1", "pass", MIXES),
-    Mutant(LIFECYCLE + "_go_on", 'core.timers.set("backoff", now + delay)', "pass", HANGS),
-    Mutant(LIFECYCLE + "_on_start_reply", "self.calls.dispatch()", "pass", HANGS),
-    Mutant(LIFECYCLE + "_on_start_reply", "core.recovery.replay_requests()", "[]", REPLAYS),
-    Mutant(LIFECYCLE + "_on_start_reply", "self.calls.fail_lost()", "pass", LOSSES),
-    Mutant(LIFECYCLE + "end", "process.worker.kill()", "pass", HANGS),
-    Mutant(LIFECYCLE + "settle_dead", "core.phase is DEAD and core.queue", "False", HANGS),
-    Mutant(LIFECYCLE + "_fail_first", "row_failures.fail_group(rows, first, error)", "pass", HANGS),
-    Mutant("actor.supervisor:Supervisor.on_timer", 'core.timers.set("kill", now + _STACKS_GRACE)', "pass", HANGS),
-    # Permits.
-    Mutant(PERMITS + "release", "self._holders.remove(holder)", "pass", LIMIT),
-    Mutant(PERMITS + "acquire", "len(self._holders) < self._count and ", "", LIMIT),
-    Mutant("actor.core:ActorCore.on_idle", "self.permits.release(self)", "pass", LIMIT),
+    Mutant(SERVER + "_run_rows", "posted_id != completed[index]", "True", ONCE),
+    # The actor: its queue.
+    Mutant(ACTOR + "_on_reply", "self.unfinished.pop(job, None)", "pass", STATES),
+    Mutant(ACTOR + "_on_reply", "self._proceed_soon()", "pass", HANGS),
+    Mutant(ACTOR + "dispatch", "running.call_when_finished()", "pass", HANGS),
+    Mutant(ACTOR + "enqueue", "self.queue.insert(replays, job)", "self.queue.append(job)", ORDER),
+    Mutant(ACTOR + "can_post", "and not self.queue ", "", ORDER),
+    Mutant(ACTOR + "_on_frame", "is_reply and self.phase is _LIVE", "False", HANGS),
+    Mutant(ACTOR + "abort", "future.set_error", "(lambda error: None)", HANGS),
+    Mutant(ACTOR + "_withdraw", "self.queue.remove(job)", "pass", ONCE),
+    # The actor: starts and exits.
+    Mutant(ACTOR + "_launch", "incarnation.process.worker.kill()", "pass", HANGS),
+    Mutant(ACTOR + "_on_started", "self.dispatch()", "pass", HANGS),
+    Mutant(ACTOR + "_on_started", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
+    Mutant(ACTOR + "_on_started", "kept.on_next_start(incarnation.index)", "pass", HANGS),
+    Mutant(ACTOR + "on_exit", "for frame in process.drain():", "for frame in ():", MIXES),
+    Mutant(ACTOR + "_after_exit", "self.tenant.collect_completed()", "pass", LOSSES),
+    Mutant(ACTOR + "_after_exit", "self.queue.remove(replay)", "pass", REPLAYS),
+    Mutant(ACTOR + "_continue", "self._fail_queue()", "pass", HANGS),
+    Mutant(ACTOR + "_lose", "self.queue.appendleft(job)", "self.queue.append(job)", ORDER),
+    Mutant(ACTOR + "on_late", "self.running.on_late(step)", "pass", LATE),
+    Mutant(ACTOR + "repair", "self.tenant.repair(error_of)", "pass", INTERRUPTS),
+    Mutant(ACTOR + "repair", "self._fail(job, error_of)", "pass", INTERRUPTS),
+    Mutant(ACTOR + "repair", "self._end(reason)", "pass", INTERRUPTS),
+    Mutant(CHANGE + "ChangeLock.change", "self._reset()", "pass", INTERRUPTS),
+    Mutant(CHANGE + "_Scope.__exit__", "lock._changing, lock._frame = (), None", "pass", INTERRUPTS),
+    # Decisions about calls.
+    Mutant(EXITS + "decide_call", "retries > 0 and not", "not", ONCE),
+    Mutant(JOBS + "Job.culprit", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE),
+    Mutant(JOBS + "Call.on_reply", "actor.tenant.on_call(self, frame)", "pass", REPLAYS),
+    Mutant(JOBS + "Call.start", "actor.deadline_watch.watch(self.started, self.deadline)", "pass", HANGS),
+    # Waiting.
+    Mutant(FUTURE + "_notify", "self._ended.open()", "pass", HANGS),
+    Mutant(LOAN + "end", "self._loop.take_back(process.channel_fd)", "pass", HANGS),
+    Mutant(LOAN + "end", "self._loop.take_back(process.worker.sentinel)", "pass", HANGS),
+    Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
+    Mutant(WAITING + "wait", "missing and 1 in table.rings_each", "False", HANGS),
+    Mutant(WAITING + "wait", "missing = count_missing()  # workers", "pass  # workers", HANGS),
+    Mutant(WAITING + "wait", "min(complete + missing, len(table.status))", "len(table.status)", HANGS),
+    Mutant(TABLE + "complete", "self.waiters.ring()", "pass", HANGS),
+    # The rows of an actor.
+    Mutant(ENVS + "post", "process.watch_rings(self._on_ring)", "pass", HANGS),
+    Mutant(ENVS + "on_exit", "self.queue_first(again)", "pass", STATES),
+    Mutant(ENVS + "on_exit", "table.episodes.lose_process(index)", "pass", LOSSES),
+    Mutant(ENVS + "on_exit", "table.overdue.discard(index)", "pass", LATE),
+    Mutant(ENVS + "on_late", "self.table.overdue.add(step.index)", "pass", LATE),
+    Mutant(ENVS + "on_overflow", "self.table.waiters.ring()", "pass", HANGS),
+    Mutant(ENVS + "must_wait", "flags & LOST or ", "", LOSSES),
+    Mutant(ENVS + "queue", "self.actor.enqueue(Renewal())", "pass", RENEWS),
+    Mutant(ENVS + "_accept", "table.buffer_index[index] = op & HALF", "pass", LAST),
+    Mutant(ENVS + "_find_begun", "[] if running is None else [running]", "self._unfinished()", BLAMES),
+    Mutant(ENVS + "_on_replayed", "self.table.episodes.restore(index)", "pass", REPLAYS),
+    Mutant(ENVS + "repair", "table.status[index] = IDLE", "pass", INTERRUPTS),
+    Mutant(ROWS + "ids", " and queued_in[index] is self", "", ORDER),
+    # The engine.
+    Mutant(ENGINE + "_take_rows", "table.buffer_index[at] = buffers", "pass", LAST),
+    Mutant(ENGINE + "_take_rows", "self._record(envs.ids)", "pass", REPLAYS),
+    Mutant(ENGINE + "reset", "table.deliver(Selection(done, done))", "pass", HANGS),
+    Mutant(ENGINE + "_post", "any(map(group.must_wait, ids))", "False", LOSSES),
+    Mutant(ENGINE + "_post", "table.episodes.set_root_seed(index, request.seed)", "pass", SEEDS),
+    # Episodes and recovery.
+    Mutant(EPISODES + "record_batch", 'self.autoreset == "next_step"', "False", STATES),
+    Mutant(EPISODES + "lose", "self.flags[index] |= NEEDS_RESET", "pass", LOSSES),
+    Mutant(EPISODES + "advance", "self.numbers[index] += 1", "pass", SEEDS),
+    Mutant(RECOVERY + "decide", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
+    Mutant(RECOVERY + "decide", "not facts.needs_episode or (replays and facts.can_replay)", "True", LOSSES),
+    Mutant(RECOVERY + "recover", "journal.count_crash()", "pass", "no third time"),
+    Mutant(RECOVERY + "apply_to_row", "failure=error)", "failure=None)", LOSSES),
     # Journals.
-    Mutant(JOURNAL + "count_failure", "self._failed_at = self._size", "pass", "no third time"),
-    Mutant(JOURNAL + "grow", "self._check = check", "pass", REPLAYS),
-    Mutant(JOURNAL + "record_row", "resets=bool(bits & RESET)", "resets=False", REPLAYS),
-    Mutant(JOURNAL + "record_row", "self.start_seeded(", "(lambda *_: None)(", REPLAYS),
-    Mutant("actor.journal:Journals.record_all", "resets=bool(bits & RESET)", "resets=False", REPLAYS),
-    # The vector.
-    Mutant(ASKER + "queue_envs", "slots.states[env_id] = ASKED", "pass", STATES),
-    Mutant(ASKER + "_retire", "supervisor.calls.queue_renewal()", "pass", "old processes go"),
-    Mutant(ASKER + "start_resets", "slot.seed_with(op.seed)", "pass", "episodes have their seeds"),
-    Mutant(STEPPER + "write_rows", "slots.align_halves(slots.halves[0])", "pass", LAST),
-    Mutant(
-        STEPPER + "write_rows",
-        "ops[env_id] |= RESET",
-        "pass",
-        "an ended episode is reset",
-    ),
-    Mutant(STEPPER + "listen", "ears.heard.get(actor) is not process.page", "actor not in ears.heard", HANGS),
-    Mutant("vector.steps:Step.is_finished", "part.rows.last != self.number", "False", HANGS),
-    Mutant(FAILURES + "lose", "rows.last = 0", "pass", HANGS),
-    Mutant(STEPPER + "gather", "slots.states[each] = slots.zeros[each]", "pass", STATES),
-    Mutant(
-        "vector.collector:Collector._is_there",
-        "self._suffice(self._arrive(), count)  #",
-        "self._suffice(arrived, count)  #",
-        HANGS,
-    ),
-    Mutant("vector.collector:Collector._is_there", "min(max(1, expected), missing)", "missing + 1", HANGS),
-    Mutant(OUTCOMES + "read", "slots.of[index].op = None", "pass", STATES),
-    Mutant(OUTCOMES + "read_for_future", "slots.make_idle(index)", "pass", STATES),
-    Mutant(OUTCOMES + "_read", "slots.outcomes.pop(index, None)", "pass", STATES),
-    Mutant(OUTCOMES + "_read", "self._reader.last(index, before=True)", "self._reader.last(index)", LAST),
-    Mutant(OUTCOMES + "_fail", "core.add_first([index])", "pass", HANGS),
-    Mutant(OUTCOMES + "_fail", "core.send_waiting()", "pass", HANGS),
-    Mutant(OUTCOMES + "_as_result", "over and bits & NO_AUTORESET", "False", "an episode that ended is reset"),
-    Mutant(
-        OUTCOMES + "_reset_in_next_process",
-        "supervisor.calls.queue_renewal()",
-        "pass",
-        RENEWS,
-    ),
-    Mutant(PENDING + "take", "self.slots.states[env_id] = IDLE", "pass", STATES),
-    Mutant(PENDING + "in_flight", "not in (IDLE, READY)", "== 2", "nothing is handed out too early"),
-    Mutant("envs.episodes:Episodes.record", "slot.needs_reset = False", "pass", STATES),
-    Mutant("actor.future:ActorFuture._read_here", "setdefault(read, me)", "setdefault(None, me)", HANGS),
-    Mutant("actor.future:ActorFuture.arrive", "if self._waiting:", "if True:", HANGS),
-    # Rollouts.
-    Mutant(PROGRESS + "_count_steps", "slot.holds = slot.incarnation", "pass", LOSSES),
-    Mutant(PROGRESS + "_count_steps", "self._record(index, before, done)", "pass", REPLAYS),
-    Mutant(PROGRESS + "_keep", "array[done, mine]", "array[done - 1, mine]", LAST),
-    Mutant(PROGRESS + "count", "whole = self.late.done", "pass", LATE),
-    Mutant(PROGRESS + "be_late", ".copy() if is_known", " if is_known", LATE),
-    Mutant(PROGRESS + "forget_later", "self.late = None", "pass", MIXES),
-    Mutant(PROGRESS + "forget_later", "self.trajectory.done[index] = self.counted[index]", "pass", LATE),
-    Mutant(PROGRESS + "forget_later", "min(chosen[self._first], self.step + 1)", "chosen[self._first]", LATE),
-    Mutant(PART + "hand_over", "in_policy = late.in_policy", "pass", BLAMES),
-    Mutant(PART + "hand_over", "rows.overdue = None if in_policy else self.first + late.position", "pass", BLAMES),
-    Mutant(PART + "hand_over", "self.progress.repeat_ended(self.progress.left(), step)", "self.progress.left()", ENDED),
-    Mutant(PART + "_lost", "if not self.progress.repeats(index)", "", ENDED),
-    Mutant(PART + "_go_on", "[] if core.closing else", "", HANGS),
-    Mutant(
-        PART + "begin", "self.errors.update(_errors_of_lost(self._slots, self._envs, self._lost_before))", "", LOSSES
-    ),
-    Mutant(
-        PART + "order",
-        "due = [index for index in self.progress.left() if index not in lost]",
-        "due = list(self._envs)",
-        ONCE,
-    ),
-    Mutant(PART + "order", "step + 1 if lost else self._steps", "self._steps", LOSSES),
-    Mutant(PART + "on_reply", "self.progress.count()", "pass", MIXES),
-    Mutant(PART + "on_end", "self._set_policy()", "self.ask()", HANGS),
-    Mutant(PART + "_leave_to_rows", "rows.arrive_for_others()", "pass", HANGS),
-    Mutant(PART + "_own", " and self.trajectory.layout.action is not None", "", HANGS),
-    Mutant(PART + "_send", "if core.closing:", "if False:", HANGS),
-    Mutant(PART + "move", "trajectory.take_columns(self.trajectory, self.first, self.stop)", "pass", LAST),
-    Mutant(BUFFERS + "take", "buffer not in used and ", "", MIXES),
-    Mutant(
-        ROLLOUTS + "start",
-        "ready = [part for part in run.parts if self._first_part(part.supervisor) is None]",
-        "ready = run.parts",
-        MIXES,
-    ),
-    Mutant(ROLLOUTS + "_on_part_end", "_begin(following, self._slots)", "pass", HANGS),
-    Mutant(ROLLOUTS + "_rest", "self._slots.make_all_idle()", "pass", STATES),
-    Mutant(ORDER + "hand_over", "self._was_lost = True", "pass", HANGS),
-    Mutant(ORDER + "_note_policy", 'self.method = "policy"', "pass", BLAMES),
-    Mutant(
-        ROLLOUTS + "_settle",
-        "while self._runs and not self._runs[0].unsettled:\n            self._runs.pop(0)",
-        "if not run.unsettled:\n            self._runs.remove(run)",
-        "a rollout is in flight until those before it have ended",
-    ),
-    Mutant(ROLLOUTS + "_settle", "run.unsettled.discard(future)", "run.unsettled.clear()", MIXES),
-    Mutant(COLUMNS + "_repeat", "self._checks[row] = hosted.check", "pass", REPLAYS),
-    Mutant(COLUMNS + "_write", "self._only_obs[step + 1, index] = obs", "self._only_obs[step, index] = obs", LAST),
-    Mutant(COLUMNS + "run", "cells[cell : cell + size] = obs", "pass", MIXES),
-    Mutant(COLUMNS + "_write_turn", "column.end_episode(autoreset)", "pass", STATES),
-    Mutant(COLUMNS + "clear", "flags[...] = 0", "pass", "a row says what became of its env"),
-    Mutant("rollout.columns:Column.begin_episode", "self._episode += 1", "pass", "episodes have their seeds"),
-    Mutant(
-        ROLLOUT_RUNNER + "run", "parameters.version != self._version", "self._version == 0", "the last parameters count"
-    ),
+    Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),
+    Mutant(JOURNAL + "record_row", "is_reset=bool(op & RESET)", "is_reset=False", REPLAYS),
+    Mutant(JOURNAL + "record_row", "self.begin(", "(lambda *_: None)(", REPLAYS),
+    Mutant(JOURNAL + "can_retry", " and self._crashed_at != self._size", "", "no third time"),
 ]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import signal
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from envactors.backends.base import Backend, ExitStatus, Stacks, Worker
 from envactors.mailbox.control_page import ControlPage, page_size
-from envactors.mailbox.messages import Frame
+from envactors.mailbox.messages import Frame, Kind
 from envactors.system.polling import READABLE
 from envactors.worker import context
 from envactors.worker.main import Server
@@ -18,6 +20,10 @@ from simulation.world import Event, Fiber, Killed, World
 
 # How likely a process cannot be started.
 REFUSALS = 0.02
+# How likely a launch takes its time.
+_SLOW_STARTS = 0.3
+# How likely a part of a message has to be sent later.
+_BACKLOGS = 0.05
 # The process id of the first process; those after it have the numbers that follow.
 FIRST_PID = 10_000
 _SEGFAULT = ExitStatus(None, signal.SIGSEGV)
@@ -27,72 +33,86 @@ _MOST_LAST_RUNS = 3
 
 
 class Bell:
-    """A doorbell that is heard late, or once more than it was rung.
+    """A doorbell. Each poller that listens to it hears of its rings once, and late.
 
     Args:
         world: The world.
-
-    Attributes:
-        rung: Whether a ring was not heard.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._fd = world.new_fd()
-        self.rung = False
-        self.closed = False
+        self._fd = world.new_fd(lambda: False)
+        self._was_rung = False
+        self._is_closed = False
+        self._pollers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def fileno(self) -> int:
         return self._fd
 
     def ring(self) -> None:
         self._world.at_store()
-        if not self.closed:
-            self.rung = True
+        if not self._is_closed:
+            self._was_rung = True
+            for poller in self._pollers:
+                poller.rung.add(self)
 
     ring_open = ring
 
-    def clear(self) -> None:
-        self.rung = False
-
-    def register(self, poller: Poller) -> None:
-        poller.bells.append(self)
+    def register(self, poller: Any) -> None:
+        if not self._is_closed and poller not in self._pollers:
+            self._pollers.add(poller)
+            if self._was_rung:
+                poller.rung.add(self)
 
     def unregister(self, poller: Any) -> None:
-        """Do nothing: only workers register bells themselves."""
+        self._pollers.discard(poller)
+        poller.rung.discard(self)
 
     def close(self) -> None:
-        self.closed = True
+        self._is_closed = True
+        for poller in self._pollers:
+            poller.rung.discard(self)
 
 
-class Poller:
-    """What a worker sleeps in."""
+class CallerPoller:
+    """Replaces the poller in which threads of the caller wait for results."""
 
-    world: World
+    world: ClassVar[World]
 
     def __init__(self) -> None:
-        process = self.world.fiber
-        assert process is not None, "only workers sleep here"
-        self._fiber = process
-        self._ends: dict[int, End] = {}
-        self.bells: list[Bell] = []
+        self.rung: set[Bell] = set()
+
+    def poll(self, seconds: float | None) -> None:
+        self.world.wait(lambda: bool(self.rung), seconds, lambda: not self.world.conditions[-1]())
+        self.rung.clear()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class WorkerPoller:
+    """Replaces the poller in which a worker sleeps."""
+
+    world: ClassVar[World]
+
+    def __init__(self) -> None:
+        self.rung: set[Bell] = set()
+        self._fds: list[int] = []
 
     def add(self, fd: int) -> None:
-        self._ends[fd] = End.by_fd[fd]
+        self._fds.append(fd)
 
     def _has_news(self) -> bool:
-        for end in self._ends.values():
-            if end.inbox or end.is_cut:
-                return True
-        return any(bell.rung for bell in self.bells)
+        return bool(self.rung) or any(self.world.descriptors[fd]() for fd in self._fds)
 
-    def poll(self, timeout: float | None) -> list[tuple[int, int]]:
+    def poll(self, seconds: float | None) -> list[tuple[int, int]]:
+        fiber = self.world.fiber
+        assert fiber is not None, "only workers sleep here"
         if not self._has_news():
-            self._fiber.pause(self._has_news)
-        ready = [(fd, READABLE) for fd, end in self._ends.items() if end.is_readable]
-        ready += [(bell.fileno(), READABLE) for bell in self.bells if bell.rung]
-        for bell in self.bells:
-            bell.clear()
+            fiber.pause(self._has_news)
+        ready = [(fd, READABLE) for fd in self._fds if self.world.descriptors[fd]()]
+        ready += [(bell.fileno(), READABLE) for bell in self.rung]
+        self.rung.clear()
         return ready
 
     def close(self) -> None:
@@ -104,23 +124,21 @@ class End:
 
     Args:
         world: The world.
-        blocks: Whether `receive` waits.
+        blocks: Whether `receive` waits, and `send` sends everything.
 
     Attributes:
         inbox: What has come.
         other: The other end.
         is_cut: Whether nothing comes any more.
+        backlog: What is still to be sent.
     """
-
-    backlog = False
-    by_fd: ClassVar[dict[int, End]] = {}
 
     def __init__(self, world: World, *, blocks: bool) -> None:
         self._world = world
         self._blocks = blocks
-        self._fd = world.new_fd()
-        self.by_fd[self._fd] = self
+        self._fd = world.new_fd(lambda: self.is_readable)
         self.inbox: deque[Frame] = deque()
+        self.backlog: deque[Frame] = deque()
         self.other: End
         self.is_cut = False
 
@@ -134,12 +152,21 @@ class End:
     def send(self, frame: Frame) -> None:
         self._world.at_store()
         if self.is_cut:
-            raise BrokenPipeError(32, "the process has ended")
+            raise BrokenPipeError(errno.EPIPE, "the process has ended")
         kind, incarnation, call_id, payload = frame
-        self.other.inbox.append(Frame(kind, incarnation, call_id, bytes(payload)))
+        if self._blocks and kind in (Kind.RESULT, Kind.FAILED):
+            self._world.replies.add(call_id)
+        sent = Frame(kind, incarnation, call_id, bytes(payload))
+        if self.backlog or (not self._blocks and self._world.chance(_BACKLOGS)):
+            self.backlog.append(sent)
+        else:
+            self.other.inbox.append(sent)
 
     def flush(self) -> None:
-        """Do nothing: everything is sent at once."""
+        if self.is_cut:
+            raise BrokenPipeError(errno.EPIPE, "the process has ended")
+        while self.backlog and not self._world.chance(_BACKLOGS):
+            self.other.inbox.append(self.backlog.popleft())
 
     def receive(self) -> list[Frame] | None:
         if not self.is_readable:
@@ -171,7 +198,6 @@ class Process(Worker):
         bell: What it rings.
         wakes_at: Until when its env sleeps; None while none does.
         has_ended: Whether it has ended, which its sentinel tells.
-        is_reaped: Whether the caller knows that.
     """
 
     def __init__(self, world: World, number: int, memory: Memory | None, envs: int) -> None:
@@ -179,7 +205,7 @@ class Process(Worker):
         self.number = number
         self.pid = FIRST_PID + number
         self.outputs = []
-        self.sentinel = world.new_fd()
+        self.sentinel = world.new_fd(lambda: self.has_ended)
         self.channel = End(world, blocks=False)  # type: ignore[assignment]
         end = End(world, blocks=True)
         self.channel.other, end.other = end, self.channel  # type: ignore[attr-defined]
@@ -190,11 +216,11 @@ class Process(Worker):
         self.page = self._page_over(page)
         self._server = Server(end, self._page_over(page), memory)  # type: ignore[arg-type]
         self.wakes_at: float | None = None
-        self.has_ended = self.is_reaped = False
+        self.has_ended = False
         self._status = _SEGFAULT
         # How many more times it runs after it was killed; None while it was not.
         self._last_slices: int | None = None
-        self.fiber = Fiber(world, self._run)
+        self.fiber = Fiber(world, self._run, "worker")
         self._run_event: Event = f"process {number} runs", self.run_slice
         self._end_event: Event = f"process {number} ends", self.end
 
@@ -282,7 +308,7 @@ class Process(Worker):
 
     def reap(self) -> ExitStatus:
         assert self.has_ended, "reaped before it has ended"
-        self.is_reaped = True
+        self._world.present.remove(self)
         for bell in self._bells:
             bell.close()
         return self._status
@@ -303,6 +329,8 @@ class SimulatedBackend(Backend):
 
     def launch(self, name: str, env_vars: Mapping[str, str], memory: Memory | None, envs: int = 1) -> Process:
         del env_vars
+        if self._world.chance(_SLOW_STARTS):
+            self._world.wait(lambda: False, self._world.random.choice((0.0, 0.01, 1.0)))
         if self._world.chance(REFUSALS):
             self._world.note(f"{name} cannot be started")
             self._world.troubles += 1

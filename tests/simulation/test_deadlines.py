@@ -11,8 +11,8 @@ import envactors as ea
 from envactors.testing import EchoEnv
 from simulation import processes
 from simulation.envs import Misbehaving
-from simulation.installation import installed
 from simulation.processes import SimulatedBackend
+from simulation.runtime import installed
 from simulation.world import World
 
 _DEADLINES = ea.Deadlines(call=1.0, step=1.0, slow=None)
@@ -49,8 +49,7 @@ def world(request, monkeypatch):
 
 def pass_deadline(world, actor):
     """Let time pass until the process writes its stacks."""
-    core = actor._supervisor.core
-    while "kill" not in core.timers.when:
+    while "kill" not in actor._actor.timers._timers:
         assert world.step()
 
 

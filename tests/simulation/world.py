@@ -1,33 +1,35 @@
 """The simulated world: one virtual clock, and everything that can happen next, one of which a generator picks.
 
-The code of the library runs unchanged. What it runs on is simulated: processes are threads of which one runs at a time,
-and which stop at each store to memory that two processes share; doorbells, channels, and ends of processes are events
-that come late, twice, or in another order; time passes only when the world says so.
+The code of the library runs unchanged. What it runs on is simulated: workers, and the library's own threads that may
+block, are real threads of which only one runs at a time; doorbells, channels, timers, and exits of processes are events
+that come late or in another order; time passes only when nothing else can happen.
 """
 
 from __future__ import annotations
 
 import _thread
-import contextlib
 import random
 import threading
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 # The most events of one history: one that takes longer goes round in circles.
-_MOST_EVENTS = 20_000
+_MOST_EVENTS = 30_000
 # How likely everything stands still after an event, and for how long, in seconds on average.
 _HICCUPS = 0.02
 _HICCUP = 0.001
 # How likely another process runs before a store.
 _PAUSES = 0.3
+# How likely something happens in other threads before a thread enters a lock, and how many things at most.
+_PREEMPTIONS = 0.05
+_MOST_PREEMPTIONS = 4
+# How likely a thread whose condition holds wakes up, rather than let other things happen first.
+_WAKES = 0.3
 # How likely a signal comes before one event.
-_INTERRUPTS = 0.1
-# What runs in the caller's process, and how much larger the id of each thread is than that of the first.
-_CONTEXTS = {name: number for number, name in enumerate(("user", "reactor", "callbacks", "launcher", "printing"))}
+_INTERRUPTS = 0.05
 _get_ident = threading.get_ident
+_START = 1000.0
 _NEVER = float("inf")
 
 # What it is called in traces, and what then happens.
@@ -39,11 +41,21 @@ class Violation(AssertionError):
 
 
 class Interrupted(Exception):
-    """What a signal handler of the user's raises while the user waits."""
+    """Raised by a signal handler of the user."""
 
 
 class Killed(BaseException):
     """Raised in a simulated process that ends."""
+
+
+class Source(Protocol):
+    """Something that adds events to a world."""
+
+    def add_events(self, events: list[Event]) -> None:
+        """Add what may happen next."""
+
+    def wakes_at(self) -> float:
+        """Return when it does something by itself; infinity for never."""
 
 
 class Fiber:
@@ -52,22 +64,28 @@ class Fiber:
     Args:
         world: The world.
         run: What it runs.
+        context: Which thread of the caller's process it stands for; ``"worker"`` for a process.
     """
 
-    def __init__(self, world: World, run: Callable[[], None]) -> None:
+    def __init__(self, world: World, run: Callable[[], None], context: str) -> None:
         self._world = world
         self._run = run
-        self._go = threading.Lock()
-        self._back = threading.Lock()
+        self._context = context
+        self._go = _thread.allocate_lock()
+        self._back = _thread.allocate_lock()
         self._go.acquire()
         self._back.acquire()
-        # How many more stores it makes until it is killed; None if it continues.
+        # How many more stores a worker makes until it is killed; None if it continues.
         self.stores_left: int | None = None
         # What it waits for; None while it can run.
         self.blocked_on: Callable[[], bool] | None = None
         self.is_killed = False
         self.ended = False
         _thread.start_new_thread(self._main, ())
+
+    @property
+    def is_worker(self) -> bool:
+        return self._context == "worker"
 
     @property
     def can_run(self) -> bool:
@@ -78,10 +96,12 @@ class Fiber:
 
     def resume(self) -> None:
         """Let it run until it pauses or ends."""
-        before, self._world.fiber = self._world.fiber, self
+        world = self._world
+        before, context = world.fiber, world.context
+        world.fiber, world.context = self, self._context
         self._go.release()
         self._back.acquire()
-        self._world.fiber = before
+        world.fiber, world.context = before, context
 
     def pause(self, until: Callable[[], bool] | None = None) -> None:
         """Called in the fiber: stop here, until the world resumes it.
@@ -96,6 +116,12 @@ class Fiber:
             self.blocked_on = None
         if self.is_killed:
             raise Killed
+
+    def end(self) -> None:
+        """End it where it is."""
+        while not self.ended:
+            self.is_killed = True
+            self.resume()
 
     def _main(self) -> None:
         self._go.acquire()
@@ -121,38 +147,45 @@ class World:
     Attributes:
         random: Decides what happens next.
         now: The virtual time, in seconds.
-        fiber: The simulated process that runs now; None while it is the caller's.
-        context: Which of the caller's threads runs now: ``"user"``, ``"reactor"``, ``"callbacks"``, and so on.
+        fiber: The fiber that runs now; None while the main thread does.
+        context: The thread of the caller's process that runs now: ``"user"``, ``"loop"``, ``"launcher"``, and so on;
+            ``"worker"`` if a process does.
         processes: All simulated processes, oldest first.
-        present: Those of them of which anything may still come.
-        loop: What stands for the reactor.
+        present: Those of which anything may still come.
+        sources: Everything else that adds events.
+        descriptors: Whether each simulated descriptor is readable.
+        locks: The locks of all actors.
         errors: What was raised where nothing may be.
         log: What envs have run: (env, token of the action or None, process).
-        running: How many envs run a step or a reset now.
         interrupts: Whether signals come while the user waits.
         signal_is_due: Whether one comes as soon as the user waits.
+        is_interrupted_anywhere: Whether the user has been interrupted outside of a wait, too.
         troubles: How often something has happened for which a request may fail.
         completed: Which rows workers have completed, without failures: (env, call id).
-        on_signal: What a signal handler of the user's does.
+        on_signal: What a signal handler of the user does.
         raised: How often steps have raised, by their tokens.
         failed_seeds: The seeds of resets that have raised: (env, seed).
         failed_resets: The envs that have raised in a reset since their last result.
         hung: What the envs run that hang (see ``log``), by the number of their process and their index.
         late: How long the log was when a process began to hang, by its number.
-        check: Called before each event, when no thread of the caller's is in the middle of a change.
+        too_late: The processes in which a step takes longer than its deadline, by its env and token.
+        replies: The call ids of all calls that workers have replied to.
+        conditions: For each thread that waits for results, from the outermost: how many are missing.
+        check: Called before each event while no change is being made.
     """
 
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
         self.random = random.Random(seed)
-        self.now = 1000.0
+        self.now = _START
         self.fiber: Fiber | None = None
         self.context = "user"
         self.processes: list[Any] = []
         self.present: list[Any] = []
-        self.loop: Any = None
+        self.sources: list[Source] = []
+        self.descriptors: dict[int, Callable[[], bool]] = {}
+        self.locks: list[Any] = []
         self.errors: list[BaseException] = []
         self.log: list[tuple[int, int | None, int]] = []
-        self.running = 0
         self.troubles = 0
         self.completed: set[tuple[int, int]] = set()
         self.on_signal: Callable[[], None] = lambda: None
@@ -161,37 +194,143 @@ class World:
         self.failed_resets: set[int] = set()
         self.hung: dict[tuple[int, int], set[int | None]] = {}
         self.late: dict[int, int] = {}
+        self.too_late: dict[tuple[int, int | None], set[int]] = defaultdict(set)
+        self.replies: set[int] = set()
+        self.conditions: list[Callable[[], int]] = []
         self.check: Callable[[], None] = lambda: None
         self.interrupts = self.signal_is_due = False
-        self._caller = _get_ident()
+        self._main_ident = _get_ident()
         self._trace = trace
         self._events = 0
         self._fds = 1_000_000
+        # When sleeping fibers wake up.
+        self._alarms: list[float] = []
+
+    # The clock, names of threads, descriptors ------------------------------------------------------------
 
     def monotonic(self) -> float:
         """Stand for `time.monotonic`; it never returns the same time twice."""
         self.now += 1e-7
         return self.now
 
+    def get_ident(self) -> int:
+        """Stand for `threading.get_ident`: the loop and the user share the main thread."""
+        me = _get_ident()
+        return me + (self.context == "loop") if me == self._main_ident else me
+
+    def runs_library_code_only(self) -> bool:
+        """Stand for `envactors.threads.runs_library_code_only`."""
+        return self.context in ("loop", "envactors-launcher")
+
+    def new_fd(self, is_readable: Callable[[], bool]) -> int:
+        """Return a number that stands for a descriptor."""
+        self._fds += 1
+        self.descriptors[self._fds] = is_readable
+        return self._fds
+
     def note(self, text: object) -> None:
         """Write a line of the trace."""
         if self._trace is not None:
-            self._trace(f"{self.now - 1000.0:10.6f}  {text}")
+            self._trace(f"{self.now - _START:10.6f}  {text}")
+
+    def chance(self, probability: float) -> bool:
+        return self.random.random() < probability
 
     def add_process(self, process: Any) -> None:
         """Have a process that was just started take part."""
         self.processes.append(process)
         self.present.append(process)
-        self.loop.admit(process)
 
-    def new_fd(self) -> int:
-        """Return a number that stands for a descriptor."""
-        self._fds += 1
-        return self._fds
+    def hang(self, process: int, env_ids: Iterable[int], *, in_policy: bool = False) -> None:
+        """Note that some envs of a process, or its policy, hang, at least for longer than their deadline."""
+        for env_id in env_ids:
+            ran = [token for env, token, place in self.log if (env, place) == (env_id, process)]
+            # A reset may belong to the step before it.
+            runs = set(ran[-2:] if ran[-1:] == [None] else ran[-1:])
+            self.hung.setdefault((process, env_id), set()).update(set() if in_policy else runs)
+        self.late.setdefault(process, len(self.log))
 
-    def interrupt(self) -> None:
-        """Called where a handler of the user's may run: now and then it raises."""
-        if not self.interrupts or self.context != "user" or not (self.signal_is_due or self.chance(_INTERRUPTS)):
+    # Where other threads may run -------------------------------------------------------------------------
+
+    def at_store(self) -> None:
+        """Called before each store to shared memory: another process may run first."""
+        fiber = self.fiber
+        if fiber is not None and fiber.is_worker:
+            if fiber.stores_left is not None:
+                fiber.stores_left -= 1
+                fiber.is_killed |= fiber.stores_left <= 0
+            if fiber.is_killed or self.chance(_PAUSES):
+                fiber.pause()
+        elif self.chance(_PAUSES):
+            self.run_processes(self.random.randrange(4))
+
+    def pause_worker(self) -> None:
+        """Called in workers, between stores: other processes may run meanwhile."""
+        if self.fiber is not None and self.fiber.is_worker:
+            self.fiber.pause()
+
+    def run_processes(self, slices: int) -> None:
+        """Let processes run while a thread of the caller is between two steps."""
+        for _ in range(slices):
+            runnable = [process for process in self.present if process.fiber.can_run]
+            if not runnable:
+                return
+            self.random.choice(runnable).run_slice()
+
+    def at_lock(self) -> None:
+        """Called before a thread enters a lock that it does not have: other threads may run first."""
+        if not self.chance(_PREEMPTIONS):
+            return
+        if self.fiber is not None:
+            self.fiber.pause()
+        elif self.context == "user":
+            for _ in range(self.random.randint(1, _MOST_PREEMPTIONS)):
+                self._happen()
+
+    # Waiting ---------------------------------------------------------------------------------------------
+
+    def wait(
+        self, is_ready: Callable[[], bool], seconds: float | None, has_missed: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Stand for a wait of a thread of the caller; return whether it was woken.
+
+        Args:
+            is_ready: Whether it was woken.
+            seconds: How long to wait; None for no limit.
+            has_missed: Whether it should have been woken once nothing else happens.
+
+        Raises:
+            Interrupted: A signal handler has raised.
+            Violation: Nothing can happen any more, or the thread waits where it may not.
+        """
+        deadline = _NEVER if seconds is None else self.now + seconds
+        if any(lock._is_owned() for lock in self.locks):
+            raise Violation("a thread waits while it holds the lock of its actors")
+        if self.fiber is not None:
+            self._wait_in_fiber(self.fiber, is_ready, deadline)
+            return is_ready()
+        if self.context != "user":
+            raise Violation(f"the thread of the {self.context} waits")
+        while True:
+            self._interrupt()
+            if is_ready() or self.now >= deadline:
+                if self.chance(_WAKES) or not self._happen():
+                    return is_ready()
+            elif self._happen():
+                continue
+            elif has_missed():
+                raise Violation("a thread sleeps although all results that it waits for are there")
+            elif not self.step(deadline):
+                raise Violation("a thread waits for what never comes")
+
+    def _wait_in_fiber(self, fiber: Fiber, is_ready: Callable[[], bool], deadline: float) -> None:
+        if deadline != _NEVER:
+            self._alarms.append(deadline)
+        fiber.pause(lambda: is_ready() or self.now >= deadline)
+
+    def _interrupt(self) -> None:
+        """Run a signal handler now and then."""
+        if not self.interrupts or not (self.signal_is_due or self.chance(_INTERRUPTS)):
             return
         if self.signal_is_due or self.chance(0.85):
             self.signal_is_due = False
@@ -206,17 +345,46 @@ class World:
         self.troubles += 1
         raise Interrupted
 
-    def hang(self, process: int, env_ids: Iterable[int], *, in_policy: bool = False) -> None:
-        """Note that some envs of a process, or its policy, hang, at least for longer than their deadline."""
-        for env_id in env_ids:
-            ran = [token for env, token, place in self.log if (env, place) == (env_id, process)]
-            # A reset may belong to the step before it.
-            runs = set(ran[-2:] if ran[-1:] == [None] else ran[-1:])
-            self.hung.setdefault((process, env_id), set()).update(set() if in_policy else runs)
-        self.late.setdefault(process, len(self.log))
+    # Events ----------------------------------------------------------------------------------------------
+
+    def step(self, deadline: float = _NEVER) -> bool:
+        """Let one thing happen, or time pass; return False if nothing can happen any more.
+
+        Args:
+            deadline: Until when the user waits; time passes no further.
+        """
+        if self._happen():
+            return True
+        times = [process.wakes_at for process in self.present if process.wakes_at is not None]
+        self._alarms = [alarm for alarm in self._alarms if alarm > self.now]
+        later = min([deadline, *times, *self._alarms, *(source.wakes_at() for source in self.sources)])
+        if later == _NEVER:
+            return False
+        self.now = max(self.now, later + 1e-6)
+        self.note("time passes")
+        return True
+
+    def _happen(self) -> bool:
+        """Let one thing happen now; return False if nothing can."""
+        self._events += 1
+        if self._events > _MOST_EVENTS:
+            raise Violation("it goes on for ever")
+        self.check_errors()
+        self.serve("world", self.check)
+        events: list[Event] = []
+        for source in (*self.present, *self.sources):
+            source.add_events(events)
+        if not events:
+            return False
+        name, happen = self.random.choice(events)
+        self.note(name)
+        happen()
+        if self.chance(_HICCUPS):
+            self.now += self.random.expovariate(1 / _HICCUP)
+        return True
 
     def serve(self, context: str, run: Callable[..., object], *args: object) -> None:
-        """Run something in a thread that serves all actors, where nothing may be raised."""
+        """Run something in a thread of the library that never blocks, where nothing may be raised."""
         before, self.context = self.context, context
         try:
             run(*args)
@@ -227,111 +395,15 @@ class World:
         finally:
             self.context = before
 
-    def chance(self, probability: float) -> bool:
-        return self.random.random() < probability
-
-    # Stores ----------------------------------------------------------------------------------------------
-
-    def at_store(self) -> None:
-        """Called before each store to shared memory: another process may run first."""
-        if self.fiber is not None:
-            if self.fiber.stores_left is not None:
-                self.fiber.stores_left -= 1
-                self.fiber.is_killed |= self.fiber.stores_left <= 0
-            if self.fiber.is_killed or self.chance(_PAUSES):
-                self.fiber.pause()
-        elif self.chance(_PAUSES):
-            self.run_processes(self.random.randrange(4))
-
-    def pause_worker(self) -> None:
-        """Called in workers, between stores: other processes may run meanwhile."""
-        if self.fiber is not None:
-            self.fiber.pause()
-
-    def run_processes(self, slices: int) -> None:
-        """Let processes run while a thread of the caller is between two steps."""
-        for _ in range(slices):
-            runnable = [process for process in self.present if process.fiber.can_run]
-            if not runnable:
-                return
-            self.random.choice(runnable).run_slice()
-
-    # Events ----------------------------------------------------------------------------------------------
-
-    def step(self, deadline: float | None = None) -> bool:
-        """Let one thing happen; return False if nothing can any more.
-
-        Args:
-            deadline: Until when the caller waits; time passes no further.
-        """
-        self._events += 1
-        if self._events > _MOST_EVENTS:
-            raise Violation("it goes on for ever")
-        self.check_errors()
-        self.check()
-        events: list[Event] = []
-        for process in self.present:
-            process.add_events(events)
-        self.loop.add_events(events)
-        if events:
-            name, happen = self.random.choice(events)
-            self.note(name)
-            happen()
-            if self.chance(_HICCUPS):
-                self.now += self.random.expovariate(1 / _HICCUP)
-            return True
-        times = [process.wakes_at for process in self.present if process.wakes_at is not None]
-        times += [] if deadline is None else [deadline]
-        later = min(self.loop.wakes_at(), *times) if times else self.loop.wakes_at()
-        if later == _NEVER:
-            return False
-        self.now = max(self.now, later + 1e-6)
-        self.note("time passes")
-        return True
-
     def check_errors(self) -> None:
         """Check that nothing was raised where nothing may be."""
         if self.errors:
-            raise Violation(f"an error reached a thread that serves all actors: {self.errors[0]!r}") from self.errors[0]
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Have the library see this world's clock, and its threads."""
-        real = time.monotonic, threading.get_ident
-        time.monotonic, threading.get_ident = self.monotonic, self._get_ident
-        try:
-            yield
-        finally:
-            time.monotonic, threading.get_ident = real
-
-    def _get_ident(self) -> int:
-        me = _get_ident()
-        return me + _CONTEXTS[self.context] if me == self._caller else me
+            raise Violation(f"an error reached a thread of the library: {self.errors[0]!r}") from self.errors[0]
 
     def end(self) -> None:
-        """End all processes that are left."""
+        """End all fibers that are left."""
         for process in self.processes:
-            while not process.fiber.ended:
-                process.fiber.is_killed = True
-                process.fiber.resume()
-
-
-class Queue:
-    """Functions that a thread of the caller's runs one after the other, when the world lets it.
-
-    Attributes:
-        jobs: Those that wait.
-        event: That the next one runs.
-    """
-
-    def __init__(self, world: World, context: str) -> None:
-        self._world = world
-        self._context = context
-        self.jobs: deque[Callable[[], object]] = deque()
-        self.event: Event = f"{context} runs what was queued", self.run_one
-
-    def submit(self, job: Callable[[], object]) -> None:
-        self.jobs.append(job)
-
-    def run_one(self) -> None:
-        self._world.serve(self._context, self.jobs.popleft())
+            process.fiber.end()
+        for source in self.sources:
+            for fiber in getattr(source, "fibers", ()):
+                fiber.end()

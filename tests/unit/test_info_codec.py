@@ -19,19 +19,15 @@ from envactors.mailbox.slab import INLINE_INFO_ROOM, Layout, Slab
 from envactors.mailbox.specs import ArraySpec
 
 ENVS = 3
-VARIANTS = ["between processes", "within one process"]
 SCALAR = ArraySpec((), np.dtype(np.float64))
 quick = settings(max_examples=examples(80))
 
 
-def make_codec(variant):
+def make_codec():
     layout = Layout(SCALAR, SCALAR, SCALAR, ENVS)
     memory = bytearray(layout.size)
     slab, other = Slab(layout, memory), Slab(layout, memory)
-    if variant == "between processes":
-        return Infos(slab), Infos(other)
-    infos = Infos(slab, passes_objects=True)
-    return infos, infos
+    return Infos(slab), Infos(other)
 
 
 def write(infos, index, info, object_leaves=()):
@@ -73,11 +69,10 @@ infos = st.dictionaries(st.text(max_size=5), values, max_size=5)
 results = st.lists(st.tuples(st.integers(0, ENVS - 1), infos, st.lists(values, max_size=2)), max_size=6)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 @quick
 @given(written=results)
-def test_decode_returns_what_was_encoded(variant, written):
-    encoder, decoder = make_codec(variant)
+def test_decode_returns_what_was_encoded(written):
+    encoder, decoder = make_codec()
     said = {index: ({}, []) for index in range(ENVS)}
     for index, info, object_leaves in written:
         overflow = None
@@ -92,9 +87,8 @@ def test_decode_returns_what_was_encoded(variant, written):
         assert decoder.all_plain() == all(content == ({}, []) for content in said.values())
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_marker_makes_an_info_empty(variant):
-    encoder, decoder = make_codec(variant)
+def test_marker_makes_an_info_empty():
+    encoder, decoder = make_codec()
     write(encoder, 1, {"a": 1})
     assert not decoder.all_plain()
     encoder.encodings[1] = PLAIN
@@ -102,20 +96,18 @@ def test_marker_makes_an_info_empty(variant):
     assert decoder.decode(1, None) == ({}, [])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_each_empty_info_is_a_new_dict(variant):
-    _, decoder = make_codec(variant)
+def test_each_empty_info_is_a_new_dict():
+    _, decoder = make_codec()
     decoder.decode(0, None)[0]["mine"] = 1
     assert decoder.decode(0, None) == ({}, [])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_failure_is_decoded_until_the_next_result(variant):
-    encoder, decoder = make_codec(variant)
+def test_failure_is_decoded_until_the_next_result():
+    encoder, decoder = make_codec()
     overflow = encoder.fail(2, pack_failure(KeyError("gone"), Fault.RAISED))
     assert decoder.failed(2)
     assert not decoder.all_plain()
-    failure = decoder.failure(2, overflow)
+    failure = decoder.failure(overflow)
     assert isinstance(failure, Failure)
     assert repr(unpack_failure(failure)) == "KeyError('gone')"
     encoder.encodings[2] = PLAIN
@@ -124,21 +116,14 @@ def test_failure_is_decoded_until_the_next_result(variant):
 
 @pytest.mark.parametrize(("size", "fits"), [(INLINE_INFO_ROOM // 2, True), (INLINE_INFO_ROOM, False)])
 def test_infos_larger_than_the_room_overflow(size, fits):
-    encoder, decoder = make_codec("between processes")
+    encoder, decoder = make_codec()
     overflow = write(encoder, 1, {"text": "x" * size})
     assert (overflow is None) == fits
     assert decoder.decode(1, overflow) == ({"text": "x" * size}, [])
 
 
-def test_within_one_process_nothing_is_pickled_and_nothing_overflows():
-    encoder, decoder = make_codec("within one process")
-    assert write(encoder, 0, {"f": lambda: 3, "large": b"x" * 100_000}) is None
-    info, _ = decoder.decode(0, None)
-    assert info["f"]() == 3
-
-
 def test_encode_raises_for_values_that_do_not_pickle():
-    encoder, _ = make_codec("between processes")
+    encoder, _ = make_codec()
     with pytest.raises(TypeError, match="pickle"):
         write(encoder, 0, {"lock": threading.Lock()})
 
@@ -161,7 +146,7 @@ def test_encode_raises_for_values_that_do_not_pickle():
     ids=repr,
 )
 def test_a_value_keeps_its_type_and_layout(value):
-    encoder, decoder = make_codec("between processes")
+    encoder, decoder = make_codec()
     info, _ = decoder.decode(1, write(encoder, 1, {"x": value, "y": np.float64(1)}))
     arrived = info["x"]
     assert repr(arrived) == repr(value)
@@ -170,7 +155,7 @@ def test_a_value_keeps_its_type_and_layout(value):
 
 
 def test_infos_that_differ_from_the_last_one_are_decoded_as_they_are():
-    encoder, decoder = make_codec("between processes")
+    encoder, decoder = make_codec()
     infos = [{"a": 1, "b": 2.0}, {"a": 2**70, "b": 3.0}, {"a": 4, "b": 5.0}, {"b": 6.0, "a": 7}, {"a": 8.0, "b": 9}]
     for info in [infos[0], *infos, infos[0]]:
         assert write(encoder, 1, info) is None
@@ -225,7 +210,7 @@ class Key(str, enum.Enum):
 
 
 def test_keys_keep_their_types_whatever_the_info_before_had():
-    writer, reader = make_codec("between processes")
+    writer, reader = make_codec()
     infos = [{"length": 1.0}, {Key.LENGTH: 1.0}]
     for index, info in enumerate(infos):
         assert write(writer, index, info) is None
@@ -233,7 +218,7 @@ def test_keys_keep_their_types_whatever_the_info_before_had():
 
 
 def test_arrays_of_an_info_are_writable_copies():
-    encoder, decoder = make_codec("between processes")
+    encoder, decoder = make_codec()
     write(encoder, 1, {"x": np.arange(3)})
     decoder.decode(1, None)[0]["x"][:] = 7
     assert decoder.decode(1, None)[0]["x"].tolist() == [0, 1, 2]

@@ -20,7 +20,7 @@ from envactors.mailbox.pickling import dumps
 from envactors.mailbox.specs import ArraySpec, Spec, conform, flatten, leaves, spec_of_space
 from envactors.system.descriptors import count_descriptors
 from envactors.system.processes import count_threads, resident_memory
-from envactors.tuning.actions import sample_actions
+from envactors.tuning.measure import sample_actions
 from envactors.worker.host import checksum
 
 # The most steps of a trajectory, and of an episode in the search for leaks.

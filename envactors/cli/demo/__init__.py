@@ -1,1 +1,1 @@
-"""``envactors demo``: learn to balance CartPole on actors, with a live view."""
+"""``envactors demo``: learn to balance CartPole on actors while real faults are injected."""

@@ -1,223 +1,146 @@
-"""Learning of a linear policy by the cross-entropy method."""
+"""Learning of a linear policy by the cross-entropy method, on envs that meet faults."""
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from collections.abc import Mapping
-from typing import NamedTuple
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from envactors.cli.demo.faults import Fault, plan_faults
-from envactors.cli.demo.reports import Generation, Reporter
-from envactors.cli.demo.rollouts import Episode, OutOfTimeError, Policy, Rollouts
+import envactors as ea
+from envactors.cli.demo.faults import FAULTS
+from envactors.cli.units import duration
 
-Policies = npt.NDArray[np.float64]  # one policy per row
+Weights = npt.NDArray[np.float64]  # one linear policy per row
 
-_POPULATION = 24
-_ELITES = 8
-# Share of the old distribution kept per generation; with less, learning is faster but stalls more often.
-_INERTIA = 0.5
-# Noise added to the elites' spread against early convergence; decays per generation.
-_NOISE, _NOISE_DECAY, _LEAST_NOISE = 0.3, 0.8, 0.2
+_LONGEST_EPISODE = 500
+_SHORTEST_EPISODE = 8  # no policy loses its balance sooner
 
-# A check costs more than a generation, so the candidates' mean return must reach this first.
-_WORTH_A_CHECK = 350.0
-_CHECK_EPISODES = 24
-# Far above the goal, since a policy that fails once in ten episodes can pass a check and fail the evaluation.
-_GOOD_ENOUGH = 498.0
+_POPULATION, _ELITES = 24, 8
+# Noise that keeps the search from converging too early. It decays with each generation.
+_NOISE, _NOISE_DECAY, _LEAST_NOISE = 1.0, 0.6, 0.05
+# The search ends when its candidates return this much on average: their mean is better than they are.
+_GOOD_ENOUGH = 450.0
 
 
-class Streams(NamedTuple):
-    """Independent random generators.
+class LinearPolicies:
+    """Policy in a worker: each env plays with its own row of weights."""
+
+    def load(self, weights: Weights) -> None:
+        """Take the weights of all envs, one row per env."""
+        self._weights = weights
+
+    def __call__(self, obs: Any, context: ea.PolicyContext) -> npt.NDArray[np.int64]:
+        """Return action 1 where the weighted sum of the observation is positive, else 0."""
+        sums: Weights = np.einsum("ij,ij->i", obs, self._weights[context.env_ids])
+        return (sums > 0).astype(np.int64)
+
+
+class Fault(NamedTuple):
+    """A fault in the episode of one candidate.
 
     Attributes:
-        candidates: Draws candidates.
-        training: Draws seeds of the candidates' episodes.
-        checks: Draws seeds of the episodes of checks.
-        evaluation: Draws seeds of the evaluation's episodes.
-        faults: Draws the plan of faults.
+        kind: A key of `envactors.cli.demo.faults.FAULTS`.
+        candidate: Index of the candidate.
+        step: Step of the episode, from 1.
     """
 
-    candidates: np.random.Generator
-    training: np.random.Generator
-    checks: np.random.Generator
-    evaluation: np.random.Generator
-    faults: np.random.Generator
-
-    @classmethod
-    def of(cls, seed: int) -> Streams:
-        """Return the generators derived from a seed."""
-        return cls(*(np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(5)))
+    kind: str
+    candidate: int
+    step: int
 
 
-class CrossEntropy:
-    """Normal distribution of policies that moves towards its best samples.
+class Learner:
+    """Learns by the cross-entropy method: sample policies around a mean, then move the mean to the best ones.
+
+    The results depend on the seed alone: each episode has its own seed, and envactors replays an interrupted one.
 
     Args:
-        size: Number of weights of a policy.
-        population: Number of candidates per generation.
-        rng: Draws the candidates.
+        envs: Vector env of `FaultyCartPole` with a `LinearPolicies` policy.
+        seed: Decides candidates, episodes, and faults.
+
+    Attributes:
+        steps: Steps of all episodes.
+        faults: Number of injected faults.
+        survived: Number of faults after which the episode continued in a new process.
+        lost: Number of episodes that a failure ended.
     """
 
-    def __init__(self, size: int, population: int, rng: np.random.Generator) -> None:
-        self.mean: Policy = np.zeros(size)
-        self._deviation: Policy = np.ones(size)
-        self._population = population
-        self._rng = rng
-        self._noise = _NOISE
+    def __init__(self, envs: ea.VectorEnv, seed: int) -> None:
+        self.steps: int = 0
+        self.faults: int = 0
+        self.survived: int = 0
+        self.lost: int = 0
+        self._envs = envs
+        streams = np.random.SeedSequence(seed).spawn(3)
+        self._samples, self._seeds, self._places = map(np.random.default_rng, streams)
 
-    def ask(self) -> Policies:
-        """Return the candidates of a generation, one per row."""
-        return self.mean + self._deviation * self._rng.standard_normal((self._population, self.mean.size))
-
-    def tell(self, candidates: Policies, returns: npt.NDArray[np.float64]) -> None:
-        """Move the distribution towards the best candidates.
+    def learn(self, generations: int, *, with_faults: bool) -> Weights:
+        """Print one line per generation, and return the weights of the learned policy, the same for each env.
 
         Args:
-            candidates: Candidates returned by `ask`.
-            returns: Their returns.
+            generations: Largest number of generations.
+            with_faults: Whether to inject one fault into each of the first generations.
         """
-        # Include ties with the last elite: many candidates have the highest possible return.
-        elites = candidates[returns >= np.sort(returns)[-_ELITES]]
-        spread = np.sqrt(elites.var(axis=0) + self._noise**2)
-        self.mean = _INERTIA * self.mean + (1 - _INERTIA) * elites.mean(axis=0)
-        self._deviation = _INERTIA * self._deviation + (1 - _INERTIA) * spread
-        self._noise = max(self._noise * _NOISE_DECAY, _LEAST_NOISE)
+        population = max(_POPULATION, self._envs.num_envs)  # with fewer candidates, some envs would be idle
+        faults = self._plan_faults(population) if with_faults else []
+        mean, deviation, noise = np.zeros(4), np.ones(4), _NOISE
+        for generation in range(1, generations + 1):
+            candidates = mean + deviation * self._samples.standard_normal((population, 4))
+            returns = self._play(candidates, faults.pop(0) if faults else None)
+            print(
+                f"generation {generation:2d}: mean return {returns.mean():5.1f}, best {returns.max():5.1f}, "
+                f"{self.steps:6,} steps",
+                flush=True,
+            )
+            # Include ties with the last elite: many candidates have the highest possible return.
+            elites = candidates[returns >= np.sort(returns)[-_ELITES]]
+            mean, deviation = elites.mean(axis=0), np.sqrt(elites.var(axis=0) + noise**2)
+            noise = max(noise * _NOISE_DECAY, _LEAST_NOISE)
+            if returns.mean() >= _GOOD_ENOUGH and not faults:
+                break
+        return np.tile(mean, (self._envs.num_envs, 1))
 
+    def _plan_faults(self, population: int) -> list[Fault]:
+        candidates = self._places.choice(population, len(FAULTS), replace=False)
+        steps = self._places.integers(1, _SHORTEST_EPISODE, len(FAULTS))
+        return [Fault(*each) for each in zip(FAULTS, candidates.tolist(), steps.tolist(), strict=True)]
 
-class Budget:
-    """Decides when learning must stop so that the evaluation still has time.
+    def _play(self, candidates: Weights, fault: Fault | None) -> npt.NDArray[np.float64]:
+        """Play one episode with each candidate, and return the returns."""
+        width = self._envs.num_envs
+        seeds = self._seeds.integers(2**31, size=len(candidates))
+        returns: list[npt.NDArray[np.float64]] = []
+        for first in range(0, len(candidates), width):
+            playing = np.arange(first, first + width) % len(candidates)  # in the last turn, some may play again
+            self._envs.reset(seed=seeds[playing].tolist())
+            with self._injecting(fault, first):
+                rollout = self._envs.rollout(_LONGEST_EPISODE, candidates[playing])
+            self.lost += len(rollout.failures)
+            returns.append(rollout.rewards.sum(axis=0))
+        counted = np.concatenate(returns)[: len(candidates)]
+        self.steps += int(counted.sum())  # each step is rewarded with 1
+        return counted
 
-    Args:
-        seconds: Time for everything.
-        reserved_steps: Number of steps after learning.
-        started: Start time (`time.monotonic`).
-    """
-
-    # Seconds before which the measured rate is ignored.
-    _SETTLING = 1.0
-    # Seconds that the evaluation may take beyond its reserve.
-    _GRACE = 8.0
-
-    def __init__(self, seconds: float, reserved_steps: int, started: float) -> None:
-        self._end = started + seconds
-        # Faults can make the measured rate far too low, so reserve at most half of the time.
-        self._most_reserved = seconds / 2
-        self._reserved_steps = reserved_steps
-
-    def is_spent(self, steps: int, seconds: float) -> bool:
-        """Return whether learning must stop, given the steps made so far and their duration."""
-        reserve = self._reserved_steps * seconds / max(steps, 1) if seconds > self._SETTLING else 0.0
-        return time.monotonic() + min(reserve, self._most_reserved) >= self._end
-
-    def is_overdrawn(self) -> bool:
-        """Return whether even the evaluation must stop."""
-        return time.monotonic() >= self._end + self._GRACE
-
-
-@dataclasses.dataclass(frozen=True)
-class Learnt:
-    """Result of learning.
-
-    Attributes:
-        policy: Learnt weights.
-        generations: Number of completed generations.
-        stopped_by: Limit that ended learning; None if the policy was good enough.
-    """
-
-    policy: Policy
-    generations: int
-    stopped_by: str | None
-
-
-def learn(
-    rollouts: Rollouts,
-    size: int,
-    streams: Streams,
-    generations: int,
-    budget: Budget,
-    reporter: Reporter,
-    *,
-    with_faults: bool,
-) -> Learnt:
-    """Learn until the policy does well in episodes that it was not trained on.
-
-    Args:
-        rollouts: Plays the episodes.
-        size: The number of a policy's weights.
-        streams: Random generators.
-        generations: Largest number of generations.
-        budget: Time limit.
-        reporter: Shows each generation.
-        with_faults: True to inject faults in the first generations; the result is the same without.
-
-    Returns:
-        The policy, good enough or not.
-    """
-    # With fewer candidates than envs some envs would be idle.
-    population = max(_POPULATION, rollouts.num_envs)
-    method = CrossEntropy(size, population, streams.candidates)
-    plan = plan_faults(streams.faults, generations, population) if with_faults else {}
-    trials = 1
-    for number in range(1, generations + 1):
-        reporter.phase(f"generation {number}")
-        candidates = method.ask()
-        returns = _play(rollouts, candidates, trials, streams.training, budget, plan.get(number))
-        if returns is None:
-            return Learnt(method.mean, number - 1, "time limit")
-        method.tell(candidates, returns)
-        check = None
-        if returns.mean() >= _WORTH_A_CHECK:
-            reporter.phase(f"generation {number}, checking the policy")
-            check = _play(rollouts, method.mean[np.newaxis], _CHECK_EPISODES, streams.checks, budget)
-            # A single episode cannot rank good policies.
-            trials = 2
-        check_return = None if check is None else float(check[0])
-        reporter.generation(
-            Generation(number, float(returns.mean()), float(returns.max()), rollouts.steps, check_return)
-        )
-        if check_return is not None and check_return >= _GOOD_ENOUGH:
-            return Learnt(method.mean, number, None)
-    return Learnt(method.mean, generations, "limit of generations")
-
-
-def evaluate(
-    rollouts: Rollouts, policy: Policy, episodes: int, seeds: np.random.Generator, budget: Budget
-) -> float | None:
-    """Return the mean return of a policy in new episodes, or None if time ran out."""
-    try:
-        return float(rollouts.play(_episodes(policy[np.newaxis], episodes, seeds), budget.is_overdrawn).mean())
-    except OutOfTimeError:
-        return None
-
-
-def _play(
-    rollouts: Rollouts,
-    policies: Policies,
-    trials: int,
-    seeds: np.random.Generator,
-    budget: Budget,
-    faults: Mapping[int, Fault] | None = None,
-) -> npt.NDArray[np.float64] | None:
-    """Return the mean return of each policy over ``trials`` episodes, or None if time ran out."""
-    try:
-        returns = rollouts.play(
-            _episodes(policies, trials, seeds),
-            lambda: budget.is_spent(rollouts.steps, rollouts.busy_seconds),
-            faults,
-        )
-    except OutOfTimeError:
-        return None
-    means: npt.NDArray[np.float64] = returns.reshape(len(policies), trials).mean(axis=1)
-    return means
-
-
-def _episodes(policies: Policies, trials: int, seeds: np.random.Generator) -> list[Episode]:
-    repeated = np.repeat(policies, trials, axis=0)
-    return [
-        Episode(policy, int(seed))
-        for policy, seed in zip(repeated, seeds.integers(2**31, size=len(repeated)), strict=True)
-    ]
+    @contextlib.contextmanager
+    def _injecting(self, fault: Fault | None, first: int) -> Iterator[None]:
+        """Arm a fault if the candidates from ``first`` on are its target, and report afterwards how it ended."""
+        if fault is None or not first <= fault.candidate < first + self._envs.num_envs:
+            yield
+            return
+        env_id = fault.candidate - first
+        print(f"fault: {fault.kind} in step {fault.step} of env {env_id}", flush=True)
+        self.faults += 1
+        with tempfile.TemporaryDirectory(prefix="envactors-demo-") as folder:
+            self._envs[env_id].arm(fault.kind, fault.step, f"{folder}/fault")
+            yield
+            seconds = self._envs[env_id].recovered_in().result()
+        print(f"  {str(self._envs.stats().actors[env_id].last_failure).splitlines()[0]}")
+        if seconds is None:
+            print("  not survived: the step was not repeated", flush=True)
+        else:
+            self.survived += 1
+            print(f"  survived: a new process repeated the step {duration(seconds)} after the fault", flush=True)

@@ -246,6 +246,65 @@ def test_the_repair_establishes_the_invariant_from_any_state(actors, state):
     assert actor.running is None
 
 
+def lose_worker(actor, backend):
+    """Lose the node of an actor's worker in a call."""
+    future = call(actor)
+    worker = backend.next_worker().serve_start()
+    worker.begin(worker.take())
+    worker.lose()
+    with pytest.raises(ea.NodeLostError, match="was lost with its node 'far'"):
+        future.result(SOON)
+    return worker
+
+
+def test_a_process_starts_only_once_the_end_of_the_last_one_is_certain(actors):
+    actor, backend = actors()
+    lost = lose_worker(actor, backend)
+    future = call(actor)
+    wait_until(lambda: actor.phase is Phase.STARTING)
+    actor.kill(restart=True)
+    wait_until(lambda: actor.incarnation.index == 2)
+    time.sleep(0.1)
+    assert backend.workers.empty()
+    lost.set_over()
+    backend.next_worker().serve_start().serve_call(1)
+    assert future.result(SOON) == 1
+    assert actor.stats().restarts == 1
+
+
+def test_a_renewal_of_a_dead_actor_waits_for_the_certain_end_of_the_last_process(actors):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=0))
+    lost = lose_worker(actor, backend)
+    wait_until(lambda: actor.phase is Phase.DEAD)
+    renewal = ActorFuture(actor, None)
+    actor.renew(renewal)
+    wait_until(lambda: actor.phase is Phase.STARTING)
+    time.sleep(0.1)
+    assert backend.workers.empty()
+    lost.set_over()
+    backend.next_worker().serve_start()
+    assert renewal.result(SOON) == 1
+
+
+@pytest.mark.parametrize("timeout", [None, 0.1])
+def test_closing_does_not_wait_for_the_certain_end_of_the_last_process(actors, timeout):
+    actor, backend = actors()
+    lost = lose_worker(actor, backend)
+    wait_until(lambda: actor.phase is Phase.STARTING)
+    future = None if timeout is None else call(actor)
+    started = time.monotonic()
+    actor.begin_close(timeout)
+    actor.wait_closed(timeout)
+    assert actor.state is ActorState.CLOSED
+    assert time.monotonic() - started < 1.0
+    if future is not None:
+        with pytest.raises(ea.ActorDiedError):
+            future.result(SOON)
+    lost.set_over()
+    time.sleep(0.05)
+    assert backend.workers.empty()
+
+
 def test_a_handler_that_uses_an_actor_in_the_middle_of_a_change_gets_an_error(actors):
     actor, backend = actors()
     backend.next_worker().serve_start()
@@ -315,6 +374,7 @@ def test_a_reply_that_came_in_time_counts_although_a_borrower_has_not_read_it(ac
         return True
 
     monkeypatch.setattr(ActorProcess, "wait_for_reply", wait_for_reply)
+    wait_until(future.running)
     thread = threading.Thread(target=future.exception)
     thread.start()
     assert lent.wait(SOON)
@@ -327,7 +387,7 @@ def test_a_reply_that_came_in_time_counts_although_a_borrower_has_not_read_it(ac
 
 
 def test_a_signal_handler_may_read_the_result_that_its_thread_is_reading(actors):
-    actor, backend = actors()
+    actor, _ = actors()
     future = call(actor)
     outcome = NestedOutcome(future)
     future.set_outcome(outcome)

@@ -99,6 +99,16 @@ def test_a_nested_change_is_refused_and_the_outer_one_continues():
     assert thing.resets == 0
 
 
+def test_a_handler_that_has_interrupted_its_thread_under_the_lock_does_not_wait():
+    lock, thing = ChangeLock(), Thing("a")
+    with lock, pytest.raises(RuntimeError, match="cannot wait"):
+        lock.reset_if_interrupted()
+    with lock, lock.change(thing), pytest.raises(RuntimeError, match="cannot wait"):
+        lock.reset_if_interrupted()
+    lock.reset_if_interrupted()
+    assert thing.resets == 0
+
+
 def test_an_interrupt_never_leaves_the_lock_held():
     lock, thing = ChangeLock(), Thing("a")
     with pytest.raises(Hit), lock, lock.change(thing):

@@ -138,4 +138,4 @@ def test_rows_give_the_same_results(autoreset, on_failure):
                     seen.append((obs.tolist(), rewards.tolist(), terminated.tolist(), truncated.tolist(), facts))
             return seen
 
-    assert run("inline") == run("process")
+    assert run("inline") == run("thread")

@@ -1,1 +1,0 @@
-"""``envactors bench``: measure an env on actors, in a loop, and with other libraries, side by side."""

@@ -1,0 +1,705 @@
+"""Crashes, deadlines, and exceptions in steps and resets: who is blamed, and what the user sees."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from fakes import CUT, END, LARGE, LEAVE, RAISE, SOON, TRAP, RowError, wait_until
+
+import envactors as ea
+from envactors.actor.states import ActorState, Phase
+from envactors.mailbox.messages import renewed_seed
+from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING, UNRESET
+from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED
+
+# The worker ends at each line with this distance.
+STRIDE = 8
+ON_FAILURE = pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+AUTORESET = pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+RENEWING = pytest.mark.parametrize("on_failure", ["renew", "replay"])
+
+
+def failures_of(infos):
+    return [index for index, info in enumerate(infos) if "failure" in info]
+
+
+# A crash before, in, and after the row of one env ---------------------------------------------------------
+
+
+@AUTORESET
+@ON_FAILURE
+def test_a_crash_in_a_row_is_that_envs_failure(stages, on_failure, autoreset):
+    stage = stages(2, on_failure=on_failure, autoreset=autoreset)
+    stage.step([1, 1])
+    stage.start([2, 2])
+    stage.worker(0).begin_row(0)
+    stage.crash()
+    stage.run()
+    stage.check()
+    if on_failure == "raise":
+        with pytest.raises(ea.VectorStepError) as caught:
+            stage.finish()
+        error = caught.value.failures[0]
+        assert isinstance(error, ea.ActorDiedError)
+        assert (error.method, error.index) == ("step", 0)
+        assert caught.value.batch.env_ids.tolist() == [1]
+        assert stage.episodes.flags[0] & NEEDS_RESET
+    elif on_failure == "renew":
+        batch = stage.finish()
+        assert failures_of(batch.infos) == [0]
+        assert isinstance(batch.infos[0]["failure"], ea.ActorDiedError)
+        assert (batch.truncated.tolist(), batch.rewards.tolist()) == ([True, False], [0.0, 2.0])
+        assert batch.incarnations.tolist() == [1, 0]
+        assert batch.obs[0].tolist() == ([0, -1, renewed_seed(0, 1)] if autoreset == "same_step" else [1, 1, 0])
+    else:
+        batch = stage.finish()
+        assert failures_of(batch.infos) == []
+        assert batch.obs.tolist() == [[2, 2, 0], [2, 2, 1]]
+    assert stage.actor().stats().restarts == 1
+    assert stage.actor(1).stats().restarts == 0
+    stage.check()
+
+
+@AUTORESET
+@ON_FAILURE
+def test_a_crash_before_a_row_loses_the_episode_but_blames_nobody(stages, on_failure, autoreset):
+    stage = stages(2, on_failure=on_failure, autoreset=autoreset)
+    stage.step([1, 1])
+    stage.start([2, 2])
+    stage.crash()
+    stage.run()
+    if on_failure == "raise":
+        with pytest.raises(ea.VectorStepError) as caught:
+            stage.finish()
+        assert list(caught.value.failures) == [0]
+        assert "while idle" in str(caught.value.failures[0])
+    else:
+        batch = stage.finish()
+        assert failures_of(batch.infos) == ([0] if on_failure == "renew" else [])
+        assert batch.obs[1].tolist() == [2, 2, 1]
+        if on_failure == "replay":
+            assert batch.obs[0].tolist() == [2, 2, 0]
+    stage.check()
+
+
+@AUTORESET
+@ON_FAILURE
+def test_a_crash_after_a_row_returns_its_result(stages, on_failure, autoreset):
+    stage = stages(2, on_failure=on_failure, autoreset=autoreset)
+    stage.start([2, 2])
+    stage.worker(0).run_row(0)
+    stage.worker(1).play()
+    stage.crash()
+    assert stage.table.status[0] == DONE
+    stage.run()
+    assert stage.finish().obs.tolist() == [[1, 2, 0], [1, 2, 1]]
+    stage.start([3, 3])
+    stage.run()
+    if on_failure == "raise":
+        with pytest.raises(ea.VectorStepError) as caught:
+            stage.finish()
+        assert list(caught.value.failures) == [0]
+    elif on_failure == "renew":
+        assert failures_of(stage.finish().infos) == [0]
+    else:
+        assert stage.finish().obs.tolist() == [[2, 3, 0], [2, 3, 1]]
+    stage.check()
+
+
+@AUTORESET
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+def test_after_a_failure_the_next_steps_or_a_reset_work(stages, on_failure, autoreset):
+    stage = stages(2, on_failure=on_failure, autoreset=autoreset)
+    stage.start([2, 2])
+    stage.worker(0).begin_row(0)
+    stage.crash()
+    stage.run()
+    if on_failure == "raise":
+        with pytest.raises(ea.VectorStepError):
+            stage.finish()
+    else:
+        stage.finish()
+    if on_failure == "raise" or autoreset == "disabled":
+        with pytest.raises(ea.VectorInputError, match="env 0 needs a reset first"):
+            stage.start([1, 1])
+        stage.reset(env_ids=[0], seed=[5])
+    elif autoreset == "next_step":
+        assert stage.step([1, 1])[0][0].tolist() == [0, -1, renewed_seed(0, 1)]
+    before = stage.table.slab.observations[0][stage.table.buffer_index[0], 0, 0]
+    assert stage.step([7, 7])[0][0].tolist()[:2] == [before + 1, 7]
+    stage.check()
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+def test_a_crash_in_a_reset_repeats_it_with_the_same_seed_once(stages, on_failure):
+    stage = stages(1, on_failure=on_failure)
+    stage.access.start_reset([0], [8], [{"o": 1}])
+    stage.worker().begin_row(0)
+    stage.crash()
+    stage.run()
+    if on_failure == "raise":
+        with pytest.raises(ea.VectorStepError):
+            stage.finish()
+        return
+    batch = stage.finish()
+    assert stage.env().resets == [(8, {"o": 1})]
+    assert isinstance(batch.infos[0]["failure"], ea.ActorDiedError)
+
+
+def test_a_reset_that_crashes_twice_gets_a_derived_seed(stages):
+    stage = stages(1, on_failure="renew")
+    stage.access.start_reset([0], [8], [None])
+    for _ in range(2):
+        stage.settle()
+        while stage.table.status[0] != POSTED:  # until the process has started and was posted the row
+            stage.worker().play()
+            stage.settle()
+        stage.worker().begin_row(0)
+        stage.crash()
+    stage.run()
+    stage.finish()
+    assert stage.env().resets == [(renewed_seed(8, 2), None)]
+
+
+def test_a_reset_before_which_the_process_has_ended_is_not_noticed(stages):
+    stage = stages(1)
+    stage.access.start_reset([0], [8], [None])
+    stage.crash()
+    stage.run()
+    assert stage.finish().obs.tolist() == [[0, -1, 8]]
+
+
+def test_an_idle_crash_is_reported_by_the_next_step(stages):
+    stage = stages(2, on_failure="renew")
+    stage.step([1, 1])
+    stage.crash()
+    stage.run()
+    assert stage.episodes.flags[0] & LOST
+    assert stage.table.are_all(IDLE)
+    _, _, _, truncated, infos = stage.step([2, 2])
+    assert truncated.tolist() == [True, False]
+    assert "while idle" in str(infos[0]["failure"])
+
+
+def test_an_idle_crash_is_not_noticed_by_a_reset(stages):
+    stage = stages(2)
+    stage.step([1, 1])
+    stage.crash()
+    stage.run()
+    assert stage.reset(seed=3)[0].tolist() == [[0, -1, 3], [0, -1, 4]]
+
+
+@ON_FAILURE
+def test_a_future_of_a_row_that_crashes_gets_the_failure(stages, on_failure):
+    stage = stages(1, on_failure=on_failure)
+    stage.step([1])
+    (future,) = stage.envs.submit([2])
+    stage.worker().begin_row(0)
+    stage.crash()
+    stage.run()
+    if on_failure == "raise":
+        with pytest.raises(ea.ActorDiedError, match="in step"):
+            future.result(SOON)
+    elif on_failure == "renew":
+        step = future.result(SOON)
+        assert (step.obs.tolist(), step.truncated) == ([1, 1, 0], True)
+        assert isinstance(step.info["failure"], ea.ActorDiedError)
+    else:
+        assert future.result(SOON).obs.tolist() == [2, 2, 0]
+    assert list(stage.table.status) == [IDLE]
+    stage.check()
+
+
+# Several envs per actor ----------------------------------------------------------------------------------
+
+
+def test_a_crash_of_a_packed_actor_blames_the_env_that_ran(stages):
+    stage = stages(3, envs_per_actor=3, on_failure="renew")
+    stage.step([1, 1, 1])
+    stage.start([2, 2, 2])
+    worker = stage.worker()
+    worker.run_row(0)
+    worker.begin_row(1)
+    stage.crash()
+    assert list(stage.table.status) == [DONE, DONE, DONE]
+    stage.run()
+    batch = stage.finish()
+    assert failures_of(batch.infos) == [1, 2]
+    assert batch.obs.tolist() == [[2, 2, 0], [1, 1, 1], [1, 1, 2]]
+    assert "env 1" in str(batch.infos[1]["failure"])
+    assert "while step of env 1 was running" in str(batch.infos[2]["failure"])
+    assert failures_of(stage.step([3, 3, 3])[4]) == [0], "its episode was lost with the process"
+    stage.check()
+
+
+def test_a_crash_of_a_packed_actor_under_replay_is_not_noticed(stages):
+    stage = stages(3, envs_per_actor=3, on_failure="replay")
+    stage.step([1, 1, 1])
+    stage.start([2, 2, 2])
+    stage.worker().run_row(0)
+    stage.worker().begin_row(1)
+    stage.crash()
+    stage.run()
+    assert stage.finish().obs.tolist() == [[2, 2, 0], [2, 2, 1], [2, 2, 2]]
+    assert stage.actor().stats().replays == 3
+    assert stage.step([3, 3, 3])[0].tolist() == [[3, 3, 0], [3, 3, 1], [3, 3, 2]]
+    stage.check()
+
+
+def test_a_crash_between_the_rows_of_a_packed_actor_blames_nobody(stages):
+    stage = stages(2, envs_per_actor=2)
+    stage.start([2, 2])
+    stage.worker().run_row(0)
+    stage.crash()
+    stage.run()
+    with pytest.raises(ea.VectorStepError) as caught:
+        stage.finish()
+    assert list(caught.value.failures) == [1]
+    assert "while idle" in str(caught.value.failures[1])
+    assert caught.value.batch.env_ids.tolist() == [0]
+
+
+def test_a_row_that_raised_before_the_crash_keeps_its_exception(stages):
+    stage = stages(2, envs_per_actor=2)
+    stage.start([RAISE, 1])
+    stage.worker().run_row(0)
+    stage.worker().begin_row(1)
+    stage.crash()
+    stage.run()
+    with pytest.raises(ea.VectorStepError) as caught:
+        stage.finish()
+    assert isinstance(caught.value.failures[0], RowError)
+    assert isinstance(caught.value.failures[1], ea.ActorDiedError)
+
+
+def test_a_raised_row_that_is_read_after_the_exit_runs_after_all_replays(stages):
+    stage = stages(2, envs_per_actor=2, on_failure="replay")
+    stage.step([1, 1])
+    stage.start([1, RAISE])
+    worker = stage.worker()
+    worker.run_row(0)
+    worker.run_row(1)
+    stage.crash()
+    stage.worker().play()  # the start
+    stage.settle()
+    batch = stage.finish()  # reads the failure, while the replays wait
+    assert batch.obs[0].tolist() == [2, 1, 0]
+    assert isinstance(batch.infos[1]["failure"], RowError)
+    stage.check()
+
+
+# Exceptions ----------------------------------------------------------------------------------------------
+
+
+@AUTORESET
+@ON_FAILURE
+@pytest.mark.parametrize("action", [RAISE, LEAVE])
+def test_an_env_that_raises(stages, on_failure, autoreset, action):
+    stage = stages(2, on_failure=on_failure, autoreset=autoreset)
+    stage.step([1, 1])
+    stage.start([action, 2])
+    if on_failure == "raise":
+        with pytest.raises(ea.VectorStepError) as caught:
+            stage.finish()
+        assert type(caught.value.failures[0]) is (RowError if action == RAISE else SystemExit)
+        assert not stage.episodes.flags[0] & NEEDS_RESET, "the episode continues"
+        assert stage.step([3, 3])[0].tolist() == [[3, 3, 0], [3, 3, 1]]
+        assert stage.envs.actors[0].incarnation == 0
+    else:
+        batch = stage.finish()
+        assert failures_of(batch.infos) == [0]
+        assert batch.truncated.tolist() == [True, False]
+        stage.run()
+        assert stage.envs.actors[0].incarnation == (2 if on_failure == "replay" else 1)
+    stage.check()
+
+
+@ON_FAILURE
+def test_an_env_that_raises_in_a_reset(stages, on_failure):
+    stage = stages(2, on_failure=on_failure)
+    stage.env(0).fails_reset = True
+    if on_failure == "raise":
+        with pytest.raises(ea.VectorStepError) as caught:
+            stage.reset(seed=4)
+        assert list(caught.value.failures) == [0]
+        assert stage.episodes.flags[0] & NEEDS_RESET
+    else:
+        obs, infos = stage.reset(seed=4)
+        assert failures_of(infos) == ([0] if on_failure == "renew" else [])
+        assert obs[0].tolist() == [0, -1, 4]
+    stage.check()
+
+
+@ON_FAILURE
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_result_that_cannot_be_unpickled_fails_only_its_env(stages, on_failure, plain):
+    stage = stages(2, on_failure=on_failure)
+    if not plain:
+        stage.envs.submit([1], env_ids=[0])
+        stage.run()
+    stage.start([TRAP, 2])
+    if on_failure == "raise":
+        with pytest.raises(ea.VectorStepError) as caught:
+            stage.finish()
+        assert list(caught.value.failures) == [0]
+        assert caught.value.batch.rewards.tolist() == [2.0]
+    else:
+        batch = stage.finish()
+        assert failures_of(batch.infos) == [0]
+        assert batch.rewards.tolist()[1] == 2.0
+    stage.check()
+
+
+def test_neighbors_of_an_env_that_raised_lose_their_episodes_in_the_next_step(stages):
+    stage = stages(3, envs_per_actor=3, on_failure="renew")
+    stage.step([1, 1, 1])
+    assert failures_of(stage.step([RAISE, 2, 2])[4]) == [0]
+    stage.run()
+    _, _, _, truncated, infos = stage.step([3, 3, 3])
+    assert failures_of(infos) == [1, 2]
+    assert truncated.tolist() == [False, True, True]
+    stage.check()
+
+
+def test_recv_raises_at_once_when_an_env_has_failed(stages):
+    stage = stages(3)
+    stage.envs.send(np.array([1, RAISE, 3]))
+    stage.worker(1).run_row(1)
+    stage.worker(2).run_row(2)
+    with pytest.raises(ea.VectorStepError) as caught:
+        stage.envs.recv()
+    assert list(caught.value.failures) == [1]
+    assert caught.value.batch.env_ids.tolist() == [2]
+    stage.run()
+    assert stage.envs.recv().env_ids.tolist() == [0]
+
+
+@RENEWING
+def test_recv_waits_on_although_an_env_has_raised(stages, on_failure):
+    stage = stages(2, on_failure=on_failure)
+    stage.envs.send(np.array([RAISE, 3]))
+    stage.worker(0).run_row(0)
+    batch = stage.play(stage.envs.recv)
+    assert sorted(batch.env_ids.tolist()) == [0, 1]
+
+
+# The worker ends between any two lines -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", [1, RAISE, LARGE, END])
+@pytest.mark.parametrize("on_failure", ["raise", "replay"])
+def test_a_crash_at_any_line_of_a_step(stages, on_failure, action):
+    check_each_line(stages, lambda stage: stage.start([action, 2]), on_failure=on_failure)
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+def test_a_crash_at_any_line_of_a_reset_within_a_step(stages, on_failure):
+    check_each_line(stages, lambda stage: stage.start([END, 2]), on_failure=on_failure, autoreset="same_step")
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+def test_a_crash_at_any_line_of_a_reset(stages, on_failure):
+    check_each_line(stages, lambda stage: stage.access.start_reset([0, 1], [5, 6], [{"a": 1}, None]), on_failure)
+
+
+def check_each_line(stages, start, on_failure, autoreset="next_step"):
+    """Whatever line a crash comes at, each env has the right result or a failure, and the vector works again."""
+    stage = stages(2, envs_per_actor=2, on_failure=on_failure, autoreset=autoreset)
+    for line in itertools.count(1, STRIDE):
+        stage.reset(seed=0)
+        stage.step([1, 1])
+        start(stage)
+        ended = stage.worker().run_until_line(line)
+        stage.run()
+        stage.check()
+        failures = []
+        try:
+            batch = stage.finish()
+        except ea.VectorStepError as error:
+            batch, failures = error.batch, list(error.failures)
+        assert not failures or on_failure == "raise"
+        assert sorted([*failures, *batch.env_ids.tolist()]) == [0, 1]
+        for index, obs, info in zip(batch.env_ids.tolist(), batch.obs.tolist(), batch.infos, strict=True):
+            if on_failure == "replay" and "failure" not in info and index == 1:
+                assert obs in ([2, 2, 1], [0, -1, 6])
+        stage.run()
+        stage.check()
+        assert not stage.table.overdue
+        if not ended:
+            break
+
+
+# Deadlines -----------------------------------------------------------------------------------------------
+
+
+@ON_FAILURE
+def test_a_step_that_misses_its_deadline(stages, on_failure):
+    stage = stages(2, on_failure=on_failure, deadlines=ea.Deadlines(step=0.05))
+    stage.start([1, 1])
+    stage.worker(1).play()
+    worker = stage.worker(0)
+    worker.begin_row(0)
+    wait_until(lambda: worker.was_killed)
+    stage.run()
+    if on_failure == "raise":
+        with pytest.raises(ea.VectorStepError) as caught:
+            stage.finish()
+        assert isinstance(caught.value.failures[0], ea.ActorTimeoutError)
+    else:
+        batch = stage.finish()
+        assert failures_of(batch.infos) == ([0] if on_failure == "renew" else [])
+    assert not stage.table.overdue
+    stage.check()
+
+
+def test_a_result_after_the_deadline_does_not_count(stages):
+    stage = stages(2, envs_per_actor=2, deadlines=ea.Deadlines(step=0.05))
+    stage.start([1, 1])
+    worker = stage.worker()
+    worker.begin_row(0)
+    wait_until(lambda: stage.actor().phase is Phase.STOPPING)
+    assert stage.table.overdue == {0}
+    worker.run_row(0)  # too late
+    worker.begin_row(1)
+    assert not stage.table.is_complete(0)
+    wait_until(lambda: worker.was_killed)
+    stage.run()
+    with pytest.raises(ea.VectorStepError) as caught:
+        stage.finish()
+    assert isinstance(caught.value.failures[0], ea.ActorTimeoutError)
+    assert sorted(caught.value.failures) == [0, 1]
+    stage.check()
+
+
+def test_each_env_of_a_packed_actor_has_its_own_time(stages):
+    stage = stages(2, envs_per_actor=2, deadlines=ea.Deadlines(step=0.2))
+    stage.start([1, 1])
+    worker = stage.worker()
+    worker.run_row(0)
+    worker.begin_row(1)
+    step = stage.table.actors[0].step(stage.actor())
+    assert (step.method, step.index) == ("step", 1)
+    assert step.started == worker.page.progress().since
+    stage.worker().run_row(1)
+    assert stage.table.actors[0].step(stage.actor()) is None
+    worker.end_rows()
+    stage.finish()
+
+
+def test_a_worker_that_claims_to_have_finished_is_killed(stages):
+    stage = stages(1)
+    stage.start([1])
+    worker = stage.worker()
+    worker.end_rows()
+    assert "not complete" in stage.table.actors[0].check_memory()
+    results = []
+    try:
+        stage.finish(timeout=SOON)
+    except ea.VectorStepError as error:
+        results.append(error)
+    assert worker.was_killed
+    assert "corrupt" in str(results[0]) or "not complete" in str(results[0])
+
+
+# Replays and poison --------------------------------------------------------------------------------------
+
+
+def test_the_same_step_is_not_tried_a_third_time(stages):
+    stage = stages(1, on_failure="replay")
+    stage.step([1])
+    stage.start([5])
+    for _ in range(2):
+        stage.settle()
+        while stage.table.status[0] != POSTED:
+            assert stage.worker().play()
+            stage.settle()
+        stage.worker().begin_row(0)
+        stage.crash()
+    stage.run()
+    batch = stage.finish()
+    failure = batch.infos[0]["failure"]
+    assert isinstance(failure, ea.ActorDiedError)
+    assert (batch.truncated.tolist(), batch.obs.tolist()) == ([True], [[1, 1, 0]])
+    assert not stage.table.journals[0].can_replay
+
+
+def test_a_replay_with_another_checksum_acts_like_renew(stages, monkeypatch):
+    stage = stages(1, on_failure="replay")
+    stage.step([1])
+    stage.start([2])
+    stage.worker().begin_row(0)
+    stage.crash()
+    stage.worker().play()
+    stage.env().drift = 0.5
+    stage.run()
+    batch = stage.finish()
+    assert failures_of(batch.infos) == [0]
+    assert batch.truncated.tolist() == [True]
+    stage.check()
+
+
+def test_a_replay_that_ends_two_processes_is_given_up(stages):
+    stage = stages(1, on_failure="replay")
+    stage.step([1])
+    stage.start([2])
+    stage.worker().begin_row(0)
+    stage.crash()
+    for _ in range(2):
+        stage.worker().play()
+        stage.settle()
+        worker = stage.worker()
+        worker.page.start_request(stage.actor().running.call_id, 1, 0)  # within the replay
+        stage.crash()
+    stage.run()
+    assert failures_of(stage.finish().infos) == [0]
+    stage.check()
+
+
+def test_an_env_without_a_seed_is_not_replayed(stages):
+    stage = stages(1, on_failure="replay", seed=None)
+    stage.reset()
+    stage.step([1])
+    stage.start([2])
+    stage.worker().begin_row(0)
+    stage.crash()
+    stage.run()
+    assert failures_of(stage.finish().infos) == [0]
+
+
+def test_a_full_journal_is_not_replayed(stages):
+    stage = stages(1, on_failure="replay", max_journal=2)
+    for _ in range(3):
+        stage.step([1])
+    assert not stage.table.journals[0].can_replay
+    stage.reset(seed=1)
+    assert stage.table.journals[0].can_replay
+
+
+def test_calls_and_attributes_are_replayed(stages):
+    stage = stages(1, on_failure="replay")
+    stage.play(stage.envs.set_attr, "mark", 7)
+    stage.play(stage.envs.call, "echo", 1)
+    stage.step([1])
+    stage.crash()
+    stage.run()
+    assert stage.env().mark == 7
+    assert stage.step([2])[0].tolist() == [[2, 2, 0]]
+
+
+# The restart policy --------------------------------------------------------------------------------------
+
+
+@ON_FAILURE
+def test_without_restarts_a_crash_ends_the_env(stages, on_failure):
+    stage = stages(2, on_failure=on_failure, restart=ea.RestartPolicy(max_restarts=0))
+    stage.start([1, 2])
+    stage.worker(0).begin_row(0)
+    stage.crash()
+    stage.run()
+    with pytest.raises(ea.VectorStepError) as caught:
+        stage.finish()
+    assert list(caught.value.failures) == [0]
+    assert stage.actor().state is ActorState.DEAD
+    with pytest.raises(ea.VectorStepError) as caught:
+        stage.reset()
+    assert list(caught.value.failures) == [0]
+    stage.check()
+
+
+def test_a_renewal_revives_a_dead_actor(stages):
+    stage = stages(1, restart=ea.RestartPolicy(max_restarts=0))
+    stage.crash()
+    assert stage.actor().state is ActorState.DEAD
+    future = stage.envs.actors[0].renew()
+    stage.run()
+    assert future.result(SOON) == 1
+    assert stage.reset(seed=1)[0].tolist() == [[0, -1, 1]]
+
+
+def test_rows_wait_for_a_process_that_starts_after_a_delay(stages):
+    stage = stages(1, restart=ea.RestartPolicy(max_restarts=9, backoff=0.05))
+    stage.crash()
+    assert stage.actor().phase is Phase.BACKOFF
+    stage.access.start_reset([0], [3], [None])
+    assert list(stage.table.status) == [QUEUED]
+    stage.check()
+    assert stage.finish().obs.tolist() == [[0, -1, 3]]
+
+
+def test_failed_rows_keep_their_status_until_they_are_delivered(stages):
+    stage = stages(2)
+    stage.start([1, 2])
+    stage.worker(0).begin_row(0)
+    stage.worker(1).play()
+    stage.crash()
+    stage.run()
+    assert stage.table.status[0] == FAILED
+    assert stage.table.has_failed(0)
+    with pytest.raises(ea.VectorStepError):
+        stage.finish()
+    assert stage.table.status[0] == IDLE
+    assert stage.episodes.flags[0] & (NO_EPISODE | NEEDS_RESET | UNRESET)
+
+
+# Recycling -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+def test_a_process_is_recycled_between_two_episodes(stages, autoreset):
+    stage = stages(1, autoreset=autoreset, recycle=ea.RecyclePolicy(max_steps=2))
+    stage.step([1])
+    _, _, terminated, _, _ = stage.step([END])
+    assert terminated.tolist() == [True]
+    if autoreset == "next_step":
+        assert stage.episodes.flags[0] & RETIRING
+        assert stage.step([1])[0].tolist() == [[0, -1, renewed_seed(0, 1)]]
+    elif autoreset == "disabled":
+        assert stage.reset(seed=4)[0].tolist() == [[0, -1, 4]]
+    else:  # that takes one more episode, since it was due only after the reset
+        stage.step([END])
+        stage.run()
+    assert stage.envs.actors[0].incarnation == 1
+    assert stage.actor().stats().restarts == 0
+    assert not stage.episodes.flags[0] & RETIRING
+    assert stage.step([7])[0].tolist()[0][:2] == [1, 7]
+    stage.check()
+
+
+def test_same_step_resets_in_the_next_process_within_the_step(stages):
+    stage = stages(1, autoreset="same_step", recycle=ea.RecyclePolicy(max_steps=1))
+    stage.step([1])
+    stage.step([END])
+    assert stage.episodes.flags[0] & RETIRING
+    stage.step([3])
+    obs, rewards, _, _, infos = stage.step([CUT])
+    assert obs.tolist() == [[0, -1, renewed_seed(0, 1)]]
+    assert infos[0]["final_obs"].tolist()[:2] == [2, CUT]
+    assert rewards.tolist() == [float(CUT)]
+    assert stage.envs.actors[0].incarnation == 1
+    assert stage.engine.counts() == ([4], [2])
+    stage.check()
+
+
+def test_after_a_reset_in_the_next_process_the_env_is_back_on_the_fast_path(stages, monkeypatch):
+    stage = stages(1, autoreset="same_step", recycle=ea.RecyclePolicy(max_steps=1))
+    stage.step([END])
+    stage.step([CUT])
+    assert stage.envs.actors[0].incarnation == 1
+    assert not stage.episodes.flags[0] & UNRESET
+    assert stage.table.are_all_plain
+    stage.reset()
+    assert stage.env().resets == [(renewed_seed(0, 1), None), (None, None)]
+
+
+def test_memory_recycles_a_process(stages):
+    stage = stages(1, recycle=ea.RecyclePolicy(max_rss=1000))
+    stage.step([END])
+    assert not stage.episodes.flags[0] & RETIRING
+    stage.step([1])
+    stage.worker().rss = 2000
+    stage.step([END])
+    assert stage.episodes.flags[0] & RETIRING
+    stage.step([1])
+    assert stage.envs.actors[0].incarnation == 1
