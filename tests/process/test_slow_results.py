@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
-import copy
 import threading
 import time
 
@@ -213,22 +211,6 @@ class Odd(EchoEnv):
 
     def step(self, action):
         return Thing(action), 0.0, False, False, {}
-
-
-def test_an_observation_that_cannot_be_copied_fails_its_own_step():
-    with pytest.raises(LookupError):
-        copy.deepcopy(Thing(7))
-    with ea.VectorEnv([Odd] * 2, on_failure="renew") as envs:
-        envs.reset(seed=0)
-        bad, good = envs.submit([7, 1])
-        assert good.result(SOON).obs.value == 1
-        # The thread that waits reads the result, and is told of an error there; it may have been an interrupt.
-        with contextlib.suppress(LookupError):
-            bad.result(SOON)
-        assert isinstance(bad.result(SOON).info["failure"], LookupError)
-        assert [future.result(SOON).env_id for future in envs.submit([2, 3])] == [0, 1]
-        with ea.spawn(Counter, deadlines=ea.Deadlines(call=0.5)) as hangs, pytest.raises(ea.ActorTimeoutError):
-            hangs.sleep(100).result(SOON)
 
 
 def wait_for_another_thread():
