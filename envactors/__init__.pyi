@@ -45,6 +45,8 @@ from envactors.sessions.outcomes import Completed as Completed
 from envactors.sessions.outcomes import Failed as Failed
 from envactors.sessions.pool import SessionPool as SessionPool
 from envactors.sessions.statistics import SessionStats as SessionStats
+from envactors.tuning.tuner import Tuning as Tuning
+from envactors.tuning.tuner import tune as tune
 from envactors.vector.env import VectorEnv as VectorEnv
 from envactors.vector.env import make_vec as make_vec
 from envactors.vector.options import VectorOptions as VectorOptions

@@ -124,6 +124,9 @@ class RolloutPart(Job):
         run, envs, table = self._run, self._envs, self._table
         if run is None:
             return False
+        self._move(run)
+        if not self._has_begun:
+            self._begin(run)
         self._sets_policy = run.policy_of(envs) != (self._policy.policy_id, actor.incarnation.index)
         if self._sets_policy:
             self.deadline = actor.config.deadlines.start
@@ -131,9 +134,6 @@ class RolloutPart(Job):
             payload = dumps((runner.set_policy, tuple(self._policy)))
             actor.send(Kind.EXTEND, self.call_id, payload)
             return True
-        self._move(run)
-        if not self._has_begun:
-            self._begin(run)
         self._fail_without_episode()
         if self._is_done:
             self._end()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from envactors.system.polling import Doorbell, Poller, remaining
+from envactors.worker import context
 
 if TYPE_CHECKING:
     from envactors.vector.table import EnvTable
@@ -92,6 +93,9 @@ class ResultWaiters:
         Args:
             count_missing: Returns how many more outcomes are needed, at least. Called after each ring.
             deadline: A time of `time.monotonic`; None for no limit.
+
+        Raises:
+            RuntimeError: The thread runs code of an env, and without a limit it would wait for envs of the same actor.
         """
         table = self._table
         sleeper = self._idle.pop() if self._idle else _Sleeper(self._bell)
@@ -112,6 +116,8 @@ class ResultWaiters:
                 seconds = remaining(deadline)
                 if seconds is not None and seconds <= 0.0:
                     return False
+                if seconds is None and context.of_thread.get() is not None:
+                    self._check_not_within(missing)
                 if missing == last_missing:  # a ring without a result
                     self._check_workers()
                 last_missing = missing
@@ -124,6 +130,16 @@ class ResultWaiters:
                 self._idle.append(sleeper)
             elif not self.count:
                 self._close_bell()
+
+    def _check_not_within(self, missing: int) -> None:
+        """Raise if env code of this vector would wait for more outcomes than its other actors can provide."""
+        table = self._table
+        mine = next((envs for envs in table.actors if envs.actor.runs_this_thread), None)
+        if mine is None:
+            return
+        others = [index for index in range(len(table.status)) if index not in mine.range]
+        if missing > sum(map(table.is_running, others)):
+            raise mine.actor.errors.within_envs()
 
     def _publish_wanted(self) -> None:
         """Tell workers at how many complete rows to ring; they ring for each failure anyway."""
