@@ -67,7 +67,8 @@ class Interrupter:
 
         def enter(frame: FrameType, event: str, argument: object) -> Any:
             is_of_user = world.context == "user" and frame.f_code.co_filename.startswith(_FOLDERS)
-            return on_line if is_of_user else None
+            # Python only prints an exception of a finalizer.
+            return on_line if is_of_user and frame.f_code.co_name != "__del__" else None
 
         def on_line(frame: FrameType, event: str, argument: object) -> Any:
             nonlocal left
