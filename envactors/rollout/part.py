@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from envactors.actor.actor import Actor
 from envactors.actor.exits import Exit, JobFate, Step
-from envactors.actor.jobs import METHOD_NAMES, ErrorOf, Job, Renewal, UnreadReply
+from envactors.actor.job_runner import JobRunner
+from envactors.actor.jobs import ErrorOf, Job, Renewal, UnreadReply
 from envactors.errors import ActorError
 from envactors.mailbox import bundle, messages
-from envactors.mailbox.control_page import METHOD_CALL
+from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES
 from envactors.mailbox.info_codec import PLAIN
 from envactors.mailbox.messages import Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps, loads
@@ -119,7 +119,7 @@ class RolloutPart(Job):
             self._renew_if_due(first=False)
         self._actor.enqueue(self)
 
-    def start(self, actor: Actor) -> bool:
+    def start(self, actor: JobRunner) -> bool:
         """Order the next steps, or first have the worker make the policy."""
         run, envs, table = self._run, self._envs, self._table
         if run is None:
@@ -161,14 +161,14 @@ class RolloutPart(Job):
         actor.send(Kind.EXTEND, self.call_id, dumps((runner.run_rollout, tuple(order))))
         return True
 
-    def _mirror_columns(self, run: Run, actor: Actor) -> None:
+    def _mirror_columns(self, run: Run, actor: JobRunner) -> None:
         """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""
         process, step = actor.incarnation.process, self._next_step
         assert process is not None, "jobs start in a live process"
         note = ColumnsNote(run.buffer.place, run.buffer.pickled_layout, self.first, self.stop, step)
         process.worker.mirror(note, self.trajectory.pack(self.first, self.stop, step, step + 1))
 
-    def step(self, actor: Actor) -> Step | None:
+    def step(self, actor: JobRunner) -> Step | None:
         """Return the step that is running."""
         process = actor.incarnation.process
         if self._late is not None:
@@ -196,7 +196,7 @@ class RolloutPart(Job):
             else:
                 self.large_infos[key] = bytes(content)
 
-    def on_reply(self, actor: Actor, frame: Frame) -> bool:
+    def on_reply(self, actor: JobRunner, frame: Frame) -> bool:
         """Continue, unless the policy has raised or everything is done."""
         self._count()
         if frame.kind == Kind.FAILED:
@@ -210,7 +210,7 @@ class RolloutPart(Job):
             return self._continue()
         stop = Stop(*loads(frame.payload))
         if stop.reason == RAISED:
-            actor.running = self  # it goes on once the exception was read
+            self._actor.running = self  # it goes on once the exception was read
             self._is_reading = True
             index, failure = self.first + stop.position, messages.Failure(*stop.failure)
             read = functools.partial(self._read_failure, index, failure, actor.pid, self.call_id)
@@ -243,7 +243,7 @@ class RolloutPart(Job):
                 self.trajectory.done[index] = counted
             self.trajectory.chosen[self.first] = min(int(self.trajectory.chosen[self.first]), self._next_step + 1)
 
-    def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
+    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
         """Decide about the envs of an ended process, and continue in the next one."""
         del actor
         running, step = exit.culprit, self._next_step
@@ -267,7 +267,7 @@ class RolloutPart(Job):
         self._end()
         return JobFate.DONE
 
-    def fail(self, actor: Actor, error_of: ErrorOf) -> None:
+    def fail(self, actor: JobRunner, error_of: ErrorOf) -> None:
         """End: no process will run the rest."""
         del actor
         if self._run is not None:

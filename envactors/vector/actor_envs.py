@@ -16,6 +16,7 @@ from envactors.actor.actor import Actor
 from envactors.actor.exits import Exit, JobFate, Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.incarnation import Incarnation
+from envactors.actor.job_runner import JobRunner
 from envactors.actor.jobs import Call, ErrorOf, Job, Renewal, Replay
 from envactors.actor.process import ExitReport
 from envactors.actor.states import EndReason
@@ -72,16 +73,17 @@ class QueuedRows(Job):
         """Rows may be posted while earlier rows run."""
         return running is self._envs
 
-    def start(self, actor: Actor) -> bool:
+    def start(self, actor: JobRunner) -> bool:
         """Post the envs. They run as `ActorEnvs`."""
+        del actor
         self._envs.post_queued(self.ids, self.call_id)
-        actor.running = self._envs if self._envs.has_posted else None
+        self._envs.actor.running = self._envs if self._envs.has_posted else None
         return False
 
-    def step(self, actor: Actor) -> None:
+    def step(self, actor: JobRunner) -> None:
         """Return None: it never runs itself."""
 
-    def fail(self, actor: Actor, error_of: ErrorOf) -> None:
+    def fail(self, actor: JobRunner, error_of: ErrorOf) -> None:
         """Fail the envs."""
         del actor
         self._envs.fail_queued(self.ids, error_of)
@@ -371,7 +373,7 @@ class ActorEnvs(Job):
         self.actor.run(self.collect_completed, failures)
         self._on_ring()
 
-    def step(self, actor: Actor) -> Step | None:
+    def step(self, actor: JobRunner) -> Step | None:
         """Return the step that the worker runs, or begins next; None if all rows are complete."""
         process, unfinished = actor.incarnation.process, self._unfinished()
         if process is None or not unfinished:
@@ -483,15 +485,15 @@ class ActorEnvs(Job):
         if not is_same:
             self.fail_without_episode([index])
 
-    def on_call(self, call: Call, frame: Frame) -> None:
+    def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
         """Record a call in the journal of its env, which begins anew with a state that was saved."""
         table, failed = self.table, frame.kind == Kind.FAILED
         if not table.replays:
             return
-        if call.kind != Kind.SAVE:
-            table.journals[call.index].record_call(call.kind, bytes(call.payload), failed=failed)
-        elif not failed and table.episodes.holds(call.index):
-            table.journals[call.index].begin_with_state(*loads(frame.payload))
+        if kind != Kind.SAVE:
+            table.journals[index].record_call(kind, bytes(payload), failed=failed)
+        elif not failed and table.episodes.holds(index):
+            table.journals[index].begin_with_state(*loads(frame.payload))
         self.save_due_states()
 
     def save_due_states(self) -> None:
@@ -553,7 +555,7 @@ class ActorEnvs(Job):
             return True
         return policy.max_rss is not None and process.worker.resident_memory() > policy.max_rss
 
-    def culprit(self, actor: Actor) -> Step | None:
+    def culprit(self, actor: JobRunner) -> Step | None:
         """Return the step that an ended process was running, or missed its deadline in; None if it ran none."""
         begun = self._find_begun(actor.incarnation.end_reason)
         if not begun:
@@ -621,7 +623,7 @@ class ActorEnvs(Job):
             self.actor.runtime.callbacks.submit(self._collect_failures)
         table.waiters.ring()
 
-    def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
+    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
         """End: `on_exit` has queued the rows that run again."""
         del actor, exit
         return JobFate.DONE

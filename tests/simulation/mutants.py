@@ -151,7 +151,7 @@ MUTANTS = [
     Mutant(EXITS + "decide_call", "if not has_begun:", "if False:", LOSSES),
     Mutant(JOBS + "Job.culprit", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE),
     Mutant(JOBS + "Call.after_exit", "self.retries -= 1", "pass", ONCE),
-    Mutant(JOBS + "Call.on_reply", "actor.tenant.on_call(self, frame)", "pass", REPLAYS),
+    Mutant(JOBS + "Call.on_reply", "actor.tenant.on_call(self.kind, self.index, self.payload, frame)", "pass", REPLAYS),
     Mutant(JOBS + "Call.start", "actor.deadline_watch.watch(self.started, self.deadline)", "pass", HANGS),
     # Waiting.
     Mutant(FUTURE + "_notify", "self._ended.open()", "pass", HANGS),
