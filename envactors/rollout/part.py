@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -28,14 +28,34 @@ from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import RESET as RESET_BIT
 from envactors.mailbox.slab import SEED
 from envactors.rollout import runner
+from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import COLUMNS, LEARNT, RAISED, EnvPlan, Order, Parameters, Policy, Stop
 from envactors.rollout.trajectory import REPEAT, RESET, STEP, TRUNCATED, ColumnsNote, Trajectory
+from envactors.vector.actor_envs import ActorEnvs
 from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING, SEEDED
 from envactors.vector.recovery import Cause, EnvFate, Failure, recover
 
-if TYPE_CHECKING:
-    from envactors.rollout.rollouts import Run
-    from envactors.vector.actor_envs import ActorEnvs
+
+class WholeRollout(Protocol):
+    """A rollout, as its parts see it; see `envactors.rollout.rollouts.Run`."""
+
+    buffer: TrajectoryBuffer
+    lost: dict[int, BaseException]
+
+    def policy_of(self, envs: ActorEnvs) -> tuple[int, int]:
+        """Return the id of the last policy of an actor's process, and the incarnation of that process."""
+
+    def set_policy_of(self, envs: ActorEnvs, policy_id: int) -> None:
+        """Record that an actor's current process has a policy."""
+
+    def learn(self, stop: Stop) -> None:
+        """Move to a trajectory that has a place for everything that the policy returns."""
+
+    def has_ended(self, part: RolloutPart) -> bool:
+        """Return whether a part has ended."""
+
+    def on_part_end(self, part: RolloutPart) -> None:
+        """Deliver the result of a part, or that of all parts with the last one; again after an interrupt."""
 
 
 class RolloutPart(Job):
@@ -63,7 +83,9 @@ class RolloutPart(Job):
     needs_permit = True
     survives_interrupt = False
 
-    def __init__(self, envs: ActorEnvs, run: Run, policy: Policy, rollout: int, parameters: Parameters | None) -> None:
+    def __init__(
+        self, envs: ActorEnvs, run: WholeRollout, policy: Policy, rollout: int, parameters: Parameters | None
+    ) -> None:
         self.first: int = envs.range.start
         self.stop: int = envs.range.stop
         self.trajectory: Trajectory = run.buffer.trajectory
@@ -77,7 +99,7 @@ class RolloutPart(Job):
         self._envs = envs
         self._table = envs.table
         self._actor = envs.actor
-        self._run: Run | None = run
+        self._run: WholeRollout | None = run
         self._policy = policy
         self._rollout = rollout
         self._parameters = parameters
@@ -161,7 +183,7 @@ class RolloutPart(Job):
         actor.send(Kind.EXTEND, self.call_id, dumps((runner.run_rollout, tuple(order))))
         return True
 
-    def _mirror_columns(self, run: Run, actor: JobRunner) -> None:
+    def _mirror_columns(self, run: WholeRollout, actor: JobRunner) -> None:
         """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""
         process, step = actor.incarnation.process, self._next_step
         assert process is not None, "jobs start in a live process"
@@ -306,7 +328,9 @@ class RolloutPart(Job):
         """Decide about the step of an env that has failed."""
         self._mirror_step(index)
         step, trajectory, request = self._counted[index], self.trajectory, self._envs.step_of(index)
-        fate, error, _, replaces_process = recover(self._envs, index, failure, has_process=has_process)
+        fate, error, _, replaces_process = recover(
+            self._table, self._actor.errors, index, failure, has_process=has_process
+        )
         if replaces_process:
             self._envs.discard_process(int(self._table.posted_in[index]), request, failure)
         if fate is EnvFate.REDO:
@@ -342,7 +366,7 @@ class RolloutPart(Job):
 
     # Orders ----------------------------------------------------------------------------------------------
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: WholeRollout) -> None:
         """Write the last observations as the first ones of the trajectory."""
         self._has_begun = True
         table, slab, trajectory, mine = self._table, self._table.slab, self.trajectory, self._mine
@@ -382,7 +406,7 @@ class RolloutPart(Job):
         needs_reset = self._table.episodes.flags[index] & NEEDS_RESET
         return bool(needs_reset) and index not in self._renewing and self._table.autoreset == "disabled"
 
-    def _move(self, run: Run) -> None:
+    def _move(self, run: WholeRollout) -> None:
         """Continue in the trajectory of the rollout, which has changed if an actor has learned a spec."""
         trajectory = run.buffer.trajectory
         if trajectory is not self.trajectory:

@@ -9,7 +9,7 @@ import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 from envactors.actor import recording
 from envactors.actor.actor import Actor
@@ -34,15 +34,19 @@ from envactors.vector.results import EnvSnapshot, RowOutcome, RowReader, RowResu
 from envactors.vector.step_times import StepTimes
 from envactors.vector.table import IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
 
-if TYPE_CHECKING:
-    from envactors.rollout.rollouts import Rollouts
-
 # Retries of a request that saves a state, since the exit of the process need not be its fault.
 _SAVE_RETRIES = 3
 # Why a process ends that its envs have ended themselves, rather than a request of the user.
 _CRASHES = (None, EndReason.TIMEOUT)
 # The failures of envs that have raised, by index and call id.
 Failures: TypeAlias = Mapping[tuple[int, int], Failure]
+
+
+class RolloutsInFlight(Protocol):
+    """The rollouts of a vector, as the repair of its envs sees them."""
+
+    def repair(self, envs: ActorEnvs, error_of: ErrorOf) -> None:
+        """End the parts of an actor that it does not know of."""
 
 
 class QueuedRows(Job):
@@ -114,9 +118,9 @@ class ActorEnvs(Job):
         first = actor.config.first_index
         self.table = table
         self.actor = actor
-        self.attach: Attach = Attach(table.slab.layout, table.autoreset == "same_step")
+        self.attach: Attach = table.attach
         self.range: range = range(first, first + count)
-        self.rollouts: Rollouts | None = None
+        self.rollouts: RolloutsInFlight | None = None
         self.queued_in: dict[int, QueuedRows] = {}
         self._first, self._stop = first, first + count
         self._posted_at = 0.0
@@ -264,7 +268,7 @@ class ActorEnvs(Job):
             before = self.reader.copy_last(index)
         table.buffer_index[index] = op & HALF
         if table.replays:
-            table.journals[index].record_row(table, index)
+            table.journals[index].record_row(slab, index, table.posted_request(index))
         ends = bool(slab.terminated[index]) or bool(slab.truncated[index])
         if ends and op & NO_AUTORESET:
             self._reset_in_next_process(index)
@@ -296,10 +300,10 @@ class ActorEnvs(Job):
         """Decide about a failed request and apply the decision; return whether the env must be queued again."""
         has_process = self.actor.is_usable if has_process is None else has_process
         step = self.step_of(index)
-        decision = recover(self, index, failure, has_process=has_process)
+        decision = recover(self.table, self.actor.errors, index, failure, has_process=has_process)
         if decision.replaces_process:
             self.discard_process(int(self.table.posted_in[index]), step, failure)
-        return apply_to_row(self, index, decision)
+        return apply_to_row(self.table, self.reader, index, decision)
 
     def discard_process(self, incarnation: int, step: Step, failure: Failure) -> None:
         """Replace the process after a step in which an env has raised."""
