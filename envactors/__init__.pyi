@@ -45,6 +45,8 @@ from envactors.sessions.outcomes import Completed as Completed
 from envactors.sessions.outcomes import Failed as Failed
 from envactors.sessions.pool import SessionPool as SessionPool
 from envactors.sessions.statistics import SessionStats as SessionStats
+from envactors.tuning.tuner import Tuning as Tuning
+from envactors.tuning.tuner import tune as tune
 from envactors.vector.options import VectorOptions as VectorOptions
 from envactors.vector.results import Batch as Batch
 from envactors.vector.results import EnvStep as EnvStep

@@ -184,7 +184,7 @@ class Journal:
             self._on_save_due()
 
     def forget(self) -> None:
-        """Discard all requests but the attributes. A seeded reset or a saved state makes the env replayable again."""
+        """Discard all requests but the attributes. Only a seeded reset or a saved state begins the journal again."""
         for entry in self._entries:
             if not isinstance(entry, RecordedSteps) and entry[0] == Kind.SET:
                 self._attributes[Set(*loads(entry[1])).name] = entry[1]

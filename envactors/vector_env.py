@@ -1,4 +1,4 @@
-"""`VectorEnv`, which steps many envs as one, and `make_vec`. Its parts are in `envactors.vector` and `envactors.rollout`."""
+"""`VectorEnv`, which steps many envs as one, and `make_vec`. Its parts are in `vector` and `rollout`."""
 
 from __future__ import annotations
 

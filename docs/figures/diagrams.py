@@ -55,34 +55,6 @@ class Drawing:
         (HERE / f"{name}.svg").write_text("".join(self.parts) + "</svg>\n")
 
 
-def draw_sequence(name: str, lanes: dict[str, float], events: list[tuple[str, str, str]], width: int) -> None:
-    """Draw who does what, from top to bottom.
-
-    Args:
-        name: Of the file.
-        lanes: Where the line of each participant is, in pixels from the left.
-        events: Pairs of participants with the text of the arrow between them; a note if both are the same.
-        width: In pixels.
-    """
-    drawing = Drawing(width, 60 + 34 * len(events))
-    bottom = 50 + 34 * len(events)
-    for lane, x in lanes.items():
-        drawing.line(x, 34, x, bottom)
-        drawing.box(x - 75, 10, 150, 24, lane, BLUE)
-    for row, (source, target, text) in enumerate(events):
-        y = 62 + 34 * row
-        if source == target:
-            x = lanes[source]
-            drawing.parts.append(f'<rect x="{x - 4}" y="{y - 14}" width="8" height="26" fill="{GOLD}"/>\n')
-            right = x > width / 2
-            drawing.text(x - 12 if right else x + 12, y + 4, text, anchor="end" if right else "start")
-        else:
-            drawing.arrow(
-                lanes[source] + (4 if lanes[target] > lanes[source] else -4), y + 4, lanes[target], y + 4, text
-            )
-    drawing.write(name)
-
-
 def draw_on_failure() -> None:
     """What the three failure policies return after a crash in the fourth step."""
     drawing = Drawing(760, 190)
@@ -177,49 +149,6 @@ def main() -> None:
     draw_rollout()
     draw_nodes()
     draw_architecture()
-    two = {"caller's thread": 120.0, "shared memory": 380.0, "worker": 640.0}
-    draw_sequence(
-        "one-step",
-        two,
-        [
-            ("caller's thread", "caller's thread", "checks ids, actions, states"),
-            ("caller's thread", "shared memory", "actions and numbers into rows"),
-            ("caller's thread", "worker", "page: POSTED += 1, then ring the doorbell"),
-            ("worker", "worker", "for each row: page says what runs, env.step"),
-            ("worker", "shared memory", "observation, reward, flags; number last"),
-            ("worker", "caller's thread", "page: FINISHED, ring"),
-            ("caller's thread", "caller's thread", "copies one batch, counts episodes"),
-        ],
-        760,
-    )
-    draw_sequence(
-        "one-call",
-        {"caller's thread": 120.0, "control page": 380.0, "worker": 640.0},
-        [
-            ("caller's thread", "caller's thread", "future; waits in the queue if another call runs"),
-            ("caller's thread", "worker", "frame: incarnation, call id, arguments"),
-            ("worker", "control page", "BEGUN = call id"),
-            ("worker", "worker", "runs the method"),
-            ("worker", "caller's thread", "frame with the result"),
-            ("worker", "control page", "FINISHED = call id"),
-            ("caller's thread", "caller's thread", "ids match: settle the future, send the next call"),
-        ],
-        760,
-    )
-    draw_sequence(
-        "one-crash",
-        {"reactor": 120.0, "decisions": 380.0, "next process": 640.0},
-        [
-            ("reactor", "reactor", "pidfd readable: read last frames, exit status, stderr, page"),
-            ("reactor", "decisions", "facts of the process"),
-            ("decisions", "reactor", "restart now, later, or never"),
-            ("reactor", "decisions", "facts of each env without a complete result"),
-            ("decisions", "reactor", "repeat, reset, truncate, or fail"),
-            ("reactor", "next process", "start; journal, if it is a replay"),
-            ("reactor", "next process", "queued requests"),
-        ],
-        760,
-    )
 
 
 if __name__ == "__main__":

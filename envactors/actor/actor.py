@@ -373,8 +373,14 @@ class Actor:
         Args:
             future: The future of the call. If that is not running, do nothing.
             deadline: When to stop (`time.monotonic`); None for no limit.
+
+        Raises:
+            RuntimeError: The thread runs code of an env of this actor, and would wait without a limit.
         """
         self.lock.reset_if_interrupted()
+        if self.runs_this_thread:
+            self._check_not_within(future, deadline)
+            return
         held = allocate_lock()
         with held:
             try:
@@ -391,6 +397,18 @@ class Actor:
                 if self._loan.is_held(held):
                     with self.lock:
                         self._loan.end()
+
+    @property
+    def runs_this_thread(self) -> bool:
+        """Whether the calling thread runs code of an env of this actor."""
+        process = self.incarnation.process
+        return process is not None and process.worker.is_current_thread()
+
+    def _check_not_within(self, future: ActorFuture, deadline: float | None) -> None:
+        """Raise if an env of this actor would wait, without a limit, for a call that can only run after it."""
+        self.run(self.tenant.collect_completed)  # env code may wait for an env that has stepped before
+        if deadline is None and not future.done():
+            raise self.errors.within_envs()
 
     def _find_lendable(self, future: ActorFuture) -> ActorProcess | None:
         """Return the process whose channel the thread that waits for a future may read; None if it may not."""
@@ -425,7 +443,7 @@ class Actor:
             job: The job.
             first: Whether it runs ahead of all others but the replays that prepare the process.
         """
-        job.call_id, job.age = 0, 0 if first else self.lock.next_call_id()
+        job.call_id, job.age = 0, 0 if first or self.permits is None else self.permits.next_age()
         self.unfinished[job] = None
         if first:
             replays = sum(1 for _ in itertools.takewhile(lambda queued: queued.is_of_process, self.queue))
@@ -482,7 +500,7 @@ class Actor:
         is_free = self.running is None or (self.running is rows and self.permits is None)
         if not is_free or self.phase is not _LIVE or self.queue or self.is_closing:
             return False
-        return self.permits is None or self.permits.may_start(self, self.lock.next_call_id())
+        return self.permits is None or self.permits.may_start(self, self.permits.next_age())
 
     def send(self, kind: Kind, call_id: int, payload: Any) -> None:
         """Send a message to the worker."""

@@ -60,6 +60,13 @@ class ErrorFactory:
         text = f"{step.method} has failed: {who} was closed by an internal error of envactors: {type(bug).__name__}"
         return _caused(ActorClosedError(f"{text}. Please report it with this traceback", **where), bug)
 
+    def within_envs(self) -> RuntimeError:
+        """Return the error of env code that waits for its own actor, which would never end."""
+        return RuntimeError(
+            f"code of an env of actor {self._config.name!r} waits for a request of the same actor, which can only run "
+            "after that code: call the other env directly, or wait outside of the envs"
+        )
+
     def unsupported(self, operation: str, incarnation: int) -> ActorError:
         """Return the error of an operation that the backend does not support."""
         who, where = self._locate(incarnation)

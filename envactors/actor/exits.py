@@ -100,19 +100,19 @@ def decide_next(*, is_closing: bool, is_replaced: bool, is_hopeless: bool) -> Ne
     return Next.DIE if is_hopeless else Next.RESTART
 
 
-def decide_call(*, has_begun: bool, retries: int, reason: EndReason | None, is_closing: bool) -> JobFate:
+def decide_call(*, has_begun: bool, retries: int, is_discard: bool, is_requested: bool) -> JobFate:
     """Decide whether the call that a process was sent ends with an error, or runs again.
 
     Args:
         has_begun: Whether the process had begun it, or is blamed for it.
         retries: How many more crashes the call survives.
-        reason: Why the parent ended the process; None if it ended by itself.
-        is_closing: Whether the actor is being closed.
+        is_discard: Whether the process was ended because an env had raised.
+        is_requested: Whether the actor is being closed, or its process was to be replaced anyway: by the user, perhaps
+            after the call has missed its deadline, or after an interrupt.
     """
     if not has_begun:
         return JobFate.AGAIN
-    is_excluded = is_closing or reason in (EndReason.ABORT, EndReason.DISCARD, EndReason.INTERRUPT)
-    return JobFate.AGAIN if retries > 0 and not is_excluded else JobFate.DONE
+    return JobFate.AGAIN if retries > 0 and not is_discard and not is_requested else JobFate.DONE
 
 
 def restart_delay(policy: RestartPolicy, granted: Sequence[float], now: float) -> float | None:

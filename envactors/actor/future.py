@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from envactors.actor.change import RLock
 from envactors.actor.latch import Latch
 from envactors.actor.type_variables import R, T
 from envactors.options import check_patience
@@ -53,6 +54,44 @@ class Owner(Protocol):
         """Read the reply in the calling thread until the deadline (`time.monotonic`), if that is possible."""
 
 
+class _Condition(RLock):
+    """The lock that `concurrent.futures.wait` and `as_completed` hold while they look at the state of a future.
+
+    A future ends without this lock, since an interrupt may have left it held. The state that is visible under the lock
+    changes only when it is acquired. So each waiter has either seen that the future has ended, or is notified of it.
+
+    Args:
+        waiters: The waiters of the future, which these functions add under the lock.
+
+    Attributes:
+        state: The state of the future.
+        visible_state: The state as it was when the lock was last acquired.
+        unnotified: The waiters that were added before the end was visible, and must be notified.
+    """
+
+    __slots__ = ("_waiters", "state", "unnotified", "visible_state")
+
+    def __init__(self, waiters: list[Any]) -> None:
+        super().__init__()
+        self._waiters = waiters
+        self.state: str = _PENDING
+        self.visible_state: str = _PENDING
+        self.unnotified: list[Any] = []
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Acquire the lock, and make the current state visible. A ``with`` statement does the first only."""
+        is_mine = super().acquire(blocking, timeout)
+        if is_mine:
+            self.show_state()
+        return is_mine
+
+    def show_state(self) -> None:
+        """Make the current state visible. The lock must be held."""
+        if self.visible_state != self.state:
+            self.visible_state = self.state
+            self.unnotified[:] = self._waiters
+
+
 class ActorFuture(concurrent.futures.Future[R]):
     """The result of one call. A real `concurrent.futures.Future` that can also be awaited.
 
@@ -60,8 +99,7 @@ class ActorFuture(concurrent.futures.Future[R]):
     calls.
 
     Only the owner of the future changes its state, under the owner's lock. The condition of the base class serves
-    `concurrent.futures.wait` and `concurrent.futures.as_completed` alone. An exception from a signal handler can leave
-    it locked in their code, so the loop never waits for it.
+    `concurrent.futures.wait` and `concurrent.futures.as_completed` alone; see `_Condition`.
 
     Args:
         owner: The actor that runs the call.
@@ -70,13 +108,23 @@ class ActorFuture(concurrent.futures.Future[R]):
 
     def __init__(self, owner: Owner, keep_alive: object) -> None:
         super().__init__()
-        self._condition: Any = threading.RLock()
+        self._condition: Any = _Condition(self._waiters)
         self._owner = owner
         self._keep_alive: object | None = keep_alive
         self._outcome: Outcome | None = None
         # Reentrant: a signal handler may ask for the result while its thread reads it.
         self._reading = threading.RLock()
         self._ended = Latch()
+
+    @property
+    def _state(self) -> str:
+        """The state that `concurrent.futures` sees."""
+        state: str = self._condition.visible_state
+        return state
+
+    @_state.setter
+    def _state(self, state: str) -> None:
+        """Ignore the state that the base class sets first."""
 
     # Users -----------------------------------------------------------------------------------------------
 
@@ -107,15 +155,15 @@ class ActorFuture(concurrent.futures.Future[R]):
 
     def done(self) -> bool:
         """Return whether the call has ended, or was canceled."""
-        return self._state not in (_PENDING, _RUNNING)
+        return self._condition.state not in (_PENDING, _RUNNING)
 
     def running(self) -> bool:
         """Return whether the call is running, or waits to be retried."""
-        return self._state == _RUNNING
+        return bool(self._condition.state == _RUNNING)
 
     def cancelled(self) -> bool:
         """Return whether the call was canceled."""
-        return self._state == _CANCELED
+        return bool(self._condition.state == _CANCELED)
 
     def cancel(self) -> bool:
         """Take the call out of the queue. Return False if it is running or has ended."""
@@ -166,7 +214,7 @@ class ActorFuture(concurrent.futures.Future[R]):
             self._owner.read_reply(self, deadline)
             if not self.done() and not self._ended.wait(remaining(deadline)):
                 raise concurrent.futures.TimeoutError
-        if self._state != _FINISHED:
+        if self._condition.state != _FINISHED:
             raise concurrent.futures.CancelledError
         if self._outcome is not None:
             with self._reading:
@@ -178,14 +226,14 @@ class ActorFuture(concurrent.futures.Future[R]):
 
     def set_running(self) -> None:
         """Mark the call as running; a retried call is already."""
-        if self._state == _PENDING:
-            self._state = _RUNNING
+        if self._condition.state == _PENDING:
+            self._condition.state = _RUNNING
 
     def set_outcome(self, outcome: Outcome) -> None:
         """End the call. If it has ended before, only notify those that wait, which completes an interrupted call."""
-        if self._state in (_PENDING, _RUNNING):
+        if self._condition.state in (_PENDING, _RUNNING):
             self._outcome = outcome
-            self._state = _FINISHED
+            self._condition.state = _FINISHED
         self._notify()
 
     def set_error(self, error: BaseException) -> None:
@@ -202,25 +250,25 @@ class ActorFuture(concurrent.futures.Future[R]):
 
     def set_canceled(self) -> None:
         """Mark a call that was taken out of the queue as canceled."""
-        if self._state in (_PENDING, _RUNNING):
-            self._state = _CANCELED
+        if self._condition.state in (_PENDING, _RUNNING):
+            self._condition.state = _CANCELED
         self._notify()
 
     def _notify(self) -> None:
         """Wake threads that wait, and have callbacks run in another thread. Calling this again does no harm."""
         self._ended.open()
         self._keep_alive = None
-        # If `concurrent.futures.wait` holds the condition, it is about to add a waiter.
-        if self._done_callbacks or self._waiters or _is_locked(self._condition):  # type: ignore[attr-defined]
+        # If the condition is held, a waiter may be about to be added.
+        if _is_locked(self._condition) or self._waiters or self._done_callbacks:  # type: ignore[attr-defined]
             self._owner.runtime.callbacks.submit(self._notify_others)
 
     def _notify_others(self) -> None:
         """Run callbacks, and wake the waiters of `concurrent.futures`."""
         with self._condition:
-            for waiter in self._waiters:
-                if self in waiter.finished_futures:
-                    waiter.event.set()  # the notification was interrupted
-                elif self._state == _CANCELED:
+            self._condition.show_state()
+            while self._condition.unnotified:
+                waiter = self._condition.unnotified.pop()
+                if self._condition.state == _CANCELED:
                     waiter.add_cancelled(self)
                 elif self._exception is not None if self._outcome is None else self._outcome.is_failure:
                     waiter.add_exception(self)

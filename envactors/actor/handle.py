@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
+from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call
 from envactors.actor.states import ActorState, ActorStats
@@ -16,7 +17,7 @@ from envactors.actor.type_variables import P, R, T_co
 from envactors.errors import VectorInputError
 from envactors.mailbox import messages
 from envactors.mailbox.messages import Kind
-from envactors.mailbox.pickling import Sealed
+from envactors.mailbox.pickling import Sealed, safe_repr
 from envactors.options import check_timeout, is_int
 
 if TYPE_CHECKING:
@@ -248,6 +249,21 @@ def submit(caller: Caller, kind: Kind, message: tuple[Any, ...], method: str, **
 def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:
     """Call a method of the env, or read an attribute that is not a method; for drop-ins whose ``call`` does either."""
     return caller._submit(Kind.CALL, messages.Call(caller._env, public_name(name), args, kwargs, or_get=True), name)
+
+
+def discard_process(handle: ActorHandle, incarnation: int, method: str, error: Exception) -> None:
+    """Replace a process whose env is not fit for use any more; this counts as a restart.
+
+    Args:
+        handle: The actor.
+        incarnation: The process; another one is left alone.
+        method: The method in which the env has raised.
+        error: The exception.
+    """
+    actor = handle._actor
+    step = Step(method, actor.config.first_index)
+    reason = actor.errors.discarded(step, incarnation, actor.pid, error, safe_repr(error))
+    actor.run(actor.discard, incarnation, reason)
 
 
 def method_name(method: str | Callable[..., Any]) -> str:

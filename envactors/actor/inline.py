@@ -55,7 +55,7 @@ class InlineActor:
         self.node: str | None = None
         self.closed: Latch = Latch()
         self._forks = runtimes.forks
-        # Held while env code runs; the actors of a vector share it. Env code may use its own actor.
+        # Held while env code runs; the actors of a vector share it. Env code may use other actors.
         self._lock = config.lock
         self._thread: int | None = None
         self._completed = self._call_id = 0
@@ -64,6 +64,14 @@ class InlineActor:
         self._server: Server | None = None
         # Why the envs before the current ones are gone; None if these are the first.
         self.last_crash: ActorError | None = None
+        self.range: range = range(config.first_index, config.first_index + len(config.start.factories))
+        # The envs whose code is running, the outermost one first; an interrupt may leave more. Actors of a vector share
+        # the list.
+        self.running_envs: list[int] = []
+        # Returns the thread that steps or resets an env of this actor; None if none does.
+        self.find_stepping_thread: Callable[[], int | None] = lambda: None
+        # Returns how many steps and resets a vector has run, which are no calls.
+        self.count_rows: Callable[[], int] = lambda: 0
         # Called once the envs are others, or gone.
         self.on_change: Callable[[], object] = lambda: None
         self._running: Step | None = None
@@ -88,7 +96,7 @@ class InlineActor:
             return ActorState.CLOSED
         if self._start_error is not None:
             return ActorState.DEAD
-        return ActorState.IDLE if self._thread is None else ActorState.BUSY
+        return ActorState.IDLE if self._find_thread() is None else ActorState.BUSY
 
     @property
     def is_usable(self) -> bool:
@@ -109,7 +117,7 @@ class InlineActor:
     def stats(self) -> ActorStats:
         """Return counts over the actor's lifetime."""
         return ActorStats(
-            completed=self._completed,
+            completed=self._completed + self.count_rows(),
             failed=0,
             restarts=0,
             stale=0,
@@ -130,7 +138,7 @@ class InlineActor:
     def stacks(self, timeout: float) -> str:
         """Return the stack of the thread that runs env code."""
         del timeout
-        return stack_of(self._thread)
+        return stack_of(self._find_thread())
 
     def stderr_tail(self) -> str:
         """Return an empty string: envs print to the streams of the program."""
@@ -171,22 +179,44 @@ class InlineActor:
         if call.incarnation not in (None, self.incarnation.index):
             future.set_error(self.errors.lost_process(self.last_crash, call.incarnation)(step))
             return
+        self.check_not_within()
         self._call_id += 1
         step = step._replace(call_id=self._call_id, started=time.monotonic())
         future.set_running()
+        is_nested = self._lock.is_held_here()
         with self.running_env(self._server):
+            if not is_nested:
+                self.running_envs.clear()
+            self.running_envs.append(call.index)
             before, self._running = self._running, step
             try:
                 self._watch.begin()
+                if self._server is None:  # another thread has closed the actor, or its factory has raised, meanwhile
+                    future.set_error(self.unusable_error(step))
+                    return
                 kind, payload = self._server.execute(call.kind, call.payload)
             finally:
                 self._running = before
+                self.running_envs.pop()
         self._completed += 1
         recording.recorder.on_span(self, call.method, step.started)
         reply = Frame(kind, self.incarnation.index, self._call_id, payload)
         if call.take_reply is not None:
             call.take_reply(reply)
         future.set_outcome(UnreadReply(self.errors, step, reply, self.pid))
+
+    def _find_thread(self) -> int | None:
+        """Return the thread that runs code of an env of this actor; None if none does."""
+        return self.find_stepping_thread() if self._thread is None else self._thread
+
+    def check_not_within(self) -> None:
+        """Raise if the calling thread runs code of an env of this actor, whose next request must run after that.
+
+        Raises:
+            RuntimeError: It does.
+        """
+        if self.running_envs and self._lock.is_held_here() and any(index in self.range for index in self.running_envs):
+            raise self.errors.within_envs()
 
     def _find_running(self) -> InlineRequest | None:
         step, thread = self._running, self._thread
@@ -211,6 +241,7 @@ class InlineActor:
         self.check_owner()
         if self.closed.is_open:
             raise self.errors.closed(Step("renew", self.config.first_index), self.incarnation.index)
+        self.check_not_within()
         self._close_envs()
         self.replace(self._describe_end(EndReason.RENEW))
         future.set_outcome(ReadyOutcome(self.incarnation.index, self._start_error))
@@ -224,6 +255,16 @@ class InlineActor:
             self._start()
             self.on_change()
 
+    def run(self, event: Callable[..., object], *args: object) -> None:
+        """Run an event under the lock."""
+        with self._lock:
+            event(*args)
+
+    def discard(self, incarnation: int, error: ActorError) -> None:
+        """Replace envs that are not fit for use any more; see `Actor.discard`."""
+        if incarnation == self.incarnation.index and not self.closed.is_open:
+            self.replace(error)
+
     def _describe_end(self, reason: EndReason) -> ActorError:
         return self.errors.exit(ExitReport(self.pid, reason=reason), self.incarnation.index, None)
 
@@ -235,7 +276,7 @@ class InlineActor:
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""
         self.check_owner()
-        if self._thread is not None:
+        if self._find_thread() is not None:
             raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
         if restart:
             self.replace(self._describe_end(EndReason.ABORT))

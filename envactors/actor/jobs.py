@@ -173,8 +173,9 @@ class Call(Job):
 
     def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
         """Run again if the worker had not begun it, or if it has retries."""
-        has_begun, is_closing = exit.culprit is not None, exit.plan.next is Next.CLOSE
-        fate = decide_call(has_begun=has_begun, retries=self.retries, reason=exit.reason, is_closing=is_closing)
+        has_begun, is_discard = exit.culprit is not None, exit.reason is EndReason.DISCARD
+        is_requested = exit.plan.next in (Next.CLOSE, Next.START)
+        fate = decide_call(has_begun=has_begun, retries=self.retries, is_discard=is_discard, is_requested=is_requested)
         if fate is JobFate.DONE:
             self._end(actor, ReadyOutcome(None, exit.error))
         elif has_begun:

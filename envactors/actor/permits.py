@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Protocol
 
 
@@ -26,6 +27,11 @@ class Permits:
         self._holders: set[PermitHolder] = set()
         # The age of the next job of each actor that waits for a permit.
         self._waiting: dict[PermitHolder, int] = {}
+        self._ages = itertools.count(1)
+
+    def next_age(self) -> int:
+        """Return the age of a new job."""
+        return next(self._ages)
 
     def may_start(self, actor: PermitHolder, age: int) -> bool:
         """Give a permit to an actor that runs nothing, or have it wait for one; return whether it has one.

@@ -42,8 +42,9 @@ class Timers:
     def set(self, name: str, when: float, callback: Callable[[], object]) -> None:
         """Run a callback at a time of `time.monotonic`, in place of an earlier timer of this name."""
         self.cancel(name)
-        self._timers[name] = named = _NamedTimer(callback)
+        named = _NamedTimer(callback)
         named.timer = self._find_loop().call_at(when, functools.partial(self._run, self._fire, name, named))
+        self._timers[name] = named
 
     def set_earliest(self, name: str, when: float, callback: Callable[[], object]) -> None:
         """Set a timer, unless one of this name runs earlier."""

@@ -106,6 +106,10 @@ class Worker(Protocol):
     def kill(self) -> None:
         """End the worker now or, if the backend cannot kill, after the current request."""
 
+    def is_current_thread(self) -> bool:
+        """Return whether the calling thread is the worker, which runs env code."""
+        return False
+
     def begin_timing(self, spans: bool) -> None:
         """Have the worker time steps and resets on its page from now on; may be called again.
 

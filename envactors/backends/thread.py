@@ -121,6 +121,9 @@ class ThreadWorker(Worker):
         with contextlib.suppress(OSError):  # it has ended
             self._socket.shutdown(socket.SHUT_WR)
 
+    def is_current_thread(self) -> bool:
+        return self._thread is threading.current_thread()
+
     def ask_stacks(self) -> ThreadStacks:
         return ThreadStacks(self._thread)
 

@@ -58,6 +58,13 @@ class VectorAccess:
         """
         self._envs._engine.disable_reset_checks()
 
+    def discard(self, env_ids: list[int] | None = None) -> None:
+        """Wait for whatever some envs run, or all for None, and drop results that were not delivered.
+
+        The futures of `VectorEnv.submit` still get theirs. After this, the envs can be reset.
+        """
+        self._envs._engine.discard(self._envs._select(env_ids), None, None)
+
     def start_reset(
         self, env_ids: list[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
     ) -> None:

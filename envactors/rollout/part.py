@@ -146,6 +146,9 @@ class RolloutPart(Job):
         run, envs, table = self._run, self._envs, self._table
         if run is None:
             return False
+        self._move(run)
+        if not self._has_begun:
+            self._begin(run)
         self._sets_policy = run.policy_of(envs) != (self._policy.policy_id, actor.incarnation.index)
         if self._sets_policy:
             self.deadline = actor.config.deadlines.start
@@ -153,9 +156,6 @@ class RolloutPart(Job):
             payload = dumps((runner.set_policy, tuple(self._policy)))
             actor.send(Kind.EXTEND, self.call_id, payload)
             return True
-        self._move(run)
-        if not self._has_begun:
-            self._begin(run)
         self._fail_without_episode()
         if self._is_done:
             self._end()
@@ -270,7 +270,8 @@ class RolloutPart(Job):
         del actor
         running, step = exit.culprit, self._next_step
         self._late, self._is_reading = None, False
-        if running is not None:
+        is_complete = step >= self._steps  # the worker had only to reply
+        if running is not None and not is_complete:
             left = [index for index, counted in self._counted.items() if counted == step]
             failed: list[int] = []
             if running.method == "policy" and self.trajectory.chosen[self.first] <= step:
@@ -280,12 +281,12 @@ class RolloutPart(Job):
             for index in failed:
                 failure = Failure(Cause.RUNNING, exit.error, reason=exit.reason)
                 self._decide(index, failure, has_process=exit.plan.has_process)
-        if not exit.plan.has_process:
-            self.error = exit.error
-        else:
+        if exit.plan.has_process:
             self._fail_without_episode()
             if not self._is_done:
                 return JobFate.AGAIN
+        elif not is_complete:
+            self.error = exit.error
         self._end()
         return JobFate.DONE
 

@@ -138,6 +138,10 @@ class ActorEnvs(Job):
         """Whether a row is posted whose result was not delivered."""
         return POSTED in self.table.status[self._first : self._stop]
 
+    def count_running(self) -> int:
+        """Return how many envs have a request without an outcome."""
+        return sum(map(self.table.is_running, self.range))
+
     # Posting ---------------------------------------------------------------------------------------------
 
     def post(self, call_id: int, ids: Sequence[int], payloads: Mapping[int, bytes], now: float) -> ControlPage:
@@ -667,10 +671,11 @@ class ActorEnvs(Job):
         table = self.table
         table.version += 1
         for index in self.range:
-            request = table.requests.pop(index, None)
-            if request is not None and request.future is not None:
+            future = table.future_of(index)
+            if future is not None:
                 error = error_of(self.step_of(index))
-                request.future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error))
+                future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error))
+            table.requests.pop(index, None)
             table.outcomes.pop(index, None)
             table.completed_at.pop(index, None)
             table.status[index] = IDLE

@@ -366,9 +366,21 @@ class RowEngine:
         timeout: float | None,
         deadline: float | None,
     ) -> Batch:
-        """Reset envs, once rollouts and what these envs run have ended. Results that were not delivered are dropped.
+        """Reset envs, once `discard` has made them idle. For the arguments see `start_resets` and `finish`."""
+        self.discard(envs, timeout, deadline)
+        self.start_resets(envs, seeds, options)
+        return self.finish(envs, timeout, deadline, "reset")
 
-        For the arguments see `start_resets` and `finish`.
+    def discard(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
+        """Wait for rollouts and for whatever these envs run. Results that were not delivered are dropped.
+
+        Args:
+            envs: The envs.
+            timeout: The user's timeout in seconds, for the error.
+            deadline: When it is over (`time.monotonic`); None for no limit.
+
+        Raises:
+            VectorTimeoutError: The timeout has passed; nothing is lost.
         """
         table = self.table
         self._lock.reset_if_interrupted()
@@ -378,8 +390,6 @@ class RowEngine:
             with self._lock, self._lock.change(*self._actors_of(self._groups_of(envs))):
                 done = [index for index in envs.ids if table.status[index] in (DONE, FAILED)]
                 table.deliver(Selection(done, done))
-        self.start_resets(envs, seeds, options)
-        return self.finish(envs, timeout, deadline, "reset")
 
     def _wait(
         self,

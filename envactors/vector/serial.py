@@ -114,10 +114,10 @@ class SerialEngine:
         # Outcomes that were not delivered yet, in the order of their completion.
         self._outcomes: dict[int, Fields | BaseException] = {}
         self._failed: set[int] = set()  # the envs whose outcome is an exception
-        # The envs of the current request; if an exception has ended that, the next request finds them here.
-        self._unfinished: list[int] = []
+        # The envs of each request that is running; if an exception has ended it, the next request finds them here.
+        self._unfinished: list[list[int]] = []
         self._lock = self._actors[0].config.lock
-        self._current = 0  # the env that is running
+        self._running_envs: list[int] = []  # the envs whose code is running, the outermost one first
         self._requests = 0  # how many requests have begun
         self._thread: int | None = None  # the thread that makes the current one
         self._reset_env = -1  # the env of that request that was last reset, other than within a step
@@ -129,12 +129,18 @@ class SerialEngine:
         self._methods: list[Any] = [None] * count
         self._incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._closed: set[int] = set()  # the envs of closed actors
+        # How many requests of all envs there were, and how many others each env has had.
+        self._full_requests = 0
+        self._other_requests = [0] * count
         self._is_timing = False
         self._pages: dict[InlineActor, ControlPage | None] = {}
         self._times = {actor: StepTimes(len(envs)) for actor, envs in self.ranges()}
         for actor, envs in self.ranges():
             self._find_envs(actor, envs)
             actor.on_change = functools.partial(self._on_change, actor, envs)
+            actor.count_rows = functools.partial(self._count_rows, envs)
+            actor.running_envs = self._running_envs
+            actor.find_stepping_thread = functools.partial(self._find_thread, envs)
 
     def _find_envs(self, actor: InlineActor, envs: range) -> None:
         """Look up the present envs of an actor."""
@@ -160,6 +166,14 @@ class SerialEngine:
         for index in envs:
             self.episodes.lose_process(index)
             self.episodes.starts[index] = False
+
+    def _find_thread(self, envs: range) -> int | None:
+        """Return the thread that steps or resets one of these envs; None if none does."""
+        return self._thread if any(index in envs for index in tuple(self._running_envs)) else None
+
+    def _count_rows(self, envs: range) -> int:
+        """Return how many steps and resets these envs have run."""
+        return self._full_requests * len(envs) + sum(self._other_requests[envs.start : envs.stop])
 
     @property
     def autoreset(self) -> Autoreset:
@@ -309,9 +323,10 @@ class SerialEngine:
         raised: list[_RaisedRequest] = []
         flags = episodes.flags
         may_be_lost = flags != self._no_flags
+        running = self._running_envs
         with self._running(envs.ids):
             for index, action in zip(envs.ids, each, strict=True):
-                self._current = index
+                running[-1] = index
                 if may_be_lost and flags[index] & LOST and not (resets_next[index] and self._on_failure == "raise"):
                     raised.append(_RaisedRequest(index, self._describe_loss(index), Cause.WAITING))
                     continue
@@ -359,25 +374,43 @@ class SerialEngine:
 
     def check_idle(self, envs: Selection) -> None:
         """Raise `AlreadyPendingError` if an env has a result pending."""
+        if self._running_envs and self._lock.is_held_here():
+            self._check_nested(envs.ids)
         for index in envs.ids if self._closed else ():
             if index in self._closed:
                 raise self._owners[index].unusable_error(Step("step", index))
         if self._outcomes and (busy := [index for index in envs.ids if index in self._outcomes]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them with recv first")
 
+    def _check_nested(self, ids: list[int]) -> None:
+        """Check a request that env code of this vector makes.
+
+        Raises:
+            RuntimeError: An env belongs to the actor of that code.
+            AlreadyPendingError: An env belongs to the request that runs that code.
+        """
+        for index in ids:
+            self._owners[index].check_not_within()
+        waiting = {index for running in self._unfinished for index in running}
+        if busy := [index for index in ids if index in waiting]:
+            raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
+
     def _reset_if_interrupted(self) -> None:
         """Require a reset of the envs that were running when an exception ended a request, and drop their results."""
-        if self._unfinished:
-            self._drop(self.select(self._unfinished))
-            for index in self._unfinished:
-                self.episodes.lose(index)
-            self._unfinished = []
+        if self._unfinished and not self._lock.is_held_here():
+            with self._lock:  # another thread may still run them
+                for ids in self._unfinished:
+                    self._drop(self.select(ids))
+                    for index in ids:
+                        self.episodes.lose(index)
+                self._unfinished.clear()
 
     def _find_running(self) -> InlineRequest | None:
         """Return the step or reset that is running; None if none is."""
-        thread, index = self._thread, self._current
-        if thread is None:
+        thread, running = self._thread, self._running_envs[-1:]
+        if thread is None or not running:
             return None
+        index = running[0]
         within_step = self.episodes.autoreset == "same_step" and self._methods[index][METHOD] == METHOD_RESET
         step = Step("reset" if index == self._reset_env or within_step else "step", index)
         return InlineRequest(self._owners[index], step, (self._requests, index), thread)
@@ -385,18 +418,29 @@ class SerialEngine:
     @contextlib.contextmanager
     def _running(self, ids: list[int]) -> Iterator[None]:
         """Return the context in which env code runs."""
+        outer = (self._thread, self._reset_env) if self._lock.is_held_here() else None
         with self._lock:
-            self._unfinished, self._reset_env = ids, -1
+            if outer is None:
+                self._running_envs.clear()
+            self._unfinished.append(ids)
+            self._running_envs.append(ids[0] if ids else 0)
+            self._reset_env, depth = -1, len(self._running_envs) - 1
             self._requests += 1
             self._thread = threading.get_ident()
             self._watch.begin()
-            token = context.of_thread.set(lambda: self._contexts[self._current])
+            token = context.of_thread.set(lambda: self._contexts[self._running_envs[depth]])
             try:
                 yield
             finally:
-                self._thread = None
+                self._thread, self._reset_env = outer or (None, -1)
                 context.of_thread.reset(token)
-            self._unfinished = []
+                del self._running_envs[depth:]
+            self._unfinished.remove(ids)
+            if ids is self.all.ids:
+                self._full_requests += 1
+            else:
+                for index in ids:
+                    self._other_requests[index] += 1
 
     def _run_reset(
         self, index: int, seed: int | None, options: Any, raised: list[_RaisedRequest], *, is_asked: bool = False
@@ -410,7 +454,7 @@ class SerialEngine:
             raised: Gets the request if the env raises.
             is_asked: Whether the user has asked for it, rather than autoreset.
         """
-        self._current = self._reset_env = index
+        self._running_envs[-1] = self._reset_env = index
         try:
             fields = self._hosted[index].reset(self._seed_of(index) if seed is None else seed, options)
         except Exception as error:
@@ -431,7 +475,7 @@ class SerialEngine:
     def _recover_all(self, raised: list[_RaisedRequest]) -> None:
         """Set the outcomes of requests that have raised, once all others of the same envs have run."""
         for request in raised:
-            self._current = request.env_id
+            self._running_envs[-1] = request.env_id
             outcome = self._recover(request)
             self._outcomes[request.env_id] = outcome
             if isinstance(outcome, BaseException):
@@ -551,10 +595,15 @@ class SerialEngine:
         deadline: float | None,
     ) -> Batch:
         """Reset envs. Results that nobody has taken are dropped."""
-        self._reset_if_interrupted()
-        self._drop(envs)
+        self.discard(envs, timeout, deadline)
         self.start_resets(envs, seeds, options)
         return self.finish(envs, timeout, deadline, "reset")
+
+    def discard(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
+        """Drop results that nobody has taken; see `RowEngine.discard`."""
+        del timeout, deadline
+        self._reset_if_interrupted()
+        self._drop(envs)
 
     def _as_batch(self, envs: Selection, fields: list[Fields]) -> Batch:
         """Return single results as a batch."""

@@ -21,6 +21,9 @@ class PostedEnvs(Protocol):
     def actor(self) -> Actor:
         """The actor."""
 
+    def count_running(self) -> int:
+        """Return how many envs have a request without an outcome."""
+
     def check_memory(self) -> str:
         """Return a text if the worker claims to have finished rows which are not complete."""
 
@@ -60,7 +63,7 @@ class ResultWaiters:
         count: How many threads wait.
     """
 
-    _bell_is_closed = True  # there is none yet
+    _bell_is_closed = False
 
     def __init__(self, slab: Slab, rings_each: bytearray) -> None:
         self.actors: list[PostedEnvs] = []
@@ -68,7 +71,6 @@ class ResultWaiters:
         self._slab = slab
         self._rings_each = rings_each
         self._bell = Doorbell()
-        self._bell_is_closed = False
         self._process_changes = 0
         # How many complete rows each waiting thread needs.
         self._wanted: dict[_Sleeper, int] = {}
@@ -98,7 +100,8 @@ class ResultWaiters:
             self._bell.close()
 
     def __del__(self) -> None:
-        self._close_bell()
+        with contextlib.suppress(AttributeError):  # an exception has interrupted its making
+            self._close_bell()
 
     def wait(self, count_missing: Callable[[], int], deadline: float | None) -> bool:
         """Sleep until nothing is missing or the deadline has passed; return whether nothing is.
@@ -106,6 +109,9 @@ class ResultWaiters:
         Args:
             count_missing: Returns how many more outcomes are needed, at least. Called after each ring.
             deadline: A time of `time.monotonic`; None for no limit.
+
+        Raises:
+            RuntimeError: The thread runs code of an env, and without a limit it would wait for envs of the same actor.
         """
         slab, rings_each = self._slab, self._rings_each
         sleeper = self._idle.pop() if self._idle else _Sleeper(self._bell)
@@ -126,6 +132,8 @@ class ResultWaiters:
                 seconds = remaining(deadline)
                 if seconds is not None and seconds <= 0.0:
                     return False
+                if seconds is None:
+                    self._check_not_within(missing)
                 if missing == last_missing:  # a ring without a result
                     self._check_workers()
                 last_missing = missing
@@ -138,6 +146,16 @@ class ResultWaiters:
                 self._idle.append(sleeper)
             elif not self.count:
                 self._close_bell()
+
+    def _check_not_within(self, missing: int) -> None:
+        """Raise if env code of this vector would wait for more outcomes than its other actors can provide."""
+        if self.actors[0].actor.config.backend.kills:
+            return  # the envs run in processes, not in threads of this one
+        mine = next((envs for envs in self.actors if envs.actor.runs_this_thread), None)
+        if mine is None:
+            return
+        if missing > sum(envs.count_running() for envs in self.actors if envs is not mine):
+            raise mine.actor.errors.within_envs()
 
     def _publish_wanted(self) -> None:
         """Tell workers at how many complete rows to ring; they ring for each failure anyway."""

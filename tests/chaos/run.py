@@ -38,9 +38,9 @@ from chaos.process_watch import CHILD_PATIENCE
 from chaos.report import ChaosReport, ReportBuilder
 from chaos.rollouts import RolloutRunner, without_children
 from chaos.runner import ChaosRunner
-from envactors.actor.slots import OnFailure
 from envactors.backends.base import Backend
 from envactors.remote import LocalNodes
+from envactors.vector.options import OnFailure
 
 STALL_MARGIN = 2.0  # seconds that a result may take beyond its deadline
 # Restarts of an actor beyond those that its faults cost: a run whose processes all end again has to end, too.

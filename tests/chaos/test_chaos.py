@@ -37,7 +37,6 @@ from envactors import cli
 from envactors.remote import LocalNodes
 from envactors.system.cpus import cores
 from envactors.testing import EchoEnv
-from envactors.vector.statistics import VectorStatistics
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "tests.chaos")
@@ -435,14 +434,14 @@ def test_a_node_that_is_lost_on_a_busy_machine_is_replaced():
 
 
 def test_the_checker_detects_counts_that_do_not_add_up(monkeypatch):
-    collect = VectorStatistics.collect
+    stats = ea.VectorEnv.stats
 
-    def collect_one_more(statistics):
-        stats = collect(statistics)
-        stats.steps[1] += 1
-        return stats
+    def count_one_more(envs):
+        counted = stats(envs)
+        counted.steps[1] += 1
+        return counted
 
-    monkeypatch.setattr(VectorStatistics, "collect", collect_one_more)
+    monkeypatch.setattr(ea.VectorEnv, "stats", count_one_more)
     report = small_run()
     assert report.miscounted == 1
     assert "env 1 has delivered" in report.problems[-1]

@@ -178,7 +178,7 @@ def test_cfg_has_the_defaults_of_di_engine():
 )
 def test_context_names_a_start_method(make, context, method):
     manager = make(context=context)
-    assert manager.vector.actors[0]._supervisor.config.backend.start_method == method
+    assert manager.vector.actors[0]._actor.config.backend.start_method == method
     assert list(step(manager, 0, 1)) == [0, 1]
 
 

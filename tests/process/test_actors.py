@@ -471,69 +471,6 @@ def test_a_thread_that_waits_for_a_cancelled_call_is_woken(actor, tmp_path):
     gate.touch()
 
 
-class Interleaved(dict):
-    """What a future's threads meet in, with another thread that comes in between: once, at the first `setdefault`."""
-
-    def __init__(self, when, other):
-        super().__init__()
-        self.when = when
-        self.other = other
-
-    def setdefault(self, key, default=None):
-        if self.when == "before":
-            self.come_in_between()
-        value = super().setdefault(key, default)
-        if self.when == "after":
-            self.come_in_between()
-        return value
-
-    def come_in_between(self):
-        self.when = None
-        thread = threading.Thread(target=self.other)
-        thread.start()
-        thread.join(SOON)
-        assert not thread.is_alive(), "neither waits for the other"
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("place", ["_claim", "_made"])
-@pytest.mark.parametrize("first", ["settle", "add_done_callback", "settle, after a callback was added"])
-@pytest.mark.parametrize("error", [None, KeyError("k")], ids=["result", "error"])
-def test_a_future_that_ends_while_a_waiter_registers_notifies_it(actor, place, when, first, error):
-    """Runs the threads in both orders, and interrupts one of them at every point."""
-    future, seen, called = ActorFuture(actor._actor, None), [], threading.Semaphore(0)
-
-    def look(future):
-        seen.append(future)
-        called.release()
-
-    def settle():
-        future.settle(1, error, 0)
-
-    def add():
-        future.add_done_callback(look)
-
-    looks = 1
-    if first == "settle, after a callback was added":
-        add()
-        looks = 2
-    here, there = (add, settle) if first == "add_done_callback" else (settle, add)
-    between = Interleaved(when, there)
-    between.update(getattr(future, place))
-    setattr(future, place, between)
-    here()
-    if between.when is not None:  # no condition is needed if the outcome is there first
-        assert place == "_made"
-        between.when = None
-        there()
-    for _ in range(looks):
-        assert called.acquire(timeout=SOON)
-    assert seen == [future] * looks
-    assert future.done()
-    assert future.exception() is error
-    assert error is not None or future.result() == 1
-
-
 def test_a_finalizer_may_wait_for_a_call_while_a_future_gets_its_condition(actor):
     """Whenever in between the garbage collector comes to run it."""
     answered = []

@@ -15,10 +15,8 @@ import sys
 import threading
 import time
 
-import numpy as np
 import pytest
 from helpers import FORK_SERVER, SOON
-from interleaving import Lines
 from interrupting import Interrupt, interrupt
 
 import envactors as ea
@@ -243,72 +241,6 @@ def test_a_signal_handler_may_wait_for_a_thread_that_uses_an_actor_of_a_vector_i
     assert not any(handled)
 
 
-class SlowEcho(EchoEnv):
-    def step(self, action):
-        time.sleep(0.002)  # longer than anybody spins, so that the reply is read where a thread waits
-        return super().step(action)
-
-
-def make_echoing_policy():
-    return lambda obs, context: (obs[:, 1], {"steps": obs[:, 1]})
-
-
-# What follows the end of an order, down to the begin of the actor's part of the next rollout.
-FOLLOWING = {"run", "settle", "on_end", "_go_on", "_on_part_end", "_begin", "begin", "ask", "_send", "queue", "add"}
-FOLLOWING |= {"dispatch", "_hand_out", "arrive", "has_gone_on", "_on_learnt", "move"}
-
-
-@pytest.mark.parametrize("case", ["one by one", "overlapping", "learning the extras"])
-def test_rollouts_go_on_after_an_interrupt_at_the_end_of_an_order(case):
-    with ea.VectorEnv([SlowEcho] * 2, backend=ea.ThreadBackend(), on_failure="replay", restart=OFTEN) as envs:
-        envs.reset(seed=0)
-        envs.set_policy(make_echoing_policy)
-        steps = [0, 0]
-        lines = Lines()
-        for line in lines:
-            if case == "learning the extras":  # whose first order ends at once
-                envs.set_policy(make_echoing_policy)
-            rollouts = [envs.rollout_async(2)]
-            if case == "overlapping":
-                rollouts.append(envs.rollout_async(2))
-            where = interrupt(lambda: rollouts[0].result(SOON), line, only=FOLLOWING)  # noqa: B023
-            lines.has_stopped = where is not None
-            for rollout in rollouts:
-                result = rollout.result(SOON)
-                failed = [env_id for _, env_id, _ in result.failures]  # their process was replaced
-                reset = np.flatnonzero(~result.valid.all(axis=0)).tolist()  # the same, at the end of the rollout before
-                for env_id in {0, 1}.difference(failed, reset):
-                    assert result.obs[:, env_id, 1].tolist() == [steps[env_id], steps[env_id] + 1], where
-                steps = result.last_obs[:, 1].tolist()
-                if rollout is rollouts[0]:
-                    rollouts.append(envs.rollout_async(2))
-        assert lines.count > 30
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_rollout_whose_start_is_interrupted_holds_up_no_other(number):
-    with ea.VectorEnv([SlowEcho] * 2, backend=ea.ThreadBackend(), on_failure="replay", restart=OFTEN) as envs:
-        envs.reset(seed=0)
-        envs.set_policy(make_echoing_policy)
-        for line in (lines := Lines()):
-            before = [envs.rollout_async(2) for _ in range(number - 1)]
-            where = interrupt(lambda: envs.rollout_async(2), line, only={"start", "_count", "_begin", "begin"})
-            lines.has_stopped = where is not None
-            for rollout in before:
-                rollout.result(SOON)
-            deadline = time.monotonic() + SOON
-            while True:  # the one that was interrupted may be in flight
-                try:
-                    futures = envs.submit([7, 7])
-                    break
-                except ea.AlreadyPendingError:
-                    assert time.monotonic() < deadline, where
-                    time.sleep(0.001)
-            assert [future.result(SOON).reward for future in futures] in ([7, 7], [0, 7], [7, 0], [0, 0])
-            envs.rollout(1, timeout=SOON)
-        assert lines.count > 20
-
-
 class Napper:
     def nap(self):
         time.sleep(0.01)  # longer than anybody spins, so that the reply is read at the depth of the wait
@@ -331,17 +263,3 @@ def test_a_call_ends_although_the_thread_that_reads_its_reply_lacks_stack(backen
             assert concurrent.futures.wait([future], SOON).done, spare
             assert future.exception() is None or isinstance(future.exception(), ea.EnvActorsError)
             assert actor.nap().result(SOON)
-
-
-@pytest.mark.parametrize("backend", ["process", "thread", "inline"])
-def test_a_replacement_that_is_interrupted_counts_as_no_restart(backend):
-    for number in itertools.count():
-        with ea.spawn(EchoEnv, backend=backend, restart=ea.RestartPolicy(max_restarts=0)) as actor:
-            actor.reset().result(SOON)
-            core = actor._supervisor.core
-            if interrupt(core.kill_inconsistent, number, only={"kill_inconsistent", "forget_uncertain"}) is None:
-                break
-            # The call may still find the process that is about to be replaced; a dead actor runs none at all.
-            with contextlib.suppress(ea.ActorDiedError):
-                actor.reset().result(SOON)
-            actor.reset().result(SOON)

@@ -29,13 +29,14 @@ class Hit(Exception):
 
 
 @functools.lru_cache(None)
-def with_exits(code):
-    """Return where a code object leaves ``with`` blocks.
+def uncovered(code):
+    """Return where a code object leaves ``with`` blocks, and its lines without an instruction, such as ``try:``.
 
     Python reports the line of the ``with`` statement again there. No signal handler runs at that point, before the
-    context is left.
+    context is left. Nor does one at a line without an instruction, which the ``with`` block around it does not cover.
     """
-    found, instructions = set(), list(dis.get_instructions(code))
+    instructions = list(dis.get_instructions(code))
+    found = {one.offset for one in instructions if one.opname == "NOP"}
     for place, one in enumerate(instructions[:-2]):
         others = instructions[place + 1 : place + 3]
         is_first = one.opname == "LOAD_CONST" and one.argval is None
@@ -61,7 +62,7 @@ class Tracer:
         return self.on_line
 
     def on_line(self, frame, event, arg):
-        if event == "line" and frame.f_lasti not in with_exits(frame.f_code):
+        if event == "line" and frame.f_lasti not in uncovered(frame.f_code):
             self.lines += 1
             if self.lines == self.at:
                 sys.settrace(None)

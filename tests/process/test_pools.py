@@ -7,14 +7,13 @@ import os
 import signal
 import sys
 import tempfile
-import time
 import threading
+import time
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from helpers import SOON, run_script, wait_until
-from interleaving import Lines, StoppingThread, when_this_thread_sleeps
+from interleaving import Lines, StoppingThread
 
 import envactors as ea
 
@@ -43,21 +42,17 @@ class FileGate:
 
 
 GATE = FileGate("gate")
-OTHER_GATE = FileGate("other")
-BACKEND = ea.ProcessBackend()
+BACKEND = ea.ThreadBackend()
 
 
 class Worker:
-    """An env that counts its calls, and waits for a gate or for another env."""
+    """An env that counts its calls, and waits for a gate."""
 
     def __init__(self):
         self.count = 0
 
     def wait(self):
         assert GATE.wait(SOON)
-
-    def wait_for_the_other(self):
-        assert OTHER_GATE.wait(SOON)
 
     def add(self):
         self.count += 1
@@ -71,20 +66,12 @@ class Worker:
 
     def meet(self, count):
         """Return once this many calls of it run at the same time."""
-        mine = Path(os.environ["POOL_GATES"]) / f"meet-{count}-{os.getpid()}-{time.monotonic_ns()}"
+        mine = Path(os.environ["POOL_GATES"]) / f"meet-{count}-{threading.get_native_id()}-{time.monotonic_ns()}"
         mine.touch()
         end = time.monotonic() + SOON
         while len(list(mine.parent.glob(f"meet-{count}-*"))) % count:
             assert time.monotonic() < end
             time.sleep(0.002)
-
-
-class Meeting:
-    barriers: ClassVar[dict[int, threading.Barrier]] = {}
-
-    @classmethod
-    def at(cls, count):
-        return cls.barriers.setdefault(count, threading.Barrier(count))
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +108,7 @@ def cancel_and_submit():
     for line in lines:
         GATE.clear()
         pool = ea.ActorPool(Worker, 1, backend=BACKEND)
-        pool.actors[0].wait()
+        pool.submit("wait")
         queued = pool.submit("echo", 1)
         canceller = StoppingThread(queued.cancel, line, POOL).start()
         lines.has_stopped = canceller.stops()
@@ -134,42 +121,11 @@ def cancel_and_submit():
         GATE.set()
         assert submitter.result.result(SOON) == 2
         pool.close()
-    assert lines.count > 5
+    assert lines.count > 3
 
 
 def test_cancelling_a_call_and_submitting_another_do_not_deadlock():
     run_apart(cancel_and_submit)
-
-
-def end_two_calls():
-    lines = Lines()
-    for line in lines:
-        GATE.clear()
-        OTHER_GATE.clear()
-        pool = ea.ActorPool(Worker, 2, backend=BACKEND)
-        first, second = pool.submit("wait"), pool.submit("wait_for_the_other")
-        waiting = [pool.submit("echo", i) for i in range(2)]
-        reader = StoppingThread(first.result, line, POOL).start()
-        reader.wait_asleep()
-        GATE.set()
-        lines.has_stopped = reader.stops()
-        # The second call ends in the reactor's thread.
-        closer = StoppingThread(lambda actor=pool.actors[1]: actor.close(0)).start()
-        wait_until(second.done)
-        closer.wait_asleep()
-        reader.go_on()
-        end_unless(reader.ends_within(SOON), line)
-        not_done = concurrent.futures.wait(waiting, SOON).not_done
-        end_unless(not not_done, line)
-        OTHER_GATE.set()
-        assert closer.ends_within(SOON)
-        pool.close()
-    assert lines.count > 5
-
-
-def test_two_calls_that_end_at_once_do_not_deadlock():
-    """Each thread sends the next call to the actor whose call the other one is ending."""
-    run_apart(end_two_calls)
 
 
 class Interruption(BaseException):
@@ -201,24 +157,21 @@ def interrupt_at(line, module):
     return done
 
 
-def test_an_interrupt_while_a_result_is_read_takes_no_actor_out_of_its_pool():
+def test_an_interrupt_in_submit_takes_no_actor_out_of_its_pool():
     with ea.ActorPool(Worker, 2, backend=BACKEND) as pool:
         lines = Lines()
         for line in lines:
-            GATE.clear()
-            future = pool.submit("wait")
-            opening = when_this_thread_sleeps(GATE.set)
             interrupted = interrupt_at(line, POOL[0])
             try:
-                assert future.result(SOON) is None
+                future = pool.submit("echo", 1)
             except Interruption:
-                pass
+                future = None
             finally:
                 sys.settrace(None)
-            assert opening.ends_within(SOON)
+            assert future is None or future.result(SOON) == 1
             lines.has_stopped = bool(interrupted)
             check_all_work(pool)
-        assert lines.count > 3
+        assert lines.count > 10
 
 
 def test_a_pool_that_closes_anywhere_while_an_actor_becomes_idle_sends_nothing_that_it_cancels():
@@ -293,7 +246,7 @@ def test_a_call_whose_arguments_cannot_be_pickled_for_whatever_reason_takes_no_a
 
 
 def test_calls_wait_for_a_living_actor_while_another_one_is_dead():
-    with ea.ActorPool(Worker, 2, backend=BACKEND) as pool:
+    with ea.ActorPool(Worker, 2, backend="process") as pool:
         pool.submit("add").result(SOON)
         busy = pool.submit("wait")  # on the actor that has been idle for longer
         wait_until(busy.running)
@@ -304,7 +257,7 @@ def test_calls_wait_for_a_living_actor_while_another_one_is_dead():
 
 
 def test_calls_fail_once_all_actors_are_dead():
-    with ea.ActorPool(Worker, 2, backend=BACKEND) as pool:
+    with ea.ActorPool(Worker, 2, backend="process") as pool:
         for _ in pool.actors:
             pool.submit("crash").exception(SOON)
         wait_until(lambda: all(actor.state is ea.ActorState.DEAD for actor in pool.actors))

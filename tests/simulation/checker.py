@@ -43,6 +43,7 @@ class Model:
         may_skip: Whether an episode may have failed to begin since the last one.
         tags: The values that its attribute may have, besides the first one.
         is_tag_known: Whether it can have no other.
+        foreign: How many calls another thread has made, which may run at any time.
     """
 
     last: Any = None
@@ -62,6 +63,7 @@ class Model:
     may_skip: bool = False
     tags: list[int] = dataclasses.field(default_factory=lambda: [0])
     is_tag_known: bool = True
+    foreign: int = 0
 
 
 class _Answer(NamedTuple):
@@ -96,6 +98,7 @@ class Checker:
         may_kill: Whether another process may be killed from outside.
         retries: How many more times calls may run than once, by their tokens.
         uncertain: The tokens of calls that nobody knows of whether they have run.
+        unordered: The tokens of calls that may have run at another time than in their order.
         canceled: The tokens of calls that must not run.
         has_exhausted: Whether an actor has failed for good.
     """
@@ -108,6 +111,7 @@ class Checker:
         self.may_kill = True
         self.retries: collections.Counter[int] = collections.Counter()
         self.uncertain: set[int] = set()
+        self.unordered: set[int] = set()
         self.canceled: set[int] = set()
         self.has_exhausted = False
         self._autoreset = autoreset
@@ -169,6 +173,26 @@ class Checker:
         if is_lost and (failure.index, failure.call_id) in self.world.completed:
             raise Violation(f"its result was complete, and {failure!r}")
 
+    def check_call(self, env_id: int, token: int, error: ea.ActorError) -> None:
+        """Check that a call may fail with an error."""
+        if not self.world.troubles:
+            self.check_cause(env_id, error)
+        is_own = isinstance(error, ea.ActorDiedError) and error.method == "note" and error.index == env_id
+        if not is_own or error.aborted or error.pid is None or error.call_id is None:
+            return
+        process = self.world.processes[error.pid - FIRST_PID]
+        if process.page.counters[BEGUN] < error.call_id:
+            raise Violation(f"the call with {token} had not begun, and {error!r}") from error
+        if error.call_id in self.world.replies and not self.world.raised:
+            raise Violation(f"the call with {token} was answered, and {error!r}") from error
+
+    def _check_in_time(self, env_id: int, what: _Answer) -> None:
+        """Check that a result did not come after its deadline."""
+        key = env_id, what.token
+        ran = {process for *entry, process in self.world.log if tuple(entry) == key}
+        if ran and ran <= self.world.too_late[key]:
+            raise Violation(f"it came too late, and counts: {what}")
+
     def settle(self, env_id: int, row: Any) -> None:
         """Check one result."""
         model = self.models[env_id]
@@ -199,6 +223,7 @@ class Checker:
             if terminated and final is None and self._autoreset == "same_step":
                 raise Violation(f"an episode has ended, and no other has begun: {what}")
             self._check_step(model, shown, what)
+            self._check_in_time(env_id, what)
             if (info if final is None else info["final_info"]).get("token", model.token) != model.token:
                 raise Violation(f"another action's info: {what}")
         elif final is not None and not np.array_equal(final, model.last) and final[2] != model.token:
@@ -208,7 +233,7 @@ class Checker:
         if (final is not None and info["is_renewed"]) or env_id in self.world.failed_resets:
             # Calls that waited behind the last step of a process that is recycled have run there, before the reset; and
             # so may those that came between a reset that has raised and the next one.
-            self.uncertain.update(model.notes)
+            self.unordered.update(model.notes)
         self.world.failed_resets.discard(env_id)
         model.last = obs
         model.is_pending = False
@@ -224,14 +249,19 @@ class Checker:
             raise Violation(f"another action's result: {what}")
         if model.last is None:
             return
-        wanted = int(model.last[3])
-        for token in (*model.notes_before, model.token):
-            wanted = zlib.crc32(struct.pack("<q", token), wanted)
         # A call may have run between a step that has raised and the same step after a replay.
-        is_uncertain = model.is_uncertain or model.token in self.world.raised
-        is_uncertain |= not self.uncertain.isdisjoint([*model.notes_before, *model.notes])
-        if obs[1] != model.last[1] + 1 or (obs[3] != wanted and not is_uncertain):
+        is_lenient = model.is_uncertain or model.token in self.world.raised or model.foreign > 0
+        is_lenient |= not self.unordered.isdisjoint([*model.notes_before, *model.notes])
+        if obs[1] != model.last[1] + 1 or not (is_lenient or obs[3] in self._possible_checksums(model)):
             raise Violation(f"a step or call that was repeated or skipped: {what}")
+
+    def _possible_checksums(self, model: Model) -> set[int]:
+        """Return the checksums that an env may have after its step, with each uncertain call or without it."""
+        found = {int(model.last[3])}
+        for token in (*model.notes_before, model.token):
+            others = {zlib.crc32(struct.pack("<q", token), before) for before in found}
+            found = others | found if token in self.uncertain else others
+        return found
 
     def _check_reset(self, env_id: int, obs: Any, info: dict[str, Any], what: _Answer) -> None:
         model = self.models[env_id]

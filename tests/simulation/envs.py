@@ -16,6 +16,8 @@ from simulation.world import Killed, Violation, World
 _LARGEST_SEED = (1 << 63) - 1
 # A process that crashes while it writes a result makes at most this many stores before.
 _MOST_LAST_STORES = 6
+# The deadline of steps, if there are any, in seconds.
+STEP_DEADLINE = 1.0
 
 
 class EnvFailedError(Exception):
@@ -69,7 +71,11 @@ class Misbehaving:
             self._process.sleep(world.random.choice((0.001, 0.1, 0.3)))
         else:
             world.hang(self._process.number, [self.env_id])
-            self._process.sleep(None if kind == "hang" else world.random.choice((0.9, 1.1, 1.1, 2.1)))
+            seconds = None if kind == "hang" else world.random.choice((0.9, 1.1, 1.1, 2.1))
+            env_id, token, number = world.log[-1]
+            if (env_id, number) == (self.env_id, self._process.number) and (seconds is None or seconds > STEP_DEADLINE):
+                world.too_late[env_id, token].add(number)
+            self._process.sleep(seconds)
 
 
 class SimulatedEnv(Misbehaving, EchoEnv):

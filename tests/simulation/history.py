@@ -9,7 +9,8 @@ from typing import Any
 import envactors as ea
 from envactors.testing import EchoEnv
 from simulation.checker import Checker
-from simulation.envs import SimulatedEnv
+from simulation.companion import Companion
+from simulation.envs import STEP_DEADLINE, SimulatedEnv
 from simulation.invariants import Invariants
 from simulation.processes import SimulatedBackend
 from simulation.runtime import installed, run_to_end
@@ -70,9 +71,14 @@ class History:
                 raise  # otherwise that many starts have failed
             run_to_end(self.world)
             return
+        # Calls of another thread would leave traces.
+        has_companion = self._random.random() < 0.15 and not self._is_hidden
+        companion = Companion(envs, self._checker) if has_companion else None
         user = self._use(envs)
         run_to_end(self.world)
         user.check_ended()
+        if companion is not None:
+            companion.check_ended()
 
     def _make_envs(self) -> ea.VectorEnv:
         options = self._choose_failures()
@@ -107,7 +113,7 @@ class History:
         # Without deadlines no timers fire either, so that endless waits are detected.
         deadlines, slow = ea.Deadlines(slow=None), self._random.choice((0.5, 1.5, None))
         if hangs:
-            deadlines = ea.Deadlines(start=5.0, call=3.0, step=1.0, reset=2.0, slow=slow)
+            deadlines = ea.Deadlines(start=5.0, call=3.0, step=STEP_DEADLINE, reset=2.0, slow=slow)
         self._most_restarts = 1000 if self._is_hidden else self._random.choice((1000, 1000, 2))
         restart = ea.RestartPolicy(max_restarts=self._most_restarts, backoff=0.01)
         SimulatedEnv.poison = 0 if self._is_hidden else self._random.choice((0, 7))

@@ -124,13 +124,11 @@ MUTANTS = [
     Mutant(ACTOR + "_on_reply", "self._proceed_soon()", "pass", HANGS),
     Mutant(ACTOR + "dispatch", "running.call_when_finished()", "pass", HANGS),
     Mutant(ACTOR + "enqueue", "self.queue.insert(replays, job)", "self.queue.append(job)", ORDER),
-    Mutant(ACTOR + "enqueue", "self.queue.insert(replays, job)", "self.queue.appendleft(job)", REPLAYS),
     Mutant(ACTOR + "can_post", "and not self.queue ", "", ORDER),
-    Mutant(ACTOR + "_on_frame", "incarnation != self.incarnation.index", "False", MIXES),
+    Mutant(ACTOR + "_on_frame", "is_reply and self.phase is _LIVE", "False", HANGS),
     Mutant(ACTOR + "abort", "future.set_error", "(lambda error: None)", HANGS),
     Mutant(ACTOR + "_withdraw", "self.queue.remove(job)", "pass", ONCE),
     # The actor: starts and exits.
-    Mutant(ACTOR + "_start_next", "self.incarnation.index + 1", "self.incarnation.index", MIXES),
     Mutant(ACTOR + "_launch", "incarnation.process.worker.kill()", "pass", HANGS),
     Mutant(ACTOR + "_on_started", "self.dispatch()", "pass", HANGS),
     Mutant(ACTOR + "_on_started", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
@@ -147,10 +145,8 @@ MUTANTS = [
     Mutant(CHANGE + "ChangeLock.change", "self._reset()", "pass", INTERRUPTS),
     Mutant(CHANGE + "_Scope.__exit__", "lock._changing, lock._frame = (), None", "pass", INTERRUPTS),
     # Decisions about calls.
-    Mutant(EXITS + "decide_call", "retries > 0 and not is_excluded", "not is_excluded", ONCE),
-    Mutant(EXITS + "decide_call", "if not has_begun:", "if False:", LOSSES),
+    Mutant(EXITS + "decide_call", "retries > 0 and not", "not", ONCE),
     Mutant(JOBS + "Job.culprit", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE),
-    Mutant(JOBS + "Call.after_exit", "self.retries -= 1", "pass", ONCE),
     Mutant(JOBS + "Call.on_reply", "actor.tenant.on_call(self.kind, self.index, self.payload, frame)", "pass", REPLAYS),
     Mutant(JOBS + "Call.start", "actor.deadline_watch.watch(self.started, self.deadline)", "pass", HANGS),
     # Waiting.
@@ -164,7 +160,6 @@ MUTANTS = [
     Mutant(TABLE + "complete", "self.waiters.ring()", "pass", HANGS),
     # The rows of an actor.
     Mutant(ENVS + "post", "process.watch_rings(self._on_ring)", "pass", HANGS),
-    Mutant(ENVS + "on_exit", "self.actor.runtime.callbacks.submit(self._collect_failures)", "pass", HANGS),
     Mutant(ENVS + "on_exit", "self.queue_first(again)", "pass", STATES),
     Mutant(ENVS + "on_exit", "table.episodes.lose_process(index)", "pass", LOSSES),
     Mutant(ENVS + "on_exit", "table.overdue.discard(index)", "pass", LATE),
@@ -175,17 +170,12 @@ MUTANTS = [
     Mutant(ENVS + "_accept", "table.buffer_index[index] = op & HALF", "pass", LAST),
     Mutant(ENVS + "_find_begun", "[] if running is None else [running]", "self._unfinished()", BLAMES),
     Mutant(ENVS + "_on_replayed", "self.table.episodes.restore(index)", "pass", REPLAYS),
-    Mutant(ENVS + "on_started", "self._steps_before[index] = table.episodes.steps_of[index]", "pass", RENEWS),
-    Mutant(ENVS + "repair", "table.episodes.lose(index)", "pass", INTERRUPTS),
-    Mutant(ENVS + "repair", "request.future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
+    Mutant(ENVS + "repair", "table.status[index] = IDLE", "pass", INTERRUPTS),
     Mutant(ROWS + "ids", " and queued_in[index] is self", "", ORDER),
     # The engine.
-    Mutant(ENGINE + "_take_rows", "if version != table.version:", "if False:", MIXES),
     Mutant(ENGINE + "_take_rows", "table.buffer_index[at] = buffers", "pass", LAST),
     Mutant(ENGINE + "_take_rows", "self._record(envs.ids)", "pass", REPLAYS),
-    Mutant(ENGINE + "_can_copy_at_once", " or table.overdue", "", LATE),
     Mutant(ENGINE + "reset", "table.deliver(Selection(done, done))", "pass", HANGS),
-    Mutant(ENGINE + "receive", "if raised and table.on_failure", "if False and table.on_failure", HANGS),
     Mutant(ENGINE + "_post", "any(map(group.must_wait, ids))", "False", LOSSES),
     Mutant(ENGINE + "_post", "table.episodes.set_root_seed(index, request.seed)", "pass", SEEDS),
     # Episodes and recovery.
@@ -195,7 +185,6 @@ MUTANTS = [
     Mutant(RECOVERY + "decide", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
     Mutant(RECOVERY + "decide", "not facts.needs_episode or (replays and facts.can_replay)", "True", LOSSES),
     Mutant(RECOVERY + "recover", "journal.count_crash()", "pass", "no third time"),
-    Mutant(RECOVERY + "recover", "episodes.advance(index)", "pass", SEEDS),
     Mutant(RECOVERY + "apply_to_row", "failure=error)", "failure=None)", LOSSES),
     # Journals.
     Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),

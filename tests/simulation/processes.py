@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from envactors.backends.base import Backend, ExitStatus, Stacks, Worker
 from envactors.mailbox.control_page import ControlPage, page_size
-from envactors.mailbox.messages import Frame
+from envactors.mailbox.messages import Frame, Kind
 from envactors.system.polling import READABLE
 from envactors.worker import context
 from envactors.worker.main import Server
@@ -83,7 +83,7 @@ class CallerPoller:
         self.rung: set[Bell] = set()
 
     def poll(self, seconds: float | None) -> None:
-        self.world.wait(lambda: bool(self.rung), seconds)
+        self.world.wait(lambda: bool(self.rung), seconds, lambda: not self.world.conditions[-1]())
         self.rung.clear()
 
     def close(self) -> None:
@@ -154,6 +154,8 @@ class End:
         if self.is_cut:
             raise BrokenPipeError(errno.EPIPE, "the process has ended")
         kind, incarnation, call_id, payload = frame
+        if self._blocks and kind in (Kind.RESULT, Kind.FAILED):
+            self._world.replies.add(call_id)
         sent = Frame(kind, incarnation, call_id, bytes(payload))
         if self.backlog or (not self._blocks and self._world.chance(_BACKLOGS)):
             self.backlog.append(sent)

@@ -17,11 +17,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from envactors import runtime as runtimes
+from envactors import services
 from envactors.actor import change, latch, process, spawn
 from envactors.actor.change import ChangeLock
 from envactors.loop import Timer
 from envactors.system.polling import READABLE, WRITABLE
-from envactors.vector import build, waiting
+from envactors.vector import build, table, waiting
+from envactors.vector.table import POSTED
+from envactors.vector.waiting import ResultWaiters
 from envactors.worker import main as worker
 from simulation.envs import Misbehaving
 from simulation.processes import Bell, CallerPoller, WorkerPoller
@@ -108,7 +111,9 @@ class SimulatedLoop:
                 events.append((f"the loop reads {fd}", lambda call=callback, mask=mask: self._serve(call, mask)))
         for bell, callback in self._bells.values():
             if bell in self.rung:
-                events.append((f"the loop hears {bell.fileno()}", lambda call=callback, one=bell: self._hear(one, call)))
+                events.append(
+                    (f"the loop hears {bell.fileno()}", lambda call=callback, one=bell: self._hear(one, call))
+                )
         if self._soon:
             events.append(self._soon_event)
         if self._timers and self._timers[0][0] <= self._world.now:
@@ -236,15 +241,40 @@ class ReplyPoll:
         return [fd for fd in self._fds if self._world.descriptors[fd]()]
 
 
+class SimulatedWaiters(ResultWaiters):
+    """Tells the world what a thread waits for."""
+
+    world: World
+
+    def wait(self, count_missing: Callable[[], int], deadline: float | None) -> bool:
+        table = self._table
+
+        def is_missing() -> int:
+            # Workers announce the end of the rows of `step`, rather than each row.
+            runs_batch = any(
+                status == POSTED and not rings and not table.is_complete(index)
+                for index, (status, rings) in enumerate(zip(table.status, table.rings_each, strict=True))
+            )
+            return count_missing() + runs_batch
+
+        conditions = self.world.conditions
+        conditions.append(is_missing)
+        try:
+            return super().wait(count_missing, deadline)
+        finally:
+            conditions.remove(is_missing)
+
+
 @contextlib.contextmanager
 def installed(world: World) -> Iterator[None]:
     """Have the library use this world in place of threads, processes, and the clock."""
-    WorkerPoller.world = CallerPoller.world = Misbehaving.world = SimulatedLock.world = world
+    WorkerPoller.world = CallerPoller.world = Misbehaving.world = SimulatedLock.world = SimulatedWaiters.world = world
     select_module = types.SimpleNamespace(poll=lambda: ReplyPoll(world), POLLIN=select.POLLIN)
     replacements: list[tuple[Any, str, Any]] = [
         (time, "monotonic", world.monotonic),
         (threading, "get_ident", world.get_ident),
         (runtimes, "_runtime", None),
+        (services, "on_start", []),
         (runtimes, "Loop", lambda on_error: SimulatedLoop(world)),
         (runtimes, "ThreadPool", lambda name, *, runs_user_code, loop=None: SimulatedPool(world, name, loop)),
         (change, "runs_library_code_only", world.runs_library_code_only),
@@ -254,6 +284,7 @@ def installed(world: World) -> Iterator[None]:
         (spawn, "ChangeLock", SimulatedLock),
         (waiting, "Poller", CallerPoller),
         (waiting, "Doorbell", lambda: Bell(world)),
+        (table, "ResultWaiters", SimulatedWaiters),
         (worker, "Poller", WorkerPoller),
     ]
     real = [getattr(owner, name) for owner, name, _ in replacements]

@@ -13,7 +13,7 @@ import numpy as np
 import envactors as ea
 from simulation.checker import Checker
 from simulation.envs import EnvFailedError
-from simulation.interrupts import Interrupter, InterruptedInside
+from simulation.interrupts import InterruptedInside, Interrupter
 from simulation.world import Interrupted, Violation
 
 # How often the user resets all envs after an interrupt until that must have worked.
@@ -53,10 +53,13 @@ class User:
         actions += [self._call, self._call_later, self._take_call, self._kill, self._step_impatiently]
         actions += [self._reset_some, self._step_all, self._set_attr, self._get_attr, self._look]
         actions += [] if self._is_hidden else [self._renew, self._restart]
+        # Whether a signal handler has received results while the user did something.
+        self._has_received_inside = False
         self._actions: list[Callable[[], object]] = actions
 
     def act(self) -> None:
         """Do something."""
+        self._has_received_inside = False
         action = self.random.choice(self._actions)
         if self._interrupter is None or self.world.chance(0.6):
             action()
@@ -74,18 +77,37 @@ class User:
         ids = [env_id for env_id in self._idle() if not self.models[env_id].needs_reset]
         models = copy.deepcopy(self.models)
         for model in models:
-            self.checker.uncertain.update(model.notes)  # the last one may come before or after what the handler does
+            self.checker.unordered.update(model.notes)  # the last one may come before or after what the handler does
         try:
             if ids and self.world.chance(0.7):
                 self.envs.send(self._begin(ids), env_ids=ids)
         except RuntimeError:
             for model, before in zip(self.models, models, strict=True):
                 vars(model).update(vars(before))
+        if self.world.chance(0.3):
+            self._receive_inside()
         with contextlib.suppress(RuntimeError):
             self._call_later()
+            self.checker.unordered.add(self.calls[-1][1])
             if self.world.chance(0.5):
                 self._take_call()
         self.world.interrupts = interrupts
+
+    def _receive_inside(self) -> None:
+        """Receive what is there, so that the interrupted call may find nothing."""
+        try:
+            batch = self.envs.recv(min_envs=0, timeout=0.0)
+        except (RuntimeError, ea.NothingPendingError):
+            return
+        except ea.VectorStepError as error:
+            batch = error.batch
+            for env_id, failure in error.failures.items():
+                self.checker.fail(env_id, failure)
+        if batch is None:
+            return
+        self._has_received_inside |= len(batch.env_ids) > 0
+        for row, env_id in enumerate(batch.env_ids):
+            self.checker.settle(int(env_id), [column[row] for column in batch[1:6]])
 
     def _recover(self) -> None:
         """Continue after an exception at any line: all that it takes is a reset."""
@@ -93,7 +115,7 @@ class User:
         self.world.troubles += 1
         self.world.signal_is_due = False
         for model in self.models:
-            self.checker.uncertain.update(model.notes + model.notes_before)
+            self.checker.unordered.update(model.notes + model.notes_before)
             model.is_tag_known = False
         if self.world.chance(0.3):
             self._receive_leftovers()
@@ -153,7 +175,7 @@ class User:
             self.envs.send(self._begin(ids), env_ids=ids)
         else:
             # Nobody knows whether a reset that the user waits for was asked yet.
-            self.checker.uncertain.add(self._call())
+            self.checker.unordered.add(self._call())
 
     # Steps and resets ------------------------------------------------------------------------------------
 
@@ -250,6 +272,10 @@ class User:
         except ea.VectorStepError as error:
             self._settle_failures(ids, error)
             return
+        except ea.NothingPendingError:
+            if self._has_received_inside:
+                return
+            raise
         for env_id, row in zip(ids, rows, strict=True):
             self.checker.settle(env_id, row)
 
@@ -275,13 +301,17 @@ class User:
             batch = self.envs.recv(min_envs=min_envs, max_envs=max_envs, timeout=timeout)
         except Interrupted:
             return  # another one may receive them
+        except ea.NothingPendingError:
+            if self._has_received_inside:
+                return
+            raise
         except ea.VectorStepError as error:
             batch = error.batch
             for env_id, failure in error.failures.items():
                 self.checker.fail(env_id, failure)
         else:
             wanted = min([len(pending), *(limit for limit in (min_envs, max_envs) if limit is not None)])
-            if timeout is None and len(batch.env_ids) < wanted:
+            if timeout is None and len(batch.env_ids) < wanted and not self._has_received_inside:
                 raise Violation(f"recv returns {len(batch.env_ids)} results, and {wanted} were wanted")
         if batch is None:
             return
@@ -363,8 +393,7 @@ class User:
             return
         except ea.ActorError as error:
             self.checker.uncertain.add(token)
-            if not self.world.troubles:
-                self.checker.check_cause(env_id, error)
+            self.checker.check_call(env_id, token, error)
             return
         if answer != token:
             raise Violation(f"a call with {token} returns {answer}")
@@ -432,4 +461,7 @@ class User:
             actor = self.random.choice(self.envs.actors)
             self.world.note(f"the user kills {actor.name}")
             actor.kill()
+        if self._interrupter is not None and self.world.chance(0.5):
+            with contextlib.suppress(InterruptedInside), self._interrupter.armed(None):
+                self.envs.close()
         self.envs.close(self.random.choice((None, None, 0.0, 1.0)))

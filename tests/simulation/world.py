@@ -10,8 +10,7 @@ from __future__ import annotations
 import _thread
 import random
 import threading
-import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -169,6 +168,9 @@ class World:
         failed_resets: The envs that have raised in a reset since their last result.
         hung: What the envs run that hang (see ``log``), by the number of their process and their index.
         late: How long the log was when a process began to hang, by its number.
+        too_late: The processes in which a step takes longer than its deadline, by its env and token.
+        replies: The call ids of all calls that workers have replied to.
+        conditions: For each thread that waits for results, from the outermost: how many are missing.
         check: Called before each event while no change is being made.
     """
 
@@ -192,6 +194,9 @@ class World:
         self.failed_resets: set[int] = set()
         self.hung: dict[tuple[int, int], set[int | None]] = {}
         self.late: dict[int, int] = {}
+        self.too_late: dict[tuple[int, int | None], set[int]] = defaultdict(set)
+        self.replies: set[int] = set()
+        self.conditions: list[Callable[[], int]] = []
         self.check: Callable[[], None] = lambda: None
         self.interrupts = self.signal_is_due = False
         self._main_ident = _get_ident()
@@ -261,7 +266,7 @@ class World:
 
     def pause_worker(self) -> None:
         """Called in workers, between stores: other processes may run meanwhile."""
-        if self.fiber is not None:
+        if self.fiber is not None and self.fiber.is_worker:
             self.fiber.pause()
 
     def run_processes(self, slices: int) -> None:
@@ -284,12 +289,15 @@ class World:
 
     # Waiting ---------------------------------------------------------------------------------------------
 
-    def wait(self, is_ready: Callable[[], bool], seconds: float | None) -> bool:
-        """Stand for a wait of a thread of the caller; return whether what it waits for has come.
+    def wait(
+        self, is_ready: Callable[[], bool], seconds: float | None, has_missed: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Stand for a wait of a thread of the caller; return whether it was woken.
 
         Args:
-            is_ready: Whether it has come.
+            is_ready: Whether it was woken.
             seconds: How long to wait; None for no limit.
+            has_missed: Whether it should have been woken once nothing else happens.
 
         Raises:
             Interrupted: A signal handler has raised.
@@ -305,14 +313,15 @@ class World:
             raise Violation(f"the thread of the {self.context} waits")
         while True:
             self._interrupt()
-            is_late = self.now >= deadline
-            if (is_ready() or is_late) and self.chance(_WAKES):
-                return is_ready()
-            if not self.step(deadline):
-                if is_ready():
-                    return True
-                if deadline == _NEVER:
-                    raise Violation("a thread waits for what never comes")
+            if is_ready() or self.now >= deadline:
+                if self.chance(_WAKES) or not self._happen():
+                    return is_ready()
+            elif self._happen():
+                continue
+            elif has_missed():
+                raise Violation("a thread sleeps although all results that it waits for are there")
+            elif not self.step(deadline):
+                raise Violation("a thread waits for what never comes")
 
     def _wait_in_fiber(self, fiber: Fiber, is_ready: Callable[[], bool], deadline: float) -> None:
         if deadline != _NEVER:

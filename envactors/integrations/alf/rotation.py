@@ -9,14 +9,13 @@ its own env back, which has reset between the two steps. `envactors.vector` runs
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from envactors.errors import VectorInputError, VectorStepError
+from envactors.errors import VectorInputError
 from envactors.integrations.access import VectorAccess
 from envactors.mailbox.specs import split_batch
 from envactors.options import is_int
@@ -60,7 +59,7 @@ class Rotation:
     def reset(self, seed: int | Sequence[int | None] | None = None) -> tuple[Any, list[dict[str, Any]]]:
         """Reset all envs and wait for the first ones, which take the places. The others join the queue in order.
 
-        If resets are pending, wait for them first.
+        If steps or resets are pending, wait for them first.
 
         Args:
             seed: As for `VectorEnv.reset`, for all envs including those in the queue.
@@ -73,10 +72,8 @@ class Rotation:
                 takes a place.
         """
         access, everyone = self._access, list(range(self._envs.num_envs))
-        busy, seeds = access.busy(), seeds_for(seed, everyone)
-        if busy:
-            with contextlib.suppress(VectorStepError):  # the envs are reset again, so their failures do not matter
-                access.gather(busy, None, "reset")
+        seeds = seeds_for(seed, everyone)
+        access.discard()
         places = len(self.env_ids)
         access.start_reset(everyone, seeds, [None] * len(everyone))
         self.env_ids = everyone[:places]

@@ -239,21 +239,13 @@ class AsyncActorEnvManager(Envs):
                 f"the reset_param of env {env_id} is {param!r}: expected a dict or None",
             )
         self._reset_param.update(reset_param)
+        self._access.discard(list(reset_param))
+        self._states.waiting.difference_update(reset_param)
         self._await(lambda: not self._resets.pending & reset_param.keys())
-        self._drop(self._states.waiting.intersection(reset_param))
         for env_id in reset_param:
             self._begin_reset(env_id, self._env_seed[env_id])
             self._env_seed[env_id] = None
         self._await(lambda: not self._resets.pending & reset_param.keys())
-
-    def _drop(self, env_ids: set[int]) -> None:
-        """Wait for pending steps and discard their results."""
-        if env_ids:
-            try:
-                self._access.gather(list(env_ids), None, "reset")
-            except VectorStepError as error:
-                _log.info("discarded a step that failed before a reset: %s", error)
-            self._states.waiting -= env_ids
 
     def _begin_reset(self, env_id: int, seed: int | None = None) -> None:
         self._states.by_id[env_id] = EnvState.RESET

@@ -77,7 +77,7 @@ class Pending:
 
     def add_calls(self, calls: Sequence[ActorFuture]) -> None:
         """Record running calls, one per env, as the pending call."""
-        self.what, self._finish = "call", lambda timeout: _results(calls, timeout)
+        self.what, self._finish = "call", lambda timeout: results_of(calls, timeout)
 
     def finish(self, what: What, timeout: float | None) -> Any:
         """Return the result of the pending call.
@@ -97,6 +97,17 @@ class Pending:
         begin, finish = self._begin, self._finish
         assert finish is not None, "it was started"
         self.forget()
+        return self._complete(what, begin, finish, timeout)
+
+    def run(self, what: What, begin: Callable[[], object] | None, finish: Finish) -> Any:
+        """Start a call and return its result. It is never pending, so that any call may follow an exception.
+
+        Raises:
+            Exception: The exception of the last env that failed.
+        """
+        return self._complete(what, begin, finish, None)
+
+    def _complete(self, what: What, begin: Callable[[], object] | None, finish: Finish, timeout: float | None) -> Any:
         try:
             if begin is None:
                 return finish(timeout)
@@ -145,7 +156,8 @@ class Pending:
         return _logged(error.failures)
 
 
-def _results(calls: Sequence[ActorFuture], timeout: float | None) -> tuple[Any, ...]:
+def results_of(calls: Sequence[ActorFuture], timeout: float | None) -> tuple[Any, ...]:
+    """Return the results of calls, one per env, or raise the exception of the last one that failed."""
     if timeout is not None and wait(calls, timeout).not_done:
         raise VectorTimeoutError("some envs have not answered")
     failures = {i: failure for i, call in enumerate(calls) if (failure := call.exception()) is not None}

@@ -18,6 +18,7 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
+from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle
 from envactors.backends.process import ProcessBackend
 from envactors.errors import (
@@ -31,12 +32,13 @@ from envactors.errors import (
 from envactors.integrations.access import VectorAccess
 from envactors.integrations.gymnasium.arguments import check_worker, checked_limit, checked_mask
 from envactors.integrations.gymnasium.batches import Actions, Observations
-from envactors.integrations.gymnasium.pending import Pending
+from envactors.integrations.gymnasium.pending import Finish, Pending, results_of
 from envactors.integrations.gymnasium.spaces import agree, check_mode, check_shareable, unequal
 from envactors.integrations.options import as_start_method, check_one_backend, make_vector
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines
 from envactors.vector.options import CommonOptions
+from envactors.vector.results import Batch
 from envactors.vector_env import VectorEnv
 
 if TYPE_CHECKING:
@@ -202,8 +204,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         Returns:
             The observations of all envs and their infos.
         """
-        self.reset_async(seed, options)
-        return self.reset_wait()
+        return self._take_reset(self._pending.run("reset", *self._prepare_reset(seed, options)))
 
     def reset_async(
         self,
@@ -211,6 +212,12 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         options: dict[str, Any] | None = None,
     ) -> None:
         """Start a `reset`; `reset_wait` returns the result."""
+        self._pending.start("reset", *self._prepare_reset(seed, options))
+
+    def _prepare_reset(
+        self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
+    ) -> tuple[Callable[[], object], Finish]:
+        """Check the arguments of a reset; return the functions that start it, perhaps later, and wait for it."""
         self._assert_is_running()
         if seed is None:
             seeds: list[int | None] = [None] * self.num_envs
@@ -230,11 +237,12 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             options = {key: value for key, value in options.items() if key != "reset_mask"}
             env_ids = np.flatnonzero(mask).tolist()
             seeds = [seeds[env_id] for env_id in env_ids]
-        self._pending.start(
-            "reset",
-            lambda: access.start_reset(env_ids, seeds, [options] * len(env_ids)),
-            lambda timeout: access.gather(env_ids, timeout, "reset"),
-        )
+
+        def begin() -> None:
+            access.discard(env_ids)
+            access.start_reset(env_ids, seeds, [options] * len(env_ids))
+
+        return begin, lambda timeout: access.gather(env_ids, timeout, "reset")
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Return the result of `reset_async`.
@@ -247,7 +255,9 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             NoAsyncCallError: `reset_async` was not called.
         """
         self._assert_is_running()
-        batch = self._pending.finish("reset", timeout)
+        return self._take_reset(self._pending.finish("reset", timeout))
+
+    def _take_reset(self, batch: Batch) -> tuple[Any, dict[str, Any]]:
         env_ids = batch.env_ids.tolist()
         if len(env_ids) == self.num_envs:
             self._observations.replace_all(batch.obs)
@@ -270,8 +280,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             Observations, rewards (float64), terminations and truncations (bool), and infos.
         """
         if self.closed or self._pending.what is not None or not self._actions.fits(actions):
-            self.step_async(actions)
-            return self.step_wait()
+            return self._as_gymnasium(*self._pending.run("step", *self._prepare_step(actions)))
         try:
             try:
                 result = self.vector.step(actions)
@@ -286,22 +295,24 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def step_async(self, actions: Any) -> None:
         """Start a step of all envs; `step_wait` returns the result. The step is queued behind a step that timed out."""
+        self._pending.start("step", *self._prepare_step(actions))
+
+    def _prepare_step(self, actions: Any) -> tuple[Callable[[], object], Finish]:
+        """Check that a step may start; return the functions that start it, perhaps later, and wait for it."""
         self._assert_is_running()
         access, pending = self._access, self._pending
         pending.check_free("step_async")
         if pending.has_late_results():
             actions = copying.deepcopy(actions)
         if self._actions.fits(actions):
-            pending.start("step", lambda: access.start_step(actions), access.finish_step)
-        else:
-            # As in Gymnasium, the envs decide about actions that do not fit the space. Only their number is checked.
-            each = list(iterate(self.action_space, actions))
-            env_ids = list(range(self.num_envs))
-            pending.start(
-                "step",
-                lambda: access.start_unchecked_steps(env_ids, each),
-                lambda timeout: access.gather(env_ids, timeout, "step")[1:6],
-            )
+            return lambda: access.start_step(actions), access.finish_step
+        # As in Gymnasium, the envs decide about actions that do not fit the space. Only their number is checked.
+        each = list(iterate(self.action_space, actions))
+        env_ids = list(range(self.num_envs))
+        return (
+            lambda: access.start_unchecked_steps(env_ids, each),
+            lambda timeout: access.gather(env_ids, timeout, "step")[1:6],
+        )
 
     def step_wait(self, timeout: float | None = None) -> _Steps:
         """Return the result of `step_async`.
@@ -328,8 +339,9 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of each env, or read an attribute that is not a method; return one value per env."""
-        self.call_async(name, *args, **kwargs)
-        return self.call_wait()
+        calls = self._start_calls(name, args, kwargs)
+        results: tuple[Any, ...] = self._pending.run("call", None, lambda timeout: results_of(calls, timeout))
+        return results
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Start a `call`; `call_wait` returns the result.
@@ -337,11 +349,14 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         Raises:
             ValueError: The name is ``reset``, ``step``, or ``close``.
         """
+        self._pending.add_calls(self._start_calls(name, args, kwargs))
+
+    def _start_calls(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ActorFuture]:
         self._assert_is_running()
         self._pending.check_free("call_async")
         if name in _NOT_CALLED:
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-        self._pending.add_calls(self._access.start_calls(name, args, kwargs))
+        return self._access.start_calls(name, args, kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the result of `call_async`.

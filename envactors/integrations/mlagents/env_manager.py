@@ -17,12 +17,13 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from typing import TYPE_CHECKING, Any
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle, call_on_incarnation, close_all, discard_process
+from envactors.actor.handle import ActorHandle, close_all, discard_process, submit
 from envactors.actor.states import ActorState
 from envactors.errors import ActorDiedError, ActorTimeoutError, VectorInputError, raised_by_user_code
 from envactors.integrations.mlagents.adapter import UnityEnvAdapter
 from envactors.integrations.options import launch_each
 from envactors.mailbox.factory import as_callable
+from envactors.mailbox.messages import Call, Frame, Kind
 from envactors.options import RestartPolicy, check_timeout
 from envactors.vector.options import VectorOptions
 
@@ -85,6 +86,7 @@ class Worker:
         previous_all_action_info: The actions that the policies chose after that step.
         future: A step that is pending or not collected yet; None if there is none.
         incarnation: The incarnation that holds the episodes; None before the first reset.
+        replied_in: The incarnation that has sent the last reply.
     """
 
     def __init__(self, worker_id: int, actor: ActorHandle) -> None:
@@ -94,6 +96,15 @@ class Worker:
         self.previous_all_action_info: dict[str, Any] = {}
         self.future: ActorFuture | None = None
         self.incarnation: int | None = None
+        self.replied_in: int = 0
+
+    def call(self, method: str, *args: Any, incarnation: int | None = None) -> ActorFuture[Any]:
+        """Call a method of the env; with an incarnation, only in that process. If it is lost, so is the call."""
+        message = Call(0, method, args, {})
+        return submit(self.actor, Kind.CALL, message, method, incarnation=incarnation, take_reply=self._take_reply)
+
+    def _take_reply(self, frame: Frame) -> None:
+        self.replied_in = frame.incarnation
 
     @property
     def waiting(self) -> bool:
@@ -207,11 +218,11 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
         resets: dict[Worker, ActorFuture] = {}
         left = self.env_workers
         while left:
-            attempts = {worker: worker.actor.call("reset", self.env_parameters) for worker in left}
+            attempts = {worker: worker.call("reset", self.env_parameters) for worker in left}
             resets |= attempts
             left = self._replace(_failed(attempts), "reset")
         for worker, future in resets.items():
-            worker.incarnation = future.incarnation
+            worker.incarnation = worker.replied_in
             worker.previous_step = EnvironmentStep(future.result(), worker.worker_id, {}, {})
         return [worker.previous_step for worker in self.env_workers]
 
@@ -221,7 +232,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
         infos = worker.previous_all_action_info = self._take_step(worker.previous_step)
         actions = {name: info.env_action for name, info in infos.items() if len(info.agent_ids)}
         # The call is bound to the incarnation, since another process does not have the episodes.
-        worker.future = call_on_incarnation(worker.actor, worker.incarnation, "step", actions)
+        worker.future = worker.call("step", actions, incarnation=worker.incarnation)
 
     def _take_step(self, last_step: EnvironmentStep) -> dict[str, Any]:
         """Return the policies' actions after a step, by behavior name."""
@@ -277,7 +288,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
                 raise raised_by_user_code(error)
             logger.warning("restarting worker %d after: %s", worker.worker_id, error)
             if isinstance(error, _COMPLAINTS):
-                discard_process(worker.actor, future.incarnation, worker.worker_id, method, error)
+                discard_process(worker.actor, worker.replied_in, method, error)
         return list(failed)
 
     # Calls -----------------------------------------------------------------------------------------------
@@ -294,9 +305,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
         return changes
 
     def _call_all(self, method: str, *args: Any) -> dict[Worker, ActorFuture]:
-        return {
-            worker: call_on_incarnation(worker.actor, worker.incarnation, method, *args) for worker in self.env_workers
-        }
+        return {worker: worker.call(method, *args, incarnation=worker.incarnation) for worker in self.env_workers}
 
     def _merged(self, method: str) -> dict[str, Any]:
         while True:

@@ -162,9 +162,6 @@ class ActorParallelEnv:
             VectorStepError: Some copies failed.
         """
         ids = self._ids(env_ids)
-        if late := [env_id for env_id in self._access.busy() if env_id in ids]:
-            with contextlib.suppress(VectorStepError):
-                self._access.gather(late, None, "reset")
         with self._converted_failures():
             obs, infos = self.vector.reset(seed, options, ids)
         rewards = np.zeros((len(ids), len(self.agents)))

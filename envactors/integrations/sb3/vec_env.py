@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -145,9 +144,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # mypy skips its module
         Raises:
             Exception: The exception from the first env that failed, once all envs have answered.
         """
-        if self.waiting:
-            with contextlib.suppress(Exception):  # the result is discarded
-                self.step_wait()
+        self.waiting = False
         options = [options or None for options in self._options]
         obs, infos = or_first_failure(lambda: self.vector.reset(self._seeds, options))
         self.reset_infos: list[dict[str, Any]] = infos

@@ -205,8 +205,8 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # mypy skips its modu
         """
         try:
             return super().step(action, id)
-        except Exception:
-            # If `recv` raises, the base class counts the env neither as waiting nor as ready, so that the env could
-            # never step again.
+        except BaseException:
+            # If `recv` raises or is interrupted, the base class counts the env neither as waiting nor as ready, so that
+            # it could never step again.
             self.ready_id += [i for i in range(self.env_num) if i not in {*self.ready_id, *self.waiting_id}]
             raise

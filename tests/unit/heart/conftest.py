@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 import pytest
 from fakes import SOON, Stage, make_actor
@@ -39,3 +40,6 @@ def stages():
             handle.kill()
         stage.envs.close(SOON)
         assert all(handle._actor.closed.is_open for handle in stage.envs.actors), "it has closed"
+    made.clear()
+    stage = None
+    gc.collect()  # waiters close their descriptors at their end

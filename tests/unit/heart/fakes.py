@@ -131,6 +131,9 @@ class FakeWorker:
         self.was_killed = True
         self._exit.ring()
 
+    def is_current_thread(self):
+        return False
+
     def ask_stacks(self):
         return NoStacks()
 

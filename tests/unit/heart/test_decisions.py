@@ -29,20 +29,19 @@ def test_the_next_process(is_closing, is_replaced, is_hopeless, expected):
 
 
 @pytest.mark.parametrize(
-    ("has_begun", "retries", "reason", "is_closing", "expected"),
+    ("has_begun", "retries", "is_discard", "is_requested", "expected"),
     [
-        (False, 0, None, False, JobFate.AGAIN),
-        (False, 0, EndReason.INTERRUPT, False, JobFate.AGAIN),
-        (True, 0, None, False, JobFate.DONE),
-        (True, 1, None, False, JobFate.AGAIN),
-        (True, 1, EndReason.TIMEOUT, False, JobFate.AGAIN),
-        (True, 1, EndReason.ABORT, False, JobFate.DONE),
-        (True, 1, EndReason.DISCARD, False, JobFate.DONE),
-        (True, 1, None, True, JobFate.DONE),
+        (False, 0, False, False, JobFate.AGAIN),
+        (False, 0, False, True, JobFate.AGAIN),
+        (True, 0, False, False, JobFate.DONE),
+        (True, 1, False, False, JobFate.AGAIN),
+        (True, 1, True, False, JobFate.DONE),
+        (True, 1, False, True, JobFate.DONE),
     ],
 )
-def test_the_call_that_a_process_was_sent(has_begun, retries, reason, is_closing, expected):
-    assert decide_call(has_begun=has_begun, retries=retries, reason=reason, is_closing=is_closing) is expected
+def test_the_call_that_a_process_was_sent(has_begun, retries, is_discard, is_requested, expected):
+    fate = decide_call(has_begun=has_begun, retries=retries, is_discard=is_discard, is_requested=is_requested)
+    assert fate is expected
 
 
 @pytest.mark.parametrize(

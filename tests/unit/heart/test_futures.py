@@ -82,7 +82,7 @@ def test_an_interrupted_reading_is_repeated(make):
 
 def test_the_first_outcome_counts_and_the_second_completes_an_interrupted_notification(make):
     future = make()
-    future._state = "FINISHED"  # the first call was interrupted here
+    future._condition.state = "FINISHED"  # the first call was interrupted here
     future._outcome = ReadyOutcome(1)
     thread, found = in_thread(lambda: future._ended.wait(SOON))
     future.set_outcome(ReadyOutcome(2))
@@ -140,6 +140,40 @@ def test_a_condition_that_was_left_locked_does_not_block_the_loop(make):
     assert future.result(SOON) == 1
     over.set()
     thread.join()
+
+
+def test_a_waiter_that_comes_after_the_end_and_before_the_notification_sees_the_future_once(make):
+    """The callback has the notification run in another thread, which another callback holds up."""
+    future, gate = make(), threading.Event()
+    future._owner.runtime.callbacks.submit(lambda: gate.wait(SOON))
+    future.add_done_callback(lambda _: None)
+    future.set_outcome(ReadyOutcome(1))
+    other = make()
+    thread, found = in_thread(lambda: list(concurrent.futures.as_completed([future, other], SOON)))
+    while not other._waiters:
+        pass
+    gate.set()
+    notified = threading.Event()
+    future._owner.runtime.callbacks.submit(notified.set)
+    assert notified.wait(SOON)
+    other.set_outcome(ReadyOutcome(2))
+    thread.join(SOON)
+    assert [each.result() for each in found[0]] == [1, 2]
+
+
+def test_a_waiter_that_looks_as_the_future_ends_is_notified(make):
+    future = make()
+    condition = future._condition
+    condition.acquire()
+    future.set_outcome(ReadyOutcome(1))
+    assert future.done()
+    assert future._state == "PENDING"  # as the waiter has seen it
+    waiter = concurrent.futures._base._AllCompletedWaiter(1, stop_on_exception=False)
+    future._waiters.append(waiter)
+    condition.release()
+    assert waiter.event.wait(SOON)
+    assert waiter.finished_futures == [future]
+    assert future._state == "FINISHED"
 
 
 def test_a_canceled_future(make):

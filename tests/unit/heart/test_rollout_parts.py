@@ -1,0 +1,460 @@
+"""Rollouts with workers that the test plays: crashes, deadlines, exceptions, and interrupts between any two steps."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from fakes import END, INFO, LARGE, RAISE, SOON, PlayedEnv, RowError, Stage, wait_until
+from interrupting import interrupt
+
+import envactors as ea
+from envactors.mailbox.control_page import METHOD_STEP
+from envactors.vector.episodes import NEEDS_RESET, RETIRING
+from envactors.vector.table import IDLE
+
+AUTORESET = pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+PACKED = pytest.mark.parametrize("packed", [1, 2])
+
+
+class PlayedPolicy:
+    """Chooses one action after the other, or what ``actions`` says for a step."""
+
+    actions = {}  # noqa: RUF012 # replaced by tests
+    raises_at = -1
+
+    def __call__(self, obs, context):
+        if context.step == self.raises_at:
+            raise ValueError("no action")
+        return np.full(len(obs), self.actions.get(context.step, context.step + 1), np.int64)
+
+
+class LoadingPolicy(PlayedPolicy):
+    def load(self, parameters):
+        self.actions = {step: int(parameters) for step in range(99)}
+
+
+class ExtraPolicy(PlayedPolicy):
+    def __call__(self, obs, context):
+        return super().__call__(obs, context), {"value": np.full(len(obs), float(context.step))}
+
+
+@pytest.fixture
+def policy():
+    """The class of policies, whose settings are those of the workers, too."""
+    yield PlayedPolicy
+    PlayedPolicy.actions, PlayedPolicy.raises_at = {}, -1
+
+
+def make(stages, *args, policy=PlayedPolicy, **options):
+    stage = stages(*args, **options)
+    stage.play(stage.envs.set_policy, policy)
+    return stage
+
+
+def rewards(rollout):
+    return rollout.rewards.T.tolist()
+
+
+@PACKED
+def test_a_rollout_takes_all_steps(stages, packed):
+    stage = make(stages, envs_per_actor=packed)
+    future = stage.envs.rollout_async(3)
+    stage.run()
+    rollout = future.result(SOON)
+    assert rewards(rollout) == [[1.0, 2.0, 3.0]] * 2
+    assert rollout.valid.all()
+    assert rollout.last_obs.tolist() == [[3, 3, 0], [3, 3, 1]]
+    assert stage.engine.counts() == ([3, 3], [0, 0])
+    assert stage.table.rollouts == 0
+    stage.check()
+
+
+def test_a_step_after_a_rollout_continues_the_episodes(stages):
+    stage = make(stages)
+    stage.play(stage.envs.rollout, 2)
+    assert stage.step([9, 9])[0].tolist() == [[3, 9, 0], [3, 9, 1]]
+
+
+@AUTORESET
+def test_ends_of_episodes(stages, policy, autoreset):
+    policy.actions = {1: END}
+    stage = make(stages, 1, autoreset=autoreset)
+    rollout = stage.play(stage.envs.rollout, 4)
+    assert rollout.terminated[:, 0].tolist() == [False, True, False, False]
+    expected = {"next_step": [True, True, False, True], "same_step": [True] * 4, "disabled": [True, True, False, False]}
+    assert rollout.valid[:, 0].tolist() == expected[autoreset]
+    assert bool(stage.episodes.flags[0] & NEEDS_RESET) == (autoreset == "disabled")
+    stage.check()
+
+
+@pytest.mark.parametrize("action", [INFO, LARGE])
+def test_infos_of_all_sizes_arrive(stages, policy, action):
+    policy.actions = {1: action}
+    stage = make(stages)
+    infos = stage.play(stage.envs.rollout, 3).infos
+    assert [(step, index) for step, index, _ in infos] == [(1, 0), (1, 1)]
+
+
+def test_extras_are_learned_with_the_first_step(stages):
+    stage = make(stages, policy=ExtraPolicy)
+    rollout = stage.play(stage.envs.rollout, 3)
+    assert rollout.extras["value"].T.tolist() == [[0.0, 1.0, 2.0]] * 2
+
+
+def test_parameters_reach_the_policy(stages):
+    stage = make(stages, policy=LoadingPolicy)
+    assert rewards(stage.play(stage.envs.rollout, 2, np.int64(7))) == [[7.0, 7.0]] * 2
+    assert rewards(stage.play(stage.envs.rollout, 2)) == [[7.0, 7.0]] * 2
+
+
+def test_parameters_without_load_are_refused(stages):
+    stage = make(stages)
+    with pytest.raises(TypeError, match="load"):
+        stage.envs.rollout_async(1, 5)
+    assert stage.table.rollouts == 0
+
+
+def test_two_rollouts_may_be_in_flight_and_no_third(stages):
+    stage = make(stages)
+    first, second = stage.envs.rollout_async(2), stage.envs.rollout_async(2)
+    with pytest.raises(ea.AlreadyPendingError, match="2 rollouts"):
+        stage.envs.rollout_async(2)
+    stage.run()
+    assert first.result(SOON).last_obs[:, 0].tolist() == [2, 2]
+    assert second.result(SOON).last_obs[:, 0].tolist() == [4, 4]
+    assert stage.table.rollouts == 0
+
+
+def test_steps_during_a_rollout_are_refused(stages):
+    stage = make(stages)
+    future = stage.envs.rollout_async(2)
+    with pytest.raises(ea.AlreadyPendingError, match="rollouts"):
+        stage.envs.send([1, 1])
+    stage.run()
+    assert future.result(SOON).valid.all()
+
+
+def test_a_rollout_with_results_pending_is_refused(stages):
+    stage = make(stages)
+    stage.envs.send([1, 1])
+    with pytest.raises(ea.AlreadyPendingError, match="pending"):
+        stage.envs.rollout_async(2)
+
+
+def test_a_reset_waits_for_rollouts_in_flight(stages):
+    stage = make(stages)
+    futures = [stage.envs.rollout_async(2), stage.envs.rollout_async(2)]
+    with pytest.raises(ea.VectorTimeoutError, match="rollouts in flight"):
+        stage.envs.reset(timeout=0.01)
+    assert stage.reset(seed=5)[0].tolist() == [[0, -1, 5], [0, -1, 6]]
+    assert all(future.done() for future in futures)
+
+
+def test_each_actor_has_its_own_future(stages):
+    stage = make(stages)
+    first, second = stage.envs.rollout_each(2)
+    while stage.worker(1).play():
+        stage.settle()
+    assert second.result(SOON).env_ids.tolist() == [1]
+    assert not first.done()
+    stage.run()
+    assert first.result(SOON).valid.all()
+
+
+def test_a_call_during_a_rollout_runs_after_it(stages):
+    stage = make(stages, 1)
+    future = stage.envs.rollout_async(2)
+    call = stage.envs[0].get("steps")
+    stage.run()
+    assert future.result(SOON).valid.all()
+    assert call.result(SOON) == 2
+
+
+def test_a_rollout_behind_a_call_runs_after_it(stages):
+    stage = make(stages, 1)
+    call = stage.envs[0].get("steps")
+    future = stage.envs.rollout_async(2)
+    stage.run()
+    assert call.result(SOON) == 0
+    assert future.result(SOON).valid.all()
+
+
+def test_rollouts_cannot_be_canceled(stages):
+    stage = make(stages)
+    future = stage.envs.rollout_async(2)
+    assert not future.cancel()
+    assert not future.abort()
+    stage.run()
+    assert future.result(SOON).valid.all()
+
+
+# Failures ------------------------------------------------------------------------------------------------
+
+
+def test_an_exception_of_the_policy_is_raised(stages, policy):
+    policy.raises_at = 1
+    stage = make(stages)
+    with pytest.raises(ValueError, match="no action"):
+        stage.play(stage.envs.rollout, 3)
+    policy.raises_at = -1
+    stage.reset()
+    assert stage.play(stage.envs.rollout, 2).valid.all()
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+def test_an_env_that_raises(stages, policy, on_failure):
+    policy.actions = {1: RAISE}
+    stage = make(stages, 1, on_failure=on_failure)
+    if on_failure == "raise":
+        with pytest.raises(ea.VectorStepError) as caught:
+            stage.play(stage.envs.rollout, 4)
+        assert isinstance(caught.value.failures[0], RowError)
+        assert caught.value.batch.valid[:, 0].tolist() == [True, False, False, False]
+    else:
+        rollout = stage.play(stage.envs.rollout, 4)
+        assert rollout.truncated[:, 0].tolist() == [False, True, False, False]
+        assert [(step, index) for step, index, _ in rollout.failures] == [(1, 0)]
+    assert stage.table.rollouts == 0
+    stage.check()
+    stage.reset(seed=1)
+
+
+@PACKED
+@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+def test_a_crash_before_the_worker_begins(stages, packed, on_failure):
+    stage = make(stages, envs_per_actor=packed, on_failure=on_failure)
+    future = stage.envs.rollout_async(2)
+    stage.crash()
+    stage.run()
+    if on_failure == "raise":
+        with pytest.raises(ea.VectorStepError):
+            future.result(SOON)
+    else:
+        rollout = future.result(SOON)
+        lost = packed if on_failure == "renew" else 0
+        assert [(step, index) for step, index, _ in rollout.failures] == [(0, index) for index in range(lost)]
+        assert on_failure == "renew" or rewards(rollout) == [[1.0, 2.0]] * 2
+    assert stage.table.rollouts == 0
+    assert stage.table.are_all(IDLE)
+    stage.check()
+    stage.reset(seed=1)
+    assert stage.play(stage.envs.rollout, 2).valid.all()
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+@AUTORESET
+def test_a_crash_in_the_middle_of_a_step(stages, on_failure, autoreset):
+    stage = make(stages, 1, on_failure=on_failure, autoreset=autoreset)
+    future = stage.envs.rollout_async(3)
+    worker = stage.worker()
+    trajectory = stage.actor().running.trajectory
+    worker.page.start_request(stage.actor().running.call_id, METHOD_STEP, 0)
+    trajectory.chosen[0] = 1
+    trajectory.actions[0][0, 0] = 1
+    stage.crash()
+    stage.run()
+    if on_failure == "raise":
+        with pytest.raises(ea.VectorStepError) as caught:
+            future.result(SOON)
+        assert isinstance(caught.value.failures[0], ea.ActorDiedError)
+    else:
+        rollout = future.result(SOON)
+        assert len(rollout.failures) == (0 if on_failure == "replay" else 1)
+        if on_failure == "replay":
+            assert rewards(rollout) == [[1.0, 2.0, 3.0]]
+    stage.check()
+    stage.reset(seed=1)
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+def test_a_crash_at_any_line_of_the_worker(stages, on_failure):
+    stage = make(stages, envs_per_actor=2, on_failure=on_failure)
+    for line in itertools.count(1, 31):
+        stage.reset(seed=0)
+        future = stage.envs.rollout_async(2)
+        stage.settle()
+        is_order = stage.actor().running is not None and not stage.actor().running._sets_policy
+        if not is_order:
+            stage.worker().play()
+            stage.settle()
+        ended = stage.worker().run_until_line(line)
+        stage.run()
+        stage.check()
+        assert future.done()
+        try:
+            rollout = future.result()
+        except ea.VectorStepError:
+            assert on_failure == "raise"
+        else:
+            assert on_failure != "replay" or rewards(rollout) == [[1.0, 2.0]] * 2
+        assert stage.table.rollouts == 0
+        if not ended:
+            break
+
+
+def test_a_step_that_misses_its_deadline(stages):
+    stage = make(stages, 1, deadlines=ea.Deadlines(step=0.05))
+    future = stage.envs.rollout_async(3)
+    worker = stage.worker()
+    worker.page.start_request(stage.actor().running.call_id, METHOD_STEP, 0)
+    wait_until(lambda: worker.was_killed)
+    stage.run()
+    with pytest.raises(ea.VectorStepError) as caught:
+        future.result(SOON)
+    assert isinstance(caught.value.failures[0], ea.ActorTimeoutError)
+    stage.reset()
+
+
+def test_without_restarts_a_crash_ends_the_rollout(stages):
+    stage = make(stages, restart=ea.RestartPolicy(max_restarts=0))
+    future = stage.envs.rollout_async(2)
+    stage.crash()
+    stage.run()
+    with pytest.raises(ea.VectorStepError) as caught:
+        future.result(SOON)
+    assert list(caught.value.failures) == [0]
+    assert stage.table.rollouts == 0
+
+
+def test_closing_ends_rollouts(stages):
+    stage = make(stages)
+    future = stage.envs.rollout_async(2)
+    for handle in stage.envs.actors:
+        handle.kill()
+    with pytest.raises(ea.VectorStepError):
+        future.result(SOON)
+
+
+def test_killing_an_actor_in_a_rollout_fails_its_envs(stages):
+    stage = make(stages)
+    future = stage.envs.rollout_async(2)
+    stage.envs.actors[0].kill(restart=True)
+    stage.run()
+    with pytest.raises(ea.VectorStepError) as caught:
+        future.result(SOON)
+    assert list(caught.value.failures) == [0]
+
+
+def test_the_next_process_makes_the_policy_again(stages):
+    stage = make(stages, 1, on_failure="replay")
+    stage.crash()
+    stage.run()
+    assert stage.play(stage.envs.rollout, 2).valid.all()
+    assert stage.envs.actors[0].incarnation == 1
+
+
+def test_a_process_is_recycled_between_rollouts(stages, policy):
+    policy.actions = {1: END}
+    stage = make(stages, 1, recycle=ea.RecyclePolicy(max_steps=2))
+    stage.play(stage.envs.rollout, 2)
+    assert stage.episodes.flags[0] & RETIRING
+    rollout = stage.play(stage.envs.rollout, 2)
+    assert stage.envs.actors[0].incarnation == 1
+    assert not rollout.failures
+    assert not stage.episodes.flags[0] & RETIRING
+
+
+def test_a_lost_env_of_a_second_rollout_fails_it_at_its_start(stages):
+    stage = make(stages)
+    first, second = stage.envs.rollout_async(2), stage.envs.rollout_async(2)
+    stage.crash()
+    stage.run()
+    for future in (first, second):
+        with pytest.raises(ea.VectorStepError) as caught:
+            future.result(SOON)
+        assert list(caught.value.failures) == [0]
+    stage.reset()
+
+
+# Interrupts ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loses", [False, True])
+@pytest.mark.parametrize("each", [False, True])
+def test_an_exception_at_some_lines_of_starting_a_rollout(stages, loses, each):
+    """With a lost episode the first part ends in the change that starts it."""
+    stage = make(stages)
+    for number in itertools.count(0, 13):
+        stage.reset(seed=0)
+        if loses:
+            lose(stage)
+        futures = []
+
+        def start(futures=futures):
+            futures += stage.envs.rollout_each(2) if each else [stage.envs.rollout_async(2)]
+
+        where = interrupt(start, number)
+        check_ended(stage, futures)
+        if where is None:
+            break
+
+
+def lose(stage):
+    """Lose the episode of an env, whose next process has the policy already."""
+    stage.crash()
+    stage.run()
+    stage.play(stage.envs.set_policy, PlayedPolicy)
+
+
+NAMES = {"_end", "on_part_end", "end", "fail", "_move", "repair"}
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_an_exception_at_every_line_of_the_end_of_a_part(stages, twice):
+    """Also if the repair is interrupted again."""
+    stage = make(stages, 2)
+    for number in itertools.count():
+        stage.reset(seed=0)
+        lose(stage)
+        futures = []
+        where = interrupt(lambda futures=futures: futures.append(stage.envs.rollout_async(2)), number, only=NAMES)
+        if where is not None and twice:
+            interrupt(stage.table.lock.reset_if_interrupted, number % 7, only=NAMES)
+        check_ended(stage, futures)
+        if where is None:
+            break
+    assert number > 5
+
+
+def check_ended(stage: Stage, futures):
+    """Everything ends, and a reset works."""
+    stage.run()
+    stage.reset(seed=3, timeout=SOON)
+    assert stage.table.rollouts == 0
+    for future in futures:
+        assert future.done()
+        future.exception()
+    stage.check()
+    assert stage.step([1, 1])[0].tolist() == [[1, 1, 3], [1, 1, 4]]
+
+
+def test_the_part_keeps_its_result_if_its_end_is_interrupted(stages):
+    stage = make(stages, 1)
+    future = stage.envs.rollout_async(2)
+    run = stage.actor().running._run
+    part = run.parts[0]
+    stage.run()
+    assert run.has_ended(part)
+    rollout = future.result(SOON)
+    part._run = run  # as if the last statement had not run
+    with stage.table.lock, stage.table.lock.change(stage.actor()):
+        part.fail(stage.actor(), lambda _: pytest.fail("it has ended"))
+    assert part.error is None
+    assert rollout.valid.all()
+
+
+class ObjectEnv(PlayedEnv):
+    """Its observations have no place in shared memory."""
+
+    observation_space = None
+
+    def reset(self, *, seed=None, options=None):
+        return [seed], {}
+
+
+def test_rollouts_need_an_observation_space(stages):
+    stage = stages(1, env=ObjectEnv, seed=None)
+    with pytest.raises(ea.VectorInputError, match="observation space"):
+        stage.envs.set_policy(PlayedPolicy)

@@ -1,0 +1,226 @@
+"""The table of requests, without actors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fakes import PlainMemory
+
+from envactors.actor.change import ChangeLock
+from envactors.actor.future import ReadyOutcome
+from envactors.mailbox.info_codec import FAILED as FAILED_INFO
+from envactors.mailbox.info_codec import OVERFLOW
+from envactors.mailbox.pickling import loads
+from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, SEED, Layout
+from envactors.mailbox.specs import ArraySpec
+from envactors.vector.episodes import NEEDS_RESET, RETIRING, SEEDED, Episodes
+from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
+
+COUNT = 3
+ALL = Selection(list(range(COUNT)), slice(None), is_all=True)
+LARGE_SEED = 1 << 70
+
+
+def some(*ids):
+    return Selection(list(ids), np.array(ids, np.int64))
+
+
+@pytest.fixture(params=["next_step"])
+def table(request):
+    observation = ArraySpec((2,), np.dtype(np.float64))
+    action = ArraySpec((), np.dtype(np.int64))
+    slab, infos = PlainMemory().create(Layout(observation, action, PLAIN_REWARD, COUNT))
+    episodes = Episodes(COUNT, request.param)
+    table = EnvTable(ChangeLock(), slab, infos, episodes, "raise")
+    for index in range(COUNT):
+        episodes.record(index, ends=False, is_reset=True)
+    yield table
+    table.waiters.close()
+
+
+def complete(table, *ids):
+    for index in ids:
+        table.slab.completed[index] = table.call_ids[index]
+
+
+def test_plain_requests_of_all_envs(table):
+    assert table.are_all_plain
+    assert table.post(ALL, 5, False) == {}
+    assert table.are_all(POSTED)
+    assert table.call_ids.tolist() == table.slab.posted.tolist() == [5] * COUNT
+    assert table.ops.tolist() == [HALF] * COUNT
+    assert all(map(table.is_running, ALL.ids))
+
+
+def test_requests_of_some_envs(table):
+    table.post(some(2, 0), 5, True)
+    assert list(table.status) == [POSTED, IDLE, POSTED]
+    assert list(table.rings_each) == [1, 0, 1]
+    assert table.slab.posted.tolist() == [5, 0, 5]
+
+
+def test_the_halves_alternate_with_complete_results(table):
+    table.buffer_index[1] = 1
+    table.post(ALL, 5, False)
+    assert (table.ops & HALF).tolist() == [1, 0, 1]
+
+
+def test_each_transition_changes_the_version(table):
+    seen = [table.version]
+    for transition in (
+        lambda: table.queue([0]),
+        lambda: table.post(some(0), 5, True),
+        lambda: table.complete(0, None),
+        lambda: table.deliver(some(0)),
+    ):
+        transition()
+        seen.append(table.version)
+    assert seen == sorted(set(seen))
+
+
+def test_a_row_is_complete_once_its_call_id_is_written(table):
+    table.post(ALL, 5, False)
+    complete(table, 1)
+    assert [table.is_complete(index) for index in ALL.ids] == [False, True, False]
+    assert [table.has_outcome(index) for index in ALL.ids] == [False, True, False]
+    assert list(table.status) == [POSTED] * COUNT, "that alone changes no status"
+
+
+def test_a_row_that_is_overdue_is_never_complete(table):
+    table.post(ALL, 5, False)
+    complete(table, 1)
+    table.overdue.add(1)
+    assert not table.is_complete(1)
+    assert table.is_running(1)
+
+
+@pytest.mark.parametrize("encoding", [OVERFLOW, FAILED_INFO])
+def test_a_row_with_an_overflow_is_complete_once_that_has_come(table, encoding):
+    table.post(ALL, 5, False)
+    complete(table, 1)
+    table.infos.encodings[1] = encoding
+    assert not table.is_complete(1)
+    table.overflow[1] = memoryview(b"content")
+    assert table.is_complete(1)
+    assert table.has_failed(1) == (encoding == FAILED_INFO)
+
+
+def test_the_next_post_forgets_the_overflow(table):
+    table.post(ALL, 5, False)
+    table.overflow[1] = memoryview(b"content")
+    table.post(some(1), 6, False)
+    assert table.overflow == {}
+
+
+def test_outcomes_set_the_status_and_the_time(table):
+    table.post(ALL, 5, False)
+    table.complete(0, None, 1.5)
+    table.complete(1, ReadyOutcome("value"))
+    table.complete(2, ReadyOutcome(None, ValueError()))
+    assert list(table.status) == [DONE, DONE, FAILED]
+    assert table.completed_at[0] == 1.5
+    assert sorted(table.outcomes) == [1, 2]
+    assert [table.has_failed(index) for index in ALL.ids] == [False, False, True]
+
+
+def test_delivery_forgets_requests_and_outcomes(table):
+    table.requests[1] = EnvRequest("step")
+    table.post(ALL, 5, False)
+    table.complete(1, ReadyOutcome("value"))
+    table.deliver(ALL)
+    assert table.are_all(IDLE)
+    assert (table.requests, table.outcomes, table.completed_at) == ({}, {}, {})
+
+
+def test_queued_envs_ring_for_each_result(table):
+    table.queue([1])
+    assert table.status[1] == QUEUED
+    assert table.rings_each[1]
+    assert table.is_running(1)
+
+
+# The encoding of requests --------------------------------------------------------------------------------
+
+
+def post_one(table, request=None, index=1):
+    if request is not None:
+        table.requests[index] = request
+    payloads = table.post(some(index), 5, True)
+    return int(table.ops[index]), payloads.get(index)
+
+
+def test_a_reset_without_a_seed(table):
+    assert post_one(table, EnvRequest("reset", True)) == (HALF | RESET, None)
+    assert table.posted_seed(1) is None
+
+
+def test_a_reset_with_a_seed(table):
+    assert post_one(table, EnvRequest("reset", True, seed=9)) == (HALF | RESET | SEED, None)
+    assert table.slab.seeds[1] == 9
+    assert table.posted_seed(1) == 9
+
+
+def test_a_reset_with_a_large_seed_travels_as_a_payload(table):
+    op, payload = post_one(table, EnvRequest("reset", True, seed=LARGE_SEED))
+    assert op == HALF | RESET | PAYLOAD
+    assert loads(payload) == (LARGE_SEED, None)
+    assert table.posted_seed(1) == LARGE_SEED
+
+
+def test_options_of_a_reset_travel_as_a_payload(table):
+    op, payload = post_one(table, EnvRequest("reset", True, seed=9, payload=b"pickled"))
+    assert op == HALF | RESET | SEED | PAYLOAD
+    assert loads(payload)[0] is None
+    assert loads(payload)[1].content == b"pickled"
+
+
+def test_an_action_that_does_not_fit_travels_as_a_payload(table):
+    assert post_one(table, EnvRequest("step", payload=b"action")) == (HALF | PAYLOAD, b"action")
+
+
+def test_a_step_after_the_end_of_an_episode_resets_and_ignores_the_action(table):
+    table.episodes.resets_next_of[1] = True
+    assert post_one(table, EnvRequest("step", payload=b"action")) == (HALF | RESET, None)
+
+
+def test_seeded_episodes_post_the_next_seed_with_each_step(table):
+    table.episodes.flags[1] |= SEEDED
+    table.episodes.next_seeds[1] = 77
+    assert post_one(table) == (HALF | SEED, None)
+    assert table.posted_seed(1) == 77
+
+
+@pytest.mark.parametrize("table", ["same_step"], indirect=True)
+def test_a_retiring_process_does_no_reset_within_the_step(table):
+    table.episodes.flags[1] |= RETIRING
+    assert post_one(table) == (HALF | NO_AUTORESET, None)
+
+
+# Facts ---------------------------------------------------------------------------------------------------
+
+
+def test_plain_envs(table):
+    table.episodes.flags[1] |= NEEDS_RESET
+    assert not table.are_all_plain
+    assert table.are_plain(some(0, 2))
+    assert not table.are_plain(some(0, 1))
+    table.requests[0] = EnvRequest("step")
+    assert not table.are_plain(some(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("request_", "resets_next", "expected"),
+    [
+        (None, False, True),
+        (None, True, False),
+        (EnvRequest("step"), False, True),
+        (EnvRequest("reset", True), False, False),
+        (EnvRequest("step", True, failure=ValueError()), False, False),
+        (EnvRequest("step", True, ending=ReadyOutcome(None)), False, False),
+    ],
+)
+def test_which_requests_need_the_episode(table, request_, resets_next, expected):
+    if request_ is not None:
+        table.requests[1] = request_
+    table.episodes.resets_next_of[1] = resets_next
+    assert table.needs_episode(1) is expected
