@@ -47,12 +47,12 @@ from envactors.sessions.pool import SessionPool as SessionPool
 from envactors.sessions.statistics import SessionStats as SessionStats
 from envactors.tuning.tuner import Tuning as Tuning
 from envactors.tuning.tuner import tune as tune
-from envactors.vector.env import VectorEnv as VectorEnv
-from envactors.vector.env import make_vec as make_vec
 from envactors.vector.options import VectorOptions as VectorOptions
 from envactors.vector.results import Batch as Batch
 from envactors.vector.results import EnvStep as EnvStep
 from envactors.vector.statistics import VectorStats as VectorStats
+from envactors.vector_env import VectorEnv as VectorEnv
+from envactors.vector_env import make_vec as make_vec
 from envactors.worker.context import ActorContext as ActorContext
 from envactors.worker.context import current_actor as current_actor
 

@@ -10,19 +10,42 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from envactors.mailbox.messages import Attach, Kind, Pickled, RecordedSteps, Replay, Set
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.recorded import inputs_of
-from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, Slab
+from envactors.mailbox.slab import HALF, RESET, Slab
 from envactors.mailbox.specs import reader
-
-if TYPE_CHECKING:
-    from envactors.vector.table import EnvTable
 
 # A larger entry, in bytes, counts as several steps, so that the limit on steps bounds the memory, too.
 _STEP_SIZE = 1024
+
+
+class PostedRequest(NamedTuple):
+    """A step or reset that was posted in a row.
+
+    Attributes:
+        op: The operation, in the bits of `envactors.mailbox.slab`.
+        seed: The seed; None if there was none.
+        payload: The action, or the options of a reset, pickled; None if the row had everything.
+        autoreset: Whether the worker resets the env within a step that ends the episode.
+    """
+
+    op: int
+    seed: int | None
+    payload: bytes | None
+    autoreset: bool
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether it is a reset."""
+        return bool(self.op & RESET)
+
+    @property
+    def is_seeded_reset(self) -> bool:
+        """Whether it is a reset with a seed."""
+        return self.is_reset and self.seed is not None
 
 
 class Journal:
@@ -71,24 +94,22 @@ class Journal:
         if kind == Kind.CALL or (kind == Kind.SET and not failed):
             self._record_message(kind, payload, self._check)
 
-    def record_row(self, table: EnvTable, index: int) -> None:
+    def record_row(self, slab: Slab, index: int, posted: PostedRequest) -> None:
         """Record a step or a reset from its complete row."""
-        slab, op, request = table.slab, int(table.ops[index]), table.requests.get(index)
+        op, seed, payload, autoreset = posted
+        is_reset = posted.is_reset
         check = int(slab.checks[op & HALF, index])
-        payload = request.payload if request is not None and op & PAYLOAD else None
         ends = bool(slab.terminated[index]) or bool(slab.truncated[index])
-        resets_within = table.autoreset == "same_step" and ends and not op & (NO_AUTORESET | RESET)
-        seed = table.posted_seed(index)
-        if seed is not None and (resets_within or op & RESET):
+        resets_within = autoreset and ends and not is_reset
+        if seed is not None and (resets_within or is_reset):
             self.begin(seed, check, None if resets_within or payload is None else Pickled(payload))
         elif payload is not None:
             message: tuple[Any, ...] = self._position, None, Pickled(payload)
-            if not op & RESET:
-                autoreset = table.autoreset == "same_step" and not op & NO_AUTORESET
+            if not is_reset:
                 message = self._position, Pickled(payload), autoreset, None
-            self._record_message(Kind.RESET if op & RESET else Kind.STEP, bytes(dumps(message)), check)
+            self._record_message(Kind.RESET if is_reset else Kind.STEP, bytes(dumps(message)), check)
         else:
-            self.record_step(slab, index, check, is_reset=bool(op & RESET))
+            self.record_step(slab, index, check, is_reset=is_reset)
 
     def begin(self, seed: int, check: int, options: Pickled | None = None) -> None:
         """Begin anew with a seeded reset."""
@@ -183,9 +204,9 @@ class Journal:
         action, autoreset = attach.layout.action, attach.autoreset
         return Replay(self._position, attributes, action, autoreset, self._entries, self._check)
 
-    def can_retry(self, table: EnvTable, index: int) -> bool:
+    def can_retry(self, failed: PostedRequest) -> bool:
         """Return whether a request that has failed may run once more. The same inputs are not tried a third time."""
-        return (self.can_replay or _is_seeded_reset(table, index)) and self._crashed_at != self._size
+        return (self.can_replay or failed.is_seeded_reset) and self._crashed_at != self._size
 
     def count_crash(self) -> None:
         """Record that the request after the last one that is recorded has failed."""
@@ -197,26 +218,28 @@ class Journal:
             self.forget()
         self._has_crashed_in_replay = crashed and self.can_replay
 
-    def inputs(self, table: EnvTable, index: int, attach: Attach) -> Callable[[], list[tuple[Any, ...]]] | None:
+    def inputs(
+        self, slab: Slab, index: int, failed: PostedRequest, attach: Attach
+    ) -> Callable[[], list[tuple[Any, ...]]] | None:
         """Return a function that returns the requests which reproduce a failure; None if they are not known.
 
         The function unpickles, and must not be called under the lock.
+
+        Args:
+            slab: The rows.
+            index: The env.
+            failed: The request that has failed.
+            attach: The message that has workers use the rows.
         """
-        if not (self.can_replay or _is_seeded_reset(table, index)):
+        if not (self.can_replay or failed.is_seeded_reset):
             return None
-        return functools.partial(inputs_of, self.replay(attach), _last_input(table, index))
+        return functools.partial(inputs_of, self.replay(attach), _last_input(slab, index, failed))
 
 
-def _is_seeded_reset(table: EnvTable, index: int) -> bool:
-    return bool(table.ops[index] & RESET) and table.posted_seed(index) is not None
-
-
-def _last_input(table: EnvTable, index: int) -> tuple[Any, ...]:
-    layout, request, op = table.slab.layout, table.requests.get(index), int(table.ops[index])
-    payload = request.payload if request is not None and op & PAYLOAD else None
-    content = None if payload is None else Pickled(payload)
-    if op & RESET:
-        return "reset", table.posted_seed(index), content
-    if content is not None or layout.action is None:
+def _last_input(slab: Slab, index: int, failed: PostedRequest) -> tuple[Any, ...]:
+    content = None if failed.payload is None else Pickled(failed.payload)
+    if failed.is_reset:
+        return "reset", failed.seed, content
+    if content is not None or slab.layout.action is None:
         return "step", content
-    return "step", reader(layout.action, table.slab.actions, index)()
+    return "step", reader(slab.layout.action, slab.actions, index)()

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from envactors.actor import recording
+from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Exit, JobFate, Next, Step, decide_call
 from envactors.actor.future import ActorFuture, ReadyOutcome
+from envactors.actor.job_runner import JobRunner
 from envactors.actor.states import EndReason
 from envactors.errors import ActorError
-from envactors.mailbox.control_page import METHOD_CALL, METHOD_POLICY, METHOD_RESET, METHOD_STEP
+from envactors.mailbox.control_page import METHOD_NAMES
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain
 
-if TYPE_CHECKING:
-    from envactors.actor.actor import Actor
-    from envactors.actor.error_factory import ErrorFactory
-
 # Makes the error of a step that no process will run.
 ErrorOf: TypeAlias = Callable[[Step], ActorError]
-METHOD_NAMES = {METHOD_CALL: "call", METHOD_STEP: "step", METHOD_RESET: "reset", METHOD_POLICY: "policy"}
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
 _FAILED = Kind.FAILED
 
@@ -56,7 +53,7 @@ class Job:
         del running
         return False
 
-    def start(self, actor: Actor) -> bool:
+    def start(self, actor: JobRunner) -> bool:
         """Send it to the worker, which is free for it; return False if nothing of it is left to run."""
         raise NotImplementedError
 
@@ -67,11 +64,11 @@ class Job:
     def call_when_finished(self) -> None:
         """Have the actor notice that it is finished, since another job waits for that."""
 
-    def step(self, actor: Actor) -> Step | None:
+    def step(self, actor: JobRunner) -> Step | None:
         """Return the step that the worker runs, or begins next; None if it is finished."""
         raise NotImplementedError
 
-    def culprit(self, actor: Actor) -> Step | None:
+    def culprit(self, actor: JobRunner) -> Step | None:
         """Return the step that an ended process was running, or missed its deadline in; None if it had not begun."""
         process, step = actor.incarnation.process, self.step(actor)
         is_blamed = actor.incarnation.end_reason in (EndReason.TIMEOUT, EndReason.ABORT)
@@ -85,7 +82,7 @@ class Job:
     def on_part(self, frame: Frame) -> None:
         """Take a part of the reply."""
 
-    def on_reply(self, actor: Actor, frame: Frame) -> bool:
+    def on_reply(self, actor: JobRunner, frame: Frame) -> bool:
         """Take the reply; return whether the job has ended."""
         del actor, frame
         return True
@@ -96,14 +93,14 @@ class Job:
     def count_completed(self) -> None:
         """Count the steps that an ended process has completed, before anything is decided about its envs."""
 
-    def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
+    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
         """Continue or end after the exit of the process that it was sent to."""
         raise NotImplementedError
 
-    def on_withdrawn(self, actor: Actor) -> None:
+    def on_withdrawn(self, actor: JobRunner) -> None:
         """End without an outcome: the user has taken it out of the queue."""
 
-    def fail(self, actor: Actor, error_of: ErrorOf) -> None:
+    def fail(self, actor: JobRunner, error_of: ErrorOf) -> None:
         """End with an error: no process will run it."""
 
 
@@ -150,7 +147,7 @@ class Call(Job):
         self.call_id = 0
         self.started = 0.0
 
-    def start(self, actor: Actor) -> bool:
+    def start(self, actor: JobRunner) -> bool:
         """Send the message."""
         if self.incarnation not in (None, actor.incarnation.index):
             self.fail(actor, actor.errors.lost_process(actor.last_crash, self.incarnation))
@@ -160,21 +157,21 @@ class Call(Job):
         actor.send(self.kind, self.call_id, self.payload)
         return True
 
-    def step(self, actor: Actor) -> Step:
+    def step(self, actor: JobRunner) -> Step:
         """Return the call."""
         del actor
         return Step(self.method, self.index, self.call_id, self.started, self.deadline)
 
-    def on_reply(self, actor: Actor, frame: Frame) -> bool:
+    def on_reply(self, actor: JobRunner, frame: Frame) -> bool:
         """Pass the reply to the future."""
         recording.recorder.on_span(actor, self.method, self.started)
-        actor.tenant.on_call(self, frame)
+        actor.tenant.on_call(self.kind, self.index, self.payload, frame)
         if self.take_reply is not None:
             self.take_reply(frame)
         self._end(actor, UnreadReply(actor.errors, self.step(actor), frame, actor.pid))
         return True
 
-    def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
+    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
         """Run again if the worker had not begun it, or if it has retries."""
         has_begun, is_discard = exit.culprit is not None, exit.reason is EndReason.DISCARD
         is_requested = exit.plan.next in (Next.CLOSE, Next.START)
@@ -185,15 +182,15 @@ class Call(Job):
             self.retries -= 1
         return fate
 
-    def fail(self, actor: Actor, error_of: ErrorOf) -> None:
+    def fail(self, actor: JobRunner, error_of: ErrorOf) -> None:
         """End with an error."""
         self._end(actor, ReadyOutcome(None, error_of(self.step(actor))))
 
-    def _end(self, actor: Actor, outcome: Any) -> None:
+    def _end(self, actor: JobRunner, outcome: Any) -> None:
         self.future.set_outcome(outcome)
         self.on_withdrawn(actor)
 
-    def on_withdrawn(self, actor: Actor) -> None:
+    def on_withdrawn(self, actor: JobRunner) -> None:
         """Report the end to the pool."""
         if self.on_end is not None:
             actor.runtime.loop.call_soon(self.on_end)
@@ -230,13 +227,13 @@ class Replay(Job):
         self._payload = payload
         self._on_end = on_end
 
-    def start(self, actor: Actor) -> bool:
+    def start(self, actor: JobRunner) -> bool:
         """Send the journal."""
         actor.deadline_watch.watch(self.started)
         actor.send(Kind.REPLAY, self.call_id, self._payload)
         return True
 
-    def step(self, actor: Actor) -> Step:
+    def step(self, actor: JobRunner) -> Step:
         """Return the request that is repeated now: each one has its own deadline."""
         process = actor.incarnation.process
         progress = None if process is None else process.page.progress()
@@ -245,14 +242,14 @@ class Replay(Job):
         method = METHOD_NAMES.get(progress.method, "call")
         return Step(method, self.index, self.call_id, progress.since, actor.config.deadlines.of(method))
 
-    def on_reply(self, actor: Actor, frame: Frame) -> bool:
+    def on_reply(self, actor: JobRunner, frame: Frame) -> bool:
         """Pass the result on."""
         actor.replays += 1
         actor.longest_replay = max(actor.longest_replay, time.monotonic() - self.started)
         self._on_end(frame.kind != _FAILED and load_plain(frame.payload) is True)
         return True
 
-    def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
+    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
         """End: the next process gets another replay."""
         del actor, exit
         return JobFate.DONE
@@ -263,21 +260,21 @@ class Close(Job):
 
     reason = EndReason.CLOSE
 
-    def start(self, actor: Actor) -> bool:
+    def start(self, actor: JobRunner) -> bool:
         """Ask the worker to close its envs and to exit."""
         actor.begin_stop(self.reason)
         actor.send(Kind.CLOSE, self.call_id, dumps(()))
         return True
 
-    def step(self, actor: Actor) -> Step:
+    def step(self, actor: JobRunner) -> Step:
         """Return the closing."""
         return Step("close", actor.config.first_index, self.call_id, self.started)
 
-    def culprit(self, actor: Actor) -> Step:
+    def culprit(self, actor: JobRunner) -> Step:
         """Return this: the worker ends because of it."""
         return self.step(actor)
 
-    def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
+    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
         """End."""
         del actor, exit
         return JobFate.DONE
@@ -296,13 +293,13 @@ class Renewal(Close):
     def __init__(self, future: ActorFuture | None = None) -> None:
         self.future = future
 
-    def start(self, actor: Actor) -> bool:
+    def start(self, actor: JobRunner) -> bool:
         """Ask the worker to close its envs and to exit."""
         if self.future is not None:
             self.future.set_running()
         return super().start(actor)
 
-    def step(self, actor: Actor) -> Step:
+    def step(self, actor: JobRunner) -> Step:
         """Return the renewal."""
         return Step("renew", actor.config.first_index, self.call_id, self.started)
 
@@ -311,7 +308,7 @@ class Renewal(Close):
         if self.future is not None:
             self.future.set_outcome(ReadyOutcome(incarnation))
 
-    def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
+    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
         """Wait for the next process, unless the user has aborted this."""
         del actor
         if exit.plan.next is Next.CLOSE or exit.reason is EndReason.ABORT:
@@ -320,7 +317,7 @@ class Renewal(Close):
             return JobFate.DONE
         return JobFate.KEEP
 
-    def fail(self, actor: Actor, error_of: ErrorOf) -> None:
+    def fail(self, actor: JobRunner, error_of: ErrorOf) -> None:
         """End with an error."""
         if self.future is not None:
             self.future.set_error(error_of(self.step(actor)))

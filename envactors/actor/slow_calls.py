@@ -18,7 +18,9 @@ _log = logging.getLogger("envactors")
 STACKS_PATIENCE = 1.0
 _FRAME = re.compile(r"^  File ", re.MULTILINE)
 # The modules that call env code.
-_LIBRARY = re.compile(r"^.*[/\\]envactors[/\\](actor|backends|integrations|mailbox|rollout|vector|worker)[/\\]")
+_LIBRARY = re.compile(
+    r"^.*[/\\]envactors[/\\](vector_env\.py|(actor|backends|integrations|mailbox|rollout|vector|worker)[/\\])"
+)
 
 
 class SlowActor(Protocol):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from envactors.mailbox.messages import Attach, Frame
+from envactors.actor.job_runner import CallRecorder
+from envactors.mailbox.messages import Attach, Frame, Kind
 
 if TYPE_CHECKING:
     from envactors.actor.exits import Exit, Step
     from envactors.actor.future import ActorFuture
     from envactors.actor.incarnation import Incarnation
-    from envactors.actor.jobs import Call, ErrorOf, Job
+    from envactors.actor.jobs import ErrorOf, Job
 
 
-class Tenant(Protocol):
+class Tenant(CallRecorder, Protocol):
     """Lives in the process of an actor. An actor calls every method under its lock."""
 
     attach: Attach | None  # for the first message to a worker
@@ -25,9 +26,6 @@ class Tenant(Protocol):
             incarnation: The process.
             is_renewal: Whether the user has asked for a fresh process.
         """
-
-    def on_call(self, call: Call, frame: Frame) -> None:
-        """Record a call that has returned or raised."""
 
     def on_overflow(self, frame: Frame) -> None:
         """Keep a part of a result that did not fit into its row."""
@@ -65,7 +63,7 @@ class NoTenant:
         del incarnation, is_renewal
         return []
 
-    def on_call(self, call: Call, frame: Frame) -> None:
+    def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
         """Do nothing."""
 
     def on_overflow(self, frame: Frame) -> None:

@@ -6,15 +6,13 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from envactors.actor import slow_calls
-from envactors.actor.jobs import METHOD_NAMES
+from envactors.actor.exits import Step
 from envactors.loop import Loop, Timer
+from envactors.mailbox.control_page import METHOD_NAMES
 from envactors.options import Deadlines
-
-if TYPE_CHECKING:
-    from envactors.actor.actor import Actor
 
 
 class _NamedTimer:
@@ -72,6 +70,18 @@ class Timers:
             named.callback()
 
 
+class WatchedActor(slow_calls.SlowActor, Protocol):
+    """An actor, as the watch over its deadlines sees it."""
+
+    timers: Timers
+
+    def find_current_step(self) -> Step | None:
+        """Return the step that the worker runs; None if it runs none."""
+
+    def on_late(self, step: Step) -> None:
+        """End the process because a step has missed its deadline."""
+
+
 class DeadlineWatch:
     """Checks in time whether the worker is late or slow.
 
@@ -85,7 +95,7 @@ class DeadlineWatch:
         next_check_at: When the next check is due (`time.monotonic`); infinity if none is.
     """
 
-    def __init__(self, actor: Actor) -> None:
+    def __init__(self, actor: WatchedActor) -> None:
         deadlines = actor.config.deadlines
         self._actor = actor
         self._slow = deadlines.slow

@@ -17,9 +17,9 @@ from envactors.errors import VectorInputError
 from envactors.integrations.adapter import for_inner_env
 from envactors.mailbox.factory import Factory
 from envactors.process.starting import DEFAULT, StartMethod
-from envactors.vector.env import VectorEnv
 from envactors.vector.inputs import check_flags, group_envs, limit_running
 from envactors.vector.options import Choices, CommonOptions, VectorOptions, check_names
+from envactors.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -72,6 +72,7 @@ OVERFLOWS: Final = 37
 METHOD_CALL: Final = 0
 # In a rollout: the policy, which acts for all envs of the worker.
 METHOD_POLICY: Final = 3
+METHOD_NAMES: Final = {METHOD_CALL: "call", METHOD_STEP: "step", METHOD_RESET: "reset", METHOD_POLICY: "policy"}
 # How many times to read the progress of a worker if it keeps changing.
 _MOST_READS = 100
 

@@ -12,30 +12,50 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from envactors.actor.actor import Actor
 from envactors.actor.exits import Exit, JobFate, Step
-from envactors.actor.jobs import METHOD_NAMES, ErrorOf, Job, Renewal, UnreadReply
+from envactors.actor.job_runner import JobRunner
+from envactors.actor.jobs import ErrorOf, Job, Renewal, UnreadReply
 from envactors.errors import ActorError
 from envactors.mailbox import bundle, messages
-from envactors.mailbox.control_page import METHOD_CALL
+from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES
 from envactors.mailbox.info_codec import PLAIN
 from envactors.mailbox.messages import Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import RESET as RESET_BIT
 from envactors.mailbox.slab import SEED
 from envactors.rollout import runner
+from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import COLUMNS, LEARNT, RAISED, EnvPlan, Order, Parameters, Policy, Stop
 from envactors.rollout.trajectory import REPEAT, RESET, STEP, TRUNCATED, ColumnsNote, Trajectory
+from envactors.vector.actor_envs import ActorEnvs
 from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING, SEEDED
 from envactors.vector.recovery import Cause, EnvFate, Failure, recover
 
-if TYPE_CHECKING:
-    from envactors.rollout.rollouts import Run
-    from envactors.vector.actor_envs import ActorEnvs
+
+class WholeRollout(Protocol):
+    """A rollout, as its parts see it; see `envactors.rollout.rollouts.Run`."""
+
+    buffer: TrajectoryBuffer
+    lost: dict[int, BaseException]
+
+    def policy_of(self, envs: ActorEnvs) -> tuple[int, int]:
+        """Return the id of the last policy of an actor's process, and the incarnation of that process."""
+
+    def set_policy_of(self, envs: ActorEnvs, policy_id: int) -> None:
+        """Record that an actor's current process has a policy."""
+
+    def learn(self, stop: Stop) -> None:
+        """Move to a trajectory that has a place for everything that the policy returns."""
+
+    def has_ended(self, part: RolloutPart) -> bool:
+        """Return whether a part has ended."""
+
+    def on_part_end(self, part: RolloutPart) -> None:
+        """Deliver the result of a part, or that of all parts with the last one; again after an interrupt."""
 
 
 class RolloutPart(Job):
@@ -63,7 +83,9 @@ class RolloutPart(Job):
     needs_permit = True
     survives_interrupt = False
 
-    def __init__(self, envs: ActorEnvs, run: Run, policy: Policy, rollout: int, parameters: Parameters | None) -> None:
+    def __init__(
+        self, envs: ActorEnvs, run: WholeRollout, policy: Policy, rollout: int, parameters: Parameters | None
+    ) -> None:
         self.first: int = envs.range.start
         self.stop: int = envs.range.stop
         self.trajectory: Trajectory = run.buffer.trajectory
@@ -77,7 +99,7 @@ class RolloutPart(Job):
         self._envs = envs
         self._table = envs.table
         self._actor = envs.actor
-        self._run: Run | None = run
+        self._run: WholeRollout | None = run
         self._policy = policy
         self._rollout = rollout
         self._parameters = parameters
@@ -119,7 +141,7 @@ class RolloutPart(Job):
             self._renew_if_due(first=False)
         self._actor.enqueue(self)
 
-    def start(self, actor: Actor) -> bool:
+    def start(self, actor: JobRunner) -> bool:
         """Order the next steps, or first have the worker make the policy."""
         run, envs, table = self._run, self._envs, self._table
         if run is None:
@@ -161,14 +183,14 @@ class RolloutPart(Job):
         actor.send(Kind.EXTEND, self.call_id, dumps((runner.run_rollout, tuple(order))))
         return True
 
-    def _mirror_columns(self, run: Run, actor: Actor) -> None:
+    def _mirror_columns(self, run: WholeRollout, actor: JobRunner) -> None:
         """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""
         process, step = actor.incarnation.process, self._next_step
         assert process is not None, "jobs start in a live process"
         note = ColumnsNote(run.buffer.place, run.buffer.pickled_layout, self.first, self.stop, step)
         process.worker.mirror(note, self.trajectory.pack(self.first, self.stop, step, step + 1))
 
-    def step(self, actor: Actor) -> Step | None:
+    def step(self, actor: JobRunner) -> Step | None:
         """Return the step that is running."""
         process = actor.incarnation.process
         if self._late is not None:
@@ -196,7 +218,7 @@ class RolloutPart(Job):
             else:
                 self.large_infos[key] = bytes(content)
 
-    def on_reply(self, actor: Actor, frame: Frame) -> bool:
+    def on_reply(self, actor: JobRunner, frame: Frame) -> bool:
         """Continue, unless the policy has raised or everything is done."""
         self._count()
         if frame.kind == Kind.FAILED:
@@ -210,7 +232,7 @@ class RolloutPart(Job):
             return self._continue()
         stop = Stop(*loads(frame.payload))
         if stop.reason == RAISED:
-            actor.running = self  # it goes on once the exception was read
+            self._actor.running = self  # it goes on once the exception was read
             self._is_reading = True
             index, failure = self.first + stop.position, messages.Failure(*stop.failure)
             read = functools.partial(self._read_failure, index, failure, actor.pid, self.call_id)
@@ -243,7 +265,7 @@ class RolloutPart(Job):
                 self.trajectory.done[index] = counted
             self.trajectory.chosen[self.first] = min(int(self.trajectory.chosen[self.first]), self._next_step + 1)
 
-    def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
+    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
         """Decide about the envs of an ended process, and continue in the next one."""
         del actor
         running, step = exit.culprit, self._next_step
@@ -268,7 +290,7 @@ class RolloutPart(Job):
         self._end()
         return JobFate.DONE
 
-    def fail(self, actor: Actor, error_of: ErrorOf) -> None:
+    def fail(self, actor: JobRunner, error_of: ErrorOf) -> None:
         """End: no process will run the rest."""
         del actor
         if self._run is not None:
@@ -307,7 +329,9 @@ class RolloutPart(Job):
         """Decide about the step of an env that has failed."""
         self._mirror_step(index)
         step, trajectory, request = self._counted[index], self.trajectory, self._envs.step_of(index)
-        fate, error, _, replaces_process = recover(self._envs, index, failure, has_process=has_process)
+        fate, error, _, replaces_process = recover(
+            self._table, self._actor.errors, index, failure, has_process=has_process
+        )
         if replaces_process:
             self._envs.discard_process(int(self._table.posted_in[index]), request, failure)
         if fate is EnvFate.REDO:
@@ -343,7 +367,7 @@ class RolloutPart(Job):
 
     # Orders ----------------------------------------------------------------------------------------------
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: WholeRollout) -> None:
         """Write the last observations as the first ones of the trajectory."""
         self._has_begun = True
         table, slab, trajectory, mine = self._table, self._table.slab, self.trajectory, self._mine
@@ -383,7 +407,7 @@ class RolloutPart(Job):
         needs_reset = self._table.episodes.flags[index] & NEEDS_RESET
         return bool(needs_reset) and index not in self._renewing and self._table.autoreset == "disabled"
 
-    def _move(self, run: Run) -> None:
+    def _move(self, run: WholeRollout) -> None:
         """Continue in the trajectory of the rollout, which has changed if an actor has learned a spec."""
         trajectory = run.buffer.trajectory
         if trajectory is not self.trajectory:

@@ -48,9 +48,9 @@ class Rollouts:
         self._engine = engine
         self._table = engine.table
         self._memory = memory
-        for envs in engine.table.actors:
+        for envs in engine.actors:
             envs.rollouts = self
-        self._actors = [envs.actor for envs in engine.table.actors]
+        self._actors = [envs.actor for envs in engine.actors]
         self._policy_ids = itertools.count(1)
         self._policy: Policy | None = None
         # The last policy of each actor's process, and the incarnation of that process.
@@ -86,7 +86,7 @@ class Rollouts:
             actor.submit(call, Extend(runner.set_policy, tuple(policy)))
             futures.append(future)
         self._loads = all(results_of(futures))
-        for envs, incarnation in zip(self._table.actors, before, strict=True):
+        for envs, incarnation in zip(self._engine.actors, before, strict=True):
             if envs.actor.incarnation.index == incarnation:
                 self._policies[envs] = policy.policy_id, incarnation
         self._policy, self._next, self.extras, self.action = policy, 0, (), None
@@ -172,7 +172,7 @@ class Rollouts:
         copies = self._engine.reader.copies if copy is None else copy
         run = Run(self, steps, len(self._actors) if each else 1, copies=copies)
         fields = run, self._policy, self._next, self._parameters.last
-        run.parts = [RolloutPart(envs, *fields) for envs in table.actors]
+        run.parts = [RolloutPart(envs, *fields) for envs in self._engine.actors]
         futures = list(run.futures)
         with lock, lock.change(*self._actors):
             closing = next((actor for actor in self._actors if actor.is_closing), None)
@@ -220,7 +220,7 @@ class Rollouts:
     def repair(self, envs: ActorEnvs, error_of: ErrorOf) -> None:
         """End the parts of an actor that it does not know of: the change that began the rollout was interrupted."""
         for run in list(self._runs):
-            part = run.parts[self._table.actors.index(envs)]
+            part = run.parts[self._engine.actors.index(envs)]
             part.fail(envs.actor, error_of)
         self._table.rollouts = len(self._runs)
 

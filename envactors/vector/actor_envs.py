@@ -9,13 +9,14 @@ import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 from envactors.actor import recording
 from envactors.actor.actor import Actor
 from envactors.actor.exits import Exit, JobFate, Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.incarnation import Incarnation
+from envactors.actor.job_runner import JobRunner
 from envactors.actor.jobs import Call, ErrorOf, Job, Renewal, Replay
 from envactors.actor.process import ExitReport
 from envactors.actor.states import EndReason
@@ -33,15 +34,19 @@ from envactors.vector.results import EnvSnapshot, RowOutcome, RowReader, RowResu
 from envactors.vector.step_times import StepTimes
 from envactors.vector.table import IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
 
-if TYPE_CHECKING:
-    from envactors.rollout.rollouts import Rollouts
-
 # Retries of a request that saves a state, since the exit of the process need not be its fault.
 _SAVE_RETRIES = 3
 # Why a process ends that its envs have ended themselves, rather than a request of the user.
 _CRASHES = (None, EndReason.TIMEOUT)
 # The failures of envs that have raised, by index and call id.
 Failures: TypeAlias = Mapping[tuple[int, int], Failure]
+
+
+class RolloutsInFlight(Protocol):
+    """The rollouts of a vector, as the repair of its envs sees them."""
+
+    def repair(self, envs: ActorEnvs, error_of: ErrorOf) -> None:
+        """End the parts of an actor that it does not know of."""
 
 
 class QueuedRows(Job):
@@ -72,16 +77,17 @@ class QueuedRows(Job):
         """Rows may be posted while earlier rows run."""
         return running is self._envs
 
-    def start(self, actor: Actor) -> bool:
+    def start(self, actor: JobRunner) -> bool:
         """Post the envs. They run as `ActorEnvs`."""
+        del actor
         self._envs.post_queued(self.ids, self.call_id)
-        actor.running = self._envs if self._envs.has_posted else None
+        self._envs.actor.running = self._envs if self._envs.has_posted else None
         return False
 
-    def step(self, actor: Actor) -> None:
+    def step(self, actor: JobRunner) -> None:
         """Return None: it never runs itself."""
 
-    def fail(self, actor: Actor, error_of: ErrorOf) -> None:
+    def fail(self, actor: JobRunner, error_of: ErrorOf) -> None:
         """Fail the envs."""
         del actor
         self._envs.fail_queued(self.ids, error_of)
@@ -112,9 +118,9 @@ class ActorEnvs(Job):
         first = actor.config.first_index
         self.table = table
         self.actor = actor
-        self.attach: Attach = Attach(table.slab.layout, table.autoreset == "same_step")
+        self.attach: Attach = table.attach
         self.range: range = range(first, first + count)
-        self.rollouts: Rollouts | None = None
+        self.rollouts: RolloutsInFlight | None = None
         self.queued_in: dict[int, QueuedRows] = {}
         self._first, self._stop = first, first + count
         self._posted_at = 0.0
@@ -131,6 +137,10 @@ class ActorEnvs(Job):
     def has_posted(self) -> bool:
         """Whether a row is posted whose result was not delivered."""
         return POSTED in self.table.status[self._first : self._stop]
+
+    def count_running(self) -> int:
+        """Return how many envs have a request without an outcome."""
+        return sum(map(self.table.is_running, self.range))
 
     # Posting ---------------------------------------------------------------------------------------------
 
@@ -262,7 +272,7 @@ class ActorEnvs(Job):
             before = self.reader.copy_last(index)
         table.buffer_index[index] = op & HALF
         if table.replays:
-            table.journals[index].record_row(table, index)
+            table.journals[index].record_row(slab, index, table.posted_request(index))
         ends = bool(slab.terminated[index]) or bool(slab.truncated[index])
         if ends and op & NO_AUTORESET:
             self._reset_in_next_process(index)
@@ -294,10 +304,10 @@ class ActorEnvs(Job):
         """Decide about a failed request and apply the decision; return whether the env must be queued again."""
         has_process = self.actor.is_usable if has_process is None else has_process
         step = self.step_of(index)
-        decision = recover(self, index, failure, has_process=has_process)
+        decision = recover(self.table, self.actor.errors, index, failure, has_process=has_process)
         if decision.replaces_process:
             self.discard_process(int(self.table.posted_in[index]), step, failure)
-        return apply_to_row(self, index, decision)
+        return apply_to_row(self.table, self.reader, index, decision)
 
     def discard_process(self, incarnation: int, step: Step, failure: Failure) -> None:
         """Replace the process after a step in which an env has raised."""
@@ -371,7 +381,7 @@ class ActorEnvs(Job):
         self.actor.run(self.collect_completed, failures)
         self._on_ring()
 
-    def step(self, actor: Actor) -> Step | None:
+    def step(self, actor: JobRunner) -> Step | None:
         """Return the step that the worker runs, or begins next; None if all rows are complete."""
         process, unfinished = actor.incarnation.process, self._unfinished()
         if process is None or not unfinished:
@@ -483,15 +493,15 @@ class ActorEnvs(Job):
         if not is_same:
             self.fail_without_episode([index])
 
-    def on_call(self, call: Call, frame: Frame) -> None:
+    def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
         """Record a call in the journal of its env, which begins anew with a state that was saved."""
         table, failed = self.table, frame.kind == Kind.FAILED
         if not table.replays:
             return
-        if call.kind != Kind.SAVE:
-            table.journals[call.index].record_call(call.kind, bytes(call.payload), failed=failed)
-        elif not failed and table.episodes.holds(call.index):
-            table.journals[call.index].begin_with_state(*loads(frame.payload))
+        if kind != Kind.SAVE:
+            table.journals[index].record_call(kind, bytes(payload), failed=failed)
+        elif not failed and table.episodes.holds(index):
+            table.journals[index].begin_with_state(*loads(frame.payload))
         self.save_due_states()
 
     def save_due_states(self) -> None:
@@ -553,7 +563,7 @@ class ActorEnvs(Job):
             return True
         return policy.max_rss is not None and process.worker.resident_memory() > policy.max_rss
 
-    def culprit(self, actor: Actor) -> Step | None:
+    def culprit(self, actor: JobRunner) -> Step | None:
         """Return the step that an ended process was running, or missed its deadline in; None if it ran none."""
         begun = self._find_begun(actor.incarnation.end_reason)
         if not begun:
@@ -621,7 +631,7 @@ class ActorEnvs(Job):
             self.actor.runtime.callbacks.submit(self._collect_failures)
         table.waiters.ring()
 
-    def after_exit(self, actor: Actor, exit: Exit) -> JobFate:  # noqa: A002
+    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
         """End: `on_exit` has queued the rows that run again."""
         del actor, exit
         return JobFate.DONE

@@ -18,6 +18,7 @@ from envactors.mailbox.messages import Describe, Description, Kind
 from envactors.mailbox.slab import Layout
 from envactors.mailbox.specs import OBJECT, ArraySpec, batches_alike, leaves
 from envactors.vector.actor_envs import ActorEnvs
+from envactors.vector.engine import RowEngine
 from envactors.vector.episodes import Episodes
 from envactors.vector.inputs import limit_running
 from envactors.vector.options import Choices
@@ -128,8 +129,8 @@ def describe_envs(handles: Sequence[ActorView]) -> Description:
 
 def share_rows(
     choices: Choices, actors: Sequence[ActorHandle], count: int, described: Description, memory: RowMemory
-) -> tuple[EnvTable, RowReader]:
-    """Create the rows of all envs, and have all workers use them.
+) -> RowEngine:
+    """Create the rows of all envs, and have all workers use them; return the engine that steps the envs there.
 
     Raises:
         VectorEnvError: There is not enough memory.
@@ -155,26 +156,30 @@ def share_rows(
     config = actors[0]._actor.config
 
     def is_recycling_due(index: int) -> bool:
-        return table.owners[index].is_recycling_due(recycle, index)
+        return engine.owners[index].is_recycling_due(recycle, index)
 
     may_be_due = recycle is not None or config.backend.is_far
     episodes = Episodes(count, choices.autoreset, is_recycling_due if may_be_due else None)
-    table: EnvTable = EnvTable(config.lock, slab, infos, episodes, choices.on_failure)
+    table = EnvTable(config.lock, slab, infos, episodes, choices.on_failure)
     reader = RowReader(table, described, copies=choices.copy)
     save_every = None if choices.snapshot is None else choices.snapshot.every
+    parts: list[ActorEnvs] = []
     futures = []
     bounds = [*(handle._actor.config.first_index for handle in actors), count]
     for handle, first, stop in zip(actors, bounds, bounds[1:], strict=False):
         actor: Any = handle._actor  # an `Actor`
         envs = ActorEnvs(table, actor, stop - first)
         envs.reader = reader
-        table.add_actor(envs, choices.max_journal, save_every)
+        parts.append(envs)
+        table.add_journals(envs.range, choices.max_journal, save_every)
+        table.waiters.actors.append(envs)
         actor.tenant = envs
         future: ActorFuture[None] = ActorFuture(actor, None)
         actor.submit(Call("attach", first, Kind.ATTACH, future, retries=_ANY_NUMBER), tuple(envs.attach))
         futures.append(future)
     results_of(futures)
-    table.incarnations[:] = [owner.actor.incarnation.index for owner in table.owners]
+    engine = RowEngine(table, reader, parts, action, may_spin=config.backend.spin)
+    table.incarnations[:] = [owner.actor.incarnation.index for owner in engine.owners]
     if choices.seed_episodes:
         episodes.seed_episodes()
-    return table, reader
+    return engine

@@ -45,17 +45,29 @@ class RowEngine:
     Args:
         table: The envs.
         reader: Reads results out of rows.
+        actors: The envs of each actor.
         action_spec: Spec of one env's action; None to send actions unchecked.
         may_spin: Whether the backend lets threads spin.
 
     Attributes:
-        table, reader: As above.
+        table, reader, actors: As above.
+        owners: The actor of each env.
         all: All envs.
     """
 
-    def __init__(self, table: EnvTable, reader: RowReader, action_spec: Spec | None, *, may_spin: bool) -> None:
+    def __init__(
+        self,
+        table: EnvTable,
+        reader: RowReader,
+        actors: Sequence[ActorEnvs],
+        action_spec: Spec | None,
+        *,
+        may_spin: bool,
+    ) -> None:
         self.table = table
         self.reader = reader
+        self.actors = actors
+        self.owners: list[ActorEnvs] = [envs for envs in actors for _ in envs.range]
         self._lock = table.lock
         self._action_spec = action_spec
         self._row_spec = action = table.slab.layout.action
@@ -104,17 +116,17 @@ class RowEngine:
     def begin_timing(self) -> None:
         """Have steps and resets timed from now on; may be called again."""
         with self._lock:
-            for envs in self.table.actors:
+            for envs in self.actors:
                 envs.begin_timing()
 
     def histograms(self) -> Histograms:
         """Return the durations of the steps and resets of all envs, as far as they were timed."""
         with self._lock:
-            return np.concatenate([envs.histograms() for envs in self.table.actors])
+            return np.concatenate([envs.histograms() for envs in self.actors])
 
     def in_turns(self) -> list[int]:
         """Return how many envs run one after another: those of each actor."""
-        return [len(envs.range) for envs in self.table.actors]
+        return [len(envs.range) for envs in self.actors]
 
     def disable_reset_checks(self) -> None:
         """Leave it to the envs to refuse steps before a reset."""
@@ -150,7 +162,7 @@ class RowEngine:
         table = self.table
         with self._lock:
             if table.episodes.flags[index] & LOST and not (table.replays and table.journals[index].can_replay):
-                raise table.owners[index].crash_error_for(index)
+                raise self.owners[index].crash_error_for(index)
             return None if table.replays else int(table.incarnations[index])
 
     def snapshot_of(self, index: int, check: int, state: bytes) -> EnvSnapshot:
@@ -163,7 +175,7 @@ class RowEngine:
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
         """Return the function that takes the reply of a worker that was sent the state of a snapshot."""
         last = None if snapshot.last is None else self.reader.encode(index, snapshot.last)
-        return functools.partial(self.table.owners[index].on_restored, index, snapshot, last)
+        return functools.partial(self.owners[index].on_restored, index, snapshot, last)
 
     def last_batch(self) -> Batch | None:
         """Return the last result of each env; None if an env has none."""
@@ -296,7 +308,7 @@ class RowEngine:
         """Return the envs of each actor, in ascending order."""
         groups: dict[ActorEnvs, list[int]] = {}
         for index in sorted(ids):
-            groups.setdefault(self.table.owners[index], []).append(index)
+            groups.setdefault(self.owners[index], []).append(index)
         return list(groups.items())
 
     # Waiting ---------------------------------------------------------------------------------------------
@@ -549,7 +561,7 @@ class RowEngine:
                 try:
                     steps.append(self.reader.read(self.reader.copy_row(index)))
                 except (Exception, SystemExit) as error:
-                    owner, incarnation = table.owners[index], int(table.posted_in[index])
+                    owner, incarnation = self.owners[index], int(table.posted_in[index])
                     unreadable[index] = owner.unreadable(index, owner.step_of(index), incarnation, error)
             else:
                 step, failure = outcome.read()
@@ -559,7 +571,7 @@ class RowEngine:
                     steps.append(step)
         with self._lock, self._lock.change(*[group.actor for group, _ in self._group(ids)]):
             for index, failure in unreadable.items():
-                table.owners[index].give_up(index, failure)
+                self.owners[index].give_up(index, failure)
             if unreadable and table.on_failure != "raise":
                 return None  # these run again, or have another result now
             is_ready = all(table.status[index] in (DONE, FAILED) for index in ids)
@@ -587,5 +599,5 @@ class RowEngine:
             )
 
     def _describe_actor(self, index: int) -> str:
-        actor = self.table.owners[index].actor
+        actor = self.owners[index].actor
         return f"actor {actor.name!r}, pid {actor.pid}, incarnation {actor.incarnation.index}"

@@ -13,19 +13,17 @@ it needs an episode that no replay can bring back. Nothing here starts or ends p
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.future import ReadyOutcome
 from envactors.actor.states import EndReason
 from envactors.errors import ActorDiedError, ActorError
 from envactors.mailbox.slab import RESET
 from envactors.vector.episodes import NO_RESULT, Episodes
 from envactors.vector.options import Autoreset, OnFailure
-from envactors.vector.results import TruncatedOutcome
-from envactors.vector.table import EnvRequest
-
-if TYPE_CHECKING:
-    from envactors.vector.actor_envs import ActorEnvs
+from envactors.vector.results import RowReader, TruncatedOutcome
+from envactors.vector.table import EnvRequest, EnvTable
 
 
 class Cause(enum.Enum):
@@ -136,25 +134,26 @@ def lose_episode(episodes: Episodes, index: int, fate: EnvFate) -> None:
         episodes.lose(index, resets_next=resets_next)
 
 
-def recover(envs: ActorEnvs, index: int, failure: Failure, *, has_process: bool) -> Decision:
+def recover(table: EnvTable, errors: ErrorFactory, index: int, failure: Failure, *, has_process: bool) -> Decision:
     """Decide about a failed step or reset, and record what follows for the episode and the journal of the env.
 
     Args:
-        envs: The envs of its actor.
+        table: The envs of the vector.
+        errors: Makes the errors of its actor.
         index: The env.
         failure: The failure.
         has_process: Whether the actor has a process now, or will have another one.
     """
-    table = envs.table
     journal, episodes, error = table.journals[index], table.episodes, failure.error
     request, op, reason = table.requests.get(index), int(table.ops[index]), failure.reason
     cause, replays = failure.cause, table.replays
-    can_retry = replays and not failure.has_run and journal.can_retry(table, index)
+    posted = table.posted_request(index)
+    can_retry = replays and not failure.has_run and journal.can_retry(posted)
     is_excused = reason in (EndReason.ABORT, EndReason.DISCARD, EndReason.INTERRUPT)
     if cause is Cause.RUNNING and replays and not can_retry and not is_excused:
-        inputs = journal.inputs(table, index, envs.attach)
+        inputs = journal.inputs(table.slab, index, posted, table.attach)
         if inputs is not None and isinstance(error, ActorError):
-            error = envs.actor.errors.poison(error, inputs)
+            error = errors.poison(error, inputs)
     fate = decide(
         Facts(
             cause,
@@ -182,9 +181,9 @@ def recover(envs: ActorEnvs, index: int, failure: Failure, *, has_process: bool)
     return Decision(fate, error, repeats, cause is Cause.RAISED and continues)
 
 
-def apply_to_row(envs: ActorEnvs, index: int, decision: Decision) -> bool:
+def apply_to_row(table: EnvTable, reader: RowReader, index: int, decision: Decision) -> bool:
     """Apply a decision to the request of an env; return whether it runs again, and its env must be queued."""
-    table, fate, error = envs.table, decision.fate, decision.error
+    fate, error = decision.fate, decision.error
     request = table.requests.get(index) or EnvRequest("step")
     if fate is EnvFate.REDO:
         return True
@@ -194,10 +193,10 @@ def apply_to_row(envs: ActorEnvs, index: int, decision: Decision) -> bool:
         payload = request.payload if request.method == "reset" else None
         table.requests[index] = EnvRequest(request.method, True, request.future, seed, payload, failure=error)
         return True
-    if fate is EnvFate.TRUNCATE and (last := envs.reader.copy_last(index)) is not None:
+    if fate is EnvFate.TRUNCATE and (last := reader.copy_last(index)) is not None:
         ended_in = error.incarnation if isinstance(error, ActorError) and error.incarnation is not None else None
         incarnation = (int(table.posted_in[index]) if ended_in is None else ended_in) + 1
-        table.complete(index, TruncatedOutcome(envs.reader, last, error, incarnation))
+        table.complete(index, TruncatedOutcome(reader, last, error, incarnation))
     else:
         table.complete(index, ReadyOutcome(None, error))
     return False

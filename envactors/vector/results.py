@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,7 @@ from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, decode, encode
 from envactors.mailbox.messages import Description
 from envactors.mailbox.specs import ArraySpec, Spec, conform, flatten, spec_of_value, stack, unflatten
 from envactors.vector.episodes import NO_EPISODE, NO_RESULT
-
-if TYPE_CHECKING:
-    from envactors.vector.table import EnvRequest, EnvTable, Selection
+from envactors.vector.table import EnvRequest, EnvTable, Selection
 
 
 class EnvStep(NamedTuple):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +21,13 @@ import numpy.typing as npt
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture, Outcome
 from envactors.mailbox.info_codec import OVERFLOW, Infos
-from envactors.mailbox.messages import Pickled
+from envactors.mailbox.messages import Attach, Pickled
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab
-from envactors.replay import Journal
+from envactors.replay import Journal, PostedRequest
 from envactors.vector.episodes import RETIRING, SEEDED, Episodes
 from envactors.vector.options import Autoreset, OnFailure
 from envactors.vector.waiting import ResultWaiters
-
-if TYPE_CHECKING:
-    from envactors.vector.actor_envs import ActorEnvs
 
 IDLE: Final = 0
 QUEUED: Final = 1  # waits in the queue of its actor
@@ -117,8 +114,6 @@ class EnvTable:
             Kept only if failures are not raised, since they may have to be returned again.
         journals: The journal of each env.
         saves_due: The envs whose states are to be saved, for their journals to begin there.
-        owners: The actor of each env.
-        actors: All actors.
         waiters: The threads that wait for results.
         rollouts: How many rollouts are in flight.
     """
@@ -149,9 +144,7 @@ class EnvTable:
         self.last_infos: list[bytes | None] = [None] * count
         self.journals: list[Journal] = []
         self.saves_due: set[int] = set()
-        self.owners: list[ActorEnvs] = []
-        self.actors: list[ActorEnvs] = []
-        self.waiters: ResultWaiters = ResultWaiters(self)
+        self.waiters: ResultWaiters = ResultWaiters(slab, self.rings_each)
         self.rollouts: int = 0
         # A single number is read through a memoryview in a third of the time that an array takes.
         self.call_id_of: memoryview[int] = self.call_ids.data
@@ -160,15 +153,18 @@ class EnvTable:
         self._columns = [bytes([value]) * count for value in range(FAILED + 1)]
         self._no_flags = bytes(count)
 
-    def add_actor(self, envs: ActorEnvs, max_journal: int, save_every: int | None = None) -> None:
-        """Add the envs of an actor; for the other arguments see `Journal`."""
-        self.actors.append(envs)
-        self.owners += [envs] * len(envs.range)
-        for index in envs.range:
+    def add_journals(self, ids: range, max_journal: int, save_every: int | None) -> None:
+        """Add the journals of an actor's envs; for the other arguments see `Journal`."""
+        for position, index in enumerate(ids):
             on_save_due = functools.partial(self.saves_due.add, index)
-            self.journals.append(Journal(envs.position(index), max_journal, save_every, on_save_due))
+            self.journals.append(Journal(position, max_journal, save_every, on_save_due))
 
     # Facts -----------------------------------------------------------------------------------------------
+
+    @property
+    def attach(self) -> Attach:
+        """The message that has workers use the rows."""
+        return Attach(self.slab.layout, self.autoreset == "same_step")
 
     @property
     def are_all_plain(self) -> bool:
@@ -216,6 +212,13 @@ class EnvTable:
         """Return the seed that an env was posted last; None if there was none."""
         seed, op = self.seeds[index], int(self.ops[index])
         return seed if op & SEED or (op & PAYLOAD and (seed or 0) > _LARGEST_SEED) else None
+
+    def posted_request(self, index: int) -> PostedRequest:
+        """Return the request that an env was posted last, as its journal takes it."""
+        op, request = int(self.ops[index]), self.requests.get(index)
+        payload = request.payload if request is not None and op & PAYLOAD else None
+        autoreset = self.autoreset == "same_step" and not op & NO_AUTORESET
+        return PostedRequest(op, self.posted_seed(index), payload, autoreset)
 
     def needs_episode(self, index: int) -> bool:
         """Return whether the request of an env needs the episode that was lost with its process."""

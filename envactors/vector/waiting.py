@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
+from envactors.actor.actor import Actor
+from envactors.mailbox.slab import Slab
 from envactors.system.polling import Doorbell, Poller, remaining
-from envactors.worker import context
 
-if TYPE_CHECKING:
-    from envactors.vector.table import EnvTable
+
+class PostedEnvs(Protocol):
+    """The envs of one actor, as threads that wait for their results see them."""
+
+    @property
+    def actor(self) -> Actor:
+        """The actor."""
+
+    def count_running(self) -> int:
+        """Return how many envs have a request without an outcome."""
+
+    def check_memory(self) -> str:
+        """Return a text if the worker claims to have finished rows which are not complete."""
 
 
 class _Sleeper:
@@ -25,10 +37,10 @@ class _Sleeper:
         self.sleep: Callable[[float | None], object] = self._poller.poll
         bell.register(self._poller)
 
-    def watch_workers(self, table: EnvTable, process_changes: int) -> None:
+    def watch_workers(self, actors: Sequence[PostedEnvs], process_changes: int) -> None:
         """Watch the doorbells of the workers that are running now."""
         if self._watched != process_changes:
-            for envs in table.actors:
+            for envs in actors:
                 process = envs.actor.incarnation.process
                 if process is not None:
                     process.page.to_parent.register(self._poller)
@@ -43,17 +55,21 @@ class ResultWaiters:
     """The threads that wait for results of a vector.
 
     Args:
-        table: The envs.
+        slab: The rows.
+        rings_each: Whether the worker announces each env's result, rather than the end of all its rows.
 
     Attributes:
+        actors: The envs of each actor.
         count: How many threads wait.
     """
 
     _bell_is_closed = False
 
-    def __init__(self, table: EnvTable) -> None:
+    def __init__(self, slab: Slab, rings_each: bytearray) -> None:
+        self.actors: list[PostedEnvs] = []
         self.count: int = 0
-        self._table = table
+        self._slab = slab
+        self._rings_each = rings_each
         self._bell = Doorbell()
         self._process_changes = 0
         # How many complete rows each waiting thread needs.
@@ -97,18 +113,18 @@ class ResultWaiters:
         Raises:
             RuntimeError: The thread runs code of an env, and without a limit it would wait for envs of the same actor.
         """
-        table = self._table
+        slab, rings_each = self._slab, self._rings_each
         sleeper = self._idle.pop() if self._idle else _Sleeper(self._bell)
         self.count += 1
         last_missing = -1
         try:
             while True:
-                sleeper.watch_workers(table, self._process_changes)
+                sleeper.watch_workers(self.actors, self._process_changes)
                 # Counted first: a row that is completed in between makes workers ring too early, but never too late.
-                complete = int(np.count_nonzero(table.slab.posted == table.slab.completed))
+                complete = int(np.count_nonzero(slab.posted == slab.completed))
                 missing = count_missing()
-                if missing and 1 in table.rings_each:
-                    self._wanted[sleeper] = min(complete + missing, len(table.status))
+                if missing and 1 in rings_each:
+                    self._wanted[sleeper] = min(complete + missing, len(rings_each))
                     self._publish_wanted()
                     missing = count_missing()  # workers do not ring for rows that were complete before
                 if not missing:
@@ -116,7 +132,7 @@ class ResultWaiters:
                 seconds = remaining(deadline)
                 if seconds is not None and seconds <= 0.0:
                     return False
-                if seconds is None and context.of_thread.get() is not None:
+                if seconds is None:
                     self._check_not_within(missing)
                 if missing == last_missing:  # a ring without a result
                     self._check_workers()
@@ -133,25 +149,25 @@ class ResultWaiters:
 
     def _check_not_within(self, missing: int) -> None:
         """Raise if env code of this vector would wait for more outcomes than its other actors can provide."""
-        table = self._table
-        mine = next((envs for envs in table.actors if envs.actor.runs_this_thread), None)
+        if self.actors[0].actor.config.backend.kills:
+            return  # the envs run in processes, not in threads of this one
+        mine = next((envs for envs in self.actors if envs.actor.runs_this_thread), None)
         if mine is None:
             return
-        others = [index for index in range(len(table.status)) if index not in mine.range]
-        if missing > sum(map(table.is_running, others)):
+        if missing > sum(envs.count_running() for envs in self.actors if envs is not mine):
             raise mine.actor.errors.within_envs()
 
     def _publish_wanted(self) -> None:
         """Tell workers at how many complete rows to ring; they ring for each failure anyway."""
         wanted = min(self._wanted.values(), default=0)
-        for envs in self._table.actors:
+        for envs in self.actors:
             process = envs.actor.incarnation.process
             if process is not None:
                 process.page.ring_at(wanted)
 
     def _check_workers(self) -> None:
         """Have the loop kill workers that claim to have finished rows which are not complete."""
-        for envs in self._table.actors:
+        for envs in self.actors:
             if envs.check_memory():
                 actor = envs.actor
                 actor.runtime.loop.call_soon(functools.partial(actor.run, actor.find_current_step))

@@ -18,7 +18,7 @@ import envactors as ea
 
 SOON = 20.0
 PACKAGE = str(Path(ea.__file__).parent)
-FOLDERS = ("loop.py", "runtime.py", "replay.py", "actor", "vector", "rollout")
+FOLDERS = ("loop.py", "runtime.py", "replay.py", "actor", "vector", "vector_env.py", "rollout")
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0)
 # Every line is tried by `-m slow`; otherwise each call has this many lines between two tries.
 STRIDE = 5

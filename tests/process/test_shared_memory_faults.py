@@ -16,10 +16,10 @@ from gymnasium import spaces
 from helpers import FORK_SERVER, SOON, ExplodesOnArrival, wait_always, wait_for_path, wait_until
 
 import envactors as ea
+from envactors.integrations.access import VectorAccess
 from envactors.mailbox.control_page import FINISHED, SINCE, ControlPage
 from envactors.testing import EchoEnv, FaultyEnv
 from envactors.vector import actor_envs as row_module
-from envactors.vector.access import VectorAccess
 from envactors.vector.actor_envs import ActorEnvs
 
 SLEEP, BOTH_SPIN = "sleep", "spin"

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from helpers import FORK_SERVER, SOON, Counter, frozen, wait_for_path, wait_until
 
 import envactors as ea
-from envactors.vector.access import VectorAccess
+from envactors.integrations.access import VectorAccess
 from envactors.mailbox.slab import INLINE_INFO_ROOM
 from envactors.testing import EchoEnv, FaultyEnv
 

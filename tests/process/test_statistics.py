@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from nodes import preloading_backend
 
 import envactors as ea
+from envactors.integrations.access import VectorAccess
 from envactors.mailbox.control_page import TIMED
 from envactors.mailbox.durations import HISTOGRAM, METHOD_RESET, METHOD_STEP, count, merge, summarize
 from envactors.remote import LocalNodes
 from envactors.testing import EchoEnv, FaultyEnv
-from envactors.vector.access import VectorAccess
 
 
 class Paced(EchoEnv):

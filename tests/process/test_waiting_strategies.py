@@ -18,9 +18,9 @@ import envactors as ea
 from envactors.actor.reactor import Reactor
 from envactors.actor.slots import POSTED
 from envactors.actor.wait_tuner import BOTH_SPIN
+from envactors.integrations.access import VectorAccess
 from envactors.mailbox.control_page import SPINNING, SPINNING_LONG, WAIT
 from envactors.testing import EchoEnv
-from envactors.vector.access import VectorAccess
 from envactors.vector.stepper import Stepper
 
 

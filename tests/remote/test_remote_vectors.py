@@ -10,9 +10,9 @@ from helpers import SOON, wait_until
 from nodes import preloading_backend, standing
 
 import envactors as ea
+from envactors.integrations.access import VectorAccess
 from envactors.remote import LocalNodes
 from envactors.testing import EchoEnv
-from envactors.vector.access import VectorAccess
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -15,9 +15,8 @@ import envactors as ea
 from simulation.world import World
 
 _PACKAGE = str(Path(ea.__file__).parent)
-_FOLDERS = tuple(
-    f"{_PACKAGE}/{name}" for name in ("loop.py", "runtime.py", "replay.py", "actor/", "vector/", "rollout/")
-)
+_PLACES = ("loop.py", "runtime.py", "replay.py", "actor/", "vector/", "vector_env.py", "rollout/")
+_FOLDERS = tuple(f"{_PACKAGE}/{name}" for name in _PLACES)
 # How many lines of the library run until the interrupt, on average.
 _LINES = 60
 

@@ -22,7 +22,8 @@ class Invariants:
     """
 
     def __init__(self, envs: ea.VectorEnv) -> None:
-        self._table: Any = envs._engine.table
+        self._engine: Any = envs._engine
+        self._table: Any = self._engine.table
         self._lock: Any = self._table.lock
 
     def check(self) -> None:
@@ -33,7 +34,7 @@ class Invariants:
         """
         if self._lock._changing or self._lock._is_owned():
             return
-        for envs in self._table.actors:
+        for envs in self._engine.actors:
             problem = self._find_in_actor(envs.actor, envs)
             if problem:
                 raise Violation(f"{envs.actor.name}, {envs.actor.phase.name}: {problem}")

@@ -147,16 +147,16 @@ MUTANTS = [
     # Decisions about calls.
     Mutant(EXITS + "decide_call", "retries > 0 and not", "not", ONCE),
     Mutant(JOBS + "Job.culprit", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE),
-    Mutant(JOBS + "Call.on_reply", "actor.tenant.on_call(self, frame)", "pass", REPLAYS),
+    Mutant(JOBS + "Call.on_reply", "actor.tenant.on_call(self.kind, self.index, self.payload, frame)", "pass", REPLAYS),
     Mutant(JOBS + "Call.start", "actor.deadline_watch.watch(self.started, self.deadline)", "pass", HANGS),
     # Waiting.
     Mutant(FUTURE + "_notify", "self._ended.open()", "pass", HANGS),
     Mutant(LOAN + "end", "self._find_loop().take_back(process.channel_fd)", "pass", HANGS),
     Mutant(LOAN + "end", "self._find_loop().take_back(process.worker.sentinel)", "pass", HANGS),
     Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
-    Mutant(WAITING + "wait", "missing and 1 in table.rings_each", "False", HANGS),
+    Mutant(WAITING + "wait", "missing and 1 in rings_each", "False", HANGS),
     Mutant(WAITING + "wait", "missing = count_missing()  # workers", "pass  # workers", HANGS),
-    Mutant(WAITING + "wait", "min(complete + missing, len(table.status))", "len(table.status)", HANGS),
+    Mutant(WAITING + "wait", "min(complete + missing, len(rings_each))", "len(rings_each)", HANGS),
     Mutant(TABLE + "complete", "self.waiters.ring()", "pass", HANGS),
     # The rows of an actor.
     Mutant(ENVS + "post", "any(table.future_of(index) is not None for index in ids)", "False", HANGS),
@@ -187,7 +187,7 @@ MUTANTS = [
     Mutant(RECOVERY + "apply_to_row", "failure=error)", "failure=None)", LOSSES),
     # Journals.
     Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),
-    Mutant(JOURNAL + "record_row", "is_reset=bool(op & RESET)", "is_reset=False", REPLAYS),
+    Mutant(JOURNAL + "record_row", "check, is_reset=is_reset", "check, is_reset=False", REPLAYS),
     Mutant(JOURNAL + "record_row", "self.begin(", "(lambda *_: None)(", REPLAYS),
     Mutant(JOURNAL + "can_retry", " and self._crashed_at != self._size", "", "no third time"),
 ]

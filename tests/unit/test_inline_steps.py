@@ -14,8 +14,8 @@ import pytest
 from interleaving import StoppingThread
 
 import envactors as ea
+from envactors.integrations.access import VectorAccess
 from envactors.testing import EchoEnv
-from envactors.vector.access import VectorAccess
 
 SOON = 30
 

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 import pytest
 
 import envactors as ea
+from envactors.integrations.access import VectorAccess
 from envactors.testing import EchoEnv
-from envactors.vector.access import VectorAccess
 
 SOON = 30
 

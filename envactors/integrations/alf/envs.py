@@ -15,7 +15,7 @@ from envactors.actor.handle import ActorView
 from envactors.errors import ActorError, SerializationError, SpaceMismatchError
 from envactors.integrations.alf.adapter import Described
 from envactors.integrations.alf.values import alf
-from envactors.vector.env import VectorEnv
+from envactors.vector_env import VectorEnv
 
 _log = logging.getLogger("envactors")
 

@@ -2,7 +2,7 @@
 
     step ──▶ the actions as arrays ──▶ a step of the envs that have a slot ──▶ records ──▶ a ``TimeStep`` of tensors
 
-`envactors.vector.env.VectorEnv` runs the envs, `envactors.integrations.alf.rotation.Rotation` lets spare envs take
+`envactors.vector_env.VectorEnv` runs the envs, `envactors.integrations.alf.rotation.Rotation` lets spare envs take
 turns, and `envactors.integrations.alf.adapter` contains the adapter around each env in its worker. ALF (the Agent
 Learning Framework, https://github.com/HorizonRobotics/alf) does not need to be installed: any env with the interface of
 its ``AlfEnvironment`` works.

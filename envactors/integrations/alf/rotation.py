@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from envactors.errors import VectorInputError
+from envactors.integrations.access import VectorAccess
 from envactors.mailbox.specs import split_batch
 from envactors.options import is_int
-from envactors.vector.access import VectorAccess
-from envactors.vector.env import VectorEnv
 from envactors.vector.inputs import seeds_for
+from envactors.vector_env import VectorEnv
 
 
 class Rotation:

@@ -3,7 +3,7 @@
     step    a step of all envs, or send and recv for some envs ──▶ timesteps, by env id
     reset   one future per env, collected by the next call ──▶ state RUN, or the next attempt
 
-`envactors.vector.env.VectorEnv` runs the envs, with ``autoreset="disabled"``. The states of envs and the attempts of
+`envactors.vector_env.VectorEnv` runs the envs, with ``autoreset="disabled"``. The states of envs and the attempts of
 resets live in `envactors.integrations.ding.states` and `envactors.integrations.ding.resets`.
 """
 

@@ -13,6 +13,7 @@ from envactors.actor.handle import ActorHandle
 from envactors.actor.spawn import spawn
 from envactors.backends.base import Backend
 from envactors.errors import ActorError
+from envactors.integrations.access import VectorAccess
 from envactors.integrations.adapter import adapted
 from envactors.integrations.ding.adapter import DingEnvAdapter
 from envactors.integrations.ding.states import require
@@ -20,9 +21,8 @@ from envactors.integrations.ding.values import PRELOAD, BaseEnvManager
 from envactors.integrations.options import as_start_method, make_vector, preloading
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines, RestartPolicy
-from envactors.vector.access import VectorAccess
-from envactors.vector.env import VectorEnv
 from envactors.vector.inputs import EnvVars
+from envactors.vector_env import VectorEnv
 
 # Entries of the configuration that are options of the vector.
 _PASSED_ON = ("seed_episodes", "max_running", "recycle", "standbys", "snapshot")

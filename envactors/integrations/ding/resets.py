@@ -15,9 +15,9 @@ from typing import Any
 
 from envactors.actor.states import ActorState
 from envactors.errors import ActorError, RemoteTraceback, SerializationError
+from envactors.integrations.access import VectorAccess
 from envactors.integrations.ding.adapter import ResetInfo
-from envactors.vector.access import VectorAccess
-from envactors.vector.env import EnvFuture, VectorEnv
+from envactors.vector_env import EnvFuture, VectorEnv
 
 _log = logging.getLogger("envactors")
 

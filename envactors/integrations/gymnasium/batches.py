@@ -1,4 +1,4 @@
-"""Convert batches between the form that Gymnasium uses and that of `envactors.vector.env.VectorEnv`.
+"""Convert batches between the form that Gymnasium uses and that of `envactors.vector_env.VectorEnv`.
 
 Spaces are combined in `envactors.integrations.gymnasium.spaces`.
 """

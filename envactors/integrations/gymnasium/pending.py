@@ -1,6 +1,6 @@
 """Keep track of the call between Gymnasium's ``*_async`` and ``*_wait`` methods, and of calls that timed out.
 
-`envactors.vector.env.VectorEnv` runs the calls; this module only remembers which one is pending.
+`envactors.vector_env.VectorEnv` runs the calls; this module only remembers which one is pending.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from envactors.errors import (
     VectorStepError,
     VectorTimeoutError,
 )
+from envactors.integrations.access import VectorAccess
 from envactors.integrations.gymnasium.batches import Observations
 from envactors.options import check_timeout
-from envactors.vector.access import VectorAccess
-from envactors.vector.env import VectorEnv
+from envactors.vector_env import VectorEnv
 
 What: TypeAlias = Literal["reset", "step", "call"]
 # Waits for results and returns them; takes a timeout in seconds.

@@ -1,6 +1,6 @@
 """`ActorVectorEnv`: Gymnasium's ``AsyncVectorEnv`` on actors.
 
-It translates spaces, infos, errors, and names between Gymnasium and `envactors.vector.env.VectorEnv`, which does the
+It translates spaces, infos, errors, and names between Gymnasium and `envactors.vector_env.VectorEnv`, which does the
 work.
 """
 
@@ -29,6 +29,7 @@ from envactors.errors import (
     VectorStepError,
     raised_by_user_code,
 )
+from envactors.integrations.access import VectorAccess
 from envactors.integrations.gymnasium.arguments import check_worker, checked_limit, checked_mask
 from envactors.integrations.gymnasium.batches import Actions, Observations
 from envactors.integrations.gymnasium.pending import Finish, Pending, results_of
@@ -36,10 +37,9 @@ from envactors.integrations.gymnasium.spaces import agree, check_mode, check_sha
 from envactors.integrations.options import as_start_method, check_one_backend, make_vector
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines
-from envactors.vector.access import VectorAccess
-from envactors.vector.env import VectorEnv
 from envactors.vector.options import CommonOptions
 from envactors.vector.results import Batch
+from envactors.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -17,7 +17,7 @@ from jax.experimental import io_callback
 
 from envactors.errors import SpaceMismatchError
 from envactors.mailbox.specs import ArraySpec, Spec, leaves, unflatten
-from envactors.vector.env import VectorEnv
+from envactors.vector_env import VectorEnv
 
 
 class Reset(Protocol):

@@ -10,11 +10,11 @@ import numpy.typing as npt
 from pettingzoo import ParallelEnv
 
 from envactors.errors import VectorInputError
+from envactors.integrations.access import VectorAccess
 from envactors.integrations.failures import or_first_failure
 from envactors.integrations.pettingzoo.adapter import Agents
 from envactors.integrations.pettingzoo.batches import AgentBatches
-from envactors.vector.access import VectorAccess
-from envactors.vector.env import VectorEnv
+from envactors.vector_env import VectorEnv
 
 
 class ActorParallelEnvCopy(ParallelEnv):  # type: ignore[misc] # mypy skips its module

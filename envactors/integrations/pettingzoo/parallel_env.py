@@ -3,7 +3,7 @@
     actions by agent ──▶ AgentBatches.pack ──▶ facade ──▶ ParallelEnvAdapter in each worker ──▶ ParallelEnv
     results by agent ◀── AgentBatches.unpack ◀── arrays of all possible agents, in shared memory ◀──┘
 
-`envactors.vector.env.VectorEnv` handles failures, autoreset, seeds, standbys, and replays.
+`envactors.vector_env.VectorEnv` handles failures, autoreset, seeds, standbys, and replays.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from gymnasium.vector.utils import batch_space
 
 from envactors.actor.handle import ActorHandle
 from envactors.errors import SpaceMismatchError, VectorStepError
+from envactors.integrations.access import VectorAccess
 from envactors.integrations.adapter import adapter_factories
 from envactors.integrations.options import make_vector
 from envactors.integrations.pettingzoo.adapter import Agents, ParallelEnvAdapter
 from envactors.integrations.pettingzoo.batches import AgentBatches
 from envactors.integrations.pettingzoo.copies import ActorParallelEnvCopy
 from envactors.mailbox.factory import Factory
-from envactors.vector.access import VectorAccess
-from envactors.vector.env import VectorEnv
 from envactors.vector.inputs import check_env_ids
 from envactors.vector.options import CommonOptions
+from envactors.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -18,16 +18,16 @@ from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 from ray.tune.registry import ENV_CREATOR, _global_registry
 
 from envactors.actor.future import results_of
+from envactors.integrations.access import VectorAccess
 from envactors.integrations.adapter import adapter_factories
 from envactors.integrations.failures import or_first_failure
 from envactors.integrations.options import make_vector, preloading
 from envactors.integrations.rllib.adapter import ALL, Agents, AgentStep, MultiAgentEnvAdapter
 from envactors.integrations.rllib.creator import REFUSED, EnvCreator
 from envactors.mailbox.factory import Factory
-from envactors.vector.access import VectorAccess
-from envactors.vector.env import VectorEnv
 from envactors.vector.options import CommonOptions
 from envactors.vector.results import Batch
+from envactors.vector_env import VectorEnv
 
 Dicts: TypeAlias = list[dict[Any, Any]]
 

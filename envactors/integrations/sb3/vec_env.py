@@ -2,7 +2,7 @@
 
     step_async ──▶ starts a step of all envs      step_wait ──▶ its results, with the names of stable-baselines3
 
-`envactors.vector.env.VectorEnv` runs the envs, with ``autoreset="same_step"``.
+`envactors.vector_env.VectorEnv` runs the envs, with ``autoreset="same_step"``.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from envactors.actor.future import results_of
 from envactors.actor.handle import ActorHandle, ActorView
 from envactors.backends.base import Backend
 from envactors.errors import AlreadyPendingError, NothingPendingError, VectorStepError
+from envactors.integrations.access import VectorAccess
 from envactors.integrations.adapter import adapter_factories
 from envactors.integrations.failures import first_failure, or_first_failure
 from envactors.integrations.options import as_start_method, check_one_backend, make_vector, preloading
 from envactors.integrations.sb3.adapter import StableBaselinesEnvAdapter
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.mailbox.pickling import dumps_by_value
-from envactors.vector.access import VectorAccess
-from envactors.vector.env import VectorEnv
 from envactors.vector.options import VectorOptions
+from envactors.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -3,7 +3,7 @@
     _step ──▶ steps all envs, or those selected by ``"_step"``      ──▶ a TensorDict of shape [num_envs]
     _reset ─▶ resets all envs, or those selected by ``"_reset"``    ──▶ likewise
 
-`envactors.vector.env.VectorEnv` runs the envs, with ``autoreset="disabled"``: TorchRL requests every reset. The
+`envactors.vector_env.VectorEnv` runs the envs, with ``autoreset="disabled"``: TorchRL requests every reset. The
 facade returns copies of the shared memory, since TorchRL keeps the TensorDicts of a rollout, and tensors use these
 copies directly. Specs and conversions live in `envactors.integrations.torchrl.values`.
 """
@@ -25,8 +25,8 @@ from envactors.integrations.failures import or_first_failure
 from envactors.integrations.options import make_vector
 from envactors.integrations.torchrl.values import Infos, Values, make_specs, spread
 from envactors.mailbox.factory import Factory, as_factories
-from envactors.vector.env import VectorEnv
 from envactors.vector.options import VectorOptions
+from envactors.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

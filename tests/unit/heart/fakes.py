@@ -26,6 +26,7 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call
 from envactors.actor.states import Phase
 from envactors.backends.base import Backend, ExitStatus, NodeLoss, RowMemory
+from envactors.integrations.access import VectorAccess
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import FRAMES, METHOD_CALL, POSTED, STEP, STREAM, ControlPage, page_size
 from envactors.mailbox.info_codec import Infos
@@ -33,7 +34,6 @@ from envactors.mailbox.messages import Frame, Kind, Start
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import Slab
 from envactors.system.polling import Doorbell
-from envactors.vector.access import VectorAccess
 from envactors.worker import env_rows
 from envactors.worker.main import Server
 
@@ -452,7 +452,7 @@ class Stage:
 
     def env(self, index=0):
         """Return an env, as its worker has it."""
-        owner = self.table.owners[index]
+        owner = self.engine.owners[index]
         return owner.actor.incarnation.process.worker.envs[owner.position(index)]
 
     # Driving
@@ -509,17 +509,18 @@ class Stage:
 
     def check(self):
         """Check the invariant between changes."""
-        check_invariant(self.table)
+        check_invariant(self.engine)
 
 
-def check_invariant(table):
+def check_invariant(engine):
     """Check what holds between changes; see `envactors.vector.table` and `envactors.actor.change`."""
     from envactors.vector.actor_envs import QueuedRows
     from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED
 
+    table = engine.table
     with table.lock:
         for index, status in enumerate(table.status):
-            owner = table.owners[index]
+            owner = engine.owners[index]
             actor = owner.actor
             waiting = [job for job in actor.queue if isinstance(job, QueuedRows) and index in job.ids]
             assert bool(waiting) == (status == QUEUED) or status != QUEUED, "a queued env waits in its actor"
@@ -530,7 +531,7 @@ def check_invariant(table):
             if status == POSTED and actor.phase is Phase.LIVE and not table.has_outcome(index):
                 assert actor.running is owner, "rows that run are the running job"
                 assert table.posted_in[index] == actor.incarnation.index
-        for envs in table.actors:
+        for envs in engine.actors:
             actor = envs.actor
             known = {*actor.queue, actor.running}
             assert set(actor.unfinished) <= known, "an unfinished job is queued or running"

@@ -8,7 +8,7 @@ import numpy as np
 
 from envactors.mailbox.messages import Attach, Kind, RecordedSteps, Set
 from envactors.mailbox.pickling import Sealed, dumps, loads
-from envactors.replay import Journal
+from envactors.replay import Journal, PostedRequest
 
 ATTACH = Attach(SimpleNamespace(action=None), autoreset=False)
 
@@ -69,14 +69,14 @@ def test_attributes_survive_what_is_forgotten():
 
 def test_the_same_inputs_are_not_tried_a_third_time():
     journal = Journal(0, 100)
-    table = SimpleNamespace(ops=[0], posted_seed=lambda index: None)
-    assert not journal.can_retry(table, 0)
+    step = PostedRequest(0, None, None, autoreset=False)
+    assert not journal.can_retry(step)
     journal.begin(7, check=0)
-    assert journal.can_retry(table, 0)
+    assert journal.can_retry(step)
     journal.count_crash()
-    assert not journal.can_retry(table, 0)
+    assert not journal.can_retry(step)
     journal.record_steps(*steps(1), check=1)
-    assert journal.can_retry(table, 0)
+    assert journal.can_retry(step)
 
 
 def test_a_journal_whose_replay_ends_two_processes_in_a_row_is_forgotten():

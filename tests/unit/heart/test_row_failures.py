@@ -479,11 +479,11 @@ def test_each_env_of_a_packed_actor_has_its_own_time(stages):
     worker = stage.worker()
     worker.run_row(0)
     worker.begin_row(1)
-    step = stage.table.actors[0].step(stage.actor())
+    step = stage.engine.actors[0].step(stage.actor())
     assert (step.method, step.index) == ("step", 1)
     assert step.started == worker.page.progress().since
     stage.worker().run_row(1)
-    assert stage.table.actors[0].step(stage.actor()) is None
+    assert stage.engine.actors[0].step(stage.actor()) is None
     worker.end_rows()
     stage.finish()
 
@@ -493,7 +493,7 @@ def test_a_worker_that_claims_to_have_finished_is_killed(stages):
     stage.start([1])
     worker = stage.worker()
     worker.end_rows()
-    assert "not complete" in stage.table.actors[0].check_memory()
+    assert "not complete" in stage.engine.actors[0].check_memory()
     results = []
     try:
         stage.finish(timeout=SOON)

@@ -1,4 +1,4 @@
-"""`VectorEnv`, which steps many envs as one, and `make_vec`. The parts of a vector are in the other modules."""
+"""`VectorEnv`, which steps many envs as one, and `make_vec`. Its parts are in `vector` and `rollout`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from envactors.options import check_timeout, deadline_after
 from envactors.rollout.methods import RolloutMethods
 from envactors.vector import inputs
 from envactors.vector.build import describe_envs, launch_actors, share_rows
-from envactors.vector.engine import RowEngine
 from envactors.vector.options import Choices, VectorOptions, check_names
 from envactors.vector.results import Batch, EnvStep, StepResults
 from envactors.vector.serial import SerialEngine
@@ -93,8 +92,7 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
             if self._memory is None:
                 self._engine = SerialEngine(choices, self.actors, described)
             else:
-                table, reader = share_rows(choices, self.actors, self.num_envs, described, self._memory)
-                self._engine = RowEngine(table, reader, described.action, may_spin=backend.spin)
+                self._engine = share_rows(choices, self.actors, self.num_envs, described, self._memory)
             self._statistics = VectorStatistics(self._engine, self.actors)
         except BaseException:
             self.close(0)

@@ -16,9 +16,9 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.handle import call_or_get
 from envactors.errors import NothingPendingError
 from envactors.options import deadline_after
-from envactors.vector.env import EnvFuture, VectorEnv
 from envactors.vector.options import Autoreset
 from envactors.vector.results import Batch, StepResults
+from envactors.vector_env import EnvFuture, VectorEnv
 
 
 class VectorAccess:
