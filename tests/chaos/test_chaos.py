@@ -33,7 +33,6 @@ from chaos.oracle import ReferenceEnvs
 from chaos.plan import plan_faults
 from chaos.report import ReportBuilder
 from chaos.run import run_chaos
-from envactors import cli
 from envactors.remote import LocalNodes
 from envactors.system.cpus import cores
 from envactors.testing import EchoEnv
@@ -664,14 +663,3 @@ def test_ctrl_c_ends_the_command():
     _, err = process.communicate(timeout=100)
     assert (process.returncode, err) == (130, "python -m tests.chaos: interrupted\n")
     assert psutil.wait_procs(children, 5)[1] == []
-
-
-def test_the_removed_command_names_the_chaos_kit(capsys):
-    assert cli.main(["chaos", "CartPole-v1", "--faults", "20", "--observed", "--help"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert "run `python -m tests.chaos` in a checkout" in err
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    assert "chaos" not in capsys.readouterr().out
