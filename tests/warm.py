@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 # What scripts import. There is another fork server for callers that have gymnasium.
-OF_SCRIPTS = ("numpy", "envactors.vector.env", "envactors.backends.process", "gymnasium")
+OF_SCRIPTS = ("numpy", "envactors.vector_env", "envactors.backends.process", "gymnasium")
 
 _SERVER = """
 def serve():

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Literal
 
 from envactors.tuning.measure import Actions, measure_recv, measure_rollout, measure_step
-from envactors.vector.env import VectorEnv
+from envactors.vector_env import VectorEnv
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from envactors.mailbox.specs import Spec, spec_of_space, stack
 
 if TYPE_CHECKING:
     from envactors.rollout.context import PolicyContext
-    from envactors.vector.env import VectorEnv
+    from envactors.vector_env import VectorEnv
 
 SEED = 0
 # Number of rows of actions; they are repeated in turn.

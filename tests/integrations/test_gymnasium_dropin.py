@@ -923,7 +923,7 @@ class Films(Probe):
 def test_workers_do_not_import_the_drop_in():
     class Spy(gymnasium.Wrapper):
         def modules(self):
-            return ("envactors.integrations.gymnasium" in sys.modules, "envactors.vector.env" in sys.modules)
+            return ("envactors.integrations.gymnasium" in sys.modules, "envactors.vector_env" in sys.modules)
 
     # A fresh worker: those of the fork server are copies with this module's imports.
     envs = make_vec("CartPole-v1", 1, wrappers=[Spy], vector_kwargs={"context": "loky"})
