@@ -21,7 +21,7 @@ import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from envactors.observe.addresses import find_sockets, is_listening, path_of
 from envactors.system.sockets import SEND_FLAGS, prevent_sigpipe
@@ -91,7 +91,7 @@ class Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     request_queue_size = 16
     # How often to look for the end where shutting down the socket wakes nobody, in seconds.
-    timeout = 0.5
+    timeout: float | None = 0.5
 
     def __init__(self, path: Path, watcher: Watcher) -> None:
         self._path = path
@@ -177,7 +177,7 @@ class Server(socketserver.ThreadingUnixStreamServer):
 class _Client(socketserver.StreamRequestHandler):
     """Reads a request and sends the answer."""
 
-    timeout = 2.0  # for each of both, in seconds
+    timeout: ClassVar[float | None] = 2.0  # for each of both, in seconds
 
     def handle(self) -> None:
         threading.current_thread().name = "envactors-monitor-client"
