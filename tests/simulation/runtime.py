@@ -23,7 +23,6 @@ from envactors.actor.change import ChangeLock
 from envactors.loop import Timer
 from envactors.system.polling import READABLE, WRITABLE
 from envactors.vector import build, table, waiting
-from envactors.vector.table import POSTED
 from envactors.vector.waiting import ResultWaiters
 from envactors.worker import main as worker
 from simulation.envs import Misbehaving
@@ -247,13 +246,13 @@ class SimulatedWaiters(ResultWaiters):
     world: World
 
     def wait(self, count_missing: Callable[[], int], deadline: float | None) -> bool:
-        table = self._table
+        slab, rings_each = self._slab, self._rings_each
 
         def is_missing() -> int:
             # Workers announce the end of the rows of `step`, rather than each row.
             runs_batch = any(
-                status == POSTED and not rings and not table.is_complete(index)
-                for index, (status, rings) in enumerate(zip(table.status, table.rings_each, strict=True))
+                posted != completed and not rings
+                for posted, completed, rings in zip(slab.posted, slab.completed, rings_each, strict=True)
             )
             return count_missing() + runs_batch
 
