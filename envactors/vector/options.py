@@ -17,7 +17,7 @@ OnFailure = Literal["raise", "renew", "replay"]
 
 
 class CommonOptions(TypedDict, total=False):
-    """`VectorOptions` without ``copy``, which some libraries have as an argument of their own."""
+    """`VectorOptions` without ``copy``, which some libraries have as their own argument."""
 
     envs_per_actor: int | Literal["auto"]
     autoreset: Autoreset
