@@ -7,10 +7,10 @@ from concurrent.futures import wait as wait
 from envactors.actor.future import ActorFuture as ActorFuture
 from envactors.actor.future import as_completed_async as as_completed_async
 from envactors.actor.handle import ActorHandle as ActorHandle
-from envactors.actor.pool import ActorPool as ActorPool
 from envactors.actor.spawn import spawn as spawn
 from envactors.actor.states import ActorState as ActorState
 from envactors.actor.states import ActorStats as ActorStats
+from envactors.actor_pool import ActorPool as ActorPool
 from envactors.backends.inline import InlineBackend as InlineBackend
 from envactors.backends.process import ProcessBackend as ProcessBackend
 from envactors.backends.thread import ThreadBackend as ThreadBackend
@@ -50,9 +50,9 @@ from envactors.tuning.tuner import tune as tune
 from envactors.vector.options import VectorOptions as VectorOptions
 from envactors.vector.results import Batch as Batch
 from envactors.vector.results import EnvStep as EnvStep
-from envactors.vector.statistics import VectorStats as VectorStats
 from envactors.vector_env import VectorEnv as VectorEnv
 from envactors.vector_env import make_vec as make_vec
+from envactors.vector_stats import VectorStats as VectorStats
 from envactors.worker.context import ActorContext as ActorContext
 from envactors.worker.context import current_actor as current_actor
 

@@ -22,8 +22,8 @@ from envactors.vector.options import Choices, VectorOptions, check_names
 from envactors.vector.results import Batch, EnvStep, StepResults
 from envactors.vector.serial import SerialEngine
 from envactors.vector.snapshots import SnapshotMethods
-from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.table import Selection
+from envactors.vector_stats import VectorStatistics, VectorStats
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -14,7 +14,7 @@ from envactors.actor.actor import Actor
 from envactors.actor.inline import InlineActor
 from envactors.actor.states import ActorStats
 from envactors.mailbox.durations import Durations
-from envactors.vector.statistics import all_statistics
+from envactors.vector_stats import all_statistics
 
 # Of the text of a failure, in characters.
 _LONGEST_FAILURE = 500

@@ -27,7 +27,7 @@ from envactors.mailbox.spans import SPANS_KEPT, Spans
 from envactors.observe.snapshot import find_actors
 from envactors.observe.trace_file import CallerSpan, Notice, Span, write_trace
 from envactors.threads import LibraryThread
-from envactors.vector.statistics import all_statistics
+from envactors.vector_stats import all_statistics
 
 _log = logging.getLogger("envactors")
 # How long to wait between two looks at the rings of workers, in seconds, at first and at least and at most.

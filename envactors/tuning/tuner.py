@@ -14,8 +14,8 @@ from envactors.options import check_timeout
 from envactors.system.cpus import usable_cores
 from envactors.tuning.candidates import Candidate, placements, variants
 from envactors.tuning.measure import SEED, Actions
-from envactors.vector_env import VectorEnv
 from envactors.vector.inputs import check_counts
+from envactors.vector_env import VectorEnv
 
 # Share of the time for comparing placements; the rest is for variants of the best.
 _PLACING = 0.6

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from storms import checksum_of_run
 
 import envactors as ea
+from envactors.remote import LocalNodes
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 Seeding = functools.partial(ea.VectorEnv, seed_episodes=True, restart=ALWAYS)

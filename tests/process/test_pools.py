@@ -17,7 +17,7 @@ from interleaving import Lines, StoppingThread
 
 import envactors as ea
 
-POOL = ("actor/pool.py",)
+POOL = ("actor_pool.py",)
 
 
 class FileGate:

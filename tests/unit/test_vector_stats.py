@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from envactors.mailbox.durations import Durations
-from envactors.vector.statistics import VectorStats
+from envactors.vector_stats import VectorStats
 
 
 def stats_of(totals, in_turns, resets=(0.0, 0.0, 0.0)):
