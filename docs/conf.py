@@ -96,7 +96,7 @@ FOREIGN = (
 )
 # Aliases of types, and internal types that annotations of public names mention.
 ALIASES = (
-    "AgentBatches|Autoreset|AutoresetMode|CallOwner|Client|Factory|OnFailure|Path|Space|Spec|(starting.)?StartMethod"
+    "AgentBatches|Autoreset|AutoresetMode|Client|Factory|OnFailure|Owner|Path|Space|Spec|(starting.)?StartMethod"
     r"|.*EnvFuture|.*SessionFuture|SpawnOptions|.*type_variables\..*|R|Ts?|T_co|Item|CommonOptions|.*AnyFuture"
     r"|.*host_calls\.(Reset|Step)|.*environment\.ActorEnvironment"
 )

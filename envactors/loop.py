@@ -30,7 +30,7 @@ class Timer:
     __slots__ = ("_callback", "when")
 
     def __init__(self, when: float, callback: Callable[[], object]) -> None:
-        self.when = when
+        self.when: float = when
         self._callback: Callable[[], object] | None = callback
 
     def cancel(self) -> None:

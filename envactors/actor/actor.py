@@ -22,6 +22,7 @@ from typing import Any
 
 from envactors import runtime as runtimes
 from envactors.actor import recording, slow_calls
+from envactors.actor.change import ChangeLock
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Exit, JobFate, Next, Plan, RestartTracker, Step, decide_next
@@ -95,7 +96,7 @@ class Actor:
 
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
-        self.lock = config.lock
+        self.lock: ChangeLock = config.lock
         self.errors: ErrorFactory = ErrorFactory(config)
         self.tenant: Tenant = NO_TENANT
         self.closed: Latch = Latch()

@@ -99,7 +99,7 @@ class ActorFuture(concurrent.futures.Future[R]):
     calls.
 
     Only the owner of the future changes its state, under the owner's lock. The condition of the base class serves
-    `concurrent.futures.wait` and `concurrent.futures.as_completed` alone; see `_Condition`.
+    `concurrent.futures.wait` and `concurrent.futures.as_completed` alone.
 
     Args:
         owner: The actor that runs the call.
@@ -116,15 +116,16 @@ class ActorFuture(concurrent.futures.Future[R]):
         self._reading = threading.RLock()
         self._ended = Latch()
 
-    @property
-    def _state(self) -> str:
-        """The state that `concurrent.futures` sees."""
-        state: str = self._condition.visible_state
-        return state
+    if not TYPE_CHECKING:  # typeshed has a plain attribute
 
-    @_state.setter
-    def _state(self, state: str) -> None:
-        """Ignore the state that the base class sets first."""
+        @property
+        def _state(self) -> str:
+            """The state that `concurrent.futures` sees."""
+            return self._condition.visible_state
+
+        @_state.setter
+        def _state(self, state: str) -> None:
+            """Ignore the state that the base class sets first."""
 
     # Users -----------------------------------------------------------------------------------------------
 

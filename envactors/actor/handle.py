@@ -142,7 +142,7 @@ class ActorView(Caller[T_co]):
 
     @property
     def incarnation(self) -> int:
-        """The index of the process: 0 for the first, one more for each replacement."""
+        """The index of the process, which is 0 for the first and one more for each replacement."""
         return self._actor.incarnation.index
 
     def stats(self) -> ActorStats:

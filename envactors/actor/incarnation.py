@@ -50,7 +50,7 @@ class Incarnation:
     )
 
     def __init__(self, index: int) -> None:
-        self.index = index
+        self.index: int = index
         self.process: ActorProcess | None = None
         self.is_launching: bool = False
         self.launched: float = 0.0

@@ -138,14 +138,14 @@ class Call(Job):
         self.kind = kind
         self.future: ActorFuture = future
         self.deadline = deadline
-        self.retries = retries
+        self.retries: int = retries
         self.payload = payload
         self.on_end = on_end
         self.incarnation = incarnation
-        self.needs_permit = kind == Kind.CALL and method in ("step", "reset")
+        self.needs_permit: bool = kind == Kind.CALL and method in ("step", "reset")
         self.take_reply = take_reply
         self.call_id = 0
-        self.started = 0.0
+        self.started: float = 0.0
 
     def start(self, actor: JobRunner) -> bool:
         """Send the message."""

@@ -16,7 +16,7 @@ class Latch:
     __slots__ = ("_gates", "is_open")
 
     def __init__(self) -> None:
-        self.is_open = False
+        self.is_open: bool = False
         self._gates: list[LockType] = []
 
     def open(self) -> None:

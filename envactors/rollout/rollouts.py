@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -247,13 +247,13 @@ class Run:
         self.parts: list[RolloutPart] = []
         self.buffer: TrajectoryBuffer = rollouts.take_buffer(steps)
         self.buffer.hold(self)
-        self.lost = rollouts.lost
+        self.lost: dict[int, BaseException] = rollouts.lost
         self.runtime: Runtime = rollouts.runtime
         self.futures: list[ActorFuture[Rollout]] = [ActorFuture(self, None) for _ in range(count)]
         for future in self.futures:
             future.set_running()
-        self.policy_of = rollouts.policy_of
-        self.set_policy_of = rollouts.set_policy_of
+        self.policy_of: Callable[[ActorEnvs], tuple[int, int]] = rollouts.policy_of
+        self.set_policy_of: Callable[[ActorEnvs, int], None] = rollouts.set_policy_of
         self._rollouts = rollouts
         self._steps = steps
         self._copies = copies

@@ -91,7 +91,7 @@ class Column:
         self.position: int = hosted.position
         self.index: int = hosted.index
         self.env_step: Callable[[Any], Any] = hosted.env.step
-        self.op = op
+        self.op: int = op
         self.seed = seed
         self._root_seed = root_seed
         self._episode = episode

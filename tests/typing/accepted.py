@@ -107,7 +107,6 @@ async def futures(actor: ea.ActorHandle[Counter]) -> None:
     for completed in ea.as_completed(several):
         assert_type(completed.result(), int)
     assert_type(several[0].abort(), bool)
-    assert_type(several[0].incarnation, int | None)
 
 
 async def vectors() -> None:
