@@ -68,14 +68,14 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
         check_names("VectorEnv", options)
         choices, factories = Choices(**options), as_factories(factories)
         backend = backends.resolve(choices.backend)
-        if choices.on_failure == "replay" and not backend.kills:
+        if choices.on_failure == "replay" and not backend.traits.can_kill:
             choices = choices._replace(on_failure="renew")  # no process can be lost
         groups, variables = inputs.check_choices(choices, factories, backend)
         self._is_closed = False
         self._has_snapshots = choices.snapshot is not None
         self._forks = runtimes.forks
         self._engine: Any = None  # a `RowEngine`, or a `SerialEngine`, which has the same interface
-        self._memory = None if backend.inline else backend.make_memory()
+        self._memory = None if backend.traits.is_inline else backend.make_memory()
         self.actors: list[ActorHandle[Any]]
         self._handles: list[ActorView]
         self._standbys: list[ActorHandle[Any]]

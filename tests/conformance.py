@@ -74,7 +74,7 @@ class BackendConformance:
     def _kills(self) -> bool:
         from envactors.backends import resolve
 
-        return resolve(self.make_backend()).kills
+        return resolve(self.make_backend()).traits.can_kill
 
     def test_calls_run_in_order(self) -> None:
         with self.spawn() as actor:

@@ -59,14 +59,15 @@ UP = 1.5 if PORTABLE else 0.5
 @contextlib.contextmanager
 def kept_fork_server(env_vars):
     """Keeps the session's fork server for actors with these variables, which ends with the last of them otherwise."""
-    FORK_SERVER.retain(env_vars)
+    use = FORK_SERVER.use(env_vars)
+    use.open()
     # The server ends with the thread that it was started by: that must be this one, and not one of an engine.
-    first = FORK_SERVER.launch("first", env_vars, None)
+    first = use.start("first", None, 1)
     first.kill()
     select.select([first.sentinel], [], [])
     first.reap()
     yield
-    FORK_SERVER.release(env_vars)
+    use.close()
 
 
 def promised(seconds: float) -> float:

@@ -46,7 +46,7 @@ def serve():
             sys.path[0] = os.path.dirname(path)
             nursery.fork_nursery()
             if keeps_server:
-                ea.ProcessBackend().retain({})
+                ea.ProcessBackend().use({}).open()
             with open(path) as file:
                 return path, compile(file.read(), path, "exec")
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)

@@ -37,7 +37,7 @@ from envactors.actor.spinning import SpinPolicy
 from envactors.actor.states import ActorState, ActorStats, EndReason, Phase
 from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Timers
-from envactors.backends.base import Worker
+from envactors.backends.base import Use, Worker
 from envactors.errors import ActorClosedError, ActorError
 from envactors.loop import Loop
 from envactors.mailbox.control_page import ControlPage
@@ -117,11 +117,11 @@ class Actor:
         self.timers: Timers = Timers(self._find_loop, self.run)
         self.deadline_watch: DeadlineWatch = DeadlineWatch(self)
         self.permits: Permits | None = config.permits
-        self.spin: SpinPolicy = SpinPolicy(config.backend.spin)
+        self.spin: SpinPolicy = SpinPolicy(config.backend.traits.may_spin)
         self._loan = ChannelLoan(self._find_loop, self.lock)
         # The last worker, as long as its code may still be running although it counts as ended.
         self._uncertain: Worker | None = None
-        self._is_retained = False  # whether the backend counts this actor
+        self._use: Use | None = None  # its use of the backend
 
     def begin(self) -> None:
         """Join the runtime, whose loop then starts the first process.
@@ -132,8 +132,8 @@ class Actor:
             Exception: The backend cannot be used.
         """
         runtimes.join(self)
-        self.config.backend.retain(self.config.env_vars, self.runtime)
-        self._is_retained = True
+        self._use = self.config.backend.use(self.config.env_vars, self.runtime)
+        self._use.open()
         self._proceed_soon()
 
     def _find_loop(self) -> Loop:
@@ -262,7 +262,7 @@ class Actor:
 
     def accept(self, call: Call) -> None:
         """Send a pickled call, or queue it. For the errors see `submit`."""
-        if call.deadline is None or not self.config.backend.kills:
+        if call.deadline is None or not self.config.backend.traits.can_kill:
             call.deadline = self.config.deadlines.of(call.method)
         self._accept(call, call.method, call.index)
 
@@ -299,7 +299,7 @@ class Actor:
         with self.lock, self.lock.change(self):
             self.tenant.collect_completed()
             is_running = (self.running is not None and self.running.future is future) or self.tenant.is_running(future)
-            is_refused = is_running and not self.config.backend.kills
+            is_refused = is_running and not self.config.backend.traits.can_kill
             if is_running and not is_refused:
                 self._end(EndReason.ABORT)
             elif not is_running and not future.done():
@@ -319,7 +319,7 @@ class Actor:
         """
         self.check_owner()
         with self.lock, self.lock.change(self):
-            is_refused = not self.config.backend.kills and self._current_step() is not None
+            is_refused = not self.config.backend.traits.can_kill and self._current_step() is not None
             if not restart and not is_refused:
                 self.is_closing = True
                 self._end(EndReason.CLOSE)
@@ -690,7 +690,7 @@ class Actor:
             self._submit_launch()
 
     def _submit_launch(self) -> None:
-        self.runtime.launcher.submit(self._launch, self.config.backend.max_starting)
+        self.runtime.launcher.submit(self._launch, self.config.backend.traits.max_starting)
 
     def _adopt(self, process: ActorProcess) -> None:
         """Have the process of a standby work for this actor."""
@@ -754,9 +754,9 @@ class Actor:
                 self.timers.set("start", incarnation.launched + config.deadlines.start, self._on_start_deadline)
         worker: Worker | None = None
         refusal: BaseException | None = None
-        if is_wanted:
+        if is_wanted and self._use is not None:
             try:
-                worker = config.backend.launch(config.name, config.env_vars, config.memory, len(config.start.factories))
+                worker = self._use.start(config.name, config.memory, len(config.start.factories))
             except Exception as error:
                 refusal = error
         with self.lock, self.lock.change(self):
@@ -770,7 +770,7 @@ class Actor:
                 self._after_exit(ExitReport(refusal=refusal))
             elif self.phase is Phase.STARTING:
                 # Workers on other machines cannot reach the managers of this process.
-                authkey = None if config.backend.is_far else bytes(multiprocessing.current_process().authkey)
+                authkey = None if config.backend.traits.is_remote else bytes(multiprocessing.current_process().authkey)
                 start = config.start._replace(attach=self.tenant.attach, authkey=authkey)
                 incarnation.process.send(Frame(Kind.START, incarnation.index, START_CALL_ID, dumps(tuple(start))))
             else:
@@ -823,7 +823,7 @@ class Actor:
         if self.phase is not Phase.DEAD:
             self.phase = Phase.ENDING
         self._proceed_soon()
-        if reason is EndReason.CLOSE and not self.config.backend.kills:
+        if reason is EndReason.CLOSE and not self.config.backend.traits.can_kill:
             self.runtime.loop.call_soon(functools.partial(self.run, self._leave_running))
 
     def _proceed_soon(self) -> None:
@@ -965,9 +965,9 @@ class Actor:
 
     def _release(self) -> None:
         """Free everything that the actor has of the backend, which may take long."""
-        if self._is_retained:
+        if self._use is not None:
             with contextlib.suppress(OSError):
-                self.config.backend.release(self.config.env_vars)
+                self._use.close()
         self.runtime.leave(self)
         self.closed.open()
 

@@ -66,7 +66,8 @@ class ActorConfig:
             *deadlines: The deadlines in seconds; None for no limit.
             stacklevel: How many calls lie between this one and the user's code.
         """
-        if not self.backend.kills and not self.has_warned and any(seconds is not None for seconds in deadlines):
+        can_kill = self.backend.traits.can_kill
+        if not can_kill and not self.has_warned and any(seconds is not None for seconds in deadlines):
             self.has_warned = True
             text = f"actor {self.name!r} lives in {self.backend!r}, where deadlines are not enforced"
             warnings.warn(text, stacklevel=stacklevel + 1)

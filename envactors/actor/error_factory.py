@@ -123,7 +123,7 @@ class ErrorFactory:
             cause, ending = incarnation.failure_cause, {"stderr_tail": report.stderr_tail}
             text = f"the factory of {who} raised {failure.text}{_after(where)}"
             text += "" if cause is not None else f"\n{failure.traceback.rstrip()}"
-            advice = self._config.backend.import_advice if isinstance(cause, ImportError) else ""
+            advice = self._config.backend.traits.import_advice if isinstance(cause, ImportError) else ""
             text += f": {advice}" if advice else ""
         elif is_late:
             why = f" and was ended{_after(where)}" if cause is None else f": {cause}"

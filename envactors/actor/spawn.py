@@ -134,9 +134,9 @@ def launch(
     functions = None if snapshot is None else _pickle((snapshot.get, snapshot.set), repr(snapshot), name)
     resolved = backends.resolve(backend)
     variables = check_env_vars(env_vars)
-    if variables and not resolved.kills:
+    if variables and not resolved.traits.can_kill:
         raise ValueError(f"env_vars for {name!r}: {resolved!r} shares the caller's environment. Leave env_vars out.")
-    registrations: tuple[list[bytes], list[bytes]] = ([], []) if resolved.inline else registry.collect()
+    registrations: tuple[list[bytes], list[bytes]] = ([], []) if resolved.traits.is_inline else registry.collect()
     levels = levels_of_loggers()
     start = Start(name, first, pickled, registrations, None, has_journal, levels, seed_episodes, functions)
     if any(map(has_code, [*pickled, functions or b""])) and not resolved.loads_code(variables):
@@ -160,11 +160,11 @@ def launch(
         is_standby,
         permits,
     )
-    if not resolved.kills:
+    if not resolved.traits.can_kill:
         config.deadlines = Deadlines(start=None, close=deadlines.close, slow=deadlines.slow)
         if first == 0:  # the other actors of a vector are alike
             config.warn_of_deadlines(*map(deadlines.of, ("call", "step", "reset", "policy")), stacklevel=3)
-    actor = InlineActor(config) if resolved.inline else Actor(config)
+    actor = InlineActor(config) if resolved.traits.is_inline else Actor(config)
     handle: ActorHandle = ActorHandle(actor, Lifeline(actor))
     try:
         actor.begin()

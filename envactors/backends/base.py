@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -43,9 +45,10 @@ class Stacks(Protocol):
         """Wait at most this long and return the stacks, or a line that says why there are none."""
 
 
-class RowMemory(Protocol):
+class RowMemory(ABC):
     """The memory of a vector's slab. The parent creates it, and each worker opens it."""
 
+    @abstractmethod
     def create(self, layout: Layout) -> tuple[Slab, Infos]:
         """Allocate the memory and return a slab of zeros in it.
 
@@ -55,6 +58,7 @@ class RowMemory(Protocol):
             OverflowError: Likewise.
         """
 
+    @abstractmethod
     def extend(self, size: int) -> tuple[tuple[int, int], Any]:
         """Add a part of zeros, which is freed once nothing refers to it.
 
@@ -72,11 +76,12 @@ class RowMemory(Protocol):
         """Make the content of a part visible to all workers before any request that is sent later."""
         del place  # on this machine the memory is shared
 
+    @abstractmethod
     def close(self) -> None:
         """Close the memory for further workers; slabs that are open stay usable."""
 
 
-class Worker(Protocol):
+class Worker(ABC):
     """One incarnation of an actor.
 
     Attributes:
@@ -103,6 +108,7 @@ class Worker(Protocol):
     sentinel: int
     channel: FrameChannel
 
+    @abstractmethod
     def kill(self) -> None:
         """End the worker now or, if the backend cannot kill, after the current request."""
 
@@ -119,6 +125,7 @@ class Worker(Protocol):
         del spans  # both sides share the page
         self.page.counters[TIMED] = True
 
+    @abstractmethod
     def ask_stacks(self) -> Stacks:
         """Request the stacks of its threads."""
 
@@ -137,6 +144,7 @@ class Worker(Protocol):
         """Return its resident memory in bytes; 0 if it has ended."""
         return resident_memory(self.pid)
 
+    @abstractmethod
     def reap(self) -> ExitStatus:
         """Close all descriptors of a worker that has ended, and return how it ended.
 
@@ -144,36 +152,27 @@ class Worker(Protocol):
         """
 
 
-class Backend(Protocol):
-    """A way to start workers.
+class Use(ABC):
+    """The use of a backend by one actor.
 
-    Attributes:
-        kills: Whether a worker can be ended during a call.
-        spin: Whether callers and workers may spin before they sleep.
-        inline: Whether workers run in the threads of their callers.
-        is_far: Whether workers are on other machines, so that they share no memory with the caller.
-        import_advice: What to do if workers do not find a module that a factory needs; may be empty.
-        max_starting: How many workers may be starting at a time, from the launch until they are ready; None for no
-            limit.
+    Making it does nothing. Its owner opens it and closes it, so an exception that interrupts either leaks nothing.
     """
 
-    is_far: bool = False
-    import_advice: str = ""
-    kills: bool
-    spin: bool
-    inline: bool
-    max_starting: int | None
+    @abstractmethod
+    def open(self) -> None:
+        """Begin the use.
 
-    def make_memory(self) -> RowMemory:
-        """Return memory for the rows of a vector."""
+        Raises:
+            Exception: The backend cannot be used.
+        """
 
-    def launch(self, name: str, env_vars: Mapping[str, str], memory: Any, envs: int = 1) -> Worker:
+    @abstractmethod
+    def start(self, name: str, memory: Any, envs: int) -> Worker:
         """Start a worker. Called in a thread that outlives all actors.
 
         Args:
             name: The actor's name.
-            env_vars: Environment variables to set before anything is imported.
-            memory: The memory of the worker's vector, from `make_memory`; None without one.
+            memory: The memory of the worker's vector, from `Backend.make_memory`; None without one.
             envs: How many envs it will have.
 
         Raises:
@@ -181,13 +180,56 @@ class Backend(Protocol):
             OSError: The system could not start the worker.
         """
 
-    def retain(self, env_vars: Mapping[str, str], runtime: Runtime) -> None:
-        """Count an actor that uses the backend with these environment variables and is served by this runtime."""
-        del env_vars, runtime
+    @abstractmethod
+    def close(self) -> None:
+        """End the use, however far it has begun; after the last one, end everything that the backend has started.
 
-    def release(self, env_vars: Mapping[str, str]) -> None:
-        """Uncount an actor; after the last one, end everything that the backend has started."""
-        del env_vars
+        It may be called again. This may take long.
+        """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traits:
+    """The properties of a backend.
+
+    Attributes:
+        can_kill: Whether a worker can be ended during a call.
+        is_inline: Whether envs run in the threads of their callers, without workers.
+        is_remote: Whether workers are on other machines, so that they share no memory with the caller.
+        may_spin: Whether callers and workers may spin before they sleep.
+        max_starting: How many workers may be starting at a time, from the launch until they are ready; None for no
+            limit.
+        import_advice: What to do if workers do not find a module that a factory needs; may be empty.
+    """
+
+    can_kill: bool
+    is_inline: bool = False
+    is_remote: bool = False
+    may_spin: bool = False
+    max_starting: int | None = None
+    import_advice: str = ""
+
+
+class Backend(ABC):
+    """A way to start workers."""
+
+    @property
+    @abstractmethod
+    def traits(self) -> Traits:
+        """Its properties, which do not change."""
+
+    @abstractmethod
+    def make_memory(self) -> RowMemory:
+        """Return memory for the rows of a vector."""
+
+    @abstractmethod
+    def use(self, env_vars: Mapping[str, str], runtime: Runtime) -> Use:
+        """Return the use by another actor, which is not open yet.
+
+        Args:
+            env_vars: Environment variables of its workers, set before anything is imported.
+            runtime: The threads that serve the actor.
+        """
 
     def loads_code(self, env_vars: Mapping[str, str]) -> bool:
         """Return whether workers with these environment variables can load functions that are pickled by value.

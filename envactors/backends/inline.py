@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from envactors.backends.base import Backend
+from envactors.backends.base import Backend, Traits
 
 
 class InlineBackend(Backend):
@@ -13,9 +13,7 @@ class InlineBackend(Backend):
     Nothing can end an env that hangs there: deadlines are not enforced, and a running call cannot be aborted.
     """
 
-    kills = spin = False
-    inline = True
-    max_starting: int | None = None
+    traits = Traits(can_kill=False, is_inline=True)
 
     def __repr__(self) -> str:
         return "InlineBackend()"
@@ -23,5 +21,5 @@ class InlineBackend(Backend):
     def make_memory(self) -> Any:
         raise NotImplementedError("envs of this backend share no memory with workers")
 
-    def launch(self, name: str, env_vars: Any, memory: Any, envs: int = 1) -> Any:
+    def use(self, env_vars: Any, runtime: Any) -> Any:
         raise NotImplementedError("this backend has no workers")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
-from envactors.backends.base import Backend, ExitStatus, LaunchRefusedError, RowMemory, Stream, Worker
+from envactors.backends.base import Backend, ExitStatus, LaunchRefusedError, RowMemory, Stream, Traits, Use, Worker
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import ControlPage, page_size
 from envactors.mailbox.info_codec import Infos
@@ -78,8 +78,7 @@ class ProcessBackend(Backend):
         TypeError: ``spin`` is not a bool, or ``python`` is not a path.
     """
 
-    kills = True
-    inline = False
+    traits: Traits = Traits(can_kill=True)
 
     def __init__(
         self,
@@ -99,7 +98,6 @@ class ProcessBackend(Backend):
             max_starting = max(_STARTING_AT_LEAST, _STARTING_PER_CORE * cores())
         if not is_int(max_starting):
             raise ValueError(f"max_starting is {max_starting!r}: expected an int >= 1, or None")
-        self.max_starting: int | None = max_starting
         self.start_method = start_method
         self.spin = spin
         for name, value in (("preload", preload or None), ("python", python)):
@@ -109,11 +107,13 @@ class ProcessBackend(Backend):
                 )
         self._preload = tuple(preload)
         self.python: str | None = None if python is None else os.fspath(python)
-        if self.python is not None:
-            self.import_advice: str = (
-                f"it has to be where workers run. Install it there ({self.python} -m pip install ...), or name its "
-                "directory in env_vars={'PYTHONPATH': ...}"
-            )
+        advice = (
+            f"it has to be where workers run. Install it there ({self.python} -m pip install ...), or name its "
+            "directory in env_vars={'PYTHONPATH': ...}"
+        )
+        self.traits = Traits(
+            can_kill=True, may_spin=spin, max_starting=max_starting, import_advice=advice if self.python else ""
+        )
 
     def __repr__(self) -> str:
         python = "" if self.python is None else f", python={self.python!r}"
@@ -129,47 +129,57 @@ class ProcessBackend(Backend):
         """Return memory to share; see `envactors.backends.base.Backend.make_memory`."""
         return MappedMemory("envactors-slab")
 
-    def launch(
-        self, name: str, env_vars: Mapping[str, str], memory: MappedMemory | None, envs: int = 1
-    ) -> ProcessWorker:
-        """Start a worker process; see `envactors.backends.base.Backend.launch`."""
+    def use(self, env_vars: Mapping[str, str], runtime: Runtime | None = None) -> ProcessUse:
+        """Return the use by another actor; see `envactors.backends.base.Backend.use`."""
+        del runtime
+        return ProcessUse(self.start_method, env_vars, self._settings(env_vars))
+
+    def _settings(self, env_vars: Mapping[str, str]) -> Settings:
+        return Settings(self._preload, frozenset(env_vars.items() if self._preload or self.python else ()), self.python)
+
+
+class ProcessUse(Use):
+    """Starts the processes of an actor; see `envactors.backends.base.Use`.
+
+    Args:
+        start_method: As for `ProcessBackend`.
+        env_vars: Environment variables of the processes.
+        settings: The settings of its fork server.
+    """
+
+    def __init__(self, start_method: starting.StartMethod, env_vars: Mapping[str, str], settings: Settings) -> None:
+        self._forks = start_method == "forkserver"
+        self._env_vars = env_vars
+        self._settings = settings
+
+    def open(self) -> None:
+        REAPER.retain(self)  # first: a fork server has its tag for as long as it has users
+        if self._forks:
+            FORK_SERVERS.retain(self._settings, self)
+
+    def start(self, name: str, memory: MappedMemory | None, envs: int) -> ProcessWorker:
         if not os.path.isdir("/dev/fd"):  # noqa: PTH112
             raise LaunchRefusedError(
                 "/dev/fd does not exist, so /proc is not mounted, which envactors needs to watch workers: mount it "
                 "(mount -t proc proc /proc), or use backend='thread'"
             )
-        code_tag(self.python, frozenset(env_vars.items()))
+        env_vars = self._env_vars
+        code_tag(self._settings.python, frozenset(env_vars.items()))
         DESCRIPTOR_LIMIT.make_room()
         tag = REAPER.enlist()
         own = {VARIABLE: SYSTEM, reaper.VARIABLE: str(tag)}
         environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars, **own}
         slab = None if memory is None else memory.fileno()
-        return ProcessWorker(tag, slab, envs, functools.partial(self._start, name, env_vars, environment))
+        return ProcessWorker(tag, slab, envs, functools.partial(self._start, name, environment))
 
-    def _start(
-        self,
-        name: str,
-        env_vars: Mapping[str, str],
-        environment: dict[str, str],
-        descriptors: Descriptors,
-    ) -> Process:
-        if self.start_method == "forkserver":
-            return FORK_SERVERS.fork(self._settings(env_vars), descriptors, environment)
+    def _start(self, name: str, environment: dict[str, str], descriptors: Descriptors) -> Process:
+        if self._forks:
+            return FORK_SERVERS.fork(self._settings, descriptors, environment)
         return starting.start_by_loky(name, descriptors, environment)
 
-    def _settings(self, env_vars: Mapping[str, str]) -> Settings:
-        return Settings(self._preload, frozenset(env_vars.items() if self._preload or self.python else ()), self.python)
-
-    def retain(self, env_vars: Mapping[str, str], runtime: Runtime | None = None) -> None:
-        del runtime
-        REAPER.retain()  # first: a fork server has its tag for as long as it has users
-        if self.start_method == "forkserver":
-            FORK_SERVERS.retain(self._settings(env_vars))
-
-    def release(self, env_vars: Mapping[str, str]) -> None:
-        if self.start_method == "forkserver":
-            FORK_SERVERS.release(self._settings(env_vars))
-        REAPER.release()
+    def close(self) -> None:
+        FORK_SERVERS.release(self)
+        REAPER.release(self)
 
 
 class ProcessWorker(Worker):

@@ -11,11 +11,12 @@ import threading
 import traceback
 import weakref
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from envactors.backends.base import Backend, ExitStatus, RowMemory, Stacks, Stream, Worker
+from envactors.backends.base import Backend, ExitStatus, RowMemory, Stream, Traits, Use, Worker
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import ControlPage, page_size
 from envactors.mailbox.info_codec import Infos
@@ -25,6 +26,9 @@ from envactors.system.sockets import open_pair
 from envactors.system.threads import current_frames
 from envactors.worker import context
 from envactors.worker.main import OpenMemory, Server
+
+if TYPE_CHECKING:
+    from envactors.runtime import Runtime
 
 
 class ThreadMemory(RowMemory, OpenMemory):
@@ -65,8 +69,7 @@ class ThreadBackend(Backend):
     replaced before it has ended. ``env_vars`` are refused too, since threads share one environment.
     """
 
-    kills = spin = inline = False
-    max_starting: int | None = None
+    traits = Traits(can_kill=False)
 
     def __repr__(self) -> str:
         return "ThreadBackend()"
@@ -75,10 +78,23 @@ class ThreadBackend(Backend):
         """Return memory for rows; see `envactors.backends.base.Backend.make_memory`."""
         return ThreadMemory()
 
-    def launch(self, name: str, env_vars: Mapping[str, str], memory: ThreadMemory | None, envs: int = 1) -> Worker:
-        """Start a worker thread; see `envactors.backends.base.Backend.launch`."""
-        del env_vars
+    def use(self, env_vars: Mapping[str, str], runtime: Runtime) -> Use:
+        """Return the use by another actor; see `envactors.backends.base.Backend.use`."""
+        del env_vars, runtime
+        return ThreadUse()
+
+
+class ThreadUse(Use):
+    """Starts the threads of an actor; see `envactors.backends.base.Use`."""
+
+    def open(self) -> None:
+        """Do nothing: threads need nothing that they could share."""
+
+    def start(self, name: str, memory: ThreadMemory | None, envs: int) -> Worker:
         return ThreadWorker(name, memory, envs)
+
+    def close(self) -> None:
+        """Do nothing: see `open`."""
 
 
 class ThreadWorker(Worker):
@@ -140,7 +156,7 @@ class ThreadWorker(Worker):
             self._descriptors.close()
 
 
-class ThreadStacks(Stacks):
+class ThreadStacks:
     """The stack of a worker thread, in the form of `faulthandler`."""
 
     def __init__(self, thread: threading.Thread) -> None:

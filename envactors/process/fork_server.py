@@ -19,7 +19,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
@@ -167,23 +166,23 @@ class ForkServers:
     def __init__(self) -> None:
         # Guards everything here.
         self._lock = threading.Lock()
-        # How many actors use the servers of these settings.
-        self._users: Counter[Settings] = Counter()
+        # The settings of each user.
+        self._users: dict[object, Settings] = {}
         # By settings, what else is preloaded, and the limits of threads, which NumPy reads when it is imported.
         self._servers: dict[_Key, Helper[ForkServer]] = {}
         os.register_at_fork(after_in_child=self._reset_after_fork)
 
-    def retain(self, settings: Settings) -> None:
-        """Count an actor."""
+    def retain(self, settings: Settings, user: object) -> None:
+        """Keep the servers of these settings for an actor."""
         with self._lock:
-            self._users[settings] += 1
+            self._users[user] = settings
 
-    def release(self, settings: Settings) -> None:
-        """Uncount an actor; after the last one of these settings, end their servers."""
+    def release(self, user: object) -> None:
+        """Forget an actor, if it is known; end the servers that no other one uses."""
         with self._lock:
-            self._users[settings] -= 1
-            keys = [key for key in self._servers if key[0] == settings and not self._users[settings]]
-            unused = [self._servers.pop(key) for key in keys]
+            self._users.pop(user, None)
+            used = set(self._users.values())
+            unused = [self._servers.pop(key) for key in tuple(self._servers) if key[0] not in used]
         for server in unused:
             server.stop()
 

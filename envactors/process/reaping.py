@@ -100,8 +100,8 @@ class Reaper:
             guard.forget()
         # Guards everything below.
         self._lock = threading.Lock()
-        # How many actors use it.
-        self._users = 0
+        # The actors that use it.
+        self._users: set[object] = set()
         # The descriptor of the file with the lease of this process; negative if it has none.
         self._lease = -1
         self._reset()
@@ -117,23 +117,23 @@ class Reaper:
         self._helpers: list[Helper[Guard]] = []
         self._guards = {}
 
-    def retain(self) -> None:
-        """Count an actor that uses the reaper."""
+    def retain(self, user: object) -> None:
+        """Keep the reaper for an actor."""
         with self._lock:
-            self._users += 1
+            self._users.add(user)
 
-    def release(self) -> None:
-        """Uncount an actor; after the last one, end the reaper."""
+    def release(self, user: object) -> None:
+        """Forget an actor, if it is known; after the last one, end the reaper."""
         with self._lock:
-            self._users -= 1
-            if self._users > 0:
+            self._users.discard(user)
+            if self._users:
                 return
             helpers = self._helpers
         for helper in helpers if self._ended else ():
             with contextlib.suppress(OSError):
                 helper.current()  # a replacement has to be told which workers have ended
         with self._lock:
-            if self._users > 0:
+            if self._users:
                 return  # another actor has begun meanwhile
             self._reset()
         for helper in helpers:
@@ -142,13 +142,13 @@ class Reaper:
             helper.stop()
 
     def enforce_lease(self, fd: int) -> None:
-        """Have this process killed when its lease is over. It counts as an actor from now on.
+        """Have this process killed when its lease is over. The reaper lives until `release` of the descriptor.
 
         Args:
             fd: The file that holds the lease; see `envactors.process.reaper.LEASE_FORMAT`.
         """
         self._lease = fd
-        self.retain()
+        self.retain(fd)
         self._ensure_running()
 
     def _ensure_running(self) -> None:

@@ -169,7 +169,7 @@ def main() -> None:
     LEASE_FORMAT.pack_into(lease, 0, stamp + orders.lease)
     REAPER.enforce_lease(lease_file.fileno())
     Agent(link, orders, stamp, lease, watches, door).run()
-    REAPER.release()
+    REAPER.release(lease_file.fileno())
 
 
 def _wait_for_caller(door: Door, watches: Watches) -> tuple[Link, float]:

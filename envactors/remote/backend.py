@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envactors.backends.base import Backend
+from envactors.backends.base import Backend, Traits, Use
 from envactors.backends.process import ProcessBackend
 from envactors.remote.launching import AgentOptions, Launcher
 from envactors.remote.rows import MirroredMemory
@@ -34,16 +34,12 @@ class RemoteBackend(Backend):
         ValueError: ``lease`` is shorter than two heartbeats, or ``envs_per_node`` is not a positive int.
     """
 
-    is_far = True
-    import_advice = (
-        "it has to be on the node. Install it there, send it by Dask's client.upload_file before the first actor "
-        "starts, or have it travel with the factory by cloudpickle.register_pickle_by_value(module)"
+    traits = Traits(
+        can_kill=True,
+        is_remote=True,
+        import_advice="it has to be on the node. Install it there, send it by Dask's client.upload_file before the "
+        "first actor starts, or have it travel with the factory by cloudpickle.register_pickle_by_value(module)",
     )
-    kills = True
-    inline = False
-    pickles = True
-    spin = False
-    max_starting: int | None = None
 
     def __init__(
         self,
@@ -63,7 +59,7 @@ class RemoteBackend(Backend):
         self.envs_per_node = envs_per_node
         self._options = AgentOptions(lease, heartbeat, process_options)
         self._lock = threading.RLock()
-        self._actors = 0
+        self._uses: set[Use] = set()
         self._session: Session | None = None
         self._ids = itertools.count(1)
 
@@ -110,42 +106,64 @@ class RemoteBackend(Backend):
         for node in () if session is None else session.nodes:
             node.free(memory, places)
 
-    def launch(
-        self, name: str, env_vars: Mapping[str, str], memory: MirroredMemory | None, envs: int = 1
-    ) -> RemoteWorker:
-        """Start a worker on the node with the fewest envs; see `envactors.backends.base.Backend.launch`."""
+    def use(self, env_vars: Mapping[str, str], runtime: Runtime) -> RemoteUse:
+        """Return the use by another actor; see `envactors.backends.base.Backend.use`."""
+        return RemoteUse(self, env_vars, runtime)
+
+    def begin_use(self, use: RemoteUse, runtime: Runtime) -> None:
+        """Start the agents, unless they were started for another actor."""
         with self._lock:
-            assert self._session is not None, "an actor uses the backend"
-            session = self._session
+            self._uses.add(use)
+            if self._session is None:
+                self._session = Session(self.envs_per_node, self._options.lease, runtime)
+                try:
+                    self.launcher.start(self._options, self._session)
+                except BaseException:  # there is no cluster; the next actor tries again
+                    self._end()
+                    raise
+
+    def start_worker(
+        self, name: str, env_vars: Mapping[str, str], memory: MirroredMemory | None, envs: int
+    ) -> RemoteWorker:
+        """Start a worker on the node with the fewest envs."""
+        session = self._session
+        assert session is not None, "an actor uses the backend"
         worker = RemoteWorker(next(self._ids), name, env_vars, memory, envs, session)
         session.launch(worker)
         return worker
 
-    def retain(self, env_vars: Mapping[str, str], runtime: Runtime) -> None:
-        """See `envactors.backends.base.Backend.retain`; the first actor starts the agents."""
-        del env_vars
+    def end_use(self, use: RemoteUse) -> None:
+        """End the agents, unless another actor uses them."""
         with self._lock:
-            if self._session is None:
-                self._session = session = Session(self.envs_per_node, self._options.lease, runtime)
-                try:
-                    self.launcher.start(self._options, session)
-                except BaseException:  # there is no cluster; the next actor tries again
-                    self._session = None
-                    session.end()
-                    raise
-            self._actors += 1
+            self._uses.discard(use)
+            if not self._uses:
+                self._end()
 
-    def release(self, env_vars: Mapping[str, str]) -> None:
-        """See `envactors.backends.base.Backend.release`; after the last actor the agents end."""
-        del env_vars
-        with self._lock:
-            self._actors -= 1
-            if self._actors or self._session is None:
-                return
-            session, self._session = self._session, None
-        session.end()
-        self.launcher.stop()
+    def _end(self) -> None:
+        """End the agents, before others may start."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.end()
+            self.launcher.stop()
 
     def count_cores(self) -> int:
         """Return how many cores the nodes have; see `envactors.backends.base.Backend.count_cores`."""
         return self.launcher.count_cores()
+
+
+class RemoteUse(Use):
+    """Starts the workers of an actor; see `envactors.backends.base.Use`."""
+
+    def __init__(self, backend: RemoteBackend, env_vars: Mapping[str, str], runtime: Runtime) -> None:
+        self._backend = backend
+        self._env_vars = env_vars
+        self._runtime = runtime
+
+    def open(self) -> None:
+        self._backend.begin_use(self, self._runtime)
+
+    def start(self, name: str, memory: MirroredMemory | None, envs: int) -> RemoteWorker:
+        return self._backend.start_worker(name, self._env_vars, memory, envs)
+
+    def close(self) -> None:
+        self._backend.end_use(self)

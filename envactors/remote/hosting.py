@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any
 
 from envactors.backends.base import LaunchRefusedError
-from envactors.backends.process import MappedMemory, ProcessBackend, ProcessWorker
+from envactors.backends.process import MappedMemory, ProcessBackend, ProcessUse, ProcessWorker
 from envactors.remote.hosted_worker import HostedWorker, send_exit
 from envactors.remote.link import Link
 from envactors.remote.records import PLACE, ExitNotice, LaunchOrder, Record, RecordKind
@@ -38,8 +38,9 @@ class Hosting:
         self._link = link
         self._watches = watches
         self._backend = ProcessBackend(**options)
-        self._retained: list[dict[str, str]] = [{}]
-        self._backend.retain({})
+        # The uses of the backend, by environment variables. The first one keeps a fork server for most workers.
+        self._uses: dict[frozenset[tuple[str, str]], ProcessUse] = {}
+        self._use({})
         self._lease = lease
         # The workers to be started: their ids and their pickled orders.
         self._queue: deque[tuple[int, bytes | bytearray | memoryview]] = deque()
@@ -140,7 +141,7 @@ class Hosting:
 
     def launch_queued(self) -> None:
         """Start queued workers up to the limit of starting workers."""
-        limit = self._backend.max_starting
+        limit = self._backend.traits.max_starting
         while self._queue:
             starting = self._launching + sum(worker.starting for worker in self.workers.values())
             if limit is not None and starting >= limit:
@@ -148,15 +149,13 @@ class Hosting:
             worker_id, payload = self._queue.popleft()
             try:
                 order = LaunchOrder(*pickle.loads(payload))
-                if order.env_vars not in self._retained:
-                    self._backend.retain(order.env_vars)
-                    self._retained.append(order.env_vars)
+                use = self._use(order.env_vars)
                 memory = self._memory(order.memory_id) if order.memory_id else None
             except Exception as error:
                 self._refuse(worker_id, error)
                 continue
             self._launching += 1
-            self._launcher.submit(functools.partial(self._launch, worker_id, order, memory))
+            self._launcher.submit(functools.partial(self._launch, worker_id, order, use, memory))
 
     def _withdraw(self, worker_id: int) -> bool:
         """Forget a worker whose start has not begun; return whether there was one."""
@@ -173,11 +172,19 @@ class Hosting:
         for_good = isinstance(error, LaunchRefusedError)
         send_exit(self._link, worker_id, ExitNotice(None, refusal=str(error) or repr(error), for_good=for_good))
 
-    def _launch(self, worker_id: int, order: LaunchOrder, memory: MappedMemory | None) -> None:
+    def _use(self, env_vars: dict[str, str]) -> ProcessUse:
+        """Return the use of the backend for workers with these environment variables."""
+        key = frozenset(env_vars.items())
+        if key not in self._uses:
+            self._uses[key] = self._backend.use(env_vars)
+            self._uses[key].open()
+        return self._uses[key]
+
+    def _launch(self, worker_id: int, order: LaunchOrder, use: ProcessUse, memory: MappedMemory | None) -> None:
         """Start a worker; runs in the launcher's thread."""
         outcome: ProcessWorker | Exception
         try:
-            outcome = self._backend.launch(order.name, order.env_vars, memory, order.envs)
+            outcome = use.start(order.name, memory, order.envs)
         except Exception as error:
             outcome = error
         self._launched.append((worker_id, order, outcome))
@@ -221,5 +228,5 @@ class Hosting:
             worker.end()
         for worker in self.workers.values():
             worker.reap()
-        for env_vars in self._retained:
-            self._backend.release(env_vars)
+        for use in self._uses.values():
+            use.close()

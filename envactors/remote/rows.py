@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
+from envactors.backends.base import RowMemory
 from envactors.mailbox.info_codec import INLINE_INFO, Infos
 from envactors.mailbox.slab import HALF, INLINE_INFO_ROOM, Layout, Slab
 from envactors.remote import records
@@ -194,7 +195,7 @@ def _read(view: memoryview, at: int, targets: Sequence[memoryview]) -> int:
     return at
 
 
-class MirroredMemory:
+class MirroredMemory(RowMemory):
     """The caller's copy of the slab of a vector whose workers are on nodes; see `envactors.backends.base.RowMemory`.
 
     Args:

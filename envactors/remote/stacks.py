@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from envactors.backends.base import Stacks
 
-
-class RemoteStacks(Stacks):
-    """A request for the stacks of a worker.
+class RemoteStacks:
+    """A request for the stacks of a worker; see `envactors.backends.base.Stacks`.
 
     Args:
         node: The name of the worker's node.

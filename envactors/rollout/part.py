@@ -115,7 +115,7 @@ class RolloutPart(Job):
         # The step that has missed its deadline, and how many steps each env had completed by then, if that is known.
         self._late: tuple[Step, list[int] | None] | None = None
         # Whether the worker is on another machine, whose columns come with replies.
-        self._is_far: bool = envs.actor.config.backend.is_far
+        self._is_far: bool = envs.actor.config.backend.traits.is_remote
         # Whether the exception of an env is being unpickled, and nothing runs.
         self._is_reading = False
 

@@ -30,7 +30,7 @@ def check_options(
     check_timeout(idle_timeout, "SessionPool(idle_timeout=...)")
     check_timeout(start_timeout, "SessionPool(start_timeout=...)")
     resolved = backends.resolve(backend)
-    if not resolved.kills:
+    if not resolved.traits.can_kill:
         raise ValueError(
             f"SessionPool(backend={backend!r}): expected a backend that can kill a hung env. Use 'process', or a "
             "RemoteBackend"

@@ -158,7 +158,7 @@ def share_rows(
     def is_recycling_due(index: int) -> bool:
         return engine.owners[index].is_recycling_due(recycle, index)
 
-    may_be_due = recycle is not None or config.backend.is_far
+    may_be_due = recycle is not None or config.backend.traits.is_remote
     episodes = Episodes(count, choices.autoreset, is_recycling_due if may_be_due else None)
     table = EnvTable(config.lock, slab, infos, episodes, choices.on_failure)
     reader = RowReader(table, described, copies=choices.copy)
@@ -178,7 +178,7 @@ def share_rows(
         actor.submit(Call("attach", first, Kind.ATTACH, future, retries=_ANY_NUMBER), tuple(envs.attach))
         futures.append(future)
     results_of(futures)
-    engine = RowEngine(table, reader, parts, action, may_spin=config.backend.spin)
+    engine = RowEngine(table, reader, parts, action, may_spin=config.backend.traits.may_spin)
     table.incarnations[:] = [owner.actor.incarnation.index for owner in engine.owners]
     if choices.seed_episodes:
         episodes.seed_episodes()

@@ -101,7 +101,7 @@ def check_recycling(recycle: RecyclePolicy | None, groups: Sequence[Sequence[obj
         VectorInputError: An actor has several envs, or the backend has no processes.
     """
     most = max(map(len, groups))
-    if recycle is not None and (most > 1 or not backend.kills):
+    if recycle is not None and (most > 1 or not backend.traits.can_kill):
         raise VectorInputError(
             f"recycle with {most} envs per actor and {backend!r}: expected envs_per_actor=1, so that no other env's "
             "episode is cut off, and a backend with processes"
@@ -118,7 +118,7 @@ def check_standbys(
     """
     if not standbys:
         return
-    if not backend.kills:
+    if not backend.traits.can_kill:
         raise VectorInputError(
             f"standbys={standbys} with {backend!r}, where no process can be lost: expected 0, or backend='process'"
         )
@@ -141,7 +141,7 @@ def limit_running(max_running: int | None, actors: int, backend: Backend) -> Per
     if max_running is None:
         return None
     check_counts(1, max_running=max_running)
-    return None if max_running >= actors or backend.inline else Permits(max_running)
+    return None if max_running >= actors or backend.traits.is_inline else Permits(max_running)
 
 
 def check_env_ids(env_ids: Any, count: int) -> list[int]:

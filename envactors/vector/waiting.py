@@ -149,7 +149,7 @@ class ResultWaiters:
 
     def _check_not_within(self, missing: int) -> None:
         """Raise if env code of this vector would wait for more outcomes than its other actors can provide."""
-        if self.actors[0].actor.config.backend.kills:
+        if self.actors[0].actor.config.backend.traits.can_kill:
             return  # the envs run in processes, not in threads of this one
         mine = next((envs for envs in self.actors if envs.actor.runs_this_thread), None)
         if mine is None:

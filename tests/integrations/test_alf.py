@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import functools
 import os
 import signal
@@ -49,7 +50,7 @@ def quick_starts_of_alf(request, monkeypatch):
 
     def backend(start_method, max_starting):
         made = copy.copy(FORK_SERVER)
-        made.max_starting = max_starting
+        made.traits = dataclasses.replace(made.traits, max_starting=max_starting)
         return made
 
     if "fresh_processes" not in request.keywords:

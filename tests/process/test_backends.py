@@ -349,7 +349,7 @@ def test_equal_results_in_every_backend():
 
 
 class Unreachable(ea.ThreadBackend):
-    def retain(self, env_vars, loop):
+    def use(self, env_vars, runtime):
         raise OSError("no node answers")
 
 

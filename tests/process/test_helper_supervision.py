@@ -202,26 +202,26 @@ def end_worker(guards, worker, tag):
 def test_a_worker_that_starts_while_the_last_actor_ends_the_reaper_lives_on(monkeypatch):
     """The last actor waits for a reaper that is being replaced; meanwhile, another actor begins."""
     guards, begun = Reaper(), []
-    guards.retain()
+    guards.retain("first")
     end_worker(guards, *begin_worker(guards))
     current = Helper.current
 
     def begin_another(self, lost=None):
         if not begun:
             begun.append(None)
-            guards.retain()
+            guards.retain("other")
             begun[:] = begin_worker(guards)
         return current(self, lost)
 
     with monkeypatch.context() as patched:
         patched.setattr(Helper, "current", begin_another)
-        guards.release()
+        guards.release("first")
     try:
         time.sleep(0.5)
         assert begun[0].poll() is None
     finally:
         end_worker(guards, *begun)
-        guards.release()
+        guards.release("other")
 
 
 UNREAD = """

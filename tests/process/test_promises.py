@@ -171,11 +171,18 @@ class Watchful(ea.ProcessBackend):
         self.pids = []
         self.alive = []
 
-    def launch(self, *arguments):
-        self.alive += [pid for pid in self.pids if not is_gone(pid)]
-        worker = super().launch(*arguments)
-        self.pids.append(worker.pid)
-        return worker
+    def use(self, *arguments):
+        use = super().use(*arguments)
+        start = use.start
+
+        def start_watched(*arguments):
+            self.alive += [pid for pid in self.pids if not is_gone(pid)]
+            worker = start(*arguments)
+            self.pids.append(worker.pid)
+            return worker
+
+        use.start = start_watched
+        return use
 
 
 @pytest.mark.fresh_processes

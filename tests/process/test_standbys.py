@@ -16,6 +16,7 @@ import pytest
 from helpers import FORK_SERVER, SOON, UP, Counter, Placed, is_gone, promised, wait_for_path, wait_until, wait_while
 
 import envactors as ea
+from envactors.backends.base import Traits
 from envactors.system.cpus import cores
 
 FAST = ea.RestartPolicy(max_restarts=50, backoff=0.0)
@@ -448,7 +449,7 @@ def test_the_same_env_vars_for_all_are_a_standbys_too():
 @pytest.fixture
 def at_most(monkeypatch):
     """Sets how many processes may be starting at a time."""
-    return lambda limit: monkeypatch.setattr(FORK_SERVER, "max_starting", limit)
+    return lambda limit: monkeypatch.setattr(FORK_SERVER, "traits", Traits(can_kill=True, max_starting=limit))
 
 
 def test_only_so_many_processes_start_at_a_time(at_most, tmp_path):
@@ -546,8 +547,8 @@ def test_what_waits_for_its_start_is_closed_killed_and_replaced_at_once(at_most,
 
 
 def test_the_limit_follows_the_cores_and_is_checked():
-    assert ea.ProcessBackend().max_starting == max(8, 4 * cores())
-    assert ea.ProcessBackend(max_starting=3).max_starting == 3
+    assert ea.ProcessBackend().traits.max_starting == max(8, 4 * cores())
+    assert ea.ProcessBackend(max_starting=3).traits.max_starting == 3
     for wrong in (0, True, 2.0):
         with pytest.raises(ValueError, match=f"max_starting is {wrong}: expected an int >= 1"):
             ea.ProcessBackend(max_starting=wrong)

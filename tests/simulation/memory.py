@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from envactors.backends.base import RowMemory
 from envactors.mailbox.control_page import STREAM
 from envactors.mailbox.info_codec import FAILED, Infos
 from envactors.mailbox.slab import Layout, Slab
@@ -93,7 +94,7 @@ class Column:
     __hash__ = None  # type: ignore[assignment]
 
 
-class Memory:
+class Memory(RowMemory):
     """The memory of a slab; see `envactors.backends.base.RowMemory`."""
 
     def __init__(self, world: World) -> None:
@@ -122,9 +123,6 @@ class Memory:
     def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
         part = self._parts[place[0]]
         return part if writable else part.toreadonly()
-
-    def publish(self, place: tuple[int, int]) -> None:
-        """Do nothing: workers see each store at once."""
 
     def close(self) -> None:
         """Do nothing."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from envactors.backends.base import Backend, ExitStatus, Stacks, Worker
+from envactors.backends.base import Backend, ExitStatus, Stacks, Traits, Use, Worker
 from envactors.mailbox.control_page import ControlPage, page_size
 from envactors.mailbox.messages import Frame, Kind
 from envactors.system.polling import READABLE
@@ -180,7 +180,7 @@ class End:
         return [self.inbox.popleft() for _ in range(count)]
 
 
-class NoStacks(Stacks):
+class NoStacks:
     def read(self) -> str:
         return ""
 
@@ -317,18 +317,36 @@ class Process(Worker):
 class SimulatedBackend(Backend):
     """Starts simulated processes; see `envactors.backends.base.Backend`."""
 
-    kills = pickles = True
-    spin = inline = False
+    traits = Traits(can_kill=True)
 
     def __init__(self, world: World, max_starting: int | None = None) -> None:
         self._world = world
-        self.max_starting = max_starting
+        self.traits = Traits(can_kill=True, max_starting=max_starting)
 
     def make_memory(self) -> Memory:
         return Memory(self._world)
 
-    def launch(self, name: str, env_vars: Mapping[str, str], memory: Memory | None, envs: int = 1) -> Process:
-        del env_vars
+    def use(self, env_vars: Mapping[str, str], runtime: Any) -> SimulatedUse:
+        del env_vars, runtime
+        return SimulatedUse(self._world)
+
+
+class SimulatedUse(Use):
+    """Starts the simulated processes of an actor; see `envactors.backends.base.Use`.
+
+    Attributes:
+        is_open: Whether it is open.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.is_open = False
+
+    def open(self) -> None:
+        self.is_open = True
+
+    def start(self, name: str, memory: Memory | None, envs: int) -> Process:
+        assert self.is_open, "a process is started by an actor that does not use the backend"
         if self._world.chance(_SLOW_STARTS):
             self._world.wait(lambda: False, self._world.random.choice((0.0, 0.01, 1.0)))
         if self._world.chance(REFUSALS):
@@ -340,8 +358,5 @@ class SimulatedBackend(Backend):
         self._world.add_process(process)
         return process
 
-    def retain(self, env_vars: Mapping[str, str], loop: Any) -> None:
-        """Do nothing."""
-
-    def release(self, env_vars: Mapping[str, str]) -> None:
-        """Do nothing."""
+    def close(self) -> None:
+        self.is_open = False

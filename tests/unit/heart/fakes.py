@@ -25,7 +25,7 @@ from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call
 from envactors.actor.states import Phase
-from envactors.backends.base import Backend, ExitStatus, NodeLoss, RowMemory
+from envactors.backends.base import Backend, ExitStatus, NodeLoss, RowMemory, Traits, Use
 from envactors.integrations.access import VectorAccess
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import FRAMES, METHOD_CALL, POSTED, STEP, STREAM, ControlPage, page_size
@@ -74,6 +74,9 @@ class PlainMemory(RowMemory):
     def open_part(self, place, *, writable):
         part = memoryview(self.parts[place])
         return part if writable else part.toreadonly()
+
+    def close(self):
+        pass
 
 
 class WorkerChannel:
@@ -299,19 +302,42 @@ class FakeWorker:
         return state is not None
 
 
+class FakeUse(Use):
+    """Notes whether it is open, and how often it was closed."""
+
+    def __init__(self, backend):
+        self.backend = backend
+        self.is_open = False
+        self.closed = 0
+
+    def open(self):
+        self.is_open = True
+
+    def start(self, name, memory, envs):
+        return self.backend.start(envs, memory)
+
+    def close(self):
+        self.is_open = False
+        self.closed += 1
+
+
 class FakeBackend(Backend):
-    kills = True
-    spin = inline = False
+    traits = Traits(can_kill=True)
 
     def __init__(self, max_starting=None):
-        self.max_starting = max_starting
+        self.traits = Traits(can_kill=True, max_starting=max_starting)
+        self.uses = []
         self.workers = queue.Queue()
         self.all = []
 
     def make_memory(self):
         return PlainMemory()
 
-    def launch(self, name, env_vars, memory, envs=1):
+    def use(self, env_vars, runtime):
+        self.uses.append(FakeUse(self))
+        return self.uses[-1]
+
+    def start(self, envs, memory):
         worker = FakeWorker(envs, memory)
         self.all.append(worker)
         self.workers.put(worker)

@@ -6,7 +6,7 @@ import gc
 import threading
 
 import pytest
-from fakes import SOON, FakeBackend, PlayedEnv, wait_until
+from fakes import SOON, FakeBackend, FakeUse, PlayedEnv, wait_until
 from interrupting import interrupt
 
 import envactors as ea
@@ -85,34 +85,31 @@ def test_a_vector_whose_building_is_interrupted_leaves_no_actor():
 def test_a_backend_that_cannot_be_used_leaves_no_actor(monkeypatch):
     backend = FakeBackend()
 
-    def refuse(*_):
+    def refuse(_):
         raise OSError("no cluster")
 
-    monkeypatch.setattr(backend, "retain", refuse)
+    monkeypatch.setattr(FakeUse, "open", refuse)
     with pytest.raises(OSError, match="no cluster") as caught:
         ea.spawn(PlayedEnv, backend=backend)
     wait_until(lambda: not runtimes.members())
     assert caught.value.__traceback__ is not None, "it keeps the handle"
 
 
-def test_only_actors_that_the_backend_counts_are_released(monkeypatch):
+def test_every_use_of_a_backend_is_closed_however_far_it_was_opened(monkeypatch):
     backend = FakeBackend()
-    counts = {"retained": 0, "released": 0}
-
-    def retain(*_):
-        counts["retained"] += 1
-        if counts["retained"] == 2:
-            raise OSError("no cluster")
-
-    monkeypatch.setattr(backend, "retain", retain)
-    monkeypatch.setattr(backend, "release", lambda _: counts.update(released=counts["released"] + 1))
     first = ea.spawn(PlayedEnv, backend=backend)
-    with pytest.raises(OSError, match="no cluster"):
+
+    def interrupt(use):
+        use.is_open = True
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeUse, "open", interrupt)
+    with pytest.raises(KeyboardInterrupt):
         ea.spawn(PlayedEnv, backend=backend)
     with backend.playing():
         first.close(SOON)
     wait_until(lambda: not runtimes.members())
-    assert counts == {"retained": 2, "released": 1}
+    assert [use.is_open for use in backend.uses] == [False, False]
 
 
 def test_calls_before_the_first_start_wait_for_it():
