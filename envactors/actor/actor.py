@@ -40,7 +40,7 @@ from envactors.actor.timers import DeadlineWatch, Timers
 from envactors.backends.base import Use, Worker
 from envactors.errors import ActorClosedError, ActorError
 from envactors.loop import Loop
-from envactors.mailbox.control_page import ControlPage
+from envactors.mailbox.control_page import FINISHED, ControlPage
 from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, safe_repr, unpack_failure
 from envactors.runtime import Runtime
@@ -541,7 +541,7 @@ class Actor:
         if events & WRITABLE:
             process.flush()
         if events & READABLE and (not self._loan.is_active or self._loan.is_mine):
-            self._read(process)
+            self._take_frames(process, process.read())
 
     def on_exit(self, process: ActorProcess) -> None:
         """Handle the exit of a process."""
@@ -564,15 +564,19 @@ class Actor:
         process = self.incarnation.process
         if self.phase is not _LIVE or process is None:
             return None
+        # By now the results of everything up to this call are in the rows and the channel.
+        finished = process.page.counters[FINISHED]
         # After SIGCONT, replies and expired deadlines are pending together. Replies count first, also those that a
         # thread would read that has borrowed the channel.
         if not process.at_end:
-            self._read(process)
+            self._take_frames(process, process.drain())
         self.tenant.collect_completed()
         step = self._current_step() if self.phase is _LIVE else None
         if step is not None:
             untrue = process.page.find_untrue(len(self.config.start.factories))
-            corruption = f"{untrue} on its control page cannot be true" if untrue else self.tenant.check_memory()
+            corruption = (
+                f"{untrue} on its control page cannot be true" if untrue else self.tenant.check_memory(finished)
+            )
             if corruption:
                 process.kill_corrupted(corruption)
                 return None
@@ -601,8 +605,8 @@ class Actor:
         if self.incarnation.process is not None:
             self.incarnation.process.worker.kill()
 
-    def _read(self, process: ActorProcess) -> None:
-        for frame in process.read():
+    def _take_frames(self, process: ActorProcess, frames: list[Frame]) -> None:
+        for frame in frames:
             self._on_frame(frame)
         if process.at_end and self.incarnation.process is process and self.phase is not Phase.STOPPING:
             # Only the sentinel reports the exit. Until then the worker cannot do any work.

@@ -159,11 +159,22 @@ class ActorProcess:
         self._loop.want_write(self.channel_fd, bool(self._channel.backlog))
 
     def read(self) -> list[Frame]:
-        """Return the frames that have come; set ``at_end`` if no more will."""
+        """Read once and return the frames that are complete; set ``at_end`` if no more will come."""
+        return self._receive() or []
+
+    def drain(self) -> list[Frame]:
+        """Return all frames that the worker has sent by now; set ``at_end`` if no more will come."""
+        frames: list[Frame] = []
+        while not self.at_end and (more := self._receive()) is not None:
+            frames += more
+        return frames
+
+    def _receive(self) -> list[Frame] | None:
+        """Read once; return None if there is nothing to read. Of a long frame, a read may be only a part."""
         try:
             frames = self._channel.receive()
         except BlockingIOError:
-            return []
+            return None
         except ChannelCorruptError as error:
             self.kill_corrupted(f"in its channel {error}")
             frames = None
@@ -197,13 +208,6 @@ class ActorProcess:
         if not events:
             return seconds is None or seconds > _LOOK_AGAIN
         return all(fd == self.channel_fd for fd, _ in events) and not self.at_end
-
-    def drain(self) -> list[Frame]:
-        """Return everything that an ended process has sent."""
-        frames: list[Frame] = []
-        while not self.at_end and (more := self.read()):
-            frames += more
-        return frames
 
     def watch_rings(self, on_ring: Callable[[], object]) -> None:
         """Have the loop call a function after each ring of the worker."""

@@ -33,8 +33,12 @@ class Tenant(CallRecorder, Protocol):
     def collect_completed(self) -> None:
         """Record the results that the worker has completed."""
 
-    def check_memory(self) -> str:
-        """Return how the worker has corrupted the shared memory; empty if it has not."""
+    def check_memory(self, finished: int) -> str:
+        """Return how the worker has corrupted the shared memory; empty if it has not.
+
+        Args:
+            finished: The call id up to which the worker claimed to have finished, before its frames were read.
+        """
 
     def on_exit(self, exit: Exit) -> None:  # noqa: A002
         """Continue or fail everything that was in an ended process."""
@@ -72,8 +76,9 @@ class NoTenant:
     def collect_completed(self) -> None:
         """Do nothing."""
 
-    def check_memory(self) -> str:
+    def check_memory(self, finished: int) -> str:
         """Return an empty string."""
+        del finished
         return ""
 
     def on_exit(self, exit: Exit) -> None:  # noqa: A002

@@ -22,7 +22,7 @@ from envactors.actor.process import ExitReport
 from envactors.actor.states import EndReason
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox import bundle, messages
-from envactors.mailbox.control_page import ASLEEP, FINISHED, METHOD_RESET, ControlPage
+from envactors.mailbox.control_page import ASLEEP, METHOD_RESET, ControlPage
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Fault, Frame, Kind, Save
 from envactors.mailbox.pickling import dumps, loads, safe_repr
@@ -426,12 +426,13 @@ class ActorEnvs(Job):
         table = self.table
         return [index for index in self.range if table.status[index] == POSTED and not table.is_complete(index)]
 
-    def check_memory(self) -> str:
-        """Return a text if the worker claims to have finished rows which are not complete."""
-        table, process = self.table, self.actor.incarnation.process
-        if process is None or not self.has_posted:
-            return ""
-        finished = process.page.counters[FINISHED]  # read before the rows, which are written before it
+    def check_memory(self, finished: int) -> str:
+        """Return a text if the worker claims to have finished rows which are not complete.
+
+        Args:
+            finished: The call id up to which it claimed that, before its frames were read.
+        """
+        table = self.table
         for index in self.range:
             is_finished = table.status[index] == POSTED and finished >= table.call_id_of[index]
             if is_finished and index not in table.overdue and not table.is_complete(index):

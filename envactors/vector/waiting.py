@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from envactors.actor.actor import Actor
+from envactors.mailbox.control_page import FINISHED
 from envactors.mailbox.slab import Slab
 from envactors.system.polling import Doorbell, Poller, remaining
 
@@ -24,7 +25,7 @@ class PostedEnvs(Protocol):
     def count_running(self) -> int:
         """Return how many envs have a request without an outcome."""
 
-    def check_memory(self) -> str:
+    def check_memory(self, finished: int) -> str:
         """Return a text if the worker claims to have finished rows which are not complete."""
 
 
@@ -166,8 +167,8 @@ class ResultWaiters:
                 process.page.ring_at(wanted)
 
     def _check_workers(self) -> None:
-        """Have the loop kill workers that claim to have finished rows which are not complete."""
+        """Have the loop check workers that claim to have finished rows which are not complete."""
         for envs in self.actors:
-            if envs.check_memory():
-                actor = envs.actor
+            actor, process = envs.actor, envs.actor.incarnation.process
+            if process is not None and envs.check_memory(process.page.counters[FINISHED]):
                 actor.runtime.loop.call_soon(functools.partial(actor.run, actor.find_current_step))

@@ -390,7 +390,9 @@ def call(actor, *args, **options):
 # Vectors -------------------------------------------------------------------------------------------------
 
 # Actions with an effect; all others are only returned.
-END, CUT, RAISE, INFO, LARGE, TRAP, LEAVE = 90, 91, 92, 93, 94, 95, 96
+END, CUT, RAISE, INFO, LARGE, TRAP, LEAVE, HUGE = 90, 91, 92, 93, 94, 95, 96, 97
+# The size of an info that fits into the buffer of the channel, and takes several reads.
+HUGE_SIZE = 100_000
 
 
 class RowError(Exception):
@@ -433,7 +435,12 @@ class PlayedEnv:
             raise RowError("in step")
         if action == LEAVE:
             raise SystemExit
-        infos = {INFO: {"n": self.steps}, LARGE: {"text": "x" * 10_000}, TRAP: {"trap": Trap()}}
+        infos = {
+            INFO: {"n": self.steps},
+            LARGE: {"text": "x" * 10_000},
+            TRAP: {"trap": Trap()},
+            HUGE: {"text": "x" * HUGE_SIZE},
+        }
         obs = np.array([self.steps, float(action), self.seed])
         return obs, float(action), action == END, action == CUT, infos.get(int(action), {})
 

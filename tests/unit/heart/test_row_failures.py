@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from fakes import CUT, END, LARGE, LEAVE, RAISE, SOON, TRAP, RowError, wait_until
+from fakes import CUT, END, HUGE, HUGE_SIZE, LARGE, LEAVE, RAISE, SOON, TRAP, RowError, wait_until
 
 import envactors as ea
 from envactors.actor.states import ActorState, Phase
@@ -493,7 +493,7 @@ def test_a_worker_that_claims_to_have_finished_is_killed(stages):
     stage.start([1])
     worker = stage.worker()
     worker.end_rows()
-    assert "not complete" in stage.engine.actors[0].check_memory()
+    assert "not complete" in stage.engine.actors[0].check_memory(stage.table.call_id_of[0])
     results = []
     try:
         stage.finish(timeout=SOON)
@@ -501,6 +501,56 @@ def test_a_worker_that_claims_to_have_finished_is_killed(stages):
         results.append(error)
     assert worker.was_killed
     assert "corrupt" in str(results[0]) or "not complete" in str(results[0])
+
+
+def overflow(stage):
+    """Have the worker complete a row whose info takes several reads of the channel."""
+    worker = stage.worker()
+    worker.run_row(0)
+    worker.end_rows()
+
+
+def test_a_worker_whose_large_info_has_not_been_read_is_no_liar(stages):
+    stage = stages(1)
+    stage.start([HUGE])
+    actor, worker = stage.actor(), stage.worker()
+    with actor.lock:  # the loop reads nothing meanwhile
+        overflow(stage)
+        with actor.lock.change(actor):
+            actor.find_current_step()
+    assert not worker.was_killed
+    assert stage.finish().infos[0] == {"text": "x" * HUGE_SIZE}
+
+
+def test_a_worker_that_finishes_while_its_frames_are_read_is_no_liar(stages, monkeypatch):
+    stage = stages(1)
+    stage.start([HUGE])
+    actor, worker, process = stage.actor(), stage.worker(), stage.actor().incarnation.process
+    drain = process.drain
+
+    def drain_too_early():
+        frames = drain()
+        overflow(stage)
+        return frames
+
+    with actor.lock:
+        monkeypatch.setattr(process, "drain", drain_too_early)
+        with actor.lock.change(actor):
+            actor.find_current_step()
+        monkeypatch.undo()
+    assert not worker.was_killed
+    assert stage.finish().infos[0] == {"text": "x" * HUGE_SIZE}
+
+
+def test_a_large_info_that_was_sent_before_the_crash_counts(stages):
+    stage = stages(1)
+    stage.start([HUGE])
+    actor = stage.actor()
+    with actor.lock:  # the loop reads nothing before the exit
+        overflow(stage)
+        with actor.lock.change(actor):
+            actor.on_exit(actor.incarnation.process)
+    assert stage.finish().infos[0] == {"text": "x" * HUGE_SIZE}
 
 
 # Replays and poison --------------------------------------------------------------------------------------
