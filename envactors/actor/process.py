@@ -103,8 +103,8 @@ class ActorProcess:
             raise
 
     @property
-    def pid(self) -> int:
-        """The process id."""
+    def pid(self) -> int | None:
+        """The process id; None until a node has started the process."""
         return self.worker.pid
 
     @property

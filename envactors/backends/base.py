@@ -85,7 +85,7 @@ class Worker(ABC):
     """One incarnation of an actor.
 
     Attributes:
-        pid: The id of its process.
+        pid: The id of its process; None until a node has started it.
         page: Its control page; the doorbells are closed when the worker is reaped.
         outputs: Non-blocking descriptors of its output streams; empty if it prints to the caller's streams.
         sentinel: A descriptor that becomes readable once the worker has ended.
@@ -102,7 +102,7 @@ class Worker(ABC):
     loss: NodeLoss | None = None
     is_leaving: bool = False
     is_over: bool = True
-    pid: int
+    pid: int | None
     page: ControlPage
     outputs: list[tuple[Stream, int]]
     sentinel: int
@@ -142,7 +142,7 @@ class Worker(ABC):
 
     def resident_memory(self) -> int:
         """Return its resident memory in bytes; 0 if it has ended."""
-        return resident_memory(self.pid)
+        return 0 if self.pid is None else resident_memory(self.pid)
 
     @abstractmethod
     def reap(self) -> ExitStatus:

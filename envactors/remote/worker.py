@@ -199,7 +199,7 @@ class RemoteWorker(Worker):
         self.envs = envs
         self.memory = memory
         self.order: LaunchOrder = LaunchOrder(name, dict(env_vars), 0 if memory is None else memory.memory_id, envs)
-        self.pid: int = 0
+        self.pid: int | None = None
         self.is_over: bool = False
         self.page: MirroredPage = MirroredPage(envs, self._send_rows)
         self.channel: RemoteChannel = RemoteChannel(self._send_frame)

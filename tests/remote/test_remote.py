@@ -82,6 +82,22 @@ def test_actors_are_spread_evenly_within_the_limit(shared):
             ea.spawn(Counter, backend=shared, deadlines=ea.Deadlines(start=0.5)).add(1).result(SOON)
 
 
+def test_an_actor_that_waits_for_room_on_a_node_has_no_pid(shared):
+    deadlines = ea.Deadlines(start=0.5)
+    with (
+        ea.VectorEnv([EchoEnv] * 2 * ROOM, envs_per_actor=ROOM, backend=shared),
+        ea.spawn(Counter, backend=shared, deadlines=deadlines) as actor,
+    ):
+        future = actor.add(1)
+        seen = set()
+        while not future.done():
+            seen |= {actor.pid, actor.stats().pid}  # a signal to pid 0 would kill this process and its siblings
+            time.sleep(0.01)
+        assert seen == {None}
+        with pytest.raises(ea.ActorStartError, match="no node has room"):
+            future.result()
+
+
 def test_a_lost_agent_counts_as_a_lost_node_and_the_other_continues(hasty, launcher):
     policy = ea.RestartPolicy(max_restarts=3)
     with contextlib.ExitStack() as stack:
