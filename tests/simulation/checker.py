@@ -96,7 +96,7 @@ class Checker:
         is_hidden: As above.
         replays: Whether failures are followed by replays.
         may_kill: Whether another process may be killed from outside.
-        retries: How many more times calls may run than once, by their tokens.
+        retries: How many more times than once each call may run, by its token.
         uncertain: The tokens of calls that nobody knows of whether they have run.
         unordered: The tokens of calls that may have run at another time than in their order.
         canceled: The tokens of calls that must not run.
@@ -305,6 +305,7 @@ class Checker:
                 raise Violation(f"env {env_id} ran {token}, which was canceled")
             if count > 1 + self.retries[token] and self._on_failure != "replay":
                 raise Violation(f"env {env_id} ran {token} {count} times")
+            # Calls are harmless. They are the tokens with retries, even if these are 0.
             is_fatal = SimulatedEnv.poison and token % SimulatedEnv.poison == 0 and token not in self.retries
             # It may have ended a process that was being ended for another env, which had raised: that is not counted.
             # After a raise, a call may have run, which makes the inputs others.

@@ -50,6 +50,7 @@ class Companion:
         for token in range(_FIRST_TOKEN, _FIRST_TOKEN + world.random.randrange(_MOST_CALLS)):
             env_id = world.random.randrange(self._envs.num_envs)
             checker.models[env_id].foreign += 1
+            checker.retries[token] = 0
             world.note(f"the companion calls env {env_id} with {token}")
             try:
                 answer = self._envs[env_id].note(token).result(world.random.choice(_PATIENCE))
