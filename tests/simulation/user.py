@@ -103,6 +103,7 @@ class User:
             batch = error.batch
             for env_id, failure in error.failures.items():
                 self.checker.fail(env_id, failure)
+            self._has_received_inside = True
         if batch is None:
             return
         self._has_received_inside |= len(batch.env_ids) > 0
