@@ -178,6 +178,10 @@ class Loop:
             self._contain(self._run_once)
         self._wake.close()
         self._poller.close()
+        # Whoever keeps a reference to an ended loop does not keep the actors of its callbacks.
+        self._soon.clear()
+        self._timers.clear()
+        self._descriptors.clear()
 
     def _run_once(self) -> None:
         """Wait for events, and run the callbacks of descriptors, timers, and `call_soon`, in this order."""

@@ -146,6 +146,12 @@ class Server(socketserver.ThreadingUnixStreamServer):
         if self._thread is not None:
             self._thread.join(timeout)
 
+    def server_close(self) -> None:
+        global _server
+        super().server_close()
+        if _server is self:
+            _server = None
+
     def _serve(self) -> None:
         while not self._closing.is_set():
             self.handle_request()
@@ -215,7 +221,7 @@ def _is_of_this_user(client: socket.socket) -> bool:
     return bool(uid == os.geteuid())
 
 
-# The last one of this process.
+# The open one of this process.
 _server: Server | None = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -50,6 +51,21 @@ def test_callbacks_run_in_order(loop):
     loop.call_soon(done.set)
     assert done.wait(SOON)
     assert seen == [0, 1, 2]
+
+
+def test_an_ended_loop_does_not_keep_the_objects_of_its_callbacks(loop, pipe):
+    class Owner:
+        def on_event(self, *_):
+            pass
+
+    owner = Owner()
+    loop.call_at(time.monotonic() + 1000.0, owner.on_event)
+    loop.watch(pipe[0], owner.on_event)
+    loop.stop()
+    loop.join(SOON)
+    seen = weakref.ref(owner)
+    del owner
+    assert seen() is None
 
 
 def test_timers_run_in_the_order_of_their_times(loop):
