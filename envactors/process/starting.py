@@ -70,30 +70,44 @@ def start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, st
     Raises:
         LaunchRefusedError: The working directory was removed.
     """
-    from multiprocessing import resource_tracker
-
     from loky.backend.context import get_context
 
     if not working_directory():
         raise LaunchRefusedError(
             "the working directory was removed, and start_method='loky' needs one: change to another with os.chdir"
         )
-    # `ensure_running` starts the tracker for the first worker, and then unblocks SIGINT in this thread: Ctrl-C would
-    # reach workers that are still starting.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    with sigpipe_blocked():  # it writes to the tracker's pipe
-        resource_tracker.ensure_running()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     # Loky passes on no options, and runs a module, which puts the working directory on the path.
     changes = {name: "" for name in environment if name.startswith("PYTHON") and sys.flags.ignore_environment}
     changes |= {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1" if sys.flags.no_user_site else ""}
     restored = {name: environment.get(name) for name in changes}
-    with sigpipe_blocked(), _not_daemonic():  # its arguments go through a pipe
+    # The arguments of the worker, and requests to the trackers, go through pipes.
+    with sigpipe_blocked(), _sigint_blocked(), _not_daemonic():
         args = descriptors, os.getpid(), restored
         process = get_context("loky").Process(target=run, name=name, args=args, env={**environment, **changes})
         process.start()
     _children.discard(process)
     return _watched(process.pid)
+
+
+@contextlib.contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Block SIGINT in this thread, and in the worker that it starts until the worker ignores it.
+
+    Ctrl-C also reaches workers that are still starting.
+    """
+    from multiprocessing import resource_tracker
+
+    from loky.backend import resource_tracker as loky_tracker
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    try:
+        # The first worker needs these trackers. Their start unblocks SIGINT.
+        resource_tracker.ensure_running()
+        loky_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

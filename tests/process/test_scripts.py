@@ -284,28 +284,26 @@ def test_ctrl_c_while_workers_start():
     assert err.count("Traceback (most recent call last)") == 1
 
 
-def test_ctrl_c_is_blocked_in_workers_that_are_starting():
-    """multiprocessing's resource tracker, which the first of loky's processes starts, unblocks it for good."""
+@pytest.mark.parametrize("backend", ["'loky'", "'forkserver'", "'forkserver', python=sys.executable"])
+def test_workers_that_are_starting_survive_ctrl_c(backend):
+    """The first start also starts helper processes, such as the resource trackers of multiprocessing and loky."""
     done = run_script(
         """
-        import _posixsubprocess, signal
+        import os, signal, sys, time
         import envactors as ea
 
-        masks, fork_exec = [], _posixsubprocess.fork_exec
-
-        def spy(arguments, *others):
-            if b"--process-name" in arguments:
-                masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
-            return fork_exec(arguments, *others)
-
-        _posixsubprocess.fork_exec = spy
-        for _ in range(2):
-            with ea.spawn(lambda: object(), backend=ea.ProcessBackend("loky")) as actor:
-                actor.renew().result(30)
-        print([signal.SIGINT in mask for mask in masks])
-        """
+        signal.signal(signal.SIGINT, lambda *_: None)  # as a notebook, the program survives Ctrl-C
+        backend = eval(f"ea.ProcessBackend({sys.argv[1]})")
+        with ea.ActorPool(lambda: object(), 3, backend=backend) as pool:
+            while any(actor.state is ea.ActorState.STARTING for actor in pool.actors):
+                os.killpg(0, signal.SIGINT)  # what a terminal does: the whole foreground group
+                time.sleep(0.002)
+            print([actor.state.value for actor in pool.actors], [actor.incarnation for actor in pool.actors])
+        """,
+        backend,
+        start_new_session=True,
     )
-    assert (done.stdout, done.stderr) == ("[True, True, True, True]\n", "")
+    assert (done.stdout, done.stderr) == ("['idle', 'idle', 'idle'] [0, 0, 0]\n", "")
 
 
 def test_an_interrupt_while_waiting_leaves_the_actors_usable(run_warm):
