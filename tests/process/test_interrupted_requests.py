@@ -212,35 +212,6 @@ def test_a_vector_is_usable_after_a_lack_of_stack(backend, per_actor, env_ids):
             check(envs, spare)
 
 
-@pytest.mark.parametrize("backend", ["process", "inline"])
-def test_a_signal_handler_may_wait_for_a_thread_that_uses_an_actor_of_a_vector_in_use(backend):
-    """It runs while no lock is held."""
-    handled = []
-    with ea.VectorEnv([EchoEnv] * 2, backend=backend) as envs:
-
-        def handle(signum, frame):
-            thread = threading.Thread(target=envs.actors[0].stats, daemon=True)
-            thread.start()
-            thread.join(SOON)
-            handled.append(thread.is_alive())
-            signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.001 * random.random())
-
-        before = signal.signal(signal.SIGALRM, handle)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.001)
-            while len(handled) < 400 and not any(handled):
-                envs.reset(seed=0)
-                envs.step([1, 2])
-                envs.step([1], env_ids=[1])
-                envs.send([1, 2])
-                envs.recv()
-                envs.get_attr("steps")
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, before)
-    assert not any(handled)
-
-
 class Napper:
     def nap(self):
         time.sleep(0.01)  # longer than anybody spins, so that the reply is read at the depth of the wait
