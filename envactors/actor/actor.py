@@ -297,7 +297,7 @@ class Actor:
             return True
         step: Step | None = None
         with self.lock, self.lock.change(self):
-            self.tenant.collect_completed()
+            self._process_results()
             is_running = (self.running is not None and self.running.future is future) or self.tenant.is_running(future)
             is_refused = is_running and not self.config.backend.traits.can_kill
             if is_running and not is_refused:
@@ -568,9 +568,7 @@ class Actor:
         finished = process.page.counters[FINISHED]
         # After SIGCONT, replies and expired deadlines are pending together. Replies count first, also those that a
         # thread would read that has borrowed the channel.
-        if not process.at_end:
-            self._take_frames(process, process.drain())
-        self.tenant.collect_completed()
+        self._process_results()
         step = self._current_step() if self.phase is _LIVE else None
         if step is not None:
             untrue = process.page.find_untrue(len(self.config.start.factories))
@@ -611,6 +609,13 @@ class Actor:
         if process.at_end and self.incarnation.process is process and self.phase is not Phase.STOPPING:
             # Only the sentinel reports the exit. Until then the worker cannot do any work.
             self.timers.set_earliest("kill", time.monotonic() + _EXIT_GRACE, self._kill)
+
+    def _process_results(self) -> None:
+        """Process the replies and the rows that the worker has completed, also those that the loop has not seen yet."""
+        process = self.incarnation.process
+        if process is not None and not process.at_end:
+            self._take_frames(process, process.drain())
+        self.tenant.collect_completed()
 
     def _on_frame(self, frame: Frame) -> None:
         kind, incarnation, call_id, payload = frame

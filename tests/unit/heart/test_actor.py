@@ -203,6 +203,19 @@ def test_a_queued_call_can_be_canceled_and_a_running_one_aborted(actors):
     assert not running.abort()
 
 
+def test_aborting_a_call_whose_reply_the_loop_has_not_read_returns_false(actors):
+    actor, backend = actors()
+    future = call(actor)
+    worker = backend.next_worker().serve_start()
+    frame = worker.take()
+    worker.begin(frame)
+    with actor.lock:
+        worker.reply(frame, "done")
+        assert not future.abort()
+    assert future.result(SOON) == "done"
+    assert not worker.was_killed
+
+
 class Hit(Exception):
     pass
 
@@ -348,7 +361,7 @@ def test_an_internal_error_in_the_loop_closes_the_actor_and_is_the_cause(actors,
     actor.wait_closed(SOON)
     assert actor.state is ActorState.CLOSED
     assert backend.workers.empty(), "it is not started again"
-    assert any(record.exc_info and record.exc_info[1] is bug for record in caplog.records)
+    wait_until(lambda: any(record.exc_info and record.exc_info[1] is bug for record in caplog.records))
 
 
 def test_an_interrupt_does_not_revive_a_dead_actor(actors):
