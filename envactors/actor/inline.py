@@ -173,8 +173,10 @@ class InlineActor:
         step, future = Step(call.method, call.index), call.future
         if self.closed.is_open:
             raise self.errors.closed(step, self.incarnation.index)
-        if self._server is None:
-            future.set_error(self.unusable_error(step))
+        try:
+            self.make_missing(step)
+        except ActorError as error:
+            future.set_error(error)
             return
         if call.incarnation not in (None, self.incarnation.index):
             future.set_error(self.errors.lost_process(self.last_crash, call.incarnation)(step))
@@ -242,18 +244,40 @@ class InlineActor:
         if self.closed.is_open:
             raise self.errors.closed(Step("renew", self.config.first_index), self.incarnation.index)
         self.check_not_within()
-        self._close_envs()
-        self.replace(self._describe_end(EndReason.RENEW))
+        self.replace(self._describe_end(EndReason.RENEW), closes=True)
         future.set_outcome(ReadyOutcome(self.incarnation.index, self._start_error))
 
-    def replace(self, reason: ActorError) -> None:
-        """Make new envs; ``reason`` says why the present ones end."""
+    def replace(self, reason: ActorError, *, closes: bool = False) -> None:
+        """Make new envs; if an interrupt ends that, `make_missing` makes them later.
+
+        Args:
+            reason: Why the present ones end.
+            closes: Whether to close those.
+        """
         with self._lock:
             recording.recorder.on_exit(self, None)
+            server, self._server, self._start_error = self._server, None, None
             self.last_crash = reason
             self.incarnation = Incarnation(self.incarnation.index + 1)
-            self._start()
             self.on_change()
+            if closes and server is not None:
+                self._close_envs(server)
+            self._start()
+
+    def make_missing(self, step: Step) -> None:
+        """Make the envs, unless they exist; an interrupt may have ended an earlier attempt.
+
+        Args:
+            step: The request that needs the envs.
+
+        Raises:
+            ActorError: The actor is closed, or a factory has raised.
+        """
+        if self._server is None and self.is_usable:
+            with self._lock:
+                self._start()
+        if self._server is None:
+            raise self.unusable_error(step)
 
     def run(self, event: Callable[..., object], *args: object) -> None:
         """Run an event under the lock."""
@@ -276,6 +300,8 @@ class InlineActor:
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""
         self.check_owner()
+        if self.closed.is_open:
+            return
         if self._find_thread() is not None:
             raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
         if restart:
@@ -288,7 +314,8 @@ class InlineActor:
         del timeout, began
         with self._lock:
             if not self.closed.is_open:
-                self._close_envs()
+                if self._server is not None:
+                    self._close_envs(self._server)
                 self._close()
 
     def wait_closed(self, timeout: float | None) -> None:
@@ -324,7 +351,6 @@ class InlineActor:
         config, count = self.config, len(self.config.start.factories)
         page: Any = ControlPage(bytearray(page_size(count)), None, None)  # type: ignore[arg-type] # nobody rings
         server = Server(None, page, send=lambda _frame: None)  # type: ignore[arg-type] # nothing is sent
-        self._start_error = self._server = None
         incarnation = self.incarnation
         incarnation.launched = time.monotonic()
         with self.running_env(server):
@@ -338,12 +364,12 @@ class InlineActor:
                 return
         page.record_env(METHOD_CALL, 0)
         self._server = server
+        self.on_change()
         recording.recorder.on_span(self, "start", incarnation.launched)
 
-    def _close_envs(self) -> None:
-        if self._server is not None:
-            with self.running_env():
-                self._server.execute(Kind.CLOSE, dumps(()))
+    def _close_envs(self, server: Server) -> None:
+        with self.running_env(server):
+            server.execute(Kind.CLOSE, dumps(()))
 
     def _close(self) -> None:
         recording.recorder.on_exit(self, None)

@@ -261,6 +261,11 @@ def stack(spec: Spec, values: Sequence[Any]) -> Any:
     return batch
 
 
+def zeros(spec: Spec) -> Any:
+    """Return a value of a spec that consists of zeros."""
+    return unflatten(spec, (np.zeros(leaf.shape, leaf.dtype)[()] for leaf in leaves(spec)))
+
+
 def batches_alike(one: Spec | None, other: Spec | None) -> bool:
     """Return whether values of two specs fit into one batch: structure, shapes and dtypes count, bounds do not."""
     return one is other or bool(_outline(one) == _outline(other))

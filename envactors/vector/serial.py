@@ -27,7 +27,7 @@ from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import PLAIN_REWARD
-from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, split_batch, stack
+from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, split_batch, stack, zeros
 from envactors.options import as_deadlines
 from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, NO_RESULT, Episodes
 from envactors.vector.failures import step_error
@@ -65,18 +65,20 @@ class _RaisedRequest(NamedTuple):
 
 
 class _MissingEnv:
-    """Takes the place of an env that could not be made again."""
+    """Takes the place of an env that could not be made again, or was not made yet because of an interrupt."""
 
-    def __init__(self, actor: InlineActor, index: int) -> None:
-        self._actor, self._index = actor, index
+    def __init__(self, actor: InlineActor, index: int, hosted: list[Any]) -> None:
+        self._actor, self._index, self._hosted = actor, index, hosted
 
     def step(self, *_: Any) -> Fields:
         """Raise the error of its actor."""
         raise self._actor.unusable_error(Step("step", self._index))
 
-    def reset(self, *_: Any) -> Fields:
-        """Raise the error of its actor."""
-        raise self._actor.unusable_error(Step("reset", self._index))
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> Fields:
+        """Make the env and reset it; raise the error of its actor if there is no env to make."""
+        self._actor.make_missing(Step("reset", self._index))
+        fields: Fields = self._hosted[self._index].reset(seed, options)
+        return fields
 
 
 class SerialEngine:
@@ -153,7 +155,8 @@ class SerialEngine:
                 self._hosted[index] = TimedEnv(env, page) if self._is_timing else env
                 self._methods[index] = page.counters
             else:
-                self._hosted[index], self._contexts[index], self._methods[index] = _MissingEnv(actor, index), None, {}
+                self._hosted[index] = _MissingEnv(actor, index, self._hosted)
+                self._contexts[index], self._methods[index] = None, {}
             self._incarnations[index] = actor.incarnation.index
 
     def _on_change(self, actor: InlineActor, envs: range) -> None:
@@ -258,7 +261,7 @@ class SerialEngine:
             return None
         obs, reward, terminated, truncated, info = last
         if self.episodes.flags[index] & NO_EPISODE:
-            reward, terminated, truncated = np.zeros_like(reward)[()], False, True
+            reward, terminated, truncated = zeros(self.reward_spec), False, True
         flags = bool(terminated), bool(truncated)
         return EnvStep(index, copy_value(obs), reward, *flags, copy_value(info), int(self._incarnations[index]))
 
@@ -309,8 +312,8 @@ class SerialEngine:
     ) -> None:
         """Step envs; see `RowEngine.start_steps`."""
         del rings_each
-        self.check_steppable(envs)
         self.check_idle(envs)
+        self.check_steppable(envs)
         each = split_batch(self.action_spec if is_checked else None, actions, len(envs.ids), "actions")
         if type(each) is np.ndarray and each.ndim > 1:
             each = each.copy()  # an env may modify its action
@@ -322,12 +325,12 @@ class SerialEngine:
         steps, starts = episodes.steps_of, episodes.starts
         raised: list[_RaisedRequest] = []
         flags = episodes.flags
-        may_be_lost = flags != self._no_flags
+        has_flags = flags != self._no_flags
         running = self._running_envs
         with self._running(envs.ids):
             for index, action in zip(envs.ids, each, strict=True):
                 running[-1] = index
-                if may_be_lost and flags[index] & LOST and not (resets_next[index] and self._on_failure == "raise"):
+                if has_flags and flags[index] & LOST and not (resets_next[index] and self._on_failure == "raise"):
                     raised.append(_RaisedRequest(index, self._describe_loss(index), Cause.WAITING))
                     continue
                 if resets_next[index]:
@@ -343,9 +346,10 @@ class SerialEngine:
                     continue
                 outcomes[index] = _with_own_info(fields)
                 last[index] = (copy_value(fields[0]), *fields[1:]) if keeps_last else fields
-                if fields[2] or fields[3]:
-                    episodes.record(index, ends=True, is_reset=False)
-                    starts[index] = autoreset
+                ends = fields[2] or fields[3]
+                if ends or (has_flags and flags[index] & NO_EPISODE):  # it was never reset, and nobody checks that
+                    episodes.record(index, ends=bool(ends), is_reset=False)
+                    starts[index] = ends and autoreset
                 else:
                     steps[index] += 1
                     starts[index] = False
@@ -361,7 +365,6 @@ class SerialEngine:
         futures: Sequence[ActorFuture] = (),
     ) -> None:
         """Reset envs; see `RowEngine.start_resets`."""
-        self._reset_if_interrupted()
         self.check_idle(envs)
         raised: list[_RaisedRequest] = []
         with self._running(envs.ids):
@@ -374,6 +377,7 @@ class SerialEngine:
 
     def check_idle(self, envs: Selection) -> None:
         """Raise `AlreadyPendingError` if an env has a result pending."""
+        self._reset_if_interrupted()
         if self._running_envs and self._lock.is_held_here():
             self._check_nested(envs.ids)
         for index in envs.ids if self._closed else ():
@@ -518,7 +522,7 @@ class SerialEngine:
             return error
         if fate is EnvFate.TRUNCATE:
             assert last is not None, "otherwise it is reset"
-            return last[0], 0.0, False, True, {"failure": error}
+            return last[0], zeros(self.reward_spec), False, True, {"failure": error}
         try:
             fields = self._hosted[index].reset(self._seed_of(index), request.options)
         except Exception as second:
@@ -527,7 +531,7 @@ class SerialEngine:
         info = {**as_dict(fields[4]), "failure": error}
         if request.is_asked or last is None:
             return (*fields[:4], info)
-        return fields[0], 0.0, False, True, {**info, "final_obs": last[0], "final_info": as_dict(last[4])}
+        return *fields[:2], False, True, {**info, "final_obs": last[0], "final_info": as_dict(last[4])}
 
     def _resolve(self, envs: Selection, futures: Sequence[ActorFuture]) -> None:
         """Deliver outcomes to futures."""

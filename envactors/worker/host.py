@@ -24,7 +24,7 @@ from envactors.mailbox.control_page import ENV_INDEX, METHOD_CALL, METHOD_RESET,
 from envactors.mailbox.pickling import content_of, dumps, loads
 from envactors.mailbox.recorded import requests_of
 from envactors.mailbox.slab import PLAIN_REWARD
-from envactors.mailbox.specs import OBJECT, Spec, conform, spec_of_space, spec_of_value
+from envactors.mailbox.specs import OBJECT, Spec, conform, spec_of_space, spec_of_value, zeros
 from envactors.worker.context import ActorContext
 
 # The observation, the reward, whether the episode terminated or was truncated, and the info. Making a named tuple would
@@ -131,7 +131,7 @@ class HostedEnv:
         info = result[1]
         if self._reports_seeds and isinstance(info, dict):
             info = {**info, "episode_seed": seed}
-        return obs, 0.0, False, False, info
+        return obs, 0.0 if self._plain_reward else zeros(self.reward_spec), False, False, info
 
     def _set_spec(self, spec: Spec | None) -> None:
         self.spec = spec

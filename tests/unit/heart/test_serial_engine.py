@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
 
 import envactors as ea
+from envactors.integrations.access import VectorAccess
 
 ALWAYS = ea.RestartPolicy(max_restarts=100, backoff=0)
 
@@ -139,3 +141,125 @@ def test_rows_give_the_same_results(autoreset, on_failure):
             return seen
 
     assert run("inline") == run("thread")
+
+
+class Faults:
+    """What envs do next; the test sets it once the vector is made. Factories are pickled by reference."""
+
+    in_factory: ClassVar[list[BaseException]] = []
+    in_step: ClassVar[list[BaseException]] = []
+
+
+class Faulty(Env):
+    """Raises the errors of `Faults`, each once."""
+
+    reward_space = gymnasium.spaces.Box(-9, 9, (2,), np.float64)
+
+    def __init__(self):
+        super().__init__()
+        self.is_broken = False
+        if Faults.in_factory:
+            raise Faults.in_factory.pop()
+
+    def step(self, action):
+        if Faults.in_step:
+            self.is_broken = True
+            raise Faults.in_step.pop()
+        return (*super().step(action)[:1], np.ones(2), False, False, {})
+
+    def get_state(self):
+        return self.steps
+
+    def set_state(self, state):
+        self.steps = state
+
+
+@pytest.fixture(autouse=True)
+def no_faults():
+    yield
+    for faults in (Faults.in_factory, Faults.in_step):
+        faults.clear()
+
+
+@pytest.mark.parametrize("interrupted", [0, 1])
+def test_a_state_is_restored_after_an_interrupted_step(interrupted):
+    states = ea.SnapshotPolicy(Faulty.get_state, Faulty.set_state)
+    with make(Faulty, Faulty, on_failure="raise", snapshot=states) as envs:
+        envs.reset()
+        step(envs, 1, 1)
+        snapshots = envs.snapshot()
+        Faults.in_step.append(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            envs.step([1, 1], env_ids=[interrupted, 1 - interrupted])
+        envs.restore(snapshots)
+        assert step(envs, 1, 1) == ([2, 2], [False, False], [False, False])
+
+
+def test_a_closed_actor_stays_closed_when_it_is_killed():
+    with make(Env) as envs:
+        pass
+    with ea.spawn(Env, backend="inline") as actor:
+        pass
+    for closed in (envs.actors[0], actor):
+        closed.kill()
+        closed.kill(restart=True)
+        assert closed.state is ea.ActorState.CLOSED
+        assert closed.incarnation == 0
+
+
+@pytest.mark.parametrize("envs_per_actor", [1, 2])
+def test_an_interrupt_while_envs_are_replaced_leaves_no_env_that_has_raised(envs_per_actor):
+    with make(Faulty, Faulty, envs_per_actor=envs_per_actor) as envs:
+        envs.reset()
+        Faults.in_step.append(ValueError("broken"))
+        Faults.in_factory.append(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            envs.step([1, 1])
+        with pytest.raises(ea.VectorInputError, match="env 0 needs a reset first"):
+            envs.step([1, 1])
+        envs.reset()
+        assert envs.get_attr("is_broken") == [False, False]
+        assert envs.actors[0].incarnation == 1
+        assert step(envs, 1, 1) == ([1, 1], [False, False], [False, False])
+
+
+def test_a_call_after_an_interrupted_replacement_runs_in_new_envs():
+    with ea.spawn(Faulty, backend="inline") as actor:
+        Faults.in_factory.append(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            actor.renew()
+        assert actor.get("steps").result() is None
+        assert actor.incarnation == 1
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_rewards_of_resets_and_failures_have_the_shape_of_the_spec(backend, autoreset):
+    options = {"on_failure": "renew", "autoreset": autoreset, "restart": ALWAYS, "backend": backend}
+    with ea.VectorEnv([Faulty], **options) as envs:
+        reset = VectorAccess(envs).submit_reset(0, None, None)
+        results = [reset.result(), envs.submit([1])[0].result()]
+        Faults.in_step.append(ValueError("failed"))
+        results.append(envs.submit([1])[0].result())
+        results.append(envs.submit([1])[0].result())
+        assert [np.shape(result.reward) for result in results] == [(2,)] * 4
+        assert [np.sum(result.reward) for result in results] == [0, 2, 0, 0 if autoreset == "next_step" else 2]
+        assert envs.last_batch().rewards.shape == (1, 2)
+
+
+class Unreset(Env):
+    """Steps without a reset."""
+
+    def step(self, action):
+        self.steps = self.steps or 0
+        return super().step(action)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_steps_without_a_reset_begin_an_episode_if_only_envs_check_that(backend):
+    with ea.VectorEnv([Unreset, Unreset], on_failure="renew", restart=ALWAYS, backend=backend) as envs:
+        VectorAccess(envs).disable_reset_checks()
+        step(envs, 1, 1)
+        assert envs.last_batch().truncated.tolist() == [False, False]
+        envs.actors[0].renew().result()
+        assert step(envs, 1, 1) == ([1, 2], [True, False], [True, False])
