@@ -1,6 +1,6 @@
 """The envs of one actor: post their requests, collect their results, and recover after an exit.
 
-Everything but `ActorEnvs.read_failure` and `ActorEnvs.unreadable` runs under the lock of the vector.
+Everything but `ActorEnvs.read_failures` runs under the lock of the vector.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from envactors.actor import recording
@@ -282,8 +282,7 @@ class ActorEnvs(Job):
         additions = () if request is None else (request.future, request.failure, request.ending)
         if request is not None and any(addition is not None for addition in additions):
             row = self.reader.copy_row(index)
-            unreadable = functools.partial(self.unreadable, index, self.step_of(index), int(table.posted_in[index]))
-            outcome = RowOutcome(self.reader, row, request, before, unreadable)
+            outcome = RowOutcome(self.reader, row, request, before, self.unreadable_of(index))
             if request.future is not None:
                 self.reader.keep_info(index)
         table.complete(index, outcome, float(slab.when[index]) if table.rings_each[index] else None)
@@ -292,8 +291,7 @@ class ActorEnvs(Job):
         """Replace the process of an env whose episode has ended, and reset the env in the next one."""
         table = self.table
         request = table.requests.get(index) or EnvRequest("step")
-        unreadable = functools.partial(self.unreadable, index, self.step_of(index), int(table.posted_in[index]))
-        ending = RowOutcome(self.reader, self.reader.copy_row(index), request, None, unreadable)
+        ending = RowOutcome(self.reader, self.reader.copy_row(index), request, None, self.unreadable_of(index))
         table.requests[index] = EnvRequest("step", True, request.future, failure=request.failure, ending=ending)
         table.episodes.record_end(index)
         table.queue([index])
@@ -307,7 +305,7 @@ class ActorEnvs(Job):
         decision = recover(self.table, self.actor.errors, index, failure, has_process=has_process)
         if decision.replaces_process:
             self.discard_process(int(self.table.posted_in[index]), step, failure)
-        return apply_to_row(self.table, self.reader, index, decision)
+        return apply_to_row(self.table, self.reader, index, decision, self.unreadable_of(index))
 
     def discard_process(self, incarnation: int, step: Step, failure: Failure) -> None:
         """Replace the process after a step in which an env has raised."""
@@ -337,14 +335,17 @@ class ActorEnvs(Job):
         try:
             failure = table.infos.failure(table.overflow.get(index))
         except Exception as error:
-            return Failure(Cause.RAISED, self.unreadable(index, step, incarnation, error), safe_repr(error))
+            return Failure(Cause.RAISED, self.unreadable_of(index)(error), safe_repr(error))
         raised = errors.raised(step, incarnation, self.actor.pid, failure)
         return Failure(Cause.RAISED, raised, failure.text, in_reset=failure.fault == Fault.RESET)
 
-    def unreadable(self, index: int, step: Step, incarnation: int, error: BaseException) -> ActorError:
-        """Return the error of a result that cannot be unpickled. Runs code of users, without the lock."""
-        del index
-        return self.actor.errors.unreadable(step, incarnation, self.actor.pid, error)
+    def unreadable_of(self, index: int) -> Callable[[BaseException], ActorError]:
+        """Return a function that makes the error of an env's result that cannot be unpickled.
+
+        It runs code of users, and so is called without the lock.
+        """
+        incarnation = int(self.table.posted_in[index])
+        return functools.partial(self.actor.errors.unreadable, self.step_of(index), incarnation, self.actor.pid)
 
     # The running job -------------------------------------------------------------------------------------
 

@@ -561,8 +561,7 @@ class RowEngine:
                 try:
                     steps.append(self.reader.read(self.reader.copy_row(index)))
                 except (Exception, SystemExit) as error:
-                    owner, incarnation = self.owners[index], int(table.posted_in[index])
-                    unreadable[index] = owner.unreadable(index, owner.step_of(index), incarnation, error)
+                    unreadable[index] = self.owners[index].unreadable_of(index)(error)
             else:
                 step, failure = outcome.read()
                 if failure is not None:

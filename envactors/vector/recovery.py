@@ -13,6 +13,7 @@ it needs an episode that no replay can bring back. Nothing here starts or ends p
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import NamedTuple
 
 from envactors.actor.error_factory import ErrorFactory
@@ -22,7 +23,7 @@ from envactors.errors import ActorDiedError, ActorError
 from envactors.mailbox.slab import RESET
 from envactors.vector.episodes import NO_RESULT, Episodes
 from envactors.vector.options import Autoreset, OnFailure
-from envactors.vector.results import RowReader, TruncatedOutcome
+from envactors.vector.results import RowOutcome, RowReader
 from envactors.vector.table import EnvRequest, EnvTable
 
 
@@ -181,8 +182,22 @@ def recover(table: EnvTable, errors: ErrorFactory, index: int, failure: Failure,
     return Decision(fate, error, repeats, cause is Cause.RAISED and continues)
 
 
-def apply_to_row(table: EnvTable, reader: RowReader, index: int, decision: Decision) -> bool:
-    """Apply a decision to the request of an env; return whether it runs again, and its env must be queued."""
+def apply_to_row(
+    table: EnvTable,
+    reader: RowReader,
+    index: int,
+    decision: Decision,
+    unreadable: Callable[[BaseException], ActorError],
+) -> bool:
+    """Apply a decision to the request of an env; return whether it runs again, and its env must be queued.
+
+    Args:
+        table: The envs of the vector.
+        reader: Reads their results.
+        index: The env.
+        decision: The decision.
+        unreadable: Makes the error of a result of this env that cannot be unpickled.
+    """
     fate, error = decision.fate, decision.error
     request = table.requests.get(index) or EnvRequest("step")
     if fate is EnvFate.REDO:
@@ -193,10 +208,11 @@ def apply_to_row(table: EnvTable, reader: RowReader, index: int, decision: Decis
         payload = request.payload if request.method == "reset" else None
         table.requests[index] = EnvRequest(request.method, True, request.future, seed, payload, failure=error)
         return True
-    if fate is EnvFate.TRUNCATE and (last := reader.copy_last(index)) is not None:
+    if fate is EnvFate.TRUNCATE and (last := reader.copy_last(index, has_info=False)) is not None:
         ended_in = error.incarnation if isinstance(error, ActorError) and error.incarnation is not None else None
         incarnation = (int(table.posted_in[index]) if ended_in is None else ended_in) + 1
-        table.complete(index, TruncatedOutcome(reader, last, error, incarnation))
+        failed = EnvRequest("step", failure=error)
+        table.complete(index, RowOutcome(reader, last, failed, None, unreadable, incarnation))
     else:
         table.complete(index, ReadyOutcome(None, error))
     return False

@@ -81,6 +81,35 @@ def failure_in(info: Any) -> BaseException | None:
     return failure if isinstance(failure, BaseException) else None
 
 
+def truncate(last: EnvStep, failure: BaseException, incarnation: int) -> EnvStep:
+    """Return the result of a step that has failed: the last result once more, truncated.
+
+    Args:
+        last: The last result.
+        failure: The failure.
+        incarnation: The process that the env continues in.
+    """
+    reward = np.zeros_like(last.reward) if isinstance(last.reward, np.ndarray) else 0.0
+    return EnvStep(last.env_id, last.obs, reward, False, True, {"failure": failure}, incarnation)
+
+
+def add_failure(step: EnvStep, failure: BaseException, before: EnvStep | None, *, asked_reset: bool) -> EnvStep:
+    """Return the result of a request that has failed and was answered with a reset.
+
+    Args:
+        step: The result of that reset.
+        failure: The failure.
+        before: The result before the request; None if there is none.
+        asked_reset: Whether the user asked for a reset. Otherwise the reset ends the episode of a step.
+    """
+    info = {**as_dict(step.info), "failure": failure}
+    if asked_reset:
+        return step._replace(info=info)
+    if before is not None:
+        info |= {"final_obs": before.obs, "final_info": as_dict(before.info)}
+    return step._replace(truncated=True, info=info)
+
+
 @dataclasses.dataclass(frozen=True)
 class EnvSnapshot:
     """The state of one env between two steps. It can be pickled.
@@ -147,8 +176,9 @@ class RowReader:
         self.observation_spec: Spec | None = description.observation
         # Whether that spec follows from the first observation. Workers do not know it.
         self.learns: bool = description.observation is None
-        # Whether observations have leaves without a place in rows.
-        self.has_objects: bool = any(array is None for array in self._slab.observations)
+        # Whether observations or rewards have leaves without a place in rows.
+        arrays = (*self._slab.observations, self._layout.reward)
+        self.has_objects: bool = any(array is None for array in arrays)
         # Whether infos and objects may have to be returned again.
         self.keeps_infos: bool = table.on_failure != "raise" or self.has_objects
         # The array of observations, if an observation is a single array.
@@ -214,15 +244,19 @@ class RowReader:
         """Copy a complete result out of its row, without running code of users."""
         return self._copy(env_id, self.content_of(env_id))
 
-    def copy_last(self, env_id: int) -> RowResult | None:
+    def copy_last(self, env_id: int, *, has_info: bool = True) -> RowResult | None:
         """Copy the last complete result of an env whose present request has none; None if there is none to return.
 
         Only the observation and the content are those of that result: the row has the rest of it no longer.
+
+        Args:
+            env_id: The env.
+            has_info: Whether the copy has the info of that result, which may be one that cannot be unpickled.
         """
         table = self._table
         if table.episodes.flags[env_id] & NO_RESULT or table.on_failure == "raise":
             return None
-        return self._copy(env_id, table.last_infos[env_id])
+        return self._copy(env_id, table.last_infos[env_id] if has_info or self.has_objects else None)
 
     def _copy(self, env_id: int, content: bytes | memoryview | None) -> RowResult:
         table, slab, buffer = self._table, self._slab, self._table.buffer_index[env_id]
@@ -348,6 +382,8 @@ class RowOutcome:
         request: The request, which may have an earlier failure to report.
         before: The result before it, if the request is a step that was answered with a reset.
         unreadable: Makes the error of a result that cannot be unpickled.
+        continues_in: The process that the env continues in, if the request has failed and the row is the last result
+            before it; None if the row is the result of the request.
     """
 
     is_failure = False
@@ -359,9 +395,10 @@ class RowOutcome:
         request: EnvRequest,
         before: RowResult | None,
         unreadable: Callable[[BaseException], ActorError],
+        continues_in: int | None = None,
     ) -> None:
         self._reader, self._row, self._request, self._before = reader, row, request, before
-        self._unreadable = unreadable
+        self._unreadable, self._continues_in = unreadable, continues_in
 
     def read(self) -> tuple[EnvStep | None, BaseException | None]:
         """Return the result, or the error."""
@@ -374,41 +411,16 @@ class RowOutcome:
 
     def _read(self) -> EnvStep:
         step, request = self._reader.read(self._row), self._request
+        if self._continues_in is not None:
+            assert request.failure is not None, "it has failed"
+            return truncate(step, request.failure, self._continues_in)
         if request.ending is not None:
             ending, error = request.ending.read()
             if error is not None:
                 raise error
             info = {**as_dict(step.info), "final_obs": ending.obs, "final_info": ending.info}
             step = ending._replace(obs=step.obs, info=info, incarnation=step.incarnation)
-        if request.failure is not None:
-            info = {**as_dict(step.info), "failure": request.failure}
-            if request.method == "step":
-                if self._before is not None:
-                    before = self._reader.read(self._before)
-                    info |= {"final_obs": before.obs, "final_info": as_dict(before.info)}
-                step = step._replace(truncated=True)
-            step = step._replace(info=info)
-        return step
-
-
-class TruncatedOutcome:
-    """The outcome of a request that has failed: the last complete result again, truncated, with the failure.
-
-    Args:
-        reader: Reads the rows.
-        last: The last complete result.
-        failure: The failure.
-        incarnation: The process that the env continues in.
-    """
-
-    is_failure = False
-
-    def __init__(self, reader: RowReader, last: RowResult, failure: BaseException, incarnation: int) -> None:
-        self._reader, self._last, self._failure, self._incarnation = reader, last, failure, incarnation
-
-    def read(self) -> tuple[EnvStep | None, BaseException | None]:
-        """Return the result."""
-        last = self._reader.read(self._last)
-        reward = np.zeros_like(last.reward) if isinstance(last.reward, np.ndarray) else 0.0
-        info = {"failure": self._failure}
-        return EnvStep(last.env_id, last.obs, reward, False, True, info, self._incarnation), None
+        if request.failure is None:
+            return step
+        before = None if self._before is None else self._reader.read(self._before)
+        return add_failure(step, request.failure, before, asked_reset=request.method == "reset")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+import gymnasium
 import numpy as np
 import pytest
-from fakes import CUT, END, HUGE, HUGE_SIZE, LARGE, LEAVE, RAISE, SOON, TRAP, RowError, wait_until
+from fakes import CUT, END, HUGE, HUGE_SIZE, LARGE, LEAVE, RAISE, SOON, TRAP, PlayedEnv, RowError, wait_until
 
 import envactors as ea
 from envactors.actor.states import ActorState, Phase
@@ -350,6 +351,46 @@ def test_a_result_that_cannot_be_unpickled_fails_only_its_env(stages, on_failure
         assert failures_of(batch.infos) == [0]
         assert batch.rewards.tolist()[1] == 2.0
     stage.check()
+
+
+def crash_after_a_trap(stage):
+    """Return a last result that cannot be unpickled, and crash in the step after it."""
+    (future,) = stage.envs.submit([TRAP])
+    stage.run()
+    assert isinstance(future.exception(SOON), ea.SerializationError)
+    stage.start([2])
+    stage.worker().begin_row(0)
+    stage.crash()
+    stage.run()
+
+
+def test_a_crash_after_an_unreadable_info_returns_the_last_observation(stages):
+    stage = stages(1, on_failure="renew")
+    crash_after_a_trap(stage)
+    batch = stage.finish()
+    assert batch.obs.tolist() == [[1, TRAP, 0]]
+    assert failures_of(batch.infos) == [0]
+    assert stage.step([3])[0][0, :2].tolist() == [0, -1]
+
+
+class ObjectEnv(PlayedEnv):
+    observation_space = gymnasium.spaces.Text(100)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        return "first", {}
+
+    def step(self, action):
+        return str(action), *super().step(action)[1:]
+
+
+def test_a_crash_after_an_unreadable_observation_raises_once(stages):
+    stage = stages(1, on_failure="renew", env=ObjectEnv)
+    crash_after_a_trap(stage)
+    with pytest.raises(ea.VectorStepError) as caught:
+        stage.finish()
+    assert isinstance(caught.value.failures[0], ea.SerializationError)
+    assert stage.step([3])[0] == ["first"]
 
 
 def test_neighbors_of_an_env_that_raised_lose_their_episodes_in_the_next_step(stages):
