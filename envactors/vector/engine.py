@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture
 from envactors.actor.spinning import SpinPolicy
 from envactors.errors import (
-    ActorError,
     AlreadyPendingError,
     NothingPendingError,
     VectorInputError,
@@ -37,6 +36,9 @@ from envactors.vector.failures import step_error
 from envactors.vector.options import Autoreset
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, RowReader
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, EnvRequest, EnvTable, Selection
+
+# Envs by actor: the ids of each actor's envs, in ascending order.
+Groups: TypeAlias = list[tuple[ActorEnvs, list[int]]]
 
 
 class RowEngine:
@@ -141,17 +143,24 @@ class RowEngine:
     def check_idle(self, envs: Selection) -> None:
         """Raise `AlreadyPendingError` if a rollout is in flight, or an env has a result pending."""
         self._lock.reset_if_interrupted()
+        error = self._find_pending(envs)
+        if error is not None:
+            raise error
+
+    def _find_pending(self, envs: Selection) -> AlreadyPendingError | None:
+        """Return the error of a request while a rollout is in flight, or an env has a result pending."""
         table = self.table
         if table.rollouts:
-            raise AlreadyPendingError(f"{table.rollouts} rollouts are in flight: wait for them first")
+            return AlreadyPendingError(f"{table.rollouts} rollouts are in flight: wait for them first")
         if envs.is_all and table.are_all(IDLE):
-            return
+            return None
         busy = [index for index in envs.ids if table.status[index] != IDLE]
-        if busy:
-            raise AlreadyPendingError(
-                f"the envs {busy} have results pending: receive them with recv (or from "
-                "their futures) before the next request"
-            )
+        if not busy:
+            return None
+        return AlreadyPendingError(
+            f"the envs {busy} have results pending: receive them with recv (or from "
+            "their futures) before the next request"
+        )
 
     def process_with_episode(self, index: int) -> int | None:
         """Return the only process whose state of an env counts; None for any, since a replay brings the state back.
@@ -211,15 +220,14 @@ class RowEngine:
             ActorClosedError: The vector was closed.
         """
         self.check_idle(envs)
-        if not self.table.are_all_plain:
-            self.check_steppable(envs)
-        payloads = self._write_actions(envs, actions, is_checked=is_checked)
+        self.check_steppable(envs)
+        columns, payloads = self._convert_actions(envs, actions, is_checked=is_checked)
         requests = {}
         if payloads or futures:
             for position, index in enumerate(envs.ids):
                 future = futures[position] if futures else None
                 requests[index] = EnvRequest("step", False, future, None, payloads[position] if payloads else None)
-        self._post(envs, requests, "step", rings_each=rings_each)
+        self._post(envs, requests, "step", columns, rings_each=rings_each)
 
     def start_resets(
         self,
@@ -235,76 +243,115 @@ class RowEngine:
             payload = None if options[position] is None else bytes(dumps(options[position]))
             future = futures[position] if futures else None
             requests[index] = EnvRequest("reset", True, future, seeds[position], payload)
-        self._post(envs, requests, "reset", rings_each=True)
+        self._post(envs, requests, "reset", (), rings_each=True)
 
     def check_steppable(self, envs: Selection) -> None:
         """Raise `VectorInputError` if an env needs a reset first."""
-        flags = self.table.episodes.flags
-        for index in envs.ids:
-            if flags[index] & NEEDS_RESET:
-                raise VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
+        error = self._find_unreset(envs)
+        if error is not None:
+            raise error
 
-    def _write_actions(self, envs: Selection, actions: Any, *, is_checked: bool) -> list[bytes]:
-        """Write actions into rows; return them pickled if they do not fit there."""
+    def _find_unreset(self, envs: Selection) -> VectorInputError | None:
+        """Return the error of a step of envs of which one needs a reset first."""
+        flags = self.table.episodes.flags
+        if self.table.are_all_plain:
+            return None
+        index = next((index for index in envs.ids if flags[index] & NEEDS_RESET), None)
+        if index is None:
+            return None
+        return VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
+
+    def _convert_actions(self, envs: Selection, actions: Any, *, is_checked: bool) -> tuple[list[Any], list[bytes]]:
+        """Return the values of each leaf of the actions, or, if they do not fit into rows, each action pickled."""
         spec, count, only = self._action_spec if is_checked else None, len(envs.ids), self._only
         if self._row_spec is None or spec is None:
-            return [bytes(dumps(value)) for value in split_batch(spec, actions, count, "actions")]
+            return [], [bytes(dumps(value)) for value in split_batch(spec, actions, count, "actions")]
         if only is not None:
             fits = type(actions) is np.ndarray and actions.dtype == only.dtype
             fits = fits and actions.shape == (count, *only.shape[1:])
-            only[envs.at] = actions if fits else split_batch(spec, actions, count, "actions")
-            return []
-        for index, value in zip(envs.ids, split_batch(spec, actions, count, "actions"), strict=True):
-            for array, leaf in zip(self.table.slab.actions, flatten(spec, value), strict=True):
-                array[index] = leaf
-        return []
+            return [actions if fits else split_batch(spec, actions, count, "actions")], []
+        values = split_batch(spec, actions, count, "actions")
+        return list(zip(*[flatten(spec, value) for value in values], strict=True)), []
 
-    def _post(self, envs: Selection, requests: dict[int, EnvRequest], method: str, *, rings_each: bool) -> None:
-        """Post envs whose actions are in their rows, or queue those whose actor is not free."""
-        table, lock = self.table, self._lock
-        groups = self._groups_of(envs)
-        now = time.monotonic()
-        wait = self._spin.start(now)
-        refused: ActorError | None = None
+    def _post(
+        self,
+        envs: Selection,
+        requests: dict[int, EnvRequest],
+        method: Literal["step", "reset"],
+        columns: Sequence[Any],
+        *,
+        rings_each: bool,
+    ) -> None:
+        """Write the actions of envs into their rows and post them, or queue those whose actor is not free.
+
+        Args:
+            envs: The envs.
+            requests: Their requests that are more than a plain step.
+            method: What they run.
+            columns: The values of each leaf of their actions; empty if rows have no actions.
+            rings_each: Whether workers announce each result.
+        """
+        lock, groups = self._lock, self._groups_of(envs)
         with lock, lock.change(*self._actors_of(groups)):
-            table.requests.update(requests)
-            must_check = not table.are_all_plain
-            posted: list[tuple[ActorEnvs, list[int]]] = []
-            queued: list[tuple[ActorEnvs, list[int]]] = []
-            for group, ids in groups:
-                must_wait = must_check and group.must_queue(ids)
-                is_free = not must_wait and group.actor.can_post(group)
-                (posted if is_free else queued).append((group, ids))
-            closing = next((group.actor for group, _ in queued if group.actor.is_closing), None)
-            if closing is not None:
-                refused = closing.errors.closed(Step(method, envs.ids[0]), closing.incarnation.index)
-                for index in requests:
-                    del table.requests[index]
-                for group, _ in posted:
-                    group.actor.dispatch()  # gives its permit back
-            else:
-                for index, request in requests.items():
-                    if request.seed is not None:
-                        table.episodes.set_root_seed(index, request.seed)
-                if posted:
-                    some = self.select([index for _, ids in posted for index in ids]) if queued else envs
-                    call_id = lock.next_call_id()
-                    payloads = table.post(some, call_id, rings_each)
-                    posts = [(group.post(call_id, ids, payloads, now), ids) for group, ids in posted]
-                    for page, ids in posts:  # last and at once, since workers that wake up take cores
-                        page.post_step(call_id, wait, rings_each, ids)
-                for group, ids in queued:
-                    group.queue(ids)
+            # A signal handler or another thread may have used these envs since they were checked.
+            refused = self._find_refusal(envs, groups, method)
+            if refused is None:
+                self._post_or_queue(envs, groups, requests, columns, rings_each=rings_each)
         if refused is not None:
             raise refused
 
-    def _actors_of(self, groups: list[tuple[ActorEnvs, list[int]]]) -> list[Actor]:
+    def _find_refusal(self, envs: Selection, groups: Groups, method: Literal["step", "reset"]) -> Exception | None:
+        """Return the error of a request that cannot be made now."""
+        pending = self._find_pending(envs)
+        if pending is not None:
+            return pending
+        closing = next((group.actor for group, _ in groups if group.actor.is_closing), None)
+        if closing is not None:
+            return closing.errors.closed(Step(method, envs.ids[0]), closing.incarnation.index)
+        return self._find_unreset(envs) if method == "step" else None
+
+    def _post_or_queue(
+        self,
+        envs: Selection,
+        groups: Groups,
+        requests: dict[int, EnvRequest],
+        columns: Sequence[Any],
+        *,
+        rings_each: bool,
+    ) -> None:
+        """Write the actions of idle envs, and post them or queue them; see `_post`."""
+        table, now = self.table, time.monotonic()
+        wait = self._spin.start(now)
+        for array, column in zip(table.slab.actions, columns, strict=False):
+            array[envs.at] = column
+        table.requests.update(requests)
+        for index, request in requests.items():
+            if request.seed is not None:
+                table.episodes.set_root_seed(index, request.seed)
+        must_check = not table.are_all_plain
+        posted: Groups = []
+        queued: Groups = []
+        for group, ids in groups:
+            must_wait = must_check and group.must_queue(ids)
+            is_free = not must_wait and group.actor.can_post(group)
+            (posted if is_free else queued).append((group, ids))
+        if posted:
+            some = self.select([index for _, ids in posted for index in ids]) if queued else envs
+            call_id = self._lock.next_call_id()
+            payloads = table.post(some, call_id, rings_each)
+            posts = [(group.post(call_id, ids, payloads, now), ids) for group, ids in posted]
+            for page, ids in posts:  # last and at once, since workers that wake up take cores
+                page.post_step(call_id, wait, rings_each, ids)
+        for group, ids in queued:
+            group.queue(ids)
+
+    def _actors_of(self, groups: Groups) -> list[Actor]:
         return self._all_actors if groups is self._all_groups else [group.actor for group, _ in groups]
 
-    def _groups_of(self, envs: Selection) -> list[tuple[ActorEnvs, list[int]]]:
+    def _groups_of(self, envs: Selection) -> Groups:
         return self._all_groups if envs.is_all else self._group(envs.ids)
 
-    def _group(self, ids: list[int]) -> list[tuple[ActorEnvs, list[int]]]:
+    def _group(self, ids: list[int]) -> Groups:
         """Return the envs of each actor, in ascending order."""
         groups: dict[ActorEnvs, list[int]] = {}
         for index in sorted(ids):
@@ -555,8 +602,8 @@ class RowEngine:
         steps: list[EnvStep] = []
         failures: dict[int, BaseException] = {}
         unreadable: dict[int, BaseException] = {}
-        for index in ids:  # without the lock, since this runs code of users
-            outcome = table.outcomes.get(index)
+        taken = [(table.call_id_of[index], table.outcomes.get(index)) for index in ids]
+        for index, (_, outcome) in zip(ids, taken, strict=True):  # without the lock, since this runs code of users
             if outcome is None:
                 try:
                     steps.append(self.reader.read(self.reader.copy_row(index)))
@@ -569,18 +616,17 @@ class RowEngine:
                 else:
                     steps.append(step)
         with self._lock, self._lock.change(*[group.actor for group, _ in self._group(ids)]):
+            is_done = all(table.status[index] in (DONE, FAILED) for index in ids)
+            if not is_done or taken != [(table.call_id_of[index], table.outcomes.get(index)) for index in ids]:
+                return None  # a signal handler or another thread has taken some
             for index, failure in unreadable.items():
                 self.owners[index].give_up(index, failure)
             if unreadable and table.on_failure != "raise":
                 return None  # these run again, or have another result now
-            is_ready = all(table.status[index] in (DONE, FAILED) for index in ids)
-            if is_ready:
-                for index in ids:
-                    if table.status[index] == DONE and index not in table.outcomes:
-                        self.reader.keep_info(index)
-                table.deliver(Selection(ids, ids))
-        if not is_ready:
-            self._check_ready(ids, caller)
+            for index in ids:
+                if table.status[index] == DONE and index not in table.outcomes:
+                    self.reader.keep_info(index)
+            table.deliver(Selection(ids, ids))
         batch, mismatches = self.reader.batch_steps(steps)
         failures = {**failures, **unreadable, **mismatches}
         if failures:

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from fakes import CUT, END, INFO, LARGE, SOON, wait_until
+from fakes import CUT, END, INFO, LARGE, SOON, PlayedEnv, wait_until
 
 import envactors as ea
 from envactors.mailbox.control_page import RING_AT
@@ -486,6 +486,70 @@ def test_a_reply_to_an_earlier_call_is_dropped(stages):
     stage.settle()
     assert stage.actor().stats().stale == before + 2
     assert stage.step([1])[1].tolist() == [1.0]
+
+
+# Signal handlers that use the vector ----------------------------------------------------------------------
+
+
+class SteppingActions(list):
+    """Makes a request of its own while it is converted, as a signal handler may."""
+
+    stage = None
+
+    def __len__(self):
+        if self.stage is not None:
+            stage, self.stage = self.stage, None
+            stage.start([7])
+        return super().__len__()
+
+
+def test_a_request_that_another_one_overtakes_is_refused(stages):
+    stage = stages(1)
+    actions = SteppingActions([5])
+    actions.stage = stage
+    with pytest.raises(ea.AlreadyPendingError):
+        stage.access.start_steps(None, actions)
+    stage.run()
+    assert stage.finish().obs.tolist() == [[1, 7, 0]]
+    stage.check()
+
+
+class Visitor:
+    """Runs a function where its copy is unpickled for the first time."""
+
+    visit = None
+
+    def __reduce__(self):
+        return _arrive, ()
+
+
+def _arrive():
+    visit, Visitor.visit = Visitor.visit, None
+    if visit is not None:
+        visit()
+
+
+class VisitedEnv(PlayedEnv):
+    def step(self, action):
+        info = {"visitor": Visitor(), "text": "x" * 10_000} if action == 1 else {}
+        return *super().step(action)[:4], info
+
+
+def test_a_result_that_another_call_takes_meanwhile_is_not_returned_again(stages):
+    stage = stages(1, env=VisitedEnv)
+    rewards = []
+
+    def handle():
+        rewards.extend(stage.envs.recv().rewards)
+        stage.envs.send([2])
+        stage.play(stage.envs[0].echo(3).result, SOON)  # the result of the step is collected before the call
+
+    Visitor.visit = handle
+    stage.start([1])
+    stage.run()
+    rewards.extend(stage.envs.recv().rewards)
+    assert rewards == [1.0, 2.0]
+    stage.check()
 
 
 # Closing -------------------------------------------------------------------------------------------------
