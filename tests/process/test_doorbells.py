@@ -11,9 +11,9 @@ import pytest
 from helpers import FORK_SERVER, SOON, wait_until
 
 import envactors as ea
-from envactors.actor.wait_set import WaitSet
-from envactors.backends.local import ThreadWorker
+from envactors.backends.thread import ThreadWorker
 from envactors.mailbox.control_page import ASLEEP, FINISHED
+from envactors.system.bells import BaseDoorbell
 from envactors.system.portable.polling import Doorbell, Poller
 from envactors.testing import EchoEnv
 
@@ -31,27 +31,33 @@ def test_a_step_behind_the_last_reply_of_a_killed_worker_goes_to_the_next_one():
     restart = ea.RestartPolicy(max_restarts=1, backoff=0.01)
     with ea.VectorEnv([SlowToSave], restart=restart, on_failure="replay", backend=FORK_SERVER) as envs:
         envs.reset(seed=1)
-        core = envs.actors[0]._supervisor.core
+        actor = envs.actors[0]._actor
+        process = actor.incarnation.process
         actions = np.zeros((1, *envs.action_spec.shape), envs.action_spec.dtype)
-        core.reactor.unwatch_channel(core.process.worker.channel.fileno())
+        actor.runtime.loop.lend(process.channel_fd)  # to nobody
         call = envs[0].call("save")
-        running = core.table.running.call_id
+        running = actor.running.call_id
         (step,) = envs.submit(actions)
-        wait_until(lambda: core.process.page.counters[FINISHED] == running)
-        os.kill(core.pid, signal.SIGKILL)
-        wait_until(lambda: core.incarnation == 1)
+        wait_until(lambda: process.page.counters[FINISHED] == running)
+        os.kill(actor.pid, signal.SIGKILL)
+        wait_until(lambda: envs[0].incarnation == 1)
         assert call.result(SOON) == 7
         assert step.result(SOON).incarnation == 1
 
 
-def test_a_step_posted_to_a_thread_that_has_ended_rings_for_nobody():
+def test_the_doorbells_of_a_thread_that_has_ended_stay_open_until_the_parent_is_done_with_them():
     worker = ThreadWorker("ended", None, 1)
+    bell = worker.page.to_worker
     worker.kill()
-    wait_until(lambda: worker.page.to_worker._closed)
+    worker._thread.join(SOON)
     try:
+        os.fstat(bell.fileno())
         worker.page.post_step(1, ASLEEP, False)
     finally:
         worker.reap()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(bell.fileno())
+    bell.ring()
 
 
 def test_a_portable_doorbell_that_is_closed_is_not_read():
@@ -65,18 +71,28 @@ def test_a_portable_doorbell_that_is_closed_is_not_read():
         poller.close()
 
 
+class SlowToReset(EchoEnv):
+    """The caller sleeps until a reset has ended."""
+
+    def reset(self, **kwargs):
+        time.sleep(0.2)
+        return super().reset(**kwargs)
+
+
 def test_a_thread_hears_a_doorbell_that_an_interrupt_has_kept_it_from_watching(monkeypatch):
-    watch, watched = WaitSet.watch_doorbell, []
+    register, registered = BaseDoorbell.register, []
+    with ea.VectorEnv([SlowToReset], backend="thread") as envs:
+        bell = envs.actors[0]._actor.incarnation.process.page.to_parent
 
-    def watch_interrupted(wait_set, bell):
-        watched.append(bell)
-        if len(watched) == 1:
-            raise KeyboardInterrupt
-        watch(wait_set, bell)
+        def register_interrupted(self, poller):
+            if self is bell:
+                registered.append(poller)
+                if len(registered) == 1:
+                    raise KeyboardInterrupt
+            register(self, poller)
 
-    monkeypatch.setattr(WaitSet, "watch_doorbell", watch_interrupted)
-    with ea.VectorEnv([EchoEnv], backend="thread") as envs:
+        monkeypatch.setattr(BaseDoorbell, "register", register_interrupted)
         with pytest.raises(KeyboardInterrupt):
             envs.reset(seed=1)
         envs.reset(seed=1, timeout=SOON)
-        assert watched == [envs.actors[0]._supervisor.core.process.page.to_parent] * 2
+        assert registered == registered[:1] * 2

@@ -15,13 +15,11 @@ from helpers import SOON, wait_always, wait_until
 from interleaving import when_this_thread_sleeps
 
 import envactors as ea
-from envactors.actor.reactor import Reactor
-from envactors.actor.slots import POSTED
-from envactors.actor.wait_tuner import BOTH_SPIN
 from envactors.integrations.access import VectorAccess
-from envactors.mailbox.control_page import SPINNING, SPINNING_LONG, WAIT
 from envactors.testing import EchoEnv
-from envactors.vector.stepper import Stepper
+from envactors.vector.engine import RowEngine
+from envactors.vector.table import POSTED
+from envactors.vector.waiting import ResultWaiters
 
 
 @pytest.mark.parametrize("spin", [True, False])
@@ -91,26 +89,29 @@ def send_and_receive(envs):
     ids=["step", "step of some", "recv"],
 )
 def test_a_thread_that_slept_through_a_restart_hears_the_new_process(monkeypatch, tmp_path, ask):
-    wait = Reactor.wait
+    wait = ResultWaiters.wait
 
-    def wait_late(self, done, *args, **kwargs):
+    def wait_late(self, count_missing, deadline):
         monkeypatch.undo()
-        assert not done()
+        assert count_missing()
         (tmp_path / "waits").touch()
-        wait_until(lambda: envs.actors[0].stats().restarts == 1 and set(envs._core.slots.states) == {POSTED})
+        wait_until(lambda: envs.actors[0].stats().restarts == 1 and set(envs._engine.table.status) == {POSTED})
         when_this_thread_sleeps((tmp_path / "go").touch)
-        return wait(self, done, *args, **kwargs)
+        return wait(self, count_missing, deadline)
 
-    with ea.VectorEnv([lambda: DiesOnce(tmp_path)] * 2, envs_per_actor=2, on_failure="replay") as envs:
+    deadlines = ea.Deadlines(slow=None)  # nothing else wakes the thread
+    with ea.VectorEnv(
+        [lambda: DiesOnce(tmp_path)] * 2, envs_per_actor=2, on_failure="replay", deadlines=deadlines
+    ) as envs:
         envs.reset(seed=0)
-        monkeypatch.setattr(Reactor, "wait", wait_late)
+        monkeypatch.setattr(ResultWaiters, "wait", wait_late)
         began = time.monotonic()
         assert ask(envs).tolist() == [1, 1]
         assert time.monotonic() - began < SOON
 
 
 def fall_asleep(envs):
-    wait_always(envs, BOTH_SPIN)
+    wait_always(envs, "spin")
     workers = [psutil.Process(actor.pid) for actor in envs.actors]
     wait_until(lambda: all(worker.status() == psutil.STATUS_SLEEPING for worker in workers))
 
@@ -126,17 +127,7 @@ def dozing():
 @pytest.fixture
 def long_pauses(monkeypatch):
     """However long the pause between two steps, the caller expects its workers to spin through it."""
-    monkeypatch.setattr("envactors.vector.stepper.SHORT_PAUSE", 1e9)
-
-
-@pytest.mark.usefixtures("long_pauses")
-@pytest.mark.parametrize(("cores", "rounds"), [(1, SPINNING), (2, SPINNING_LONG)])
-def test_two_workers_spin_for_longer_if_there_are_two_cores(monkeypatch, cores, rounds):
-    monkeypatch.setattr("envactors.vector.stepper.usable_cores", lambda: cores)
-    with dozing() as envs:
-        wait_always(envs, BOTH_SPIN)
-        envs.step([0] * 4)
-        assert [actor._supervisor.process.page.counters[WAIT] for actor in envs.actors] == [rounds] * 2
+    monkeypatch.setattr("envactors.actor.spinning._SHORT_PAUSE", 1e9)
 
 
 @pytest.mark.usefixtures("long_pauses")
@@ -172,7 +163,7 @@ def test_a_step_is_made_whose_caller_is_interrupted_before_it_waits(then, monkey
         for turn in range(5):
             fall_asleep(envs)
             with monkeypatch.context() as patch:
-                patch.setattr(Stepper, "finish_at_once", BrokenOffError.raised)
+                patch.setattr(RowEngine, "finish", BrokenOffError.raised)
                 with pytest.raises(BrokenOffError):
                     envs.step([turn] * 4)
             if then == "call":
@@ -186,5 +177,5 @@ def test_a_caller_that_is_held_up_before_it_waits_loses_no_env(monkeypatch):
     with ea.VectorEnv([EchoEnv] * 2, deadlines=ea.Deadlines(step=1.0)) as envs:
         envs.reset(seed=0)
         fall_asleep(envs)
-        monkeypatch.setattr("envactors.vector.stepper.spin_until_all", lambda *_: time.sleep(2.0))
+        monkeypatch.setattr("envactors.vector.engine.spin_until_all", lambda *_: time.sleep(2.0))
         assert envs.step([3, 4])[0][:, 2].tolist() == [3, 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -11,7 +12,7 @@ import pytest
 
 from envactors.loop import Loop
 from envactors.runtime import ThreadPool
-from envactors.system.polling import READABLE, WRITABLE
+from envactors.system.polling import READABLE, WRITABLE, Doorbell
 
 SOON = 10.0
 
@@ -88,6 +89,39 @@ def test_a_readable_descriptor_is_reported_until_it_is_not_watched(loop, pipe):
     os.write(writer, b"b")
     time.sleep(0.02)
     assert [data for _, data in seen] == [b"a"]
+
+
+def test_an_event_of_a_descriptor_that_was_replaced_meanwhile_is_dropped(loop):
+    """The number of a descriptor goes to another one, such as from a channel to the sentinel of another process."""
+    read, taken_for_another, done = [], threading.Event(), threading.Event()
+    with contextlib.ExitStack() as cleanup:
+        silent, *bells = [cleanup.enter_context(contextlib.closing(Doorbell())) for _ in range(3)]
+        numbers = [os.dup(bell.fileno()) for bell in bells]
+        for number in numbers:
+            cleanup.callback(os.close, number)
+
+        def replace_other(number):
+            (other,) = {*numbers} - {number}
+            if not read:
+                loop.unwatch(other)
+                os.dup2(silent.fileno(), other)
+                loop.watch(other, lambda _events: taken_for_another.set())
+                loop.call_soon(done.set)
+            read.append(number)
+            loop.unwatch(number)
+
+        def ring_both():  # in the loop, which then polls both events at once
+            for number in numbers:
+                loop.watch(number, lambda _events, number=number: replace_other(number))
+            for bell in bells:
+                bell.ring()
+
+        loop.call_soon(ring_both)
+        assert done.wait(SOON)
+        assert len(read) == 1
+        assert not taken_for_another.is_set()
+        for number in numbers:
+            loop.unwatch(number)
 
 
 def test_a_lent_descriptor_is_not_read_but_still_written(loop, pipe):
