@@ -158,21 +158,26 @@ def test_a_step_may_stop_at_any_line_on_its_way_to_sleep():
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=["thread", "process"])
 def test_two_threads_step_different_envs_whatever_line_they_are_at(backend):
+    modules = "vector_env.py", "vector/engine.py", "vector/waiting.py"
     with ea.VectorEnv([functools.partial(EchoEnv, 0), functools.partial(EchoEnv, 1)], backend=backend) as envs:
         envs.reset(seed=0)
         lines = Lines()
         for line in lines:
-            threads = []
+            threads, stopped = [], []
             for number in range(2):
                 step = functools.partial(envs.step, [number + 3], env_ids=[number])
-                threads.append(StoppingThread(step, line, ("vector/env.py",)).start())
-                lines.has_stopped = threads[number].stops()
-            for number, thread in enumerate(threads):
+                threads.append(StoppingThread(step, line, modules).start())
+                # The second thread sleeps if the first one has stopped with the lock of the vector.
+                stopped.append(threads[number].stops(or_sleeps=True))
+            lines.has_stopped = any(stopped)
+            for thread in threads:
                 thread.go_on()
+                thread.wait_asleep()  # or until its end; it sleeps if the other one has the lock
+            for number, thread in enumerate(threads):
                 assert thread.ends_within(SECONDS_TO_END), f"stopped after {line} lines"
                 assert thread.error is None, f"stopped after {line} lines"
                 assert thread.result[0][0, [0, 2]].tolist() == [number, number + 3], f"stopped after {line} lines"
-        assert lines.count > 5
+        assert lines.count > 50
 
 
 class Gated(EchoEnv):
