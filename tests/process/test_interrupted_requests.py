@@ -234,3 +234,22 @@ def test_a_call_ends_although_the_thread_that_reads_its_reply_lacks_stack(backen
             assert concurrent.futures.wait([future], SOON).done, spare
             assert future.exception() is None or isinstance(future.exception(), ea.EnvActorsError)
             assert actor.nap().result(SOON)
+
+
+# Where a change of an actor begins, down to where its worker gets the request.
+CHANGING = {"_accept", "enqueue", "dispatch", "_start_jobs", "start", "send"}
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_a_process_that_is_replaced_after_an_interrupt_counts_as_no_restart(backend):
+    with ea.spawn(EchoEnv, backend=backend, restart=ea.RestartPolicy(max_restarts=0)) as actor:
+        for number in itertools.count():
+            where = interrupt(lambda: actor.reset().result(SOON), number, only=CHANGING)
+            # The call may still find the process that is about to be replaced; a dead actor runs none at all.
+            with contextlib.suppress(ea.ActorDiedError):
+                actor.reset().result(SOON)
+            actor.reset().result(SOON)
+            if where is None:
+                break
+        assert actor.incarnation > 3
+        assert actor.stats().restarts == 0

@@ -189,30 +189,6 @@ def test_a_result_is_read_once_by_several_threads_that_wait_for_it():
             assert (turn, results) == (turn, [1, 1, 1])
 
 
-class Thing:
-    """An observation; one of them cannot be copied in the caller."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def __deepcopy__(self, memo):
-        if self.value == 7:
-            raise LookupError("it has no copy")
-        return Thing(self.value)
-
-
-class Odd(EchoEnv):
-    """Has observations that are objects."""
-
-    observation_space = None
-
-    def reset(self, **kwargs):
-        return Thing(0), {}
-
-    def step(self, action):
-        return Thing(action), 0.0, False, False, {}
-
-
 def wait_for_another_thread():
     being_read.set()
     assert has_stepped.wait(SOON)
