@@ -17,6 +17,7 @@ from envactors.mailbox.specs import Spec
 from envactors.options import check_timeout, deadline_after
 from envactors.rollout.methods import RolloutMethods
 from envactors.vector import inputs
+from envactors.vector.base import Engine
 from envactors.vector.build import describe_envs, launch_actors, share_rows
 from envactors.vector.options import Choices, VectorOptions, check_names
 from envactors.vector.results import Batch, EnvStep, StepResults
@@ -74,7 +75,6 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
         self._is_closed = False
         self._has_snapshots = choices.snapshot is not None
         self._forks = runtimes.forks
-        self._engine: Any = None  # a `RowEngine`, or a `SerialEngine`, which has the same interface
         self._memory = None if backend.traits.is_inline else backend.make_memory()
         self.actors: list[ActorHandle[Any]]
         self._handles: list[ActorView]
@@ -104,8 +104,7 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
     @property
     def observation_spec(self) -> Spec | None:
         """Spec of one env's observation. Without an observation space, it is None until the first reset."""
-        spec: Spec | None = self._engine.observation_spec
-        return spec
+        return self._engine.observation_spec
 
     def stats(self) -> VectorStats:
         """Return statistics. The first call has times measured from then on."""
@@ -175,8 +174,7 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
     def _step(self, envs: Selection, actions: Any, timeout: float | None, deadline: float | None) -> StepResults:
         engine = self._engine
         engine.start_steps(envs, actions, rings_each=False)
-        results: StepResults = engine.finish(envs, timeout, deadline, "step")[1:6]
-        return results
+        return engine.finish(envs, timeout, deadline, "step")[1:6]
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps without waiting; `recv` returns the results. Arguments and errors are those of `step`."""
@@ -204,8 +202,7 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
         if not engine.receivable():
             raise NothingPendingError("recv has nothing to wait for: send actions first")
         with self._statistics.waiting("recv"):
-            batch: Batch = engine.receive(min_envs, max_envs, deadline)
-        return batch
+            return engine.receive(min_envs, max_envs, deadline)
 
     def submit(self, actions: Any, env_ids: Iterable[int] | None = None) -> list[EnvFuture]:
         """Start steps and return a future for each. Their results never appear in `recv`.
@@ -284,8 +281,9 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
         actors = [*self.actors, *self._standbys]
         close_all(actors, timeout)
         if all(actor._actor.closed.is_open for actor in actors):
-            if self._engine is not None:
-                self._engine.close()
+            engine: Engine | None = vars(self).get("_engine")  # None if the constructor has failed
+            if engine is not None:
+                engine.close()
             if self._memory is not None:
                 self._memory.close()  # not earlier: a process that was still starting may have needed it
 
@@ -310,10 +308,8 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
         if self._is_closed or runtimes.forks != self._forks:
             self._check_open()
         if env_ids is None:
-            everything: Selection = self._engine.all
-            return everything
-        selection: Selection = self._engine.select(inputs.check_env_ids(env_ids, self.num_envs))
-        return selection
+            return self._engine.all
+        return self._engine.select(inputs.check_env_ids(env_ids, self.num_envs))
 
 
 def make_vec(env: Factory, num_envs: int, **options: Unpack[VectorOptions]) -> VectorEnv:

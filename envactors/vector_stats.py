@@ -9,13 +9,13 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 from weakref import WeakSet
 
 from envactors.actor import recording
 from envactors.actor.handle import ActorHandle
 from envactors.actor.states import ActorStats
-from envactors.mailbox.durations import Durations, Histograms, summarize
+from envactors.mailbox.durations import Durations, summarize
+from envactors.vector.base import Engine
 
 _NOT_TIMED = nullcontext()
 
@@ -64,22 +64,6 @@ class VectorStats:
         return f"{parts}; slowest env {slowest} (p99 {p99:.3g} ms)"
 
 
-class TimedEngine(Protocol):
-    """An engine, as statistics use it."""
-
-    def counts(self) -> tuple[list[int], list[int]]:
-        """Return how many steps and finished episodes each env has had."""
-
-    def begin_timing(self) -> None:
-        """Have steps and resets timed from now on; may be called again."""
-
-    def histograms(self) -> Histograms:
-        """Return the durations of the steps and resets of all envs, as far as they were timed."""
-
-    def in_turns(self) -> list[int]:
-        """Return how many envs run one after another, in the order of the envs."""
-
-
 class VectorStatistics:
     """The statistics of one vector, and the clock of its caller.
 
@@ -94,7 +78,7 @@ class VectorStatistics:
         waits: The method, the begin, and the end of each wait; None unless a trace is running.
     """
 
-    def __init__(self, engine: TimedEngine, actors: Sequence[ActorHandle]) -> None:
+    def __init__(self, engine: Engine, actors: Sequence[ActorHandle]) -> None:
         self.actors = actors
         self.serial: int = next(_serials)
         self.waits: deque[tuple[str, float, float]] | None = None

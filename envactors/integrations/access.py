@@ -34,12 +34,11 @@ class VectorAccess:
     @property
     def autoreset(self) -> Autoreset:
         """What happens at the end of an episode."""
-        autoreset: Autoreset = self._envs._engine.autoreset
-        return autoreset
+        return self._envs._engine.episodes.autoreset
 
     def resets_next(self) -> npt.NDArray[np.bool_]:
         """Return whether the next step of each env resets it, by autoreset; bool, shape (n,)."""
-        return np.array(self._envs._engine.resets_next, np.bool_)
+        return np.array(self._envs._engine.episodes.resets_next, np.bool_)
 
     def busy(self) -> list[int]:
         """Return the envs whose results were not delivered.
@@ -48,15 +47,14 @@ class VectorAccess:
             ActorClosedError: The vector is closed, or belongs to another process.
         """
         self._envs._check_open()
-        busy: list[int] = self._envs._engine.busy()
-        return busy
+        return self._envs._engine.busy()
 
     def disable_reset_checks(self) -> None:
         """Allow steps of envs that were never reset or whose episode is over, and leave it to the envs to refuse them.
 
         For drop-ins of vector envs that do not check this. An env that has crashed still needs a reset.
         """
-        self._envs._engine.disable_reset_checks()
+        self._envs._engine.episodes.disable_reset_checks()
 
     def discard(self, env_ids: list[int] | None = None) -> None:
         """Wait for whatever some envs run, or all for None, and drop results that were not delivered.
@@ -96,8 +94,7 @@ class VectorAccess:
             VectorTimeoutError: The timeout passed; nothing is lost.
             VectorStepError: Some envs failed.
         """
-        results: StepResults = self.gather(None, timeout, "step_wait")[1:6]
-        return results
+        return self.gather(None, timeout, "step_wait")[1:6]
 
     def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
         """Start steps with one unchecked and unconverted action per env. `gather` delivers their results."""
@@ -130,5 +127,4 @@ class VectorAccess:
             raise NothingPendingError(f"{caller} has nothing to wait for: start a step first")
         method = caller.removesuffix("_wait")
         with self._envs._statistics.waiting(method, envs.is_all and method == "step"):
-            batch: Batch = engine.finish(envs, timeout, deadline, caller)
-        return batch
+            return engine.finish(envs, timeout, deadline, caller)

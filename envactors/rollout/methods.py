@@ -15,13 +15,15 @@ from envactors.rollout.evaluation import Evaluator
 from envactors.rollout.results import Evaluation, Rollout
 from envactors.rollout.rollouts import Rollouts
 from envactors.rollout.serial import SerialRollouts
+from envactors.vector.base import Engine
 from envactors.vector.engine import RowEngine
+from envactors.vector.serial import SerialEngine
 
 
 class RolloutMethods(abc.ABC):
     """Base class of `envactors.VectorEnv` with the methods for rollouts."""
 
-    _engine: Any
+    _engine: Engine
     _memory: Any
     _rollouts: Rollouts | SerialRollouts | None = None
 
@@ -64,8 +66,12 @@ class RolloutMethods(abc.ABC):
         if not is_int(seed, 0):
             raise ValueError(f"seed is {seed!r}: expected an int >= 0")
         if self._rollouts is None:
-            is_parallel = isinstance(self._engine, RowEngine)
-            self._rollouts = Rollouts(self._engine, self._memory) if is_parallel else SerialRollouts(self._engine)
+            engine = self._engine
+            if isinstance(engine, SerialEngine):
+                self._rollouts = SerialRollouts(engine)
+            else:
+                assert isinstance(engine, RowEngine), "there are two"
+                self._rollouts = Rollouts(engine, self._memory)
         self._rollouts.set_policy(make_policy, operator.index(seed))
 
     def rollout(self, steps: int, parameters: Any = None, timeout: float | None = None) -> Rollout:

@@ -203,11 +203,9 @@ class Rollouts:
         Raises:
             OSError: There is not enough memory.
         """
-        rows, reader = self._table.slab.layout, self._engine.reader
-        assert reader.observation_spec is not None, "set_policy has checked it"
-        layout = TrajectoryLayout(
-            reader.observation_spec, rows.action or self.action, rows.reward, self.extras, rows.envs, steps
-        )
+        rows, observation = self._table.slab.layout, self._engine.observation_spec
+        assert observation is not None, "set_policy has checked it"
+        layout = TrajectoryLayout(observation, rows.action or self.action, rows.reward, self.extras, rows.envs, steps)
         with self._table.lock:
             return self._buffers.take(layout)
 

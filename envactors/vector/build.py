@@ -178,7 +178,7 @@ def share_rows(
         actor.submit(Call("attach", first, Kind.ATTACH, future, retries=_ANY_NUMBER), tuple(envs.attach))
         futures.append(future)
     results_of(futures)
-    engine = RowEngine(table, reader, parts, action, may_spin=config.backend.traits.may_spin)
+    engine = RowEngine(described, table, reader, parts, may_spin=config.backend.traits.may_spin)
     table.incarnations[:] = [owner.actor.incarnation.index for owner in engine.owners]
     if choices.seed_episodes:
         episodes.seed_episodes()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.actor.actor import Actor
 from envactors.actor.exits import Step
@@ -20,20 +19,19 @@ from envactors.actor.spinning import SpinPolicy
 from envactors.errors import (
     AlreadyPendingError,
     NothingPendingError,
-    VectorInputError,
     VectorTimeoutError,
 )
 from envactors.mailbox.control_page import FINISHED, spin_until_all
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.info_codec import INLINE_INFO
-from envactors.mailbox.messages import Frame
+from envactors.mailbox.messages import Description, Frame
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import HALF, RESET
-from envactors.mailbox.specs import ArraySpec, Spec, flatten, split_batch
+from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.actor_envs import ActorEnvs
-from envactors.vector.episodes import LOST, NEEDS_RESET
+from envactors.vector.base import Engine
+from envactors.vector.episodes import LOST
 from envactors.vector.failures import step_error
-from envactors.vector.options import Autoreset
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, RowReader
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, EnvRequest, EnvTable, Selection
 
@@ -41,98 +39,63 @@ from envactors.vector.table import DONE, FAILED, IDLE, POSTED, EnvRequest, EnvTa
 Groups: TypeAlias = list[tuple[ActorEnvs, list[int]]]
 
 
-class RowEngine:
+class RowEngine(Engine):
     """Steps and resets envs that run in workers.
 
     Args:
+        described: The specs of one env.
         table: The envs.
         reader: Reads results out of rows.
         actors: The envs of each actor.
-        action_spec: Spec of one env's action; None to send actions unchecked.
         may_spin: Whether the backend lets threads spin.
 
     Attributes:
         table, reader, actors: As above.
         owners: The actor of each env.
-        all: All envs.
     """
 
     def __init__(
         self,
+        described: Description,
         table: EnvTable,
         reader: RowReader,
         actors: Sequence[ActorEnvs],
-        action_spec: Spec | None,
         *,
         may_spin: bool,
     ) -> None:
+        super().__init__(described, table.episodes, table.on_failure)
         self.table = table
         self.reader = reader
         self.actors = actors
         self.owners: list[ActorEnvs] = [envs for envs in actors for _ in envs.range]
         self._lock = table.lock
-        self._action_spec = action_spec
         self._row_spec = action = table.slab.layout.action
         # The array of actions, if an action is a single array.
         self._only = table.slab.actions[0] if isinstance(action, ArraySpec) else None
-        count = len(table.status)
-        self.all: Selection = Selection(list(range(count)), slice(None), is_all=True)
         self._all_groups = self._group(self.all.ids)
         self._all_actors = [group.actor for group, _ in self._all_groups]
         self._spin = SpinPolicy(may_spin)
 
-    @property
-    def observation_spec(self) -> Spec | None:
-        """Spec of one env's observation; None until it is known."""
-        return self.reader.observation_spec
-
-    @property
-    def autoreset(self) -> Autoreset:
-        """What happens at the end of an episode."""
-        return self.table.autoreset
-
-    @property
-    def resets_next(self) -> npt.NDArray[np.bool_]:
-        """Whether the next step of each env resets it, by autoreset."""
-        return self.table.episodes.resets_next
-
-    def select(self, ids: list[int]) -> Selection:
-        """Return some envs."""
-        return Selection(ids, np.array(ids, np.int64))
-
     def busy(self) -> list[int]:
-        """Return the envs whose results were not delivered."""
         return [index for index, status in enumerate(self.table.status) if status != IDLE]
 
     def receivable(self) -> list[int]:
-        """Return the envs whose results `receive` can deliver: those of all requests without futures."""
         table = self.table
         if not table.requests:
             return self.busy()
         return [i for i, status in enumerate(table.status) if status != IDLE and table.future_of(i) is None]
 
-    def counts(self) -> tuple[list[int], list[int]]:
-        """Return how many steps and finished episodes each env has had."""
-        return self.table.episodes.steps.tolist(), self.table.episodes.episodes.tolist()
-
     def begin_timing(self) -> None:
-        """Have steps and resets timed from now on; may be called again."""
         with self._lock:
             for envs in self.actors:
                 envs.begin_timing()
 
     def histograms(self) -> Histograms:
-        """Return the durations of the steps and resets of all envs, as far as they were timed."""
         with self._lock:
             return np.concatenate([envs.histograms() for envs in self.actors])
 
     def in_turns(self) -> list[int]:
-        """Return how many envs run one after another: those of each actor."""
         return [len(envs.range) for envs in self.actors]
-
-    def disable_reset_checks(self) -> None:
-        """Leave it to the envs to refuse steps before a reset."""
-        self.table.episodes.disable_reset_checks()
 
     def close(self) -> None:
         """Close the doorbells of the vector, which belong to no actor."""
@@ -141,7 +104,6 @@ class RowEngine:
     # Snapshots -------------------------------------------------------------------------------------------
 
     def check_idle(self, envs: Selection) -> None:
-        """Raise `AlreadyPendingError` if a rollout is in flight, or an env has a result pending."""
         self._lock.reset_if_interrupted()
         error = self._find_pending(envs)
         if error is not None:
@@ -174,24 +136,16 @@ class RowEngine:
                 raise self.owners[index].crash_error_for(index)
             return None if table.replays else int(table.incarnations[index])
 
-    def snapshot_of(self, index: int, check: int, state: bytes) -> EnvSnapshot:
-        """Return the snapshot of an env whose state a worker has saved."""
-        episodes, last = self.table.episodes, self.reader.read_last(index)
-        root_seed, number = episodes.root_seeds[index], episodes.numbers[index]
-        resets_next, starts = bool(episodes.resets_next_of[index]), bool(self.table.ops[index] & RESET)
-        return EnvSnapshot(index, state, check, root_seed, number, resets_next, starts, last)
+    def read_last(self, index: int) -> EnvStep | None:
+        return self.reader.read_last(index)
+
+    def starts_episode(self, index: int) -> bool:
+        return bool(self.table.ops[index] & RESET)
 
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
         """Return the function that takes the reply of a worker that was sent the state of a snapshot."""
         last = None if snapshot.last is None else self.reader.encode(index, snapshot.last)
         return functools.partial(self.owners[index].on_restored, index, snapshot, last)
-
-    def last_batch(self) -> Batch | None:
-        """Return the last result of each env; None if an env has none."""
-        steps = [self.reader.read_last(index) for index in self.all.ids]
-        if self.table.on_failure == "raise" or None in steps:
-            return None
-        return self.reader.batch_steps([step for step in steps if step is not None])[0]
 
     # Posting ---------------------------------------------------------------------------------------------
 
@@ -204,21 +158,6 @@ class RowEngine:
         futures: Sequence[ActorFuture] = (),
         is_checked: bool = True,
     ) -> None:
-        """Start a step of some envs.
-
-        Args:
-            envs: The envs.
-            actions: Actions as `VectorEnv.step` takes them.
-            rings_each: Whether results are taken one by one rather than all at once.
-            futures: Futures that get the results; empty if the vector delivers them.
-            is_checked: Whether actions are checked against the action spec.
-
-        Raises:
-            AlreadyPendingError: An env has a result pending.
-            VectorInputError: An env needs a reset first.
-            SpaceMismatchError: The actions do not conform to the action spec.
-            ActorClosedError: The vector was closed.
-        """
         self.check_idle(envs)
         self.check_steppable(envs)
         columns, payloads = self._convert_actions(envs, actions, is_checked=is_checked)
@@ -236,7 +175,6 @@ class RowEngine:
         options: Sequence[dict[str, Any] | None],
         futures: Sequence[ActorFuture] = (),
     ) -> None:
-        """Start resets; for the errors see `start_steps`."""
         self.check_idle(envs)
         requests = {}
         for position, index in enumerate(envs.ids):
@@ -245,25 +183,9 @@ class RowEngine:
             requests[index] = EnvRequest("reset", True, future, seeds[position], payload)
         self._post(envs, requests, "reset", (), rings_each=True)
 
-    def check_steppable(self, envs: Selection) -> None:
-        """Raise `VectorInputError` if an env needs a reset first."""
-        error = self._find_unreset(envs)
-        if error is not None:
-            raise error
-
-    def _find_unreset(self, envs: Selection) -> VectorInputError | None:
-        """Return the error of a step of envs of which one needs a reset first."""
-        flags = self.table.episodes.flags
-        if self.table.are_all_plain:
-            return None
-        index = next((index for index in envs.ids if flags[index] & NEEDS_RESET), None)
-        if index is None:
-            return None
-        return VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
-
     def _convert_actions(self, envs: Selection, actions: Any, *, is_checked: bool) -> tuple[list[Any], list[bytes]]:
         """Return the values of each leaf of the actions, or, if they do not fit into rows, each action pickled."""
-        spec, count, only = self._action_spec if is_checked else None, len(envs.ids), self._only
+        spec, count, only = self.action_spec if is_checked else None, len(envs.ids), self._only
         if self._row_spec is None or spec is None:
             return [], [bytes(dumps(value)) for value in split_batch(spec, actions, count, "actions")]
         if only is not None:
@@ -361,19 +283,6 @@ class RowEngine:
     # Waiting ---------------------------------------------------------------------------------------------
 
     def finish(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
-        """Wait for the results of envs and deliver them.
-
-        Args:
-            envs: The envs.
-            timeout: The user's timeout in seconds, for the error.
-            deadline: When it is over (`time.monotonic`); None for no limit.
-            caller: Name of the user's method, for errors.
-
-        Raises:
-            VectorTimeoutError: The timeout has passed; nothing is lost.
-            NothingPendingError: A signal handler or another thread has taken the results.
-            VectorStepError: Some envs failed.
-        """
         self._lock.reset_if_interrupted()
         self._spin_for(envs)
         while True:
@@ -383,7 +292,6 @@ class RowEngine:
             self._wait(lambda: self._count_missing(envs), envs, timeout, deadline, caller)
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
-        """Wait for results and deliver them in the order of their completion; see `VectorEnv.recv`."""
         table = self.table
         self._lock.reset_if_interrupted()
         if min_envs is None:
@@ -405,30 +313,7 @@ class RowEngine:
             if batch is not None:
                 return batch
 
-    def reset(
-        self,
-        envs: Selection,
-        seeds: Sequence[int | None],
-        options: Sequence[dict[str, Any] | None],
-        timeout: float | None,
-        deadline: float | None,
-    ) -> Batch:
-        """Reset envs, once `discard` has made them idle. For the arguments see `start_resets` and `finish`."""
-        self.discard(envs, timeout, deadline)
-        self.start_resets(envs, seeds, options)
-        return self.finish(envs, timeout, deadline, "reset")
-
     def discard(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
-        """Wait for rollouts and for whatever these envs run. Results that were not delivered are dropped.
-
-        Args:
-            envs: The envs.
-            timeout: The user's timeout in seconds, for the error.
-            deadline: When it is over (`time.monotonic`); None for no limit.
-
-        Raises:
-            VectorTimeoutError: The timeout has passed; nothing is lost.
-        """
         table = self.table
         self._lock.reset_if_interrupted()
         while table.rollouts or not all(table.status[index] == IDLE for index in envs.ids):
@@ -627,7 +512,7 @@ class RowEngine:
                 if table.status[index] == DONE and index not in table.outcomes:
                     self.reader.keep_info(index)
             table.deliver(Selection(ids, ids))
-        batch, mismatches = self.reader.batch_steps(steps)
+        batch, mismatches = self.batcher.batch_steps(steps)
         failures = {**failures, **unreadable, **mismatches}
         if failures:
             raise step_error(failures, batch, len(ids), caller, self._describe_actor)

@@ -61,6 +61,12 @@ class Episodes:
         self.next_seeds: list[int | None] = [None] * count
         self.numbers: list[int] = [0] * count
         self.checks_resets: bool = True
+        self._no_flags = bytes(count)
+
+    @property
+    def has_flags(self) -> bool:
+        """Whether an env needs more than an action to make a step."""
+        return self.flags != self._no_flags
 
     # Seeds -----------------------------------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from envactors.errors import ActorError, SpaceMismatchError
+from envactors.errors import ActorError
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, decode, encode
 from envactors.mailbox.messages import Description
-from envactors.mailbox.specs import ArraySpec, Spec, conform, flatten, spec_of_value, stack, unflatten
+from envactors.mailbox.specs import ArraySpec, Spec, conform, flatten, stack, unflatten
 from envactors.vector.episodes import NO_EPISODE, NO_RESULT
 from envactors.vector.table import EnvRequest, EnvTable, Selection
 
@@ -163,7 +163,6 @@ class RowReader:
 
     Attributes:
         copies: As above.
-        observation_spec: Spec of one env's observation; None until the first observation, if envs have no space.
     """
 
     def __init__(self, table: EnvTable, description: Description, *, copies: bool) -> None:
@@ -173,8 +172,7 @@ class RowReader:
         self.copies = copies
         self._all_ids = np.arange(self._layout.envs)
         self._reward_spec: Spec = description.reward
-        self.observation_spec: Spec | None = description.observation
-        # Whether that spec follows from the first observation. Workers do not know it.
+        # Whether the spec of observations follows from the first one. Workers do not know it.
         self.learns: bool = description.observation is None
         # Whether observations or rewards have leaves without a place in rows.
         arrays = (*self._slab.observations, self._layout.reward)
@@ -339,33 +337,6 @@ class RowReader:
         leaves = [next(others, None) if leaf is None else leaf for leaf in row.leaves]
         obs = unflatten(self._layout.observation, iter(leaves))
         return EnvStep(row.env_id, obs, reward, row.terminated, row.truncated, info, row.incarnation)
-
-    def batch_steps(self, steps: Sequence[EnvStep]) -> tuple[Batch, dict[int, BaseException]]:
-        """Return single results as a batch, and the errors of those that do not conform to the others."""
-        conforming: list[EnvStep] = []
-        errors: dict[int, BaseException] = {}
-        for step in steps:
-            if self.learns and self.observation_spec is None:
-                self.observation_spec = spec_of_value(step.obs)
-            try:
-                obs = step.obs
-                if self.learns:
-                    assert self.observation_spec is not None, "just set"
-                    obs = conform(self.observation_spec, obs, f"the observation of env {step.env_id}")
-                conforming.append(step._replace(obs=obs))
-            except SpaceMismatchError as error:
-                errors[step.env_id] = error
-        observations = [step.obs for step in conforming]
-        batch = Batch(
-            np.array([step.env_id for step in conforming], np.int64),
-            observations if self.observation_spec is None else stack(self.observation_spec, observations),
-            stack(self._reward_spec, [step.reward for step in conforming]),
-            np.array([step.terminated for step in conforming], np.bool_),
-            np.array([step.truncated for step in conforming], np.bool_),
-            [step.info for step in conforming],
-            np.array([step.incarnation for step in conforming], np.int64),
-        )
-        return batch, errors
 
 
 def _common_value(values: bytes) -> int | None:

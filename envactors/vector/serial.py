@@ -21,17 +21,17 @@ from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
 from envactors.actor.inline_watch import InlineRequest, InlineWatch
-from envactors.errors import ActorError, AlreadyPendingError, NothingPendingError, VectorInputError
+from envactors.errors import ActorError, AlreadyPendingError, NothingPendingError
 from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, ControlPage
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
-from envactors.mailbox.slab import PLAIN_REWARD
-from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, split_batch, stack, zeros
+from envactors.mailbox.specs import Spec, split_batch, zeros
 from envactors.options import as_deadlines
-from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, NO_RESULT, Episodes
+from envactors.vector.base import Engine
+from envactors.vector.episodes import LOST, NO_EPISODE, NO_RESULT, Episodes
 from envactors.vector.failures import step_error
-from envactors.vector.options import Autoreset, Choices, OnFailure
+from envactors.vector.options import Choices
 from envactors.vector.recovery import Cause, EnvFate, Facts, decide, lose_episode
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, as_dict
 from envactors.vector.step_times import StepTimes
@@ -81,37 +81,25 @@ class _MissingEnv:
         return fields
 
 
-class SerialEngine:
+class SerialEngine(Engine):
     """Steps and resets envs in the calling thread.
 
     Args:
         choices: The options of the vector.
         actors: Handles of its in-process actors.
         described: The specs of one env.
-
-    Attributes:
-        all: All envs.
-        episodes: Their episodes.
-        observation_spec: Spec of one env's observation; None until it is known.
-        action_spec, reward_spec: Specs of one env's action and reward.
     """
 
     def __init__(self, choices: Choices, actors: Sequence[ActorHandle], described: Description) -> None:
-        self._on_failure: OnFailure = "raise" if choices.on_failure == "raise" else "renew"
         self._actors: list[Any] = [actor._actor for actor in actors]
         self._owners: list[InlineActor] = [actor for actor in self._actors for _ in actor.hosted_envs]
         count = len(self._owners)
-        self.all: Selection = Selection(list(range(count)), slice(None), is_all=True)
-        self._all_ids = np.arange(count)
-        self._no_flags = bytes(count)
-        self.episodes: Episodes = Episodes(count, choices.autoreset)
+        episodes = Episodes(count, choices.autoreset)
+        super().__init__(described, episodes, "raise" if choices.on_failure == "raise" else "renew")
         if choices.seed_episodes:
-            self.episodes.seed_episodes()
-        self.observation_spec: Spec | None = described.observation
-        self._learns = described.observation is None
-        self.action_spec: Spec | None = described.action
+            episodes.seed_episodes()
         self.reward_spec: Spec = described.reward
-        self._has_plain_rewards = described.reward == PLAIN_REWARD
+        self._all_ids = np.arange(count)
         self._last: list[Fields | None] = [None] * count
         # Outcomes that were not delivered yet, in the order of their completion.
         self._outcomes: dict[int, Fields | BaseException] = {}
@@ -178,48 +166,22 @@ class SerialEngine:
         """Return how many steps and resets these envs have run."""
         return self._full_requests * len(envs) + sum(self._other_requests[envs.start : envs.stop])
 
-    @property
-    def autoreset(self) -> Autoreset:
-        """What happens at the end of an episode."""
-        return self.episodes.autoreset
-
-    @property
-    def resets_next(self) -> npt.NDArray[np.bool_]:
-        """Whether the next step of each env resets it, by autoreset."""
-        return self.episodes.resets_next
-
-    def select(self, ids: list[int]) -> Selection:
-        """Return some envs."""
-        return Selection(ids, ids)
-
-    def counts(self) -> tuple[list[int], list[int]]:
-        """Return how many steps and finished episodes each env has had."""
-        return self.episodes.steps.tolist(), self.episodes.episodes.tolist()
-
     def begin_timing(self) -> None:
-        """Have steps and resets timed from now on; may be called again."""
         self._is_timing = True
         for actor, envs in self.ranges():
             self._find_envs(actor, envs)
 
     def histograms(self) -> Histograms:
-        """Return the durations of the steps and resets of all envs, as far as they were timed."""
         return np.concatenate([times.total(self._pages[actor]) for actor, times in self._times.items()])
 
     def in_turns(self) -> list[int]:
-        """Return how many envs run one after another: all of them."""
         return [len(self.all.ids)]
 
     def busy(self) -> list[int]:
-        """Return the envs whose results were not delivered."""
         self._reset_if_interrupted()
         return list(self._outcomes)
 
     receivable = busy
-
-    def disable_reset_checks(self) -> None:
-        """Leave it to the envs to refuse steps before a reset."""
-        self.episodes.disable_reset_checks()
 
     def close(self) -> None:
         """Forget the envs."""
@@ -232,15 +194,10 @@ class SerialEngine:
         if self.episodes.flags[index] & LOST:
             raise self._describe_loss(index)
 
-    def snapshot_of(self, index: int, check: int, state: bytes) -> EnvSnapshot:
-        """Return the snapshot of an env whose state was saved."""
-        episodes, last = self.episodes, self._read_last(index)
-        root_seed, number = episodes.root_seeds[index], episodes.numbers[index]
-        resets_next, starts = bool(episodes.resets_next_of[index]), bool(episodes.starts[index])
-        return EnvSnapshot(index, state, check, root_seed, number, resets_next, starts, last)
+    def starts_episode(self, index: int) -> bool:
+        return bool(self.episodes.starts[index])
 
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
-        """Return the function that continues from a snapshot whose state was restored."""
         return functools.partial(self._on_restored, index, snapshot)
 
     def _on_restored(self, index: int, snapshot: EnvSnapshot, reply: Frame) -> None:
@@ -254,24 +211,11 @@ class SerialEngine:
             self._last[index] = copy_value(last.obs), last.reward, last.terminated, last.truncated, last.info
             self.episodes.flags[index] &= ~NO_RESULT
 
-    def _read_last(self, index: int) -> EnvStep | None:
-        """Return the last result of an env; None if it has none."""
-        last = self._last[index]
-        if last is None:
-            return None
-        obs, reward, terminated, truncated, info = last
-        if self.episodes.flags[index] & NO_EPISODE:
-            reward, terminated, truncated = zeros(self.reward_spec), False, True
-        flags = bool(terminated), bool(truncated)
-        return EnvStep(index, copy_value(obs), reward, *flags, copy_value(info), int(self._incarnations[index]))
-
-    def last_batch(self) -> Batch | None:
-        """Return the last result of each env; None if an env has none."""
-        steps = [self._read_last(index) for index in self.all.ids]
-        if self._on_failure == "raise" or None in steps:
-            return None
-        fields = [step[1:6] for step in steps if step is not None]
-        return self._as_batch(self.all, fields)
+    def read_last(self, index: int) -> EnvStep | None:
+        fields = self._last[index]
+        if fields is not None and self.episodes.flags[index] & NO_EPISODE:
+            fields = fields[0], zeros(self.reward_spec), False, True, fields[4]
+        return None if fields is None else self._as_step(index, fields)._replace(info=copy_value(fields[4]))
 
     # For rollouts ----------------------------------------------------------------------------------------
 
@@ -279,14 +223,6 @@ class SerialEngine:
         """Return each actor with the range of its envs."""
         firsts = [*(actor.config.first_index for actor in self._actors), len(self._owners)]
         return [(actor, range(*bounds)) for actor, bounds in zip(self._actors, itertools.pairwise(firsts), strict=True)]
-
-    def check_steppable(self, envs: Selection) -> None:
-        """Raise `VectorInputError` if an env needs a reset first."""
-        self._reset_if_interrupted()
-        flags = self.episodes.flags
-        for index in envs.ids if flags != self._no_flags else ():
-            if flags[index] & NEEDS_RESET:
-                raise VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
 
     def last_obs(self, index: int) -> Any:
         """Return the last observation of an env."""
@@ -310,7 +246,6 @@ class SerialEngine:
         futures: Sequence[ActorFuture] = (),
         is_checked: bool = True,
     ) -> None:
-        """Step envs; see `RowEngine.start_steps`."""
         del rings_each
         self.check_idle(envs)
         self.check_steppable(envs)
@@ -320,17 +255,17 @@ class SerialEngine:
         elif type(each) is list:
             each = [copy_value(action) for action in each]
         episodes, outcomes, hosted, last = self.episodes, self._outcomes, self._hosted, self._last
-        autoreset, keeps_last = episodes.autoreset == "same_step", self._on_failure != "raise"
+        autoreset, keeps_last = episodes.autoreset == "same_step", self.on_failure != "raise"
         resets_next, seeds = episodes.resets_next_of, episodes.next_seeds
         steps, starts = episodes.steps_of, episodes.starts
         raised: list[_RaisedRequest] = []
         flags = episodes.flags
-        has_flags = flags != self._no_flags
+        has_flags = episodes.has_flags
         running = self._running_envs
         with self._running(envs.ids):
             for index, action in zip(envs.ids, each, strict=True):
                 running[-1] = index
-                if has_flags and flags[index] & LOST and not (resets_next[index] and self._on_failure == "raise"):
+                if has_flags and flags[index] & LOST and not (resets_next[index] and self.on_failure == "raise"):
                     raised.append(_RaisedRequest(index, self._describe_loss(index), Cause.WAITING))
                     continue
                 if resets_next[index]:
@@ -349,7 +284,7 @@ class SerialEngine:
                 ends = fields[2] or fields[3]
                 if ends or (has_flags and flags[index] & NO_EPISODE):  # it was never reset, and nobody checks that
                     episodes.record(index, ends=bool(ends), is_reset=False)
-                    starts[index] = ends and autoreset
+                    starts[index] = bool(ends) and autoreset
                 else:
                     steps[index] += 1
                     starts[index] = False
@@ -364,7 +299,6 @@ class SerialEngine:
         options: Sequence[dict[str, Any] | None],
         futures: Sequence[ActorFuture] = (),
     ) -> None:
-        """Reset envs; see `RowEngine.start_resets`."""
         self.check_idle(envs)
         raised: list[_RaisedRequest] = []
         with self._running(envs.ids):
@@ -376,7 +310,6 @@ class SerialEngine:
         self._resolve(envs, futures)
 
     def check_idle(self, envs: Selection) -> None:
-        """Raise `AlreadyPendingError` if an env has a result pending."""
         self._reset_if_interrupted()
         if self._running_envs and self._lock.is_held_here():
             self._check_nested(envs.ids)
@@ -491,7 +424,7 @@ class SerialEngine:
     def _accept_reset(self, index: int, fields: Fields) -> Fields:
         """Record the result of a reset and return it."""
         self.episodes.record(index, ends=False, is_reset=True)
-        self._last[index] = (copy_value(fields[0]), *fields[1:]) if self._on_failure != "raise" else fields
+        self._last[index] = (copy_value(fields[0]), *fields[1:]) if self.on_failure != "raise" else fields
         self.episodes.starts[index] = True
         return _with_own_info(fields)
 
@@ -501,7 +434,7 @@ class SerialEngine:
         last, episodes = self._last[index], self.episodes
         facts = Facts(
             request.cause,
-            self._on_failure,
+            self.on_failure,
             episodes.autoreset,
             None,
             was_reset=request.was_reset,
@@ -541,33 +474,35 @@ class SerialEngine:
             if isinstance(outcome, BaseException):
                 future.set_error(outcome)
             else:
-                obs, reward, terminated, truncated, info = outcome
-                incarnation = self._owners[index].incarnation.index
-                flags = bool(terminated), bool(truncated)
-                future.set_outcome(ReadyOutcome(EnvStep(index, copy_value(obs), reward, *flags, info, incarnation)))
+                future.set_outcome(ReadyOutcome(self._as_step(index, outcome)))
+
+    def _as_step(self, index: int, fields: Fields) -> EnvStep:
+        """Return a result with an observation that the env cannot change."""
+        obs, reward, terminated, truncated, info = fields
+        flags = bool(terminated), bool(truncated)
+        return EnvStep(index, copy_value(obs), reward, *flags, info, int(self._incarnations[index]))
 
     # Delivering ------------------------------------------------------------------------------------------
 
     def finish(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
-        """Deliver results; see `RowEngine.finish`."""
         del timeout, deadline
         pending, failed = self._outcomes, self._failed
         is_gone = len(pending) < len(envs.ids) if envs.is_all else any(index not in pending for index in envs.ids)
         if is_gone:
             raise NothingPendingError(f"{caller} has nothing to wait for, or the results were taken meanwhile")
-        if not failed and not self._learns:
+        if not failed and self.batcher.is_plain:
             fields: list[Any] = [pending[index] for index in envs.ids]
             self._drop(envs)
-            return self._as_batch(envs, fields)
+            if envs.is_all:
+                return self.batcher.batch(self._all_ids.copy(), fields, self._incarnations.copy())
+            return self.batcher.batch(envs.at, fields, self._incarnations[envs.at])
         outcomes: dict[int, Any] = {index: pending[index] for index in envs.ids}
-        failures = {index: outcomes[index] for index in envs.ids if index in failed}
+        failures = {index: outcomes.pop(index) for index in envs.ids if index in failed}
         self._drop(envs)
-        fields = self._conform(outcomes, failures)
-        if failures:
-            ids = [index for index in envs.ids if index not in failures]
-            batch = self._as_batch(self.select(ids), fields)
+        batch, mismatches = self.batcher.batch_steps([self._as_step(index, one) for index, one in outcomes.items()])
+        if failures := {**failures, **mismatches}:
             raise step_error(failures, batch, len(envs.ids), caller, self._describe_actor)
-        return self._as_batch(envs, fields)
+        return batch
 
     def _describe_actor(self, index: int) -> str:
         owner = self._owners[index]
@@ -584,70 +519,15 @@ class SerialEngine:
             self._failed.discard(index)
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
-        """Deliver results in the order of their completion; see `RowEngine.receive`."""
         del min_envs
         failed = [index for index in self._outcomes if index in self._failed]
         ids = [index for index in self._outcomes if index not in failed][:max_envs] + failed
         return self.finish(self.select(ids), None, deadline, "recv")
 
-    def reset(
-        self,
-        envs: Selection,
-        seeds: Sequence[int | None],
-        options: Sequence[dict[str, Any] | None],
-        timeout: float | None,
-        deadline: float | None,
-    ) -> Batch:
-        """Reset envs. Results that nobody has taken are dropped."""
-        self.discard(envs, timeout, deadline)
-        self.start_resets(envs, seeds, options)
-        return self.finish(envs, timeout, deadline, "reset")
-
     def discard(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
-        """Drop results that nobody has taken; see `RowEngine.discard`."""
         del timeout, deadline
         self._reset_if_interrupted()
         self._drop(envs)
-
-    def _as_batch(self, envs: Selection, fields: list[Fields]) -> Batch:
-        """Return single results as a batch."""
-        ids = self._all_ids.copy() if envs.is_all else np.array(envs.ids, np.int64)
-        incarnations = self._incarnations[envs.at] if envs.ids else self._incarnations[:0]
-        if envs.is_all:
-            incarnations = incarnations.copy()
-        if not fields:
-            empty = np.zeros(0, np.bool_)
-            obs: Any = [] if self.observation_spec is None else stack(self.observation_spec, [])
-            return Batch(ids, obs, stack(self.reward_spec, []), empty, empty.copy(), [], incarnations)
-        observations, rewards, terminated, truncated, infos = zip(*fields, strict=True)
-        spec = self.observation_spec
-        if isinstance(spec, ArraySpec) and spec.batchable:
-            obs = np.empty((len(fields), *spec.shape), spec.dtype)
-            for row, one in enumerate(observations):
-                obs[row] = one
-        else:
-            obs = list(observations) if spec is None else copy_value(stack(spec, observations))
-        flags = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
-        all_rewards = np.array(rewards, np.float64) if self._has_plain_rewards else stack(self.reward_spec, rewards)
-        return Batch(ids, obs, all_rewards, *flags, list(infos), incarnations)
-
-    def _conform(self, outcomes: dict[int, Any], failures: dict[int, BaseException]) -> list[Fields]:
-        """Return the results, converted to the spec that follows from the first one; those of other specs fail."""
-        conforming = []
-        for index, one in outcomes.items():
-            if index in failures:
-                continue
-            if not self._learns:
-                conforming.append(one)
-                continue
-            if self.observation_spec is None:
-                self.observation_spec = spec_of_value(one[0])
-            try:
-                obs = conform(self.observation_spec, one[0], f"the observation of env {index}")
-                conforming.append((obs, *one[1:]))
-            except VectorInputError as error:
-                failures[index] = error
-        return conforming
 
 
 def _with_own_info(fields: Fields) -> Fields:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from envactors.actor.future import results_of
 from envactors.actor.handle import ActorView, submit
 from envactors.errors import NothingPendingError, VectorEnvError, VectorInputError
 from envactors.mailbox.messages import Kind, Restore, Save
+from envactors.vector.base import Engine
 from envactors.vector.results import Batch, EnvSnapshot
 from envactors.vector.table import Selection
 
@@ -21,7 +21,7 @@ from envactors.vector.table import Selection
 class SnapshotMethods(abc.ABC):
     """Base class of `envactors.VectorEnv` with the methods that save and restore the states of envs."""
 
-    _engine: Any
+    _engine: Engine
     _handles: list[ActorView]
     _has_snapshots: bool
 
@@ -95,7 +95,7 @@ class SnapshotMethods(abc.ABC):
             NothingPendingError: An env has no result yet.
         """
         self._select(None)
-        batch: Batch | None = self._engine.last_batch()
+        batch = self._engine.last_batch()
         if batch is None:
             raise NothingPendingError("last_batch of envs that have not been reset: reset them first")
         return batch

@@ -151,7 +151,6 @@ class EnvTable:
         self.completed_of: memoryview[int] = slab.completed.data
         # Columns that have the same value for all envs, by value.
         self._columns = [bytes([value]) * count for value in range(FAILED + 1)]
-        self._no_flags = bytes(count)
 
     def add_journals(self, ids: range, max_journal: int, save_every: int | None) -> None:
         """Add the journals of an actor's envs; for the other arguments see `Journal`."""
@@ -169,7 +168,7 @@ class EnvTable:
     @property
     def are_all_plain(self) -> bool:
         """Whether all envs only need an action, or have only needed one."""
-        return not self.requests and self.episodes.flags == self._no_flags
+        return not self.requests and not self.episodes.has_flags
 
     def are_plain(self, envs: Selection) -> bool:
         """Return whether some envs only need an action, or have only needed one."""

@@ -1,0 +1,230 @@
+"""The interface of the two engines, which step and reset the envs of a vector, and what they have in common.
+
+`envactors.vector.engine.RowEngine` has the envs in workers, `envactors.vector.serial.SerialEngine` in-process.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from envactors.actor.future import ActorFuture
+from envactors.errors import VectorInputError
+from envactors.mailbox.durations import Histograms
+from envactors.mailbox.messages import Description, Frame
+from envactors.mailbox.specs import Spec
+from envactors.vector.batching import Batcher
+from envactors.vector.episodes import NEEDS_RESET, Episodes
+from envactors.vector.options import OnFailure
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep
+from envactors.vector.table import Selection
+
+
+class Engine(abc.ABC):
+    """Steps and resets the envs of a vector.
+
+    Args:
+        described: The specs of one env.
+        episodes: The episodes of the envs.
+        on_failure: What happens after a failure.
+
+    Attributes:
+        episodes, on_failure: As above.
+        all: All envs.
+        action_spec: Spec of one env's action; None to leave actions unchecked.
+        batcher: Batches results.
+    """
+
+    def __init__(self, described: Description, episodes: Episodes, on_failure: OnFailure) -> None:
+        self.episodes = episodes
+        self.on_failure: OnFailure = on_failure
+        self.all: Selection = Selection(list(range(len(episodes.flags))), slice(None), is_all=True)
+        self.action_spec: Spec | None = described.action
+        self.batcher: Batcher = Batcher(described)
+
+    @property
+    def observation_spec(self) -> Spec | None:
+        """Spec of one env's observation; None until it is known."""
+        return self.batcher.observation_spec
+
+    def select(self, ids: list[int]) -> Selection:
+        """Return some envs."""
+        return Selection(ids, np.array(ids, np.int64))
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Free whatever belongs to no actor, once the actors are closed; may be called again."""
+
+    # Statistics ------------------------------------------------------------------------------------------
+
+    def counts(self) -> tuple[list[int], list[int]]:
+        """Return how many steps and finished episodes each env has had."""
+        return self.episodes.steps.tolist(), self.episodes.episodes.tolist()
+
+    @abc.abstractmethod
+    def begin_timing(self) -> None:
+        """Have steps and resets timed from now on; may be called again."""
+
+    @abc.abstractmethod
+    def histograms(self) -> Histograms:
+        """Return the durations of the steps and resets of all envs, as far as they were timed."""
+
+    @abc.abstractmethod
+    def in_turns(self) -> list[int]:
+        """Return how many envs run one after another, in the order of the envs."""
+
+    # Requests --------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def busy(self) -> list[int]:
+        """Return the envs whose results were not delivered."""
+
+    @abc.abstractmethod
+    def receivable(self) -> list[int]:
+        """Return the envs whose results `receive` can deliver: those of all requests without futures."""
+
+    @abc.abstractmethod
+    def check_idle(self, envs: Selection) -> None:
+        """Raise `AlreadyPendingError` if a rollout is in flight, or an env has a result pending."""
+
+    def check_steppable(self, envs: Selection) -> None:
+        """Raise `VectorInputError` if an env needs a reset first."""
+        error = self._find_unreset(envs)
+        if error is not None:
+            raise error
+
+    def _find_unreset(self, envs: Selection) -> VectorInputError | None:
+        """Return the error of a step of envs of which one needs a reset first."""
+        flags = self.episodes.flags
+        for index in envs.ids if self.episodes.has_flags else ():
+            if flags[index] & NEEDS_RESET:
+                return VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
+        return None
+
+    @abc.abstractmethod
+    def start_steps(
+        self,
+        envs: Selection,
+        actions: Any,
+        *,
+        rings_each: bool,
+        futures: Sequence[ActorFuture] = (),
+        is_checked: bool = True,
+    ) -> None:
+        """Start a step of some envs.
+
+        Args:
+            envs: The envs.
+            actions: Actions as `VectorEnv.step` takes them.
+            rings_each: Whether results are taken one by one rather than all at once.
+            futures: Futures that get the results; empty if the vector delivers them.
+            is_checked: Whether actions are checked against the action spec.
+
+        Raises:
+            AlreadyPendingError: An env has a result pending.
+            VectorInputError: An env needs a reset first.
+            SpaceMismatchError: The actions do not conform to the action spec.
+            ActorClosedError: The vector was closed.
+        """
+
+    @abc.abstractmethod
+    def start_resets(
+        self,
+        envs: Selection,
+        seeds: Sequence[int | None],
+        options: Sequence[dict[str, Any] | None],
+        futures: Sequence[ActorFuture] = (),
+    ) -> None:
+        """Start resets; for the errors see `start_steps`."""
+
+    @abc.abstractmethod
+    def finish(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
+        """Wait for the results of envs and deliver them.
+
+        Args:
+            envs: The envs.
+            timeout: The user's timeout in seconds, for the error.
+            deadline: When it is over (`time.monotonic`); None for no limit.
+            caller: Name of the user's method, for errors.
+
+        Raises:
+            VectorTimeoutError: The timeout has passed; nothing is lost.
+            NothingPendingError: A signal handler or another thread has taken the results.
+            VectorStepError: Some envs failed.
+        """
+
+    @abc.abstractmethod
+    def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
+        """Wait for results and deliver them in the order of their completion; see `VectorEnv.recv`."""
+
+    @abc.abstractmethod
+    def discard(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
+        """Wait for rollouts and for whatever these envs run. Results that were not delivered are dropped.
+
+        Args:
+            envs: The envs.
+            timeout: The user's timeout in seconds, for the error.
+            deadline: When it is over (`time.monotonic`); None for no limit.
+
+        Raises:
+            VectorTimeoutError: The timeout has passed; nothing is lost.
+        """
+
+    def reset(
+        self,
+        envs: Selection,
+        seeds: Sequence[int | None],
+        options: Sequence[dict[str, Any] | None],
+        timeout: float | None,
+        deadline: float | None,
+    ) -> Batch:
+        """Reset envs, once `discard` has made them idle. For the arguments see `start_resets` and `finish`."""
+        self.discard(envs, timeout, deadline)
+        self.start_resets(envs, seeds, options)
+        return self.finish(envs, timeout, deadline, "reset")
+
+    # Last results and snapshots --------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def read_last(self, index: int) -> EnvStep | None:
+        """Return the last result of an idle env; None if it has none.
+
+        A result that was repeated for a failure has reward 0 and is truncated.
+        """
+
+    def last_batch(self) -> Batch | None:
+        """Return the last result of each env; None if an env has none, or under ``on_failure="raise"``."""
+        if self.on_failure == "raise":
+            return None
+        steps = [step for index in self.all.ids if (step := self.read_last(index)) is not None]
+        return self.batcher.batch_steps(steps)[0] if len(steps) == len(self.all.ids) else None
+
+    @abc.abstractmethod
+    def process_with_episode(self, index: int) -> int | None:
+        """Return the only process whose state of an env counts; None for any.
+
+        Raises:
+            ActorError: The episode of the env was lost with its process.
+        """
+
+    @abc.abstractmethod
+    def starts_episode(self, index: int) -> bool:
+        """Return whether the last observation of an env is the first of its episode."""
+
+    def snapshot_of(self, index: int, check: int, state: bytes) -> EnvSnapshot:
+        """Return the snapshot of an env whose state was saved."""
+        episodes, last = self.episodes, self.read_last(index)
+        root_seed, number = episodes.root_seeds[index], episodes.numbers[index]
+        resets_next, starts = bool(episodes.resets_next_of[index]), self.starts_episode(index)
+        return EnvSnapshot(index, state, check, root_seed, number, resets_next, starts, last)
+
+    @abc.abstractmethod
+    def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
+        """Return the function that takes the reply to a request to restore the state of a snapshot.
+
+        Raises:
+            SpaceMismatchError: The snapshot does not conform to the specs.
+        """
