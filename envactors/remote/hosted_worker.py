@@ -195,7 +195,8 @@ class HostedWorker:
     def _open_columns(self, payload: bytes | bytearray | memoryview) -> None:
         (_, pickled), (_, content) = bundle.unpack(payload)
         note = ColumnsNote(*pickle.loads(pickled))
-        trajectory = Trajectory(pickle.loads(note.layout), self._part(note.place))
+        regions = [None if place is None else self._part(place) for place in note.places]
+        trajectory = Trajectory(pickle.loads(note.layout), regions)
         trajectory.unpack(note.first, note.stop, content)
         self._columns = note, trajectory
 

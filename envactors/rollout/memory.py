@@ -10,7 +10,7 @@ import cloudpickle
 
 from envactors.backends.base import RowMemory
 from envactors.rollout.messages import Parameters
-from envactors.rollout.trajectory import Trajectory, TrajectoryLayout
+from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
 
 # Alignment of arrays in bytes: a pair of cache lines.
 _ALIGNMENT = 128
@@ -34,15 +34,32 @@ class TrajectoryBuffer:
     Attributes:
         trajectory: The trajectory.
         pickled_layout: Its pickled layout.
-        place: Its place in the memory, by which workers open it.
+        places: Places of its regions in the memory, by which workers open them.
     """
 
+    trajectory: Trajectory
+    pickled_layout: bytes
+    places: RegionPlaces
+
     def __init__(self, layout: TrajectoryLayout, memory: RowMemory) -> None:
-        self.pickled_layout: bytes = pickle.dumps(layout, 5)
-        place, part = memory.extend(Trajectory(layout, None).size)
-        self.place: tuple[int, int] = place
-        self.trajectory: Trajectory = Trajectory(layout, part)
+        self._memory = memory
+        # The place of each region, and the region; None for regions that the layout does not need.
+        self._regions: list[tuple[Any, Any]] = [(None, None)] * 3
         self._holder: weakref.ref[Holder] | None = None
+        self.set_layout(layout)
+
+    def set_layout(self, layout: TrajectoryLayout) -> None:
+        """Use a layout that adds actions or extras to the present one. Everything that was written stays.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        for index, size in enumerate(Trajectory(layout).sizes):
+            if size and self._regions[index][0] is None:
+                self._regions[index] = self._memory.extend(size)
+        self.places, regions = zip(*self._regions, strict=True)
+        self.trajectory = Trajectory(layout, regions)
+        self.pickled_layout = pickle.dumps(layout, 5)
 
     def hold(self, holder: Holder) -> None:
         """Keep the buffer for a rollout until its results were read, or nobody can read them any more."""

@@ -51,7 +51,7 @@ class Order(NamedTuple):
         rollout: Index of the rollout since the policy was set.
         start, stop: First step, and the step after the last one.
         layout: Pickled `TrajectoryLayout`.
-        place: Place of the trajectory in the shared memory.
+        places: Places of the regions of the trajectory in the shared memory.
         parameters: Fields of the `Parameters` that the policy loads first unless it has them; None if there are none.
         plans: What each env does next.
         autoreset: What happens at the end of an episode.
@@ -63,7 +63,7 @@ class Order(NamedTuple):
     start: int
     stop: int
     layout: bytes
-    place: tuple[int, int]
+    places: tuple[tuple[int, int] | None, ...]
     parameters: tuple[Any, ...] | None
     plans: list[EnvPlan]
     autoreset: str

@@ -49,7 +49,7 @@ class WholeRollout(Protocol):
         """Record that an actor's current process has a policy."""
 
     def learn(self, stop: Stop) -> None:
-        """Move to a trajectory that has a place for everything that the policy returns."""
+        """Make room for everything that the policy returns."""
 
     def has_ended(self, part: RolloutPart) -> bool:
         """Return whether a part has ended."""
@@ -70,7 +70,6 @@ class RolloutPart(Job):
 
     Attributes:
         first, stop: Range of the actor's envs.
-        trajectory: The memory that its steps are written into.
         contents: The object leaves of observations that no worker wrote, by (step, env).
         large_infos: Infos that did not fit into the trajectory, by row.
         failures: Exceptions, by (step, env).
@@ -88,7 +87,6 @@ class RolloutPart(Job):
     ) -> None:
         self.first: int = envs.range.start
         self.stop: int = envs.range.stop
-        self.trajectory: Trajectory = run.buffer.trajectory
         self.contents: dict[tuple[int, int], bytes | None] = {}
         self.large_infos: dict[int, bytes] = {}
         self.failures: dict[tuple[int, int], BaseException] = {}
@@ -100,10 +98,11 @@ class RolloutPart(Job):
         self._table = envs.table
         self._actor = envs.actor
         self._run: WholeRollout | None = run
+        self._buffer = run.buffer
         self._policy = policy
         self._rollout = rollout
         self._parameters = parameters
-        self._steps = self.trajectory.layout.steps
+        self._steps = run.buffer.trajectory.layout.steps
         self._mine = slice(self.first, self.stop)
         self._ids = np.arange(self.first, self.stop)
         self._has_begun = False
@@ -118,6 +117,11 @@ class RolloutPart(Job):
         self._is_far: bool = envs.actor.config.backend.traits.is_remote
         # Whether the exception of an env is being unpickled, and nothing runs.
         self._is_reading = False
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The memory that the steps are written into."""
+        return self._buffer.trajectory
 
     @property
     def _next_step(self) -> int:
@@ -146,7 +150,6 @@ class RolloutPart(Job):
         run, envs, table = self._run, self._envs, self._table
         if run is None:
             return False
-        self._move(run)
         if not self._has_begun:
             self._begin(run)
         self._sets_policy = run.policy_of(envs) != (self._policy.policy_id, actor.incarnation.index)
@@ -170,24 +173,24 @@ class RolloutPart(Job):
             self._rollout,
             self._next_step,
             self._steps,
-            run.buffer.pickled_layout,
-            run.buffer.place,
+            self._buffer.pickled_layout,
+            self._buffer.places,
             None if self._parameters is None else tuple(self._parameters),
             [self._plan(index) for index in envs.range],
             table.autoreset,
             contents,
         )
         if self._is_far:
-            self._mirror_columns(run, actor)
+            self._mirror_columns(actor)
         actor.deadline_watch.watch(self.started)
         actor.send(Kind.EXTEND, self.call_id, dumps((runner.run_rollout, tuple(order))))
         return True
 
-    def _mirror_columns(self, run: WholeRollout, actor: JobRunner) -> None:
+    def _mirror_columns(self, actor: JobRunner) -> None:
         """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""
         process, step = actor.incarnation.process, self._next_step
         assert process is not None, "jobs start in a live process"
-        note = ColumnsNote(run.buffer.place, run.buffer.pickled_layout, self.first, self.stop, step)
+        note = ColumnsNote(self._buffer.places, self._buffer.pickled_layout, self.first, self.stop, step)
         process.worker.mirror(note, self.trajectory.pack(self.first, self.stop, step, step + 1))
 
     def step(self, actor: JobRunner) -> Step | None:
@@ -407,13 +410,6 @@ class RolloutPart(Job):
         needs_reset = self._table.episodes.flags[index] & NEEDS_RESET
         return bool(needs_reset) and index not in self._renewing and self._table.autoreset == "disabled"
 
-    def _move(self, run: WholeRollout) -> None:
-        """Continue in the trajectory of the rollout, which has changed if an actor has learned a spec."""
-        trajectory = run.buffer.trajectory
-        if trajectory is not self.trajectory:
-            trajectory.take_columns(self.trajectory, self.first, self.stop)
-            self.trajectory = trajectory
-
     # Counting --------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
@@ -494,7 +490,6 @@ class RolloutPart(Job):
         run = self._run
         if run is None:
             return
-        self._move(run)
         table, slab, trajectory = self._table, self._table.slab, self.trajectory
         ids = [index for index, counted in self._counted.items() if counted]
         if ids:

@@ -19,7 +19,7 @@ from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, deco
 from envactors.mailbox.messages import Extend, Kind
 from envactors.mailbox.pickling import dumps_by_value
 from envactors.mailbox.slab import PLAIN_REWARD
-from envactors.mailbox.specs import ArraySpec, flatten, unflatten
+from envactors.mailbox.specs import ArraySpec, Spec, flatten, unflatten
 from envactors.rollout import runner
 from envactors.rollout.memory import ParameterStore, TrajectoryBuffer, TrajectoryBuffers
 from envactors.rollout.messages import Policy, Stop
@@ -65,7 +65,7 @@ class Rollouts:
         self._buffers = TrajectoryBuffers(memory)
         # The specs of the policy's extras, and of actions if the envs have no action space.
         self.extras: tuple[tuple[str, ArraySpec], ...] = ()
-        self.action: ArraySpec | None = None
+        self.action: Spec | None = None
         # Last error of each env that failed.
         self.lost: dict[int, BaseException] = {}
 
@@ -198,7 +198,7 @@ class Rollouts:
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them before a rollout")
 
     def take_buffer(self, steps: int) -> TrajectoryBuffer:
-        """Return the memory of a rollout. Called by the caller of `start` and by the loop.
+        """Return the memory of a rollout.
 
         Raises:
             OSError: There is not enough memory.
@@ -253,7 +253,6 @@ class Run:
         self.policy_of: Callable[[ActorEnvs], tuple[int, int]] = rollouts.policy_of
         self.set_policy_of: Callable[[ActorEnvs, int], None] = rollouts.set_policy_of
         self._rollouts = rollouts
-        self._steps = steps
         self._copies = copies
         self._unread = count
         self._ended: set[RolloutPart] = set()
@@ -278,17 +277,15 @@ class Run:
     # For parts, under the lock ---------------------------------------------------------------------------
 
     def learn(self, stop: Stop) -> None:
-        """Move to a trajectory that has a place for everything that the policy returns.
+        """Make room for everything that the policy returns.
 
         Raises:
             OSError: There is not enough memory.
         """
         layout = self.buffer.trajectory.layout
-        if layout.extras != stop.extras or (layout.action is None and stop.action is not None):
-            self._rollouts.extras, self._rollouts.action = stop.extras, stop.action
-            buffer = self._rollouts.take_buffer(self._steps)
-            buffer.hold(self)
-            self.buffer = buffer
+        extras, action = layout.extras or stop.extras, layout.action or stop.action
+        self._rollouts.extras, self._rollouts.action = extras, action
+        self.buffer.set_layout(layout._replace(extras=extras, action=action))
 
     def has_ended(self, part: RolloutPart) -> bool:
         """Return whether a part has ended."""

@@ -30,7 +30,7 @@ from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, flatten, reader, split_batch, unflatten
 from envactors.rollout.context import PolicyContext, StepGenerators
 from envactors.rollout.messages import DONE, LEARNT, RAISED, Order, Parameters, Stop
-from envactors.rollout.trajectory import REPEAT, RESET, STEP, Trajectory
+from envactors.rollout.trajectory import REPEAT, RESET, STEP, RegionPlaces, Trajectory
 from envactors.worker import context
 from envactors.worker.env_rows import PayloadError, as_failure
 from envactors.worker.host import Fields, HostedEnv
@@ -143,7 +143,7 @@ class RolloutRunner:
         if order.parameters is not None:
             self._load(Parameters(*order.parameters))
         self._generators.rollout = order.rollout
-        writer = self._writer_at(order.place, order.layout)
+        writer = self._writer_at(order.places, order.layout)
         hosted_envs = server.host.hosted_envs
         columns = [Column(hosted, *plan) for hosted, plan in zip(hosted_envs, order.plans, strict=True)]
         writer.begin(order, columns)
@@ -222,8 +222,9 @@ class RolloutRunner:
                     raise EnvFailedError(column.position, as_failure(error, page)) from error
         return Stop(DONE)
 
-    def _open_trajectory(self, place: tuple[int, int], layout: bytes) -> TrajectoryWriter:
-        return TrajectoryWriter(Trajectory(pickle.loads(layout), self._open(place, writable=True)), self._server)
+    def _open_trajectory(self, places: RegionPlaces, layout: bytes) -> TrajectoryWriter:
+        regions = [None if place is None else self._open(place, writable=True) for place in places]
+        return TrajectoryWriter(Trajectory(pickle.loads(layout), regions), self._server)
 
     def _open(self, place: tuple[int, int], *, writable: bool) -> memoryview:
         assert self._server.memory is not None, "envs of a vector have memory"

@@ -1,14 +1,15 @@
 """The memory that a rollout is written into: time-major arrays that the caller and its workers share.
 
+Actions and extras have regions of their own, since their specs may be known only after the first call of the policy.
 Each worker writes the columns of its envs, and ``done`` last: every step that it counts is complete, at whatever point
 the worker is killed.
 """
 
 from __future__ import annotations
 
-import mmap
 import struct
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ STEP: Final = 0
 RESET: Final = 1  # the episode had ended, and the env was reset: its action was ignored
 REPEAT: Final = 2  # the episode had ended, nothing reset the env, and the last observation was repeated
 TRUNCATED: Final = 3  # the env failed: the row has its last observation, or that of a reset in the next process
+
+# The places of a trajectory's regions in the memory of its vector; None for missing regions.
+RegionPlaces: TypeAlias = "tuple[tuple[int, int] | None, ...]"
 
 # Bytes per encoded info; larger infos are sent in messages. Those of MuJoCo take about 500 bytes.
 _INFO_ROOM = 1024
@@ -53,13 +57,13 @@ class ColumnsNote(NamedTuple):
     """Names the columns of a trajectory that a worker on another machine is about to write.
 
     Attributes:
-        place: Place of the trajectory in the shared memory.
+        places: Places of the regions of the trajectory in the shared memory.
         layout: Pickled `TrajectoryLayout`.
         first, stop: Range of the worker's envs.
         start: First step.
     """
 
-    place: tuple[int, int]
+    places: RegionPlaces
     layout: bytes
     first: int
     stop: int
@@ -71,11 +75,12 @@ class Trajectory:
 
     Args:
         layout: Layout of the trajectory.
-        memory: Zeroed memory; None only to compute its size.
+        regions: Zeroed memory for results, actions, and extras. A region is None if the layout does not need it, or
+            only to compute its size.
 
     Attributes:
         layout: Layout of the trajectory.
-        size: Size of all arrays, in bytes.
+        sizes: Size of each region in bytes; 0 for those that the layout does not need.
         done: Number of complete steps of each env; int64, shape (n,).
         chosen: Number of steps that the policy has chosen actions for, at the first env of each worker; int64,
             shape (n,).
@@ -93,10 +98,10 @@ class Trajectory:
         actions, extras: Arrays of shape (t, n, ...), for each leaf of the action and each extra.
     """
 
-    def __init__(self, layout: TrajectoryLayout, memory: mmap.mmap | memoryview | None) -> None:
+    def __init__(self, layout: TrajectoryLayout, regions: Iterable[Any] = (None, None, None)) -> None:
         self.layout = layout
         n, t = layout.envs, layout.steps
-        place = Places(memory)
+        place, place_action, place_extra = map(Places, regions)
         self.done: npt.NDArray[np.int64] = place((n,), np.int64)
         self.chosen: npt.NDArray[np.int64] = place((n,), np.int64)
         self.flags: npt.NDArray[np.uint8] = place((5, t + 1, n), np.uint8)
@@ -116,9 +121,16 @@ class Trajectory:
         self.inline_info_sizes: npt.NDArray[np.uint32] = place((t * n,), np.uint32)
         self.inline_infos: npt.NDArray[np.uint8] = place((t * n, _INFO_ROOM), np.uint8)
         actions = () if layout.action is None else leaves(layout.action)
-        self.actions: list[npt.NDArray[Any]] = [place((t, n, *leaf.shape), leaf.dtype) for leaf in actions]
-        self.extras: list[npt.NDArray[Any]] = [place((t, n, *spec.shape), spec.dtype) for _, spec in layout.extras]
-        self.size: int = place.size
+        self.actions: list[npt.NDArray[Any]] = [place_action((t, n, *leaf.shape), leaf.dtype) for leaf in actions]
+        self.extras: list[npt.NDArray[Any]] = [
+            place_extra((t, n, *spec.shape), spec.dtype) for _, spec in layout.extras
+        ]
+        # Arrays without elements need a region, too.
+        self.sizes: list[int] = [
+            place.size,
+            place_action.size or len(self.actions),
+            place_extra.size or len(self.extras),
+        ]
 
     def inline_info(self, row: int) -> memoryview:
         """Return the encoded info of a row."""
@@ -167,16 +179,3 @@ class Trajectory:
         rows = np.arange(start * envs, end * envs).reshape(-1, envs)[:, first:stop]
         found: list[int] = rows[self.info_encoding[rows] == INLINE_INFO].tolist()
         return found
-
-    def take_columns(self, other: Trajectory, first: int, stop: int) -> None:
-        """Copy the columns of some envs from a trajectory that lacks the last arrays of this one."""
-        for mine, theirs in zip(self._columns(first, stop), other._columns(first, stop), strict=False):
-            mine[...] = theirs
-
-    def _columns(self, first: int, stop: int) -> list[npt.NDArray[Any]]:
-        """Return the columns of some envs in each array, the newest arrays last."""
-        envs, mine = self.layout.envs, slice(first, stop)
-        observations = [array for array in self.observations if array is not None]
-        infos = self.inline_info_sizes.reshape(-1, envs), self.inline_infos.reshape(-1, envs, _INFO_ROOM)
-        timed: list[Any] = [self.checks, self.rewards, *infos, *observations, *self.actions, *self.extras]
-        return [self.done[mine], self.chosen[mine], self.flags[:, :, mine], *(array[:, mine] for array in timed)]

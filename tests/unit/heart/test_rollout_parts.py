@@ -398,7 +398,7 @@ def lose(stage):
     stage.play(stage.envs.set_policy, PlayedPolicy)
 
 
-NAMES = {"_end", "on_part_end", "end", "fail", "_move", "repair"}
+NAMES = {"_end", "on_part_end", "end", "fail", "repair"}
 
 
 @pytest.mark.parametrize("twice", [False, True])
