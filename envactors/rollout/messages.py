@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from envactors.mailbox.specs import ArraySpec
+from envactors.rollout.trajectory import TrajectoryLayout
 
 # Values of `Stop.reason`: why a worker has stopped.
 DONE: Final = "done"
@@ -77,12 +77,10 @@ class Stop(NamedTuple):
         reason: One of the values above.
         position: Position of the env that raised.
         failure: Fields of the `envactors.mailbox.messages.Failure` of that env.
-        extras: Names and specs, for one env, of the extras that the policy returns.
-        action: Spec of one env's action, if the envs have no action space.
+        layout: The layout that has room for everything that the policy returns.
     """
 
     reason: str
     position: int = 0
     failure: tuple[Any, ...] = ()
-    extras: tuple[tuple[str, ArraySpec], ...] = ()
-    action: ArraySpec | None = None
+    layout: TrajectoryLayout | None = None

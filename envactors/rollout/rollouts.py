@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, results_of
 from envactors.actor.jobs import Call, ErrorOf
 from envactors.backends.base import RowMemory
 from envactors.errors import AlreadyPendingError, VectorInputError
-from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, decode_alike
 from envactors.mailbox.messages import Extend, Kind
 from envactors.mailbox.pickling import dumps_by_value
 from envactors.mailbox.slab import PLAIN_REWARD
-from envactors.mailbox.specs import ArraySpec, Spec, flatten, unflatten
+from envactors.mailbox.specs import ArraySpec, Spec
 from envactors.rollout import runner
+from envactors.rollout.assembly import Contents, assemble, read_contents, report_failures, result_of
 from envactors.rollout.memory import ParameterStore, TrajectoryBuffer, TrajectoryBuffers
 from envactors.rollout.messages import Policy, Stop
 from envactors.rollout.part import RolloutPart
 from envactors.rollout.results import Rollout
-from envactors.rollout.trajectory import STEP, TRUNCATED, Trajectory, TrajectoryLayout
+from envactors.rollout.trajectory import TrajectoryLayout
 from envactors.runtime import Runtime
 from envactors.vector.actor_envs import ActorEnvs
 from envactors.vector.engine import RowEngine
-from envactors.vector.failures import step_error
-from envactors.vector.results import as_dict
 
 # Most rollouts in flight.
 _MOST = 2
@@ -283,7 +279,8 @@ class Run:
             OSError: There is not enough memory.
         """
         layout = self.buffer.trajectory.layout
-        extras, action = layout.extras or stop.extras, layout.action or stop.action
+        assert stop.layout is not None, "the worker has learned it"
+        extras, action = layout.extras or stop.layout.extras, layout.action or stop.layout.action
         self._rollouts.extras, self._rollouts.action = extras, action
         self.buffer.set_layout(layout._replace(extras=extras, action=action))
 
@@ -307,18 +304,22 @@ class Run:
 
     def read(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
         """Return the result of consecutive actors, or the error to raise. Runs code of users."""
-        rollout = assemble(self.buffer.trajectory, parts, copies=self._copies)
+        trajectory, contents = self.buffer.trajectory, Contents({}, {}, {})
+        failures: dict[int, BaseException] = {}
+        policy_error: BaseException | None = None
+        for part in parts:
+            envs = range(part.first, part.stop)
+            read_contents(trajectory, envs, part.contents, part.large_infos, contents)
+            contents.failures.update(part.failures)
+            failures.update(part.errors if part.error is None else dict.fromkeys(envs, part.error))
+            if part.policy_error is not None and policy_error is None:
+                policy_error = part.policy_error.read()[1]
+        report_failures(trajectory, contents)
+        versions = np.array([part.version for part in parts])
+        envs = range(parts[0].first, parts[-1].stop)
+        rollout = assemble(trajectory, envs, contents, versions, copies=self._copies)
         self._unread -= 1
-        for part in parts:
-            if part.policy_error is not None:
-                return None, part.policy_error.read()[1]
-        failures = {index: error for part in parts for index, error in part.errors.items()}
-        for part in parts:
-            if part.error is not None:
-                failures.update(dict.fromkeys(range(part.first, part.stop), part.error))
-        if not failures:
-            return rollout, None
-        return None, step_error(failures, rollout, len(rollout.env_ids), "rollout")
+        return result_of(rollout, failures, policy_error)
 
 
 class RolloutOutcome:
@@ -334,112 +335,6 @@ class RolloutOutcome:
             return self._run.read(self._parts)
         except (Exception, SystemExit) as error:  # of code that unpickles an info
             return None, error
-
-
-def assemble(trajectory: Trajectory, parts: Sequence[RolloutPart], *, copies: bool) -> Rollout:
-    """Return the result of consecutive actors.
-
-    Args:
-        trajectory: The trajectory that the actors have written to.
-        parts: Their parts.
-        copies: Whether to copy the arrays.
-
-    Raises:
-        BaseException: Whatever unpickling raises.
-    """
-    layout, first, stop = trajectory.layout, parts[0].first, parts[-1].stop
-    steps, mine = layout.steps, slice(first, stop)
-
-    def view(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return array[:steps, mine].copy() if copies else array[:steps, mine]
-
-    valid = trajectory.ops[:, mine] == STEP
-    done = trajectory.done[mine]
-    if min(done.tolist()) < steps:
-        valid &= np.arange(steps)[:, None] < done
-    infos: dict[tuple[int, int], Any] = {}
-    objects: dict[tuple[int, int], list[Any]] = {}
-    for part in parts:
-        _read_contents(trajectory, part, infos, objects)
-    # Leaves without a place in the trajectory become object arrays of steps + 1 rows.
-    count = sum(array is None for array in trajectory.observations)
-    beside = [np.full((steps + 1, stop - first), None, object) for _ in range(count)]
-    for (step, index), leaves in objects.items():
-        for batch, leaf in zip(beside, leaves, strict=True):
-            batch[step, index - first] = leaf
-    others, last_others = (batch[:steps] for batch in beside), (batch[steps].copy() for batch in beside)
-    obs = (next(others) if array is None else view(array) for array in trajectory.observations)
-    last_obs = (next(last_others) if array is None else array[steps, mine].copy() for array in trajectory.observations)
-    rollout = Rollout(
-        np.arange(first, stop),
-        unflatten(layout.observation, obs),
-        None if layout.action is None else unflatten(layout.action, map(view, trajectory.actions)),
-        view(trajectory.rewards),
-        view(trajectory.terminated),
-        view(trajectory.truncated),
-        view(trajectory.starts),
-        {name: view(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
-        unflatten(layout.observation, last_obs),
-        [],
-        sorted(((*at, error) for part in parts for at, error in part.failures.items()), key=operator.itemgetter(0, 1)),
-        np.array([part.version for part in parts]),
-        valid,
-    )
-    for step, index, error in rollout.failures:
-        if trajectory.ops[step, index] == TRUNCATED and trajectory.done[index] > step:
-            info = {**as_dict(infos.get((step, index), {})), "failure": error}
-            if trajectory.starts[step + 1, index]:  # of a reset in the next process
-                leaves = [column[step, index - first] for column in flatten(layout.observation, rollout.obs)]
-                info["final_obs"] = unflatten(layout.observation, iter(leaves))
-                info["final_info"] = as_dict(infos.get((step - 1, index), {}))
-            infos[step, index] = info
-    rollout.infos.extend((*at, infos[at]) for at in sorted(infos))
-    return rollout
-
-
-def _read_contents(
-    trajectory: Trajectory,
-    part: RolloutPart,
-    infos: dict[tuple[int, int], Any],
-    objects: dict[tuple[int, int], list[Any]],
-) -> None:
-    """Read the infos and object leaves of an actor's steps.
-
-    Args:
-        trajectory: The trajectory.
-        part: The actor's part.
-        infos: Gets all infos that are not empty, by (step, env).
-        objects: Gets the leaves of observations that have no place in the trajectory, by (step, env).
-
-    Raises:
-        BaseException: Whatever unpickling raises.
-    """
-    layout, mine = trajectory.layout, slice(part.first, part.stop)
-    for at, content in part.contents.items():
-        objects[at] = [] if content is None else decode(content)[1]
-    encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]
-    if not encodings.any():
-        return
-    steps, positions = (encodings != PLAIN).nonzero()
-    is_done = steps < trajectory.done[mine][positions]
-    steps, indices = steps[is_done], positions[is_done] + part.first
-    rows = steps * layout.envs + indices
-    reader = Infos(trajectory)
-    # Infos of one size are most often of one layout, too, and are then decoded together.
-    sizes = trajectory.inline_info_sizes[rows] * (trajectory.info_encoding[rows] == INLINE_INFO)
-    for size in np.unique(sizes):
-        places = np.flatnonzero(sizes == size)
-        keys = list(zip(steps[places].tolist(), indices[places].tolist(), strict=True))
-        alike = decode_alike(trajectory.inline_infos[rows[places], :size]) if size else None
-        if alike is not None:
-            infos.update(zip(keys, alike, strict=True))
-            continue
-        for row, (step, index) in zip(rows[places].tolist(), keys, strict=True):
-            info, leaves = reader.decode(row, part.large_infos.get(row))
-            if leaves:
-                objects[step + 1, index] = leaves
-            if not (isinstance(info, dict) and not info):
-                infos[step, index] = info
 
 
 def check_loads(loads: bool) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envactors.errors import SpaceMismatchError
 from envactors.mailbox.control_page import (
     ENV_INDEX,
     METHOD,
@@ -27,9 +26,10 @@ from envactors.mailbox.info_codec import PLAIN, Infos, decode
 from envactors.mailbox.messages import Failure, Fault, episode_seed
 from envactors.mailbox.pickling import copy_value, pack_failure
 from envactors.mailbox.slab import PLAIN_REWARD
-from envactors.mailbox.specs import ArraySpec, flatten, reader, split_batch, unflatten
+from envactors.mailbox.specs import ArraySpec, flatten, unflatten
 from envactors.rollout.context import PolicyContext, StepGenerators
 from envactors.rollout.messages import DONE, LEARNT, RAISED, Order, Parameters, Stop
+from envactors.rollout.policy_output import actions_at, write_output
 from envactors.rollout.trajectory import REPEAT, RESET, STEP, RegionPlaces, Trajectory
 from envactors.worker import context
 from envactors.worker.env_rows import PayloadError, as_failure
@@ -162,7 +162,8 @@ class RolloutRunner:
         observed, starts, chosen, first, envs = writer.observed, writer.starts, writer.chosen, writer.first, writer.envs
         my_actions, dtype, shape = writer.my_actions, writer.plain_action_dtype, writer.action_shape
         done, rewards, cells, copies = writer.done, writer.rewards, writer.cells, writer.copies_action
-        is_within = order.autoreset == "same_step"
+        trajectory, is_within = writer.trajectory, order.autoreset == "same_step"
+        my_envs = range(first, first + len(columns))
         due: list[Column] = []
         size = 0 if page.is_timing else writer.size  # of a plain observation; 0 if results are not plain
         for step in range(order.start, order.stop):
@@ -175,17 +176,17 @@ class RolloutRunner:
                     times[SINCE] = now()
                     counters[METHOD] = METHOD_POLICY
                     returned = policy(observed[step], PolicyContext(env_ids, starts[step], step, generators))
-                # Most actions are written here: the same as `_write`, without its calls.
+                # Most actions are written here: the same as `write_output`, without its calls.
                 if type(returned) is array and returned.dtype is dtype and returned.shape == shape:
                     my_actions[step] = returned
-                elif (learnt := self._write(writer, step, returned)) is not None:
+                elif (layout := write_output(trajectory, my_envs, step, returned)) is not None:
                     self._kept = (order.rollout, step), returned
-                    return learnt
+                    return Stop(LEARNT, layout=layout)
                 chosen[first] = step + 1
             if len(due) < len(columns):
                 due = [column for column in columns if column.start <= step]
             row = step * envs
-            actions = writer.actions_of(step)
+            actions = actions_at(trajectory, step)
             for column in due:
                 index, op = column.index, column.op
                 times[SINCE] = now()
@@ -244,93 +245,6 @@ class RolloutRunner:
         self._policy.load(pickle.loads(parameters.pickled, buffers=buffers))
         self._version = parameters.version
 
-    def _write(self, writer: TrajectoryWriter, step: int, returned: Any) -> Stop | None:
-        """Write the policy's actions and extras; return a `Stop` if the trajectory has no place for them."""
-        layout, count = writer.trajectory.layout, len(self._env_ids)
-        actions, extras = split_returned(layout.action, returned, count)
-        expected = layout.extras
-        if not expected and extras and writer.chosen[writer.first] == 0:
-            expected = specs_of_extras(extras)
-        action = spec_of_actions(actions, count) if layout.action is None else None
-        if expected != layout.extras or action is not None:
-            return Stop(LEARNT, extras=expected, action=action)
-        check_extras(expected, extras)
-        mine = slice(writer.first, writer.first + count)
-        for (name, _), column in zip(expected, writer.trajectory.extras, strict=True):
-            column[step, mine] = extras[name]
-        writer.write_actions(step, actions)
-        return None
-
-
-def split_returned(action: Any, returned: Any, count: int) -> tuple[Any, dict[str, npt.NDArray[Any]]]:
-    """Split the return value of a policy into actions and extras.
-
-    Args:
-        action: Spec of one env's action; None if it is not known.
-        returned: What it has returned.
-        count: Number of envs.
-
-    Raises:
-        ValueError: An extra does not have one row per env.
-    """
-    if type(returned) is not tuple or len(returned) != 2 or not isinstance(returned[1], dict):
-        return returned, {}
-    if isinstance(action, tuple) and not isinstance(returned[0], (tuple, list)):
-        return returned, {}  # the actions themselves are a pair
-    extras = {name: np.asarray(values) for name, values in returned[1].items()}
-    for name, values in extras.items():
-        if values.shape[:1] != (count,):
-            raise ValueError(
-                f"the policy returned the extra {name!r} of shape {values.shape}: expected {count} along the first "
-                "axis, one per env"
-            )
-    return returned[0], extras
-
-
-def specs_of_extras(extras: dict[str, npt.NDArray[Any]]) -> tuple[tuple[str, ArraySpec], ...]:
-    """Return the names and specs of extras, for one env.
-
-    Raises:
-        TypeError: They are not numbers.
-    """
-    specs = tuple((name, ArraySpec(array.shape[1:], array.dtype)) for name, array in extras.items())
-    if not all(spec.batchable for _, spec in specs):
-        raise TypeError(f"the policy returned the extras {extras}: expected arrays of numbers")
-    return specs
-
-
-def check_extras(expected: tuple[tuple[str, ArraySpec], ...], extras: dict[str, npt.NDArray[Any]]) -> None:
-    """Check that extras are like those of earlier steps.
-
-    Raises:
-        TypeError: They are not.
-    """
-    for name, spec in expected:
-        values = extras.get(name)
-        if values is None or values.shape[1:] != spec.shape or values.dtype != spec.dtype:
-            raise TypeError(f"the policy returned {values!r} as the extra {name!r}: expected one {spec} per env")
-    if len(extras) != len(expected):
-        raise TypeError(f"the policy returned the extras {list(extras)}: expected {[name for name, _ in expected]}")
-
-
-def spec_of_actions(actions: Any, count: int) -> ArraySpec:
-    """Return the spec of one action of envs that have no action space.
-
-    Raises:
-        SpaceMismatchError: The actions are not numbers or arrays of one shape, one per env.
-    """
-    try:
-        array = np.asarray(actions)
-    except ValueError:  # ragged
-        array = np.empty(0, object)
-    spec = ArraySpec(array.shape[1:], array.dtype)
-    if not spec.batchable or array.shape[:1] != (count,):
-        raise SpaceMismatchError(
-            f"the policy returned the actions {actions!r}: expected numbers or arrays of one shape, one per env "
-            f"({count}), because the envs have no action space"
-        )
-    return spec
-
 
 class _Observed:
     """Observations of several leaves, or of leaves without a place in the trajectory, by step.
@@ -348,22 +262,6 @@ class _Observed:
         objects = zip(*self._writer.objects, strict=True)
         leaves = (list(next(objects)) if array is None else array[step] for array in self._seen)
         return unflatten(self._writer.trajectory.layout.observation, leaves)
-
-
-class _Actions:
-    """Actions of several leaves in one step, by env.
-
-    Args:
-        trajectory: The trajectory that has them.
-        step: The step.
-    """
-
-    def __init__(self, trajectory: Trajectory, step: int) -> None:
-        self._spec: Any = trajectory.layout.action
-        self._arrays = [array[step] for array in trajectory.actions]
-
-    def __getitem__(self, index: int) -> Any:
-        return reader(self._spec, self._arrays, index)()
 
 
 class TrajectoryWriter:
@@ -404,7 +302,6 @@ class TrajectoryWriter:
         self.objects: list[list[Any]] = [[] for _ in hosted]
         single = trajectory.actions[0] if isinstance(layout.action, ArraySpec) else None
         self.copies_action: bool = single is not None and single.ndim > 2
-        self._single = single
         self.my_actions: Any = None if single is None else single[:, mine]
         self.action_shape: tuple[int, ...] = () if single is None else (count, *single.shape[2:])
         # NumPy's own object, as policies return it: one that was unpickled is another.
@@ -446,28 +343,6 @@ class TrajectoryWriter:
             if column.start < last:
                 self.trajectory.flags[:, column.start + 1 : last + 1, column.index] = 0
         self.trajectory.flags[:, last + 1 :, self.first : self.first + len(columns)] = 0
-
-    def actions_of(self, step: int) -> Any:
-        """Return the actions of a step, to be indexed by env."""
-        if self._single is not None:
-            return self._single[step]
-        return _Actions(self.trajectory, step)
-
-    def write_actions(self, step: int, actions: Any) -> None:
-        """Write the actions that the policy has chosen.
-
-        Raises:
-            SpaceMismatchError: The actions do not conform to the action spec.
-        """
-        spec, count = self.trajectory.layout.action, len(self.objects)
-        assert spec is not None, "the spec was learned"
-        values = split_batch(spec, actions, count, "the policy's actions")
-        if self.my_actions is not None:
-            self.my_actions[step] = values
-            return
-        for index, value in enumerate(values, self.first):
-            for array, leaf in zip(self.trajectory.actions, flatten(spec, value), strict=True):
-                array[step, index] = leaf
 
     def write_turn(self, column: Column, step: int, terminated: Any, truncated: Any, autoreset: str) -> None:
         """Write that an episode has ended, or that a reset has begun one, and choose the env's next operation."""

@@ -10,18 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.actor.exits import Step
-from envactors.actor.future import ActorFuture
+from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.inline import InlineActor
+from envactors.backends.thread import ThreadMemory
 from envactors.errors import AlreadyPendingError, VectorInputError, VectorStepError
 from envactors.mailbox.pickling import dumps_by_value
 from envactors.mailbox.slab import PLAIN_REWARD
-from envactors.mailbox.specs import Spec, flatten, leaves, split_batch, stack, unflatten
+from envactors.mailbox.specs import ArraySpec, flatten, stack
+from envactors.rollout.assembly import Contents, assemble, result_of
 from envactors.rollout.context import PolicyContext, generator_of
+from envactors.rollout.memory import TrajectoryBuffer
+from envactors.rollout.policy_output import actions_at, write_output
 from envactors.rollout.results import Rollout
 from envactors.rollout.rollouts import check_loads, evaluation_seed
-from envactors.rollout.runner import check_extras, spec_of_actions, specs_of_extras, split_returned
+from envactors.rollout.trajectory import REPEAT, RESET, STEP, TRUNCATED, Trajectory, TrajectoryLayout
 from envactors.vector.episodes import NEEDS_RESET
-from envactors.vector.failures import step_error
 from envactors.vector.results import Batch, failure_in
 from envactors.vector.serial import SerialEngine
 
@@ -93,32 +96,27 @@ class SerialRollouts:
         self.check_idle()
         self._engine.check_steppable(self._engine.all)
         self.give(parameters)
-        record = _Record(self._engine, steps, self._version)
-        policy_errors: dict[range, BaseException] = {}
+        run = _Run(self._engine, steps)
+        policy_errors: dict[int, BaseException] = {}
         for (_, envs), policy in zip(self._actors, self._policies, strict=True):
             try:
-                self._run(record, policy, envs, steps)
+                self._run(run, policy, envs, steps)
             except Exception as error:  # raised by the policy
-                policy_errors[envs] = error
+                policy_errors[envs.start] = error
         self._next += 1
         futures: list[ActorFuture[Rollout]] = []
         for envs in [envs for _, envs in self._actors] if each else [range(self.num_envs)]:
+            versions = np.full(1 if each else len(self._actors), self._version)
+            rollout = assemble(run.trajectory, envs, run.contents, versions, copies=False)
+            failures = {index: error for index, error in run.errors.items() if index in envs}
+            policy_error = next((error for first, error in policy_errors.items() if first in envs), None)
             future: ActorFuture[Rollout] = ActorFuture(self._actors[0][0], None)
             future.set_running()
-            raised = [error for mine, error in policy_errors.items() if mine.start in envs]
-            failures = {index: failure for index, failure in record.errors.items() if index in envs}
-            if raised:
-                future.set_error(raised[0])
-            else:
-                rollout = record.read(envs, 1 if each else len(self._actors))
-                if failures:
-                    future.set_error(step_error(failures, rollout, len(envs), "rollout"))
-                else:
-                    future.set_result(rollout)
+            future.set_outcome(ReadyOutcome(*result_of(rollout, failures, policy_error)))
             futures.append(future)
         return futures
 
-    def _run(self, record: _Record, policy: Any, envs: range, steps: int) -> None:
+    def _run(self, run: _Run, policy: Any, envs: range, steps: int) -> None:
         """Run the envs of one actor.
 
         Raises:
@@ -126,131 +124,99 @@ class SerialRollouts:
         """
         engine, ids = self._engine, np.arange(envs.start, envs.stop)
         for step in range(steps):
-            obs, starts = record.write_observations(step, envs)
+            obs, starts = run.write_observations(step, envs)
             rng = generator_of(self._seed, step, self._next, envs.start)
-            returned = policy(obs, PolicyContext(ids, starts, step, rng))
-            actions = record.write_actions(step, envs, returned)
-            due = [index for index in envs if not engine.episodes.flags[index] & NEEDS_RESET]
-            record.resets[step, due] = [bool(engine.episodes.resets_next_of[index]) for index in due]
-            selection = engine.select(due)
-            engine.start_steps(selection, [actions[index - envs.start] for index in due], rings_each=True)
+            run.write_output(step, envs, policy(obs, PolicyContext(ids, starts, step, rng)))
+            due = run.write_ops(step, envs)
+            selection, actions = engine.select(due), actions_at(run.trajectory, step)
+            engine.start_steps(selection, [actions[index] for index in due], rings_each=True)
             try:
-                batch = engine.finish(selection, None, None, "rollout")
+                run.write_results(step, engine.finish(selection, None, None, "rollout"))
             except VectorStepError as error:
-                batch = error.batch
-                record.fail(step, error.failures)
-            record.write_results(step, batch)
-            if record.errors.keys() & envs:
+                run.write_results(step, error.batch)
+                run.write_errors(step, error.failures)
                 return
-        record.write_observations(steps, envs)
+        run.write_observations(steps, envs)
 
 
-class _Record:
-    """The arrays of a rollout of in-process envs.
+class _Run:
+    """One rollout of in-process envs.
 
     Args:
         engine: Steps the envs.
         steps: Number of steps.
-        version: How often the user has given parameters.
 
     Attributes:
+        contents: Everything that has no place in the trajectory.
         errors: Errors to raise, by env.
-        resets: Whether a step resets an env; bool, shape (t, n).
     """
 
-    def __init__(self, engine: SerialEngine, steps: int, version: int) -> None:
-        count = len(engine.all.ids)
+    def __init__(self, engine: SerialEngine, steps: int) -> None:
         assert engine.observation_spec is not None, "the envs have been reset"
+        reward = engine.reward_spec
+        layout = TrajectoryLayout(
+            engine.observation_spec,
+            engine.action_spec,
+            reward if isinstance(reward, ArraySpec) and reward.batchable else None,
+            (),
+            len(engine.all.ids),
+            steps,
+        )
+        self.contents: Contents = Contents({}, {}, {})
         self.errors: dict[int, BaseException] = {}
-        self.resets: npt.NDArray[np.bool_] = np.zeros((steps, count), np.bool_)
         self._engine = engine
-        self._version = version
-        self._spec: Spec = engine.observation_spec
-        self._action: Spec | None = engine.action_spec
-        self._observations = _columns(self._spec, steps + 1, count)
-        self._actions = [] if self._action is None else _columns(self._action, steps, count)
-        self._rewards: npt.NDArray[np.float64] = np.zeros((steps, count, *getattr(engine.reward_spec, "shape", ())))
-        self._flags: npt.NDArray[np.bool_] = np.zeros((4, steps + 1, count), np.bool_)
-        self._starts, self._terminated, self._truncated, self._valid = self._flags
-        self._extras: dict[str, npt.NDArray[Any]] = {}
-        self._extra_specs: Any = ()
-        self._infos: list[tuple[int, int, Any]] = []
-        self._failures: list[tuple[int, int, BaseException]] = []
+        self._buffer = TrajectoryBuffer(layout, ThreadMemory())
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The memory that the steps are written into."""
+        return self._buffer.trajectory
 
     def write_observations(self, step: int, envs: range) -> tuple[Any, npt.NDArray[np.bool_]]:
         """Write the observations before a step; return them, read-only, and whether each begins its episode."""
-        obs = stack(self._spec, [self._engine.last_obs(index) for index in envs])
-        mine = slice(envs.start, envs.stop)
-        for column, leaf in zip(self._observations, flatten(self._spec, obs), strict=True):
-            if isinstance(leaf, np.ndarray):
-                column[step, mine] = leaf
-                leaf.flags.writeable = False
+        spec, trajectory, mine = self.trajectory.layout.observation, self.trajectory, slice(envs.start, envs.stop)
+        obs = stack(spec, [self._engine.last_obs(index) for index in envs])
+        objects = []
+        for array, leaf in zip(trajectory.observations, flatten(spec, obs), strict=True):
+            if array is None:
+                objects.append(leaf)
             else:
-                for index, value in zip(envs, leaf, strict=True):
-                    column[step, index] = value
+                array[step, mine] = leaf
+                leaf.flags.writeable = False
+        for index, *leaves in zip(envs, *objects, strict=True) if objects else ():
+            self.contents.objects[step, index] = leaves
         starts = np.array([self._engine.episodes.starts[index] for index in envs], np.bool_)
-        self._starts[step, mine] = starts
+        trajectory.starts[step, mine] = starts
         return obs, starts
 
-    def write_actions(self, step: int, envs: range, returned: Any) -> Any:
-        """Write the policy's actions and extras; return one action per env."""
-        count, mine = len(envs), slice(envs.start, envs.stop)
-        steps, total = len(self._starts) - 1, len(self._engine.all.ids)
-        actions, extras = split_returned(self._action, returned, count)
-        if self._action is None:
-            self._action = spec_of_actions(actions, count)
-            self._actions = _columns(self._action, steps, total)
-        if not self._extras and extras and step == 0:
-            self._extra_specs = specs_of_extras(extras)
-            for name, spec in self._extra_specs:
-                self._extras[name] = np.zeros((steps, total, *spec.shape), spec.dtype)
-        check_extras(self._extra_specs, extras)
-        for name, values in extras.items():
-            self._extras[name][step, mine] = values
-        each = split_batch(self._action, actions, count, "the policy's actions")
-        for index, value in zip(envs, each, strict=True):
-            for column, leaf in zip(self._actions, flatten(self._action, value), strict=True):
-                column[step, index] = leaf
-        return each
+    def write_output(self, step: int, envs: range, output: Any) -> None:
+        """Write the actions and extras that the policy has returned, with new memory if there is no place for them."""
+        if (layout := write_output(self.trajectory, envs, step, output)) is not None:
+            self._buffer.set_layout(layout)
+            write_output(self.trajectory, envs, step, output)
+        self.trajectory.chosen[envs.start] = step + 1
 
-    def fail(self, step: int, failures: dict[int, BaseException]) -> None:
-        """Note the errors of envs in a step."""
-        self.errors.update(failures)
-        self._failures += [(step, index, error) for index, error in failures.items()]
+    def write_ops(self, step: int, envs: range) -> list[int]:
+        """Write what each env does in a step; return the envs whose episode is not over."""
+        episodes = self._engine.episodes
+        due = [index for index in envs if not episodes.flags[index] & NEEDS_RESET]
+        self.trajectory.ops[step, envs.start : envs.stop] = REPEAT
+        self.trajectory.ops[step, due] = np.where(episodes.resets_next[due], RESET, STEP)
+        return due
 
     def write_results(self, step: int, batch: Batch) -> None:
         """Write the results of a step."""
-        ids = batch.env_ids
-        self._rewards[step, ids], self._terminated[step, ids] = batch.rewards, batch.terminated
-        self._truncated[step, ids], self._valid[step, ids] = batch.truncated, ~self.resets[step, ids]
+        ids, trajectory = batch.env_ids, self.trajectory
+        trajectory.rewards[step, ids], trajectory.terminated[step, ids] = batch.rewards, batch.terminated
+        trajectory.truncated[step, ids], trajectory.done[ids] = batch.truncated, step + 1
         for index, info in zip(ids.tolist(), batch.infos, strict=True):
             if not isinstance(info, dict) or info:
-                self._infos.append((step, index, info))
+                self.contents.infos[step, index] = info
             if (failure := failure_in(info)) is not None:
-                self._failures.append((step, index, failure))
-                self._valid[step, index] = False
+                self.contents.failures[step, index] = failure
+                trajectory.ops[step, index] = TRUNCATED
 
-    def read(self, envs: range, actors: int) -> Rollout:
-        """Return the result of some envs."""
-        mine, steps = slice(envs.start, envs.stop), len(self._starts) - 1
-        last_obs = [column[steps, mine].copy() for column in self._observations]
-        return Rollout(
-            np.arange(envs.start, envs.stop),
-            unflatten(self._spec, (column[:steps, mine] for column in self._observations)),
-            None if self._action is None else unflatten(self._action, (column[:, mine] for column in self._actions)),
-            self._rewards[:, mine],
-            self._terminated[:steps, mine],
-            self._truncated[:steps, mine],
-            self._starts[:steps, mine],
-            {name: values[:, mine] for name, values in self._extras.items()},
-            unflatten(self._spec, iter(last_obs)),
-            sorted((info for info in self._infos if info[1] in envs), key=lambda info: info[:2]),
-            sorted((one for one in self._failures if one[1] in envs), key=lambda one: one[:2]),
-            np.full(actors, self._version),
-            self._valid[:steps, mine],
-        )
-
-
-def _columns(spec: Spec, steps: int, count: int) -> list[npt.NDArray[Any]]:
-    """Return an array of shape (steps, count, ...) for each leaf of a spec, of objects if it is not batchable."""
-    return [np.zeros((steps, count, *leaf.shape), leaf.dtype) for leaf in leaves(spec)]
+    def write_errors(self, step: int, errors: dict[int, BaseException]) -> None:
+        """Write the errors of envs in a step."""
+        self.errors.update(errors)
+        self.contents.failures.update({(step, index): error for index, error in errors.items()})

@@ -95,7 +95,8 @@ class Trajectory:
         is_whole: Whether all leaves of observations have a place.
         info_encoding, inline_info_sizes, inline_infos: As in `envactors.mailbox.slab.Slab`, with row ``step * n +
             env``.
-        actions, extras: Arrays of shape (t, n, ...), for each leaf of the action and each extra.
+        actions, extras: Arrays of shape (t, n, ...), for each leaf of the action and each extra. Only in-process
+            envs may have actions that cannot be batched.
     """
 
     def __init__(self, layout: TrajectoryLayout, regions: Iterable[Any] = (None, None, None)) -> None:
@@ -121,7 +122,10 @@ class Trajectory:
         self.inline_info_sizes: npt.NDArray[np.uint32] = place((t * n,), np.uint32)
         self.inline_infos: npt.NDArray[np.uint8] = place((t * n, _INFO_ROOM), np.uint8)
         actions = () if layout.action is None else leaves(layout.action)
-        self.actions: list[npt.NDArray[Any]] = [place_action((t, n, *leaf.shape), leaf.dtype) for leaf in actions]
+        self.actions: list[npt.NDArray[Any]] = [
+            place_action((t, n, *leaf.shape), leaf.dtype) if leaf.batchable else np.full((t, n), None, object)
+            for leaf in actions
+        ]
         self.extras: list[npt.NDArray[Any]] = [
             place_extra((t, n, *spec.shape), spec.dtype) for _, spec in layout.extras
         ]

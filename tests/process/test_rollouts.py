@@ -922,11 +922,11 @@ def test_a_rollout_writes_over_none_whose_result_is_being_made(monkeypatch, late
     """Each of them is late, or one in four, so that those of the next rollout are made before."""
     assemble, calls = rollouts.assemble, []
 
-    def assemble_late(trajectory, parts, **others):
-        calls.append(parts)
+    def assemble_late(*args, **others):
+        calls.append(args)
         if len(calls) % late == 1 % late:
             time.sleep(0.1)
-        return assemble(trajectory, parts, **others)
+        return assemble(*args, **others)
 
     monkeypatch.setattr(rollouts, "assemble", assemble_late)
     with ea.VectorEnv([lambda: Walk(length=10**6)] * 2) as envs:

@@ -1,0 +1,158 @@
+"""Make a `Rollout` from a trajectory and from everything that has no place there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, decode_alike
+from envactors.mailbox.specs import unflatten
+from envactors.rollout.results import Rollout
+from envactors.rollout.trajectory import STEP, TRUNCATED, Trajectory
+from envactors.vector.failures import step_error
+from envactors.vector.results import as_dict
+
+# A step and the index of an env.
+Cell: TypeAlias = tuple[int, int]
+
+
+class Contents(NamedTuple):
+    """Everything of a rollout that has no place in its trajectory.
+
+    Attributes:
+        infos: Infos of steps, except for empty ones.
+        objects: Object leaves of the observation before each step, if the spec has some.
+        failures: Exceptions of envs that raised or crashed.
+    """
+
+    infos: dict[Cell, Any]
+    objects: dict[Cell, list[Any]]
+    failures: dict[Cell, BaseException]
+
+
+def assemble(
+    trajectory: Trajectory, envs: range, contents: Contents, versions: npt.NDArray[np.int64], *, copies: bool
+) -> Rollout:
+    """Return the result of consecutive envs.
+
+    Args:
+        trajectory: The trajectory that the actors have written to.
+        envs: The envs.
+        contents: Everything that has no place in the trajectory.
+        versions: How often the user had given parameters; one per actor.
+        copies: Whether to copy the arrays.
+    """
+    layout, steps, mine = trajectory.layout, trajectory.layout.steps, slice(envs.start, envs.stop)
+
+    def view(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return array[:steps, mine].copy() if copies else array[:steps, mine]
+
+    valid = trajectory.ops[:, mine] == STEP
+    done = trajectory.done[mine]
+    if min(done.tolist()) < steps:
+        valid &= np.arange(steps)[:, None] < done
+    # Leaves without a place in the trajectory become arrays of objects.
+    count = sum(array is None for array in trajectory.observations)
+    objects = [np.full((steps + 1, layout.envs), None, object) for _ in range(count)]
+    for cell, leaves in contents.objects.items():
+        for array, leaf in zip(objects, leaves, strict=True):
+            array[cell] = leaf
+    others = iter(objects)
+    observations = [next(others) if array is None else array for array in trajectory.observations]
+    return Rollout(
+        np.arange(envs.start, envs.stop),
+        unflatten(layout.observation, map(view, observations)),
+        None if layout.action is None else unflatten(layout.action, map(view, trajectory.actions)),
+        view(trajectory.rewards),
+        view(trajectory.terminated),
+        view(trajectory.truncated),
+        view(trajectory.starts),
+        {name: view(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
+        unflatten(layout.observation, (array[steps, mine].copy() for array in observations)),
+        [(*cell, contents.infos[cell]) for cell in sorted(contents.infos) if cell[1] in envs],
+        [(*cell, contents.failures[cell]) for cell in sorted(contents.failures) if cell[1] in envs],
+        versions,
+        valid,
+    )
+
+
+def result_of(
+    rollout: Rollout, failures: dict[int, BaseException], policy_error: BaseException | None
+) -> tuple[Rollout | None, BaseException | None]:
+    """Return the rollout, or the error to raise in its place.
+
+    Args:
+        rollout: The rollout.
+        failures: Errors to raise, by env.
+        policy_error: The exception that the policy raised; None if it has not raised.
+    """
+    if policy_error is not None:
+        return None, policy_error
+    if failures:
+        return None, step_error(failures, rollout, len(rollout.env_ids), "rollout")
+    return rollout, None
+
+
+def read_contents(
+    trajectory: Trajectory,
+    envs: range,
+    last_contents: Mapping[Cell, bytes | None],
+    large_infos: Mapping[int, bytes],
+    contents: Contents,
+) -> None:
+    """Read the infos and object leaves of an actor's steps.
+
+    Args:
+        trajectory: The trajectory.
+        envs: The actor's envs.
+        last_contents: The encoded object leaves of observations that no worker wrote.
+        large_infos: Infos that did not fit into the trajectory, by row.
+        contents: Gets everything.
+
+    Raises:
+        BaseException: Whatever unpickling raises.
+    """
+    layout, mine = trajectory.layout, slice(envs.start, envs.stop)
+    for cell, content in last_contents.items():
+        contents.objects[cell] = [] if content is None else decode(content)[1]
+    encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]
+    if not encodings.any():
+        return
+    steps, positions = (encodings != PLAIN).nonzero()
+    is_done = steps < trajectory.done[mine][positions]
+    steps, indices = steps[is_done], positions[is_done] + envs.start
+    rows = steps * layout.envs + indices
+    reader = Infos(trajectory)
+    # Infos of one size are most often of one layout, too, and are then decoded together.
+    sizes = trajectory.inline_info_sizes[rows] * (trajectory.info_encoding[rows] == INLINE_INFO)
+    for size in np.unique(sizes):
+        places = np.flatnonzero(sizes == size)
+        cells = list(zip(steps[places].tolist(), indices[places].tolist(), strict=True))
+        alike = decode_alike(trajectory.inline_infos[rows[places], :size]) if size else None
+        if alike is not None:
+            contents.infos.update(zip(cells, alike, strict=True))
+            continue
+        for row, (step, index) in zip(rows[places].tolist(), cells, strict=True):
+            info, leaves = reader.decode(row, large_infos.get(row))
+            if leaves:
+                contents.objects[step + 1, index] = leaves
+            if not (isinstance(info, dict) and not info):
+                contents.infos[step, index] = info
+
+
+def report_failures(trajectory: Trajectory, contents: Contents) -> None:
+    """Add the failures of envs that continued after them to the infos of their steps."""
+    infos = contents.infos
+    for (step, index), error in contents.failures.items():
+        if trajectory.ops[step, index] == TRUNCATED and trajectory.done[index] > step:
+            info = {**as_dict(infos.get((step, index), {})), "failure": error}
+            if trajectory.starts[step + 1, index]:  # of a reset in the next process
+                objects = iter(contents.objects.get((step, index), ()))
+                arrays = trajectory.observations
+                leaves = (next(objects) if array is None else array[step, index].copy() for array in arrays)
+                info["final_obs"] = unflatten(trajectory.layout.observation, leaves)
+                info["final_info"] = as_dict(infos.get((step - 1, index), {}))
+            infos[step, index] = info
