@@ -59,6 +59,11 @@ class ActorConfig:
         """The index of the actor's first env."""
         return self.start.first
 
+    @property
+    def indices(self) -> range:
+        """The indices of the actor's envs."""
+        return range(self.start.first, self.start.first + len(self.start.factories))
+
     def warn_of_deadlines(self, *deadlines: float | None, stacklevel: int) -> None:
         """Warn, once, of deadlines that the backend does not enforce.
 

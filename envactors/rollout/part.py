@@ -375,10 +375,7 @@ class RolloutPart(Job):
         self._has_begun = True
         table, slab, trajectory, mine = self._table, self._table.slab, self.trajectory, self._mine
         trajectory.done[mine] = trajectory.chosen[mine] = 0
-        starts = table.ops[mine] & RESET_BIT != 0
-        if table.autoreset == "same_step":
-            starts |= slab.terminated[mine] | slab.truncated[mine]
-        trajectory.starts[0, mine] = starts
+        trajectory.starts[0, mine] = table.starts(mine)
         for last, array in zip(slab.observations, trajectory.observations, strict=True):
             if array is not None and last is not None:
                 array[0, mine] = last[table.buffer_index[mine], self._ids]

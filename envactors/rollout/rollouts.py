@@ -170,6 +170,8 @@ class Rollouts:
         fields = run, self._policy, self._next, self._parameters.last
         run.parts = [RolloutPart(envs, *fields) for envs in self._engine.actors]
         futures = list(run.futures)
+        for envs in self._engine.actors:
+            envs.measure_memory()
         with lock, lock.change(*self._actors):
             closing = next((actor for actor in self._actors if actor.is_closing), None)
             if closing is None:

@@ -98,36 +98,38 @@ class ActorEnvs(Job):
 
     Args:
         table: The envs of the vector.
+        reader: Reads results out of rows.
         actor: The actor.
-        count: How many envs it has.
+        recycle: When its processes are replaced between two episodes; None for never.
 
     Attributes:
         attach: The message that has workers use the rows.
         range: The indices of its envs.
-        reader: Reads results out of rows; set before anything is posted.
         rollouts: The rollouts of the vector; None until it has a policy.
         queued_in: The job in which each env was queued last.
     """
 
-    reader: RowReader
     call_id = -1  # no reply is for it
     needs_permit = True
     is_of_process = True
 
-    def __init__(self, table: EnvTable, actor: Actor, count: int) -> None:
-        first = actor.config.first_index
+    def __init__(self, table: EnvTable, reader: RowReader, actor: Actor, recycle: RecyclePolicy | None) -> None:
         self.table = table
+        self.reader = reader
         self.actor = actor
         self.attach: Attach = table.attach
-        self.range: range = range(first, first + count)
+        self.range: range = actor.config.indices
         self.rollouts: RolloutsInFlight | None = None
         self.queued_in: dict[int, QueuedRows] = {}
-        self._first, self._stop = first, first + count
+        self._first, self._stop = self.range.start, self.range.stop
         self._posted_at = 0.0
+        self._recycle = recycle
+        # The memory of a process when it was measured last, in bytes, and the incarnation of that process.
+        self._memory = 0, -1
         # How many steps each env had made when its current process began.
         self._steps_before = dict.fromkeys(self.range, 0)
         self._is_timing = False
-        self._times = StepTimes(count)
+        self._times = StepTimes(len(self.range))
 
     def position(self, index: int) -> int:
         """Return the position of an env in its actor."""
@@ -363,6 +365,7 @@ class ActorEnvs(Job):
             self.actor.runtime.loop.call_soon(self._on_ring)  # they may have ended before that
 
     def _on_ring(self) -> None:
+        self.measure_memory()
         self.actor.run(self._on_rows)
 
     def _on_rows(self) -> None:
@@ -551,19 +554,27 @@ class ActorEnvs(Job):
         if table.replays:
             table.journals[index].begin_with_state(snapshot.check, snapshot.state)
 
-    def is_recycling_due(self, policy: RecyclePolicy | None, index: int) -> bool:
+    def measure_memory(self) -> None:
+        """Measure the memory of the process if it is limited. That may take long, so it is done without the lock."""
+        incarnation = self.actor.incarnation
+        process = incarnation.process
+        if self._recycle is not None and self._recycle.max_rss is not None and process is not None:
+            self._memory = process.worker.resident_memory(), incarnation.index
+
+    def is_recycling_due(self, index: int) -> bool:
         """Return whether the process of an env is to be replaced now that an episode has ended."""
-        process = self.actor.incarnation.process
-        if process is None:
+        incarnation, policy = self.actor.incarnation, self._recycle
+        if incarnation.process is None:
             return False
-        if process.worker.is_leaving and len(self.range) == 1:
+        if incarnation.process.worker.is_leaving and len(self.range) == 1:
             return True
         if policy is None:
             return False
         steps = self.table.episodes.steps_of[index] - self._steps_before[index]
         if policy.max_steps is not None and steps >= policy.max_steps:
             return True
-        return policy.max_rss is not None and process.worker.resident_memory() > policy.max_rss
+        memory, measured = self._memory
+        return policy.max_rss is not None and measured == incarnation.index and memory > policy.max_rss
 
     def culprit(self, actor: JobRunner) -> Step | None:
         """Return the step that an ended process was running, or missed its deadline in; None if it ran none."""

@@ -151,31 +151,25 @@ def share_rows(
             f"cannot allocate {layout.size} bytes of shared memory for {layout.envs} envs ({error}): use fewer "
             "envs, or give the process more memory"
         ) from error
-    recycle = choices.recycle
-
-    config = actors[0]._actor.config
-
-    def is_recycling_due(index: int) -> bool:
-        return engine.owners[index].is_recycling_due(recycle, index)
-
-    may_be_due = recycle is not None or config.backend.traits.is_remote
-    episodes = Episodes(count, choices.autoreset, is_recycling_due if may_be_due else None)
+    config, owners = actors[0]._actor.config, list[ActorEnvs]()
+    may_be_due = choices.recycle is not None or config.backend.traits.is_remote
+    is_recycling_due = (lambda index: owners[index].is_recycling_due(index)) if may_be_due else None
+    episodes = Episodes(count, choices.autoreset, is_recycling_due)
     table = EnvTable(config.lock, slab, infos, episodes, choices.on_failure)
     reader = RowReader(table, described, copies=choices.copy)
     save_every = None if choices.snapshot is None else choices.snapshot.every
     parts: list[ActorEnvs] = []
     futures = []
-    bounds = [*(handle._actor.config.first_index for handle in actors), count]
-    for handle, first, stop in zip(actors, bounds, bounds[1:], strict=False):
+    for handle in actors:
         actor: Any = handle._actor  # an `Actor`
-        envs = ActorEnvs(table, actor, stop - first)
-        envs.reader = reader
+        envs = ActorEnvs(table, reader, actor, choices.recycle)
         parts.append(envs)
+        owners += [envs] * len(envs.range)
         table.add_journals(envs.range, choices.max_journal, save_every)
         table.waiters.actors.append(envs)
         actor.tenant = envs
         future: ActorFuture[None] = ActorFuture(actor, None)
-        actor.submit(Call("attach", first, Kind.ATTACH, future, retries=_ANY_NUMBER), tuple(envs.attach))
+        actor.submit(Call("attach", envs.range.start, Kind.ATTACH, future, retries=_ANY_NUMBER), tuple(envs.attach))
         futures.append(future)
     results_of(futures)
     engine = RowEngine(described, table, reader, parts, may_spin=config.backend.traits.may_spin)

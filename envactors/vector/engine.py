@@ -140,7 +140,7 @@ class RowEngine(Engine):
         return self.reader.read_last(index)
 
     def starts_episode(self, index: int) -> bool:
-        return bool(self.table.ops[index] & RESET)
+        return bool(self.table.starts(index))
 
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
         """Return the function that takes the reply of a worker that was sent the state of a snapshot."""
@@ -443,6 +443,9 @@ class RowEngine(Engine):
         buffers = table.ops[at] & HALF
         batch = reader.batch(envs, buffers, contents)
         groups = self._groups_of(envs)
+        if table.episodes.may_recycle and (batch.terminated | batch.truncated).any():
+            for group, _ in groups:
+                group.measure_memory()
         with lock, lock.change(*self._actors_of(groups)):
             if version != table.version:
                 return None
@@ -472,6 +475,8 @@ class RowEngine(Engine):
     def _collect(self, ids: list[int]) -> None:
         """Record the complete rows of envs, those of envs that have raised included."""
         groups = self._group(ids)
+        for group, _ in groups:
+            group.measure_memory()
         failures = [group.read_failures(members) for group, members in groups]
         with self._lock, self._lock.change(*[group.actor for group, _ in groups]):
             for (group, _), failed in zip(groups, failures, strict=True):

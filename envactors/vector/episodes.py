@@ -34,6 +34,7 @@ class Episodes:
 
     Attributes:
         autoreset: As above.
+        may_recycle: Whether processes may be replaced after an episode.
         flags: Which of the bits above apply to each env.
         resets_next: bool, shape (n,): whether the next step of an env resets it, by autoreset.
         resets_next_of: The same memory; single values are read faster.
@@ -49,6 +50,7 @@ class Episodes:
 
     def __init__(self, count: int, autoreset: Autoreset, is_recycling_due: Callable[[int], bool] | None = None) -> None:
         self.autoreset: Autoreset = autoreset
+        self.may_recycle: bool = is_recycling_due is not None
         self._is_recycling_due = is_recycling_due
         self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]) * count
         self.resets_next_of: bytearray = bytearray(count)

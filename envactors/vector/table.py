@@ -207,6 +207,13 @@ class EnvTable:
         request = self.requests.get(index)
         return None if request is None else request.future
 
+    def starts(self, at: Any) -> Any:
+        """Return whether the last observation of envs is the first of an episode; ``at`` is an index of arrays."""
+        starts = self.ops[at] & RESET != 0
+        if self.autoreset == "same_step":
+            starts |= self.slab.terminated[at] | self.slab.truncated[at]
+        return starts
+
     def posted_seed(self, index: int) -> int | None:
         """Return the seed that an env was posted last; None if there was none."""
         seed, op = self.seeds[index], int(self.ops[index])

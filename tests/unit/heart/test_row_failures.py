@@ -794,3 +794,25 @@ def test_memory_recycles_a_process(stages):
     assert stage.episodes.flags[0] & RETIRING
     stage.step([1])
     assert stage.envs.actors[0].incarnation == 1
+
+
+@pytest.mark.parametrize("way", ["step", "a result that is not plain", "submit"])
+def test_memory_is_measured_without_the_lock(stages, way, monkeypatch):
+    stage = stages(1, recycle=ea.RecyclePolicy(max_rss=1000))
+
+    def measure():
+        assert not stage.table.lock.is_held_here()
+        return 2000
+
+    monkeypatch.setattr(stage.worker(), "resident_memory", measure)
+    if way == "submit":
+        (future,) = stage.envs.submit([END])
+        stage.run()
+        future.result(SOON)
+    else:
+        stage.start([END])
+        if way != "step":
+            stage.envs[0].echo(1)
+        stage.run()
+        stage.finish()
+    assert stage.episodes.flags[0] & RETIRING

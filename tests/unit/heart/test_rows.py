@@ -488,6 +488,20 @@ def test_a_reply_to_an_earlier_call_is_dropped(stages):
     assert stage.step([1])[1].tolist() == [1.0]
 
 
+# Snapshots -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("autoreset", "starts"), [("same_step", True), ("next_step", False)])
+def test_a_snapshot_knows_whether_its_last_observation_starts_an_episode(stages, autoreset, starts):
+    policy = ea.SnapshotPolicy(get=lambda env: env.steps, set=lambda env, steps: setattr(env, "steps", steps))
+    stage = stages(1, autoreset=autoreset, snapshot=policy)
+    assert stage.play(stage.envs.snapshot)[0].starts
+    stage.step([1])
+    assert not stage.play(stage.envs.snapshot)[0].starts
+    stage.step([END])
+    assert stage.play(stage.envs.snapshot)[0].starts == starts
+
+
 # Signal handlers that use the vector ----------------------------------------------------------------------
 
 
