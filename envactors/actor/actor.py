@@ -681,7 +681,6 @@ class Actor:
 
     def _start_next(self, process: ActorProcess | None = None) -> None:
         """Start the next incarnation, in a process of a standby if there is one."""
-        self.timers.cancel("backoff")
         self._start(Incarnation(self.incarnation.index + 1), process or self._take_standby(0.0))
 
     def _start(self, incarnation: Incarnation, process: ActorProcess | None = None) -> None:
@@ -689,6 +688,7 @@ class Actor:
 
         A new process starts once none of the code of the last one can be running.
         """
+        self.timers.cancel("start", "kill", "backoff")  # those of the last process
         self.phase, self.incarnation = Phase.STARTING, incarnation
         incarnation.launched = time.monotonic()
         if process is not None:
@@ -871,7 +871,6 @@ class Actor:
         incarnation.is_launching = False
         self.runtime.launcher.finish(self._launch)
         self.deadline_watch.stop()
-        self.timers.cancel("start", "kill", "backoff")
         if self.permits is not None:
             self.permits.give_back(self)
         for replay in [queued for queued in self.queue if queued.is_of_process]:

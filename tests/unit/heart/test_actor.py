@@ -10,6 +10,7 @@ import pytest
 from fakes import SOON, call
 
 import envactors as ea
+from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call, Replay
 from envactors.actor.process import ActorProcess
@@ -459,3 +460,21 @@ class NestedOutcome:
             self.nested = "reading"
             self.nested = self.future.result(SOON)
         return "value", None
+
+
+def test_the_timers_of_a_standby_that_crashed_while_it_was_taken_do_not_end_the_next_process(actors):
+    lock = ChangeLock()
+    standby, spares = actors(lock=lock, is_standby=True)
+    spare = spares.next_worker().serve_start()
+    wait_until(lambda: standby.phase is Phase.LIVE)
+    actor, backend = actors(lock=lock, standbys=[standby])
+    backend.next_worker().serve_start().crash()
+    wait_until(lambda: actor.incarnation.is_standby)
+    spare.far.close()  # the loop learns of the end of the channel before that of the process
+    wait_until(lambda: actor.incarnation.process.at_end)
+    spare.crash()
+    worker = backend.next_worker().serve_start()
+    wait_until(lambda: actor.phase is Phase.LIVE)
+    time.sleep(1.2)
+    assert not worker.was_killed
+    assert actor.incarnation.process.worker is worker
