@@ -128,7 +128,10 @@ class Launcher:
         self._starting: set[Callable[[], object]] = set()
 
     def submit(self, start: Callable[[], object], limit: int | None) -> None:
-        """Call a function once fewer than ``limit`` starts are unfinished; None for no limit."""
+        """Call a function once fewer than ``limit`` starts with a limit are unfinished; None for no limit.
+
+        A start without a limit neither waits nor counts, such as that of a worker which waits for a node.
+        """
         with self._lock:
             self._waiting[start] = limit
         self._begin_waiting()
@@ -147,11 +150,11 @@ class Launcher:
     def _begin_waiting(self) -> None:
         with self._lock:
             for start, limit in list(self._waiting.items()):
-                if limit is not None and len(self._starting) >= limit:
-                    break
-                del self._waiting[start]
-                self._starting.add(start)
-                self._pool.submit(start)
+                if limit is None or len(self._starting) < limit:
+                    del self._waiting[start]
+                    if limit is not None:
+                        self._starting.add(start)
+                    self._pool.submit(start)
 
     def stop(self) -> None:
         """Let the thread end."""
