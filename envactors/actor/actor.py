@@ -867,7 +867,7 @@ class Actor:
     def _after_exit(self, report: ExitReport) -> None:
         """Handle the exit of the process, or of a launch that has made none, in five steps."""
         incarnation, job, self.phase = self.incarnation, self.running, Phase.ENDING
-        report = report._replace(reason=incarnation.end_reason)
+        incarnation.report = report = report._replace(reason=incarnation.end_reason)
         incarnation.is_launching = False
         self.runtime.launcher.finish(self._launch)
         self.deadline_watch.stop()
@@ -958,18 +958,22 @@ class Actor:
                 self._fail(kept, functools.partial(self.errors.after_last, self._final_error()))
             self._fail_queue()
         else:
-            self.phase = Phase.CLOSED
             closing = report if report.reason is None else report._replace(reason=EndReason.CLOSE)
-            while self.queue:
-                self._fail(self.queue.popleft(), functools.partial(self.errors.exit, closing, exit.incarnation.index))
-            self.timers.cancel_all()
-            self.tenant = NO_TENANT  # which has the memory of the vector
-            self.runtime.callbacks.submit(self._release)
+            self._close(functools.partial(self.errors.exit, closing, exit.incarnation.index))
 
     def _on_backoff(self) -> None:
         if self.phase is Phase.BACKOFF:
             self._restarts += 1
             self._start_next()
+
+    def _close(self, error_of: ErrorOf) -> None:
+        """Fail everything that is left, and free everything that the actor has."""
+        self.phase, self.incarnation.process = Phase.CLOSED, None
+        while self.queue:
+            self._fail(self.queue.popleft(), error_of)
+        self.timers.cancel_all()
+        self.tenant = NO_TENANT  # the other one has the memory of the vector
+        self.runtime.callbacks.submit(self._release)
 
     def _release(self) -> None:
         """Free everything that the actor has of the backend, which may take long."""
@@ -1006,6 +1010,8 @@ class Actor:
         self.tenant.repair(error_of)
         if self.phase is Phase.DEAD and bug is None:
             self._proceed_soon()
+        elif bug is not None and self.incarnation.report is not None and self.phase is not Phase.CLOSED:
+            self._close(error_of)  # the bug is in the handling of the exit, which would meet it again
         else:
             self._end(reason)
 

@@ -9,7 +9,7 @@ from envactors.errors import ActorError
 from envactors.mailbox.messages import Failure
 
 if TYPE_CHECKING:
-    from envactors.actor.process import ActorProcess
+    from envactors.actor.process import ActorProcess, ExitReport
 
 
 class Incarnation:
@@ -27,6 +27,7 @@ class Incarnation:
         failure: The failure of a factory; None if none has failed.
         failure_cause: The exception of that factory, once it was unpickled.
         is_standby: Whether the process was a standby, whose envs were made before.
+        report: The facts about its exit; None before that.
         has_started: Whether all envs were made.
         end_reason: Why the parent ends it; None while it does not. The first reason wins.
         is_replaced: Whether the next process starts without counting as a restart: the user has asked for it, or an
@@ -47,11 +48,13 @@ class Incarnation:
         "is_standby",
         "launched",
         "process",
+        "report",
     )
 
     def __init__(self, index: int) -> None:
         self.index: int = index
         self.process: ActorProcess | None = None
+        self.report: ExitReport | None = None
         self.is_launching: bool = False
         self.launched: float = 0.0
         self.envs_made: int = 0

@@ -478,3 +478,27 @@ def test_the_timers_of_a_standby_that_crashed_while_it_was_taken_do_not_end_the_
     time.sleep(1.2)
     assert not worker.was_killed
     assert actor.incarnation.process.worker is worker
+
+
+class FailingTenant(NoTenant):
+    """Has memory that nobody can read."""
+
+    def collect_completed(self):
+        raise KeyError("a bug")
+
+
+def test_an_internal_error_in_the_handling_of_an_exit_closes_the_actor(actors):
+    actor, backend = actors()
+    worker = backend.next_worker().serve_start()
+    future = call(actor)
+    worker.take()
+    actor.tenant = FailingTenant()
+    worker.crash()
+    with pytest.raises(ea.ActorClosedError, match="report"):
+        future.result(SOON)
+    begun = time.monotonic()
+    actor.begin_close(SOON)
+    actor.wait_closed(SOON)
+    assert actor.closed.is_open
+    assert time.monotonic() - begun < SOON / 2
+    assert backend.workers.empty(), "it is not started again"
