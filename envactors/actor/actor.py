@@ -913,8 +913,8 @@ class Actor:
         chosen = decide_next(is_closing=self.is_closing, is_replaced=incarnation.is_replaced, is_hopeless=is_hopeless)
         if chosen in (Next.CLOSE, Next.START):
             return Plan(chosen)
-        delay = self._restart_tracker.add(error, time.monotonic())
-        return Plan(Next.DIE) if delay is None or chosen is Next.DIE else Plan(Next.RESTART, delay)
+        delay = self._restart_tracker.add(error, time.monotonic(), may_restart=chosen is Next.RESTART)
+        return Plan(Next.DIE) if delay is None else Plan(Next.RESTART, delay)
 
     def _lose(self, job: Job | None, exit: Exit) -> Job | None:  # noqa: A002
         """End the job that was running, or queue it again; return it if it waits for the start of a process."""

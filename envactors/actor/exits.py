@@ -153,11 +153,18 @@ class RestartTracker:
         """The errors of the crashes, oldest first."""
         return [error for _, error, _ in self._crashes]
 
-    def add(self, error: ActorError, now: float) -> float | None:
-        """Count a crash; return what `restart_delay` returns."""
+    def add(self, error: ActorError, now: float, *, may_restart: bool = True) -> float | None:
+        """Count a crash; return the delay of the restart in seconds, or None if there is none.
+
+        Args:
+            error: Its error.
+            now: When the process has ended, in seconds of a clock that never goes back.
+            may_restart: Whether the policy decides; a process that cannot be started is not restarted.
+        """
         if self._policy.max_lifetime_restarts == math.inf:  # otherwise that limit bounds the list
             self._crashes = [crash for crash in self._crashes if now - crash[0] < self._policy.window]
-        delay = restart_delay(self._policy, [when for when, _, granted in self._crashes if granted], now)
+        granted = [when for when, _, is_granted in self._crashes if is_granted]
+        delay = restart_delay(self._policy, granted, now) if may_restart else None
         # A copy, since the traceback of a raised error refers to the handles in its frames, and the actor would never
         # be garbage-collected.
         self.last = copy_error(error)

@@ -269,9 +269,10 @@ class ActorFuture(concurrent.futures.Future[R]):
             self._condition.show_state()
             while self._condition.unnotified:
                 waiter = self._condition.unnotified.pop()
+                outcome = self._outcome  # a thread that reads it sets this to None
                 if self._condition.state == _CANCELED:
                     waiter.add_cancelled(self)
-                elif self._exception is not None if self._outcome is None else self._outcome.is_failure:
+                elif self._exception is not None if outcome is None else outcome.is_failure:
                     waiter.add_exception(self)
                 else:
                     waiter.add_result(self)

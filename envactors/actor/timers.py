@@ -146,7 +146,9 @@ class DeadlineWatch:
                 read_stacks = functools.partial(process.worker.ask_stacks().wait, slow_calls.STACKS_PATIENCE)
                 slow_calls.warn(actor, step, now - step.started, read_stacks)
             checks.append(step.started + self._slow)
-        self._check_at(min(check for check in checks if check > now))
+        later = min(check for check in checks if check > now)
+        if later < math.inf:
+            self._check_at(later)
 
 
 def _shortest(deadlines: Deadlines) -> float:

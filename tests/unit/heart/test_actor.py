@@ -502,3 +502,26 @@ def test_an_internal_error_in_the_handling_of_an_exit_closes_the_actor(actors):
     assert actor.closed.is_open
     assert time.monotonic() - begun < SOON / 2
     assert backend.workers.empty(), "it is not started again"
+
+
+def test_a_first_start_that_fails_uses_up_no_restart(actors):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=1, backoff=0.0))
+    worker = backend.next_worker()
+    worker.reply(worker.take(), tuple(pack_failure(KeyError("no such env"), Fault.RAISED)), Kind.FAILED)
+    wait_until(lambda: actor.phase is Phase.DEAD)
+    actor.renew(ActorFuture(actor, None))
+    backend.next_worker().serve_start().crash()
+    backend.next_worker().serve_start()
+    wait_until(lambda: actor.phase is Phase.LIVE)
+    assert actor.stats().restarts == 1
+
+
+def test_a_call_without_any_time_limit_leaves_no_timer(actors):
+    actor, backend = actors(deadlines=ea.Deadlines(slow=None))
+    call(actor, deadline=0.05)
+    worker = backend.next_worker().serve_start()
+    worker.serve_call()
+    call(actor)
+    worker.begin(worker.take())
+    wait_until(lambda: actor.deadline_watch.next_check_at == math.inf)  # the check for the first call has run
+    assert all(when < math.inf for when, *_ in actor.runtime.loop._timers)

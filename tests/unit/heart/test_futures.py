@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -192,3 +193,28 @@ def test_a_latch_times_out():
     latch.open()
     latch.open()
     assert latch.wait(None)
+
+
+class ReadMeanwhile(ActorFuture):
+    """Its outcome is read by another thread as soon as somebody has looked at it."""
+
+    _kept = None
+
+    @property
+    def _outcome(self):
+        outcome, self._kept = self._kept, None
+        return outcome
+
+    @_outcome.setter
+    def _outcome(self, outcome):
+        self._kept = outcome
+
+
+def test_waiters_are_notified_although_the_outcome_is_read_meanwhile(make):
+    future = ReadMeanwhile(make()._owner, None)
+    thread, found = in_thread(lambda: concurrent.futures.wait([future], SOON))
+    while not future._waiters:
+        time.sleep(0.001)
+    future.set_outcome(ReadyOutcome(1))
+    thread.join(SOON)
+    assert found[0].done == {future}
