@@ -106,7 +106,8 @@ class ThreadWorker(Worker):
     def __init__(self, name: str, memory: ThreadMemory | None, envs: int) -> None:
         self.pid: int = os.getpid()
         self.outputs: list[tuple[Stream, int]] = []
-        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        with contextlib.ExitStack() as on_failure:
+            ours, theirs = [on_failure.enter_context(contextlib.ExitStack()) for _ in range(2)]
             self._socket, fd = open_pair(ours, theirs)
             their_socket = theirs.enter_context(socket.socket(fileno=os.dup(fd)))
             to_worker, to_parent, self._ended = [ours.enter_context(contextlib.closing(Doorbell())) for _ in range(3)]
@@ -116,12 +117,13 @@ class ThreadWorker(Worker):
             self.sentinel: int = self._ended.fileno()
             self._server = Server(Channel(their_socket), self.page, memory)
             self._thread = threading.Thread(
-                target=self._run, args=(theirs.pop_all(),), name=f"envactors-worker-{name}", daemon=True
+                target=self._run, args=(theirs,), name=f"envactors-worker-{name}", daemon=True
             )
             self._lock = threading.Lock()
             self._users = 2  # the parent and the thread
-            self._descriptors = ours.pop_all()
-        self._thread.start()
+            self._descriptors = ours
+            self._thread.start()
+            on_failure.pop_all()
 
     def _run(self, descriptors: contextlib.ExitStack) -> None:
         context.of_thread.set(self._server.host.running)
