@@ -167,13 +167,14 @@ def share_rows(
         owners += [envs] * len(envs.range)
         table.add_journals(envs.range, choices.max_journal, save_every)
         table.waiters.actors.append(envs)
-        actor.tenant = envs
+        with actor.lock, actor.lock.change(actor):
+            actor.tenant = envs
+            table.incarnations[first:stop] = actor.incarnation.index
         future: ActorFuture[None] = ActorFuture(actor, None)
         actor.submit(Call("attach", envs.range.start, Kind.ATTACH, future, retries=_ANY_NUMBER), tuple(envs.attach))
         futures.append(future)
     results_of(futures)
     engine = RowEngine(described, table, reader, parts, may_spin=config.backend.traits.may_spin)
-    table.incarnations[:] = [owner.actor.incarnation.index for owner in engine.owners]
     if choices.seed_episodes:
         episodes.seed_episodes()
     return engine
