@@ -174,11 +174,16 @@ class Member(Protocol):
 
     runtime: Runtime
 
-    def begin_close(self, timeout: float | None) -> None:
-        """Start to close it."""
+    def begin_close(self, timeout: float | None, began: float | None = None) -> None:
+        """Start to close it.
 
-    def wait_closed(self, timeout: float | None) -> None:
-        """Wait until it is closed."""
+        Args:
+            timeout: How long that may take, in seconds.
+            began: When that time began (`time.monotonic`); None for now.
+        """
+
+    def wait_closed(self, timeout: float | None, began: float | None = None) -> None:
+        """Wait until it is closed; for the arguments see `begin_close`."""
 
 
 class Runtime:
@@ -334,12 +339,12 @@ def _close_all() -> None:
     runtime = _runtime
     if runtime is None:
         return
-    deadline = time.monotonic() + _EXIT_PATIENCE
+    began = time.monotonic()
     members = list(runtime.members)
     for member in members:
-        member.begin_close(_EXIT_PATIENCE)
+        member.begin_close(_EXIT_PATIENCE, began)
     for member in members:
-        member.wait_closed(max(0.0, deadline - time.monotonic()))
+        member.wait_closed(_EXIT_PATIENCE, began)
     runtime.join_if_ended()
 
 

@@ -13,7 +13,6 @@ import itertools
 import logging
 import multiprocessing
 import os
-import threading
 import time
 from _thread import allocate_lock
 from collections import deque
@@ -44,7 +43,7 @@ from envactors.mailbox.control_page import FINISHED, ControlPage
 from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, safe_repr, unpack_failure
 from envactors.runtime import Runtime
-from envactors.system.polling import READABLE, WRITABLE
+from envactors.system.polling import READABLE, WRITABLE, remaining
 
 # Its messages also reach users as errors and results, so nothing is printed if they have not set up logging.
 _log = logging.getLogger("envactors.actors")
@@ -354,12 +353,16 @@ class Actor:
                 self.timers.set_earliest("close", began + patience, end)
             self._proceed_soon()
 
-    def wait_closed(self, timeout: float | None) -> None:
-        """Wait until nothing of the actor is left; return at once where the loop, which ends it, waits for this."""
+    def wait_closed(self, timeout: float | None, began: float | None = None) -> None:
+        """Wait until nothing of the actor is left; return at once where the loop, which ends it, waits for this.
+
+        For the arguments see `begin_close`.
+        """
         if self.runtime.loop.is_current_thread() or self.lock.is_held_here():
             return
         patience = self._close_patience(timeout)
-        self.closed.wait(None if patience is None else min(patience + _KILL_GRACE, threading.TIMEOUT_MAX))
+        began = time.monotonic() if began is None else began
+        self.closed.wait(remaining(None if patience is None else began + patience + _KILL_GRACE))
         self.runtime.join_if_ended()
 
     def abandon(self) -> None:

@@ -233,8 +233,7 @@ def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
     for actor in actors:
         actor._actor.begin_close(timeout, began)
     for actor in actors:
-        left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
-        actor._actor.wait_closed(left)
+        actor._actor.wait_closed(timeout, began)
 
 
 def submit(caller: Caller, kind: Kind, message: tuple[Any, ...], method: str, **conditions: Any) -> ActorFuture[Any]:

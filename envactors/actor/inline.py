@@ -318,8 +318,9 @@ class InlineActor:
                     self._close_envs(self._server)
                 self._close()
 
-    def wait_closed(self, timeout: float | None) -> None:
+    def wait_closed(self, timeout: float | None, began: float | None = None) -> None:
         """Wait until the actor is closed."""
+        del began
         self.closed.wait(timeout)
         self.runtime.join_if_ended()
 

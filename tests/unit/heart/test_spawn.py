@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 
+import numpy as np
 import pytest
 from fakes import SOON, FakeBackend, FakeUse, PlayedEnv, wait_until
 from interrupting import interrupt
 
 import envactors as ea
 from envactors import runtime as runtimes
+from envactors.actor.handle import ActorHandle, Lifeline, close_all
 from envactors.actor.states import EndReason, Phase
+from envactors.vector import build
+from envactors.vector.table import EnvTable
 
 # The distance of the lines that are tried; `-m slow` tries every line.
 STRIDE = 9
@@ -276,3 +281,35 @@ def test_a_timer_that_is_replaced_while_the_loop_waits_for_the_lock_does_not_run
     assert "test" not in core.timers._timers
     with backend.playing():
         actor.close(SOON)
+
+
+def test_the_processes_of_envs_are_recorded_only_under_the_lock(monkeypatch, stages):
+    """The loop records the process that replaces another one, and a vector is being built meanwhile."""
+
+    class GuardedTable(EnvTable):
+        def __init__(self, lock, *args):
+            super().__init__(lock, *args)
+
+            class Guarded(np.ndarray):
+                def __setitem__(self, at, value):
+                    assert lock.is_held_here()
+                    super().__setitem__(at, value)
+
+            self.incarnations = self.incarnations.view(Guarded)
+
+    monkeypatch.setattr(build, "EnvTable", GuardedTable)
+    stage = stages(2)
+    assert stage.table.incarnations.tolist() == [0, 0]
+
+
+def test_closing_many_actors_whose_workers_cannot_be_killed_takes_as_long_as_closing_one(actors):
+    made = [actors() for _ in range(4)]
+    workers = [backend.next_worker().serve_start() for _, backend in made]
+    for worker in workers:
+        worker.kill = lambda: None  # as in state D
+    handles = [ActorHandle(actor, Lifeline(actor)) for actor, _ in made]
+    begun = time.monotonic()
+    close_all(handles, 0.1)
+    assert time.monotonic() - begun < 0.1 + 0.9 + 0.5
+    for worker in workers:
+        worker.crash()
