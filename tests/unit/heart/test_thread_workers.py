@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import threading
+from pathlib import Path
 
 import pytest
 
-import envactors as ea
+from envactors.backends.thread import ThreadWorker
 
 
 def test_a_thread_that_cannot_start_leaves_no_descriptors(monkeypatch):
-    backend = ea.ThreadBackend()
+    def count_descriptors():
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     def refuse(_thread):
         raise RuntimeError("can't start new thread")
 
-    before = os.listdir("/proc/self/fd")
+    before = count_descriptors()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(RuntimeError, match="new thread"):
-        backend.launch("actor", {}, None, 1)
-    assert os.listdir("/proc/self/fd") == before
+        ThreadWorker("actor", None, 1)
+    assert count_descriptors() == before
