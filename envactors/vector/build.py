@@ -169,7 +169,7 @@ def share_rows(
         table.waiters.actors.append(envs)
         with actor.lock, actor.lock.change(actor):
             actor.tenant = envs
-            table.incarnations[first:stop] = actor.incarnation.index
+            table.incarnations[envs.range.start : envs.range.stop] = actor.incarnation.index
         future: ActorFuture[None] = ActorFuture(actor, None)
         actor.submit(Call("attach", envs.range.start, Kind.ATTACH, future, retries=_ANY_NUMBER), tuple(envs.attach))
         futures.append(future)
