@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from envactors.errors import VectorInputError, VectorStepError
 from envactors.options import is_int
+from envactors.rollout.base import RolloutsBase
 from envactors.rollout.results import Evaluation, Rollout
-from envactors.rollout.rollouts import Rollouts
-from envactors.rollout.serial import SerialRollouts
 from envactors.vector.results import failure_in
 
 # Steps per rollout. Envs whose episodes have ended begin the next ones after it: shorter rollouts cost more messages,
@@ -40,26 +39,26 @@ class Evaluator:
         rollouts: Runs rollouts.
         reset: Resets envs.
         episodes: Number of episodes to play.
+        rewards_shape: Shape of the rewards of all envs.
 
     Raises:
         VectorInputError: ``episodes`` is not an int >= 1.
     """
 
-    def __init__(self, rollouts: Rollouts | SerialRollouts, reset: Reset, episodes: int) -> None:
+    def __init__(self, rollouts: RolloutsBase, reset: Reset, episodes: int, rewards_shape: tuple[int, ...]) -> None:
         if not is_int(episodes):
             raise VectorInputError(f"episodes is {episodes!r}: expected an int >= 1")
-        count, shape = rollouts.num_envs, rollouts.reward_shape
         self._rollouts = rollouts
         self._reset = reset
         self._episodes = episodes
-        self._returns: npt.NDArray[np.float64] = np.zeros((episodes, *shape))
+        self._returns: npt.NDArray[np.float64] = np.zeros((episodes, *rewards_shape[1:]))
         self._lengths: npt.NDArray[np.int64] = np.zeros(episodes, np.int64)
         self._failures: list[tuple[int, BaseException]] = []
         self._tries: Counter[int] = Counter()
         # Index of each env's current episode, and its return and length so far.
-        self._numbers = list(range(count))
-        self._sums: npt.NDArray[np.float64] = np.zeros((count, *shape))
-        self._steps = [0] * count
+        self._numbers = list(range(rewards_shape[0]))
+        self._sums: npt.NDArray[np.float64] = np.zeros(rewards_shape)
+        self._steps = [0] * rewards_shape[0]
 
     def run(self, parameters: Any) -> Evaluation:
         """Play the episodes.
@@ -71,7 +70,7 @@ class Evaluator:
             VectorStepError: An episode failed three times.
             BaseException: Raised by the policy.
         """
-        self._rollouts.give(parameters)
+        self._rollouts.set_parameters(parameters)
         due = list(range(len(self._numbers)))
         while min(self._numbers) < self._episodes:
             due = self._begin(due)

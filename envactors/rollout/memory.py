@@ -46,14 +46,18 @@ class TrajectoryBuffer:
         # The place of each region, and the region; None for regions that the layout does not need.
         self._regions: list[tuple[Any, Any]] = [(None, None)] * 3
         self._holder: weakref.ref[Holder] | None = None
-        self.set_layout(layout)
+        self._set_layout(layout)
 
-    def set_layout(self, layout: TrajectoryLayout) -> None:
-        """Use a layout that adds actions or extras to the present one. Everything that was written stays.
+    def add_columns(self, layout: TrajectoryLayout) -> None:
+        """Make room for actions and extras that only another layout has. Everything that was written stays.
 
         Raises:
             OSError: There is not enough memory.
         """
+        own = self.trajectory.layout
+        self._set_layout(own._replace(action=own.action or layout.action, extras=own.extras or layout.extras))
+
+    def _set_layout(self, layout: TrajectoryLayout) -> None:
         for index, size in enumerate(Trajectory(layout).sizes):
             if size and self._regions[index][0] is None:
                 self._regions[index] = self._memory.extend(size)
@@ -101,7 +105,7 @@ class TrajectoryBuffers:
 class ParameterStore:
     """Keeps the parameters that the user gave last.
 
-    Parameters alternate between two parts of the memory, since workers may still be reading the previous ones.
+    Parameters alternate between two regions of the memory, since workers may still be reading the previous ones.
 
     Args:
         memory: Shared memory of the vector.
@@ -112,10 +116,10 @@ class ParameterStore:
 
     def __init__(self, memory: RowMemory) -> None:
         self._memory = memory
-        self._parts: list[tuple[tuple[int, int], Any] | None] = [None, None]
+        self._regions: list[tuple[tuple[int, int], Any] | None] = [None, None]
         self.last: Parameters | None = None
 
-    def give(self, parameters: Any) -> None:
+    def set(self, parameters: Any) -> None:
         """Write arrays into the shared memory, and pickle the rest.
 
         Raises:
@@ -134,14 +138,14 @@ class ParameterStore:
             spans.append((start, end))
         place = None
         if end:
-            place, part = self._part(version % 2, end)
+            place, region = self._region(version % 2, end)
             for view, (start, stop) in zip(raw, spans, strict=True):
-                part[start:stop] = view
+                region[start:stop] = view
             self._memory.publish(place)
         self.last = Parameters(version, pickled, place, spans)
 
-    def _part(self, index: int, size: int) -> tuple[tuple[int, int], Any]:
-        found = self._parts[index]
+    def _region(self, index: int, size: int) -> tuple[tuple[int, int], Any]:
+        found = self._regions[index]
         if found is None or found[0][1] < size:
-            found = self._parts[index] = self._memory.extend(size)
+            found = self._regions[index] = self._memory.extend(size)
         return found

@@ -10,6 +10,7 @@ from envactors.rollout.trajectory import TrajectoryLayout
 DONE: Final = "done"
 LEARNT: Final = "learnt"  # the policy returned extras or actions that the trajectory has no place for
 RAISED: Final = "raised"  # an env raised
+NO_POLICY: Final = "no policy"  # this process has not made the policy of the order
 
 # Key of the part of a reply that contains columns of a trajectory. Parts with infos have the numbers of their rows.
 COLUMNS: Final = (1 << 32) - 1
@@ -48,6 +49,8 @@ class Order(NamedTuple):
     """An order to a worker: run some steps of a rollout.
 
     Attributes:
+        policy_id: Id of the policy.
+        policy: Fields of the `Policy` to make first; None if the worker should have it.
         rollout: Index of the rollout since the policy was set.
         start, stop: First step, and the step after the last one.
         layout: Pickled `TrajectoryLayout`.
@@ -59,6 +62,8 @@ class Order(NamedTuple):
             leaves have a place.
     """
 
+    policy_id: int
+    policy: tuple[Any, ...] | None
     rollout: int
     start: int
     stop: int

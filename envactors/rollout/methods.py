@@ -11,6 +11,7 @@ from typing import Any
 from envactors.actor.future import ActorFuture
 from envactors.errors import VectorInputError, VectorTimeoutError
 from envactors.options import check_timeout, is_int
+from envactors.rollout.base import RolloutsBase
 from envactors.rollout.evaluation import Evaluator
 from envactors.rollout.results import Evaluation, Rollout
 from envactors.rollout.rollouts import Rollouts
@@ -25,7 +26,9 @@ class RolloutMethods(abc.ABC):
 
     _engine: Engine
     _memory: Any
-    _rollouts: Rollouts | SerialRollouts | None = None
+    _rollouts: RolloutsBase | None = None
+    num_envs: int
+    reward_spec: Any
 
     @abc.abstractmethod
     def _check_open(self) -> None:
@@ -140,7 +143,8 @@ class RolloutMethods(abc.ABC):
             Exception: Raised by the policy.
         """
         rollouts = self._check_policy("evaluate")
-        evaluator = Evaluator(rollouts, self.reset, episodes)
+        shape = self.num_envs, *getattr(self.reward_spec, "shape", ())
+        evaluator = Evaluator(rollouts, self.reset, episodes, shape)
         rollouts.check_idle()
         try:
             return evaluator.run(parameters)
@@ -153,7 +157,7 @@ class RolloutMethods(abc.ABC):
             raise VectorInputError(f"steps is {steps!r}: expected an int >= 1")
         return rollouts.start(operator.index(steps), parameters, each=each)  # a small int of NumPy would overflow
 
-    def _check_policy(self, caller: str) -> Rollouts | SerialRollouts:
+    def _check_policy(self, caller: str) -> RolloutsBase:
         self._check_open()
         if self._rollouts is None or not self._rollouts.has_policy:
             raise VectorInputError(f"{caller} needs a policy: call set_policy first")

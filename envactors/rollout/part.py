@@ -29,7 +29,7 @@ from envactors.mailbox.slab import RESET as RESET_BIT
 from envactors.mailbox.slab import SEED
 from envactors.rollout import runner
 from envactors.rollout.memory import TrajectoryBuffer
-from envactors.rollout.messages import COLUMNS, LEARNT, RAISED, EnvPlan, Order, Parameters, Policy, Stop
+from envactors.rollout.messages import COLUMNS, NO_POLICY, RAISED, EnvPlan, Order, Parameters, Policy, Stop
 from envactors.rollout.trajectory import REPEAT, RESET, STEP, TRUNCATED, ColumnsNote, Trajectory
 from envactors.vector.actor_envs import ActorEnvs
 from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING, SEEDED
@@ -40,19 +40,10 @@ class WholeRollout(Protocol):
     """A rollout, as its parts see it; see `envactors.rollout.rollouts.Run`."""
 
     buffer: TrajectoryBuffer
-    lost: dict[int, BaseException]
-
-    def policy_of(self, envs: ActorEnvs) -> tuple[int, int]:
-        """Return the id of the last policy of an actor's process, and the incarnation of that process."""
-
-    def set_policy_of(self, envs: ActorEnvs, policy_id: int) -> None:
-        """Record that an actor's current process has a policy."""
-
-    def learn(self, stop: Stop) -> None:
-        """Make room for everything that the policy returns."""
-
-    def has_ended(self, part: RolloutPart) -> bool:
-        """Return whether a part has ended."""
+    index: int
+    policy: Policy
+    parameters: Parameters | None
+    last_errors: dict[int, BaseException]
 
     def on_part_end(self, part: RolloutPart) -> None:
         """Deliver the result of a part, or that of all parts with the last one; again after an interrupt."""
@@ -64,9 +55,6 @@ class RolloutPart(Job):
     Args:
         envs: The actor's envs.
         run: The rollout.
-        policy: The policy.
-        rollout: Index of the rollout since the policy was set.
-        parameters: Parameters that the policy loads first unless it has them; None if there are none.
 
     Attributes:
         first, stop: Range of the actor's envs.
@@ -77,14 +65,13 @@ class RolloutPart(Job):
         policy_error: The exception that the policy raised, not read yet.
         error: Error of the actor as a whole.
         version: How often the user has given parameters.
+        has_ended: Whether the part has ended; its end may have to be repeated after an interrupt.
     """
 
     needs_permit = True
     survives_interrupt = False
 
-    def __init__(
-        self, envs: ActorEnvs, run: WholeRollout, policy: Policy, rollout: int, parameters: Parameters | None
-    ) -> None:
+    def __init__(self, envs: ActorEnvs, run: WholeRollout) -> None:
         self.first: int = envs.range.start
         self.stop: int = envs.range.stop
         self.contents: dict[tuple[int, int], bytes | None] = {}
@@ -93,20 +80,19 @@ class RolloutPart(Job):
         self.errors: dict[int, BaseException] = {}
         self.policy_error: UnreadReply | None = None
         self.error: ActorError | None = None
-        self.version: int = 0 if parameters is None else parameters.version
+        self.version: int = 0 if run.parameters is None else run.parameters.version
+        self.has_ended: bool = False
         self._envs = envs
         self._table = envs.table
         self._actor = envs.actor
         self._run: WholeRollout | None = run
         self._buffer = run.buffer
-        self._policy = policy
-        self._rollout = rollout
-        self._parameters = parameters
         self._steps = run.buffer.trajectory.layout.steps
         self._mine = slice(self.first, self.stop)
         self._ids = np.arange(self.first, self.stop)
         self._has_begun = False
-        self._sets_policy = False
+        # Whether the worker makes the policy before it runs the steps of the present order.
+        self._makes_policy = False
         # How many steps of each env are counted.
         self._counted: dict[int, int] = dict.fromkeys(envs.range, 0)
         # Envs that the next process resets within the step that has failed, as ``autoreset="same_step"`` demands.
@@ -146,43 +132,38 @@ class RolloutPart(Job):
         self._actor.enqueue(self)
 
     def start(self, actor: JobRunner) -> bool:
-        """Order the next steps, or first have the worker make the policy."""
+        """Order the next steps."""
         run, envs, table = self._run, self._envs, self._table
         if run is None:
             return False
         if not self._has_begun:
             self._begin(run)
-        self._sets_policy = run.policy_of(envs) != (self._policy.policy_id, actor.incarnation.index)
-        if self._sets_policy:
-            self.deadline = actor.config.deadlines.start
-            actor.deadline_watch.watch(self.started, self.deadline)
-            payload = dumps((runner.set_policy, tuple(self._policy)))
-            actor.send(Kind.EXTEND, self.call_id, payload)
-            return True
         self._fail_without_episode()
         if self._is_done:
             self._end()
             return False
-        self.deadline = None
         table.posted_in[self._mine] = actor.incarnation.index
         table.call_ids[self._mine] = table.slab.posted[self._mine] = table.slab.completed[self._mine] = self.call_id
         contents: list[bytes | None] = []
         if self.contents:
             contents = [self._content_at(self._counted[index], index) for index in envs.range]
         order = Order(
-            self._rollout,
+            run.policy.policy_id,
+            tuple(run.policy) if self._makes_policy else None,
+            run.index,
             self._next_step,
             self._steps,
             self._buffer.pickled_layout,
             self._buffer.places,
-            None if self._parameters is None else tuple(self._parameters),
+            None if run.parameters is None else tuple(run.parameters),
             [self._plan(index) for index in envs.range],
             table.autoreset,
             contents,
         )
         if self._is_far:
             self._mirror_columns(actor)
-        actor.deadline_watch.watch(self.started)
+        self.deadline = actor.config.deadlines.start if self._makes_policy else None
+        actor.deadline_watch.watch(self.started, self.deadline)
         actor.send(Kind.EXTEND, self.call_id, dumps((runner.run_rollout, tuple(order))))
         return True
 
@@ -200,7 +181,7 @@ class RolloutPart(Job):
             return self._late[0]
         if process is None or self._is_reading:
             return None
-        method = "set_policy" if self._sets_policy else "rollout"
+        method = "set_policy" if self._makes_policy else "rollout"
         whole = Step(method, self.first, self.call_id, self.started, self.deadline)
         progress = process.page.progress()
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
@@ -225,15 +206,12 @@ class RolloutPart(Job):
         """Continue, unless the policy has raised or everything is done."""
         self._count()
         if frame.kind == Kind.FAILED:
-            step = Step("set_policy" if self._sets_policy else "rollout", self.first, self.call_id, self.started)
+            step = Step("set_policy" if self._makes_policy else "rollout", self.first, self.call_id, self.started)
             self.policy_error = UnreadReply(actor.errors, step, frame, actor.pid)
             self._end()
             return True
-        if self._sets_policy:
-            if self._run is not None:
-                self._run.set_policy_of(self._envs, self._policy.policy_id)
-            return self._continue()
         stop = Stop(*loads(frame.payload))
+        self._makes_policy = stop.reason == NO_POLICY
         if stop.reason == RAISED:
             self._actor.running = self  # it goes on once the exception was read
             self._is_reading = True
@@ -241,9 +219,9 @@ class RolloutPart(Job):
             read = functools.partial(self._read_failure, index, failure, actor.pid, self.call_id)
             actor.runtime.callbacks.submit(read)
             return False
-        if stop.reason == LEARNT and self._run is not None:
+        if stop.layout is not None:
             try:
-                self._run.learn(stop)
+                self._buffer.add_columns(stop.layout)
             except OSError as error:
                 step = Step("rollout", self.first, self.call_id)
                 self.error = actor.errors.out_of_memory(step, actor.incarnation.index, error)
@@ -272,7 +250,7 @@ class RolloutPart(Job):
         """Decide about the envs of an ended process, and continue in the next one."""
         del actor
         running, step = exit.culprit, self._next_step
-        self._late, self._is_reading = None, False
+        self._late, self._is_reading, self._makes_policy = None, False, True
         is_complete = step >= self._steps  # the worker had only to reply
         if running is not None and not is_complete:
             left = [index for index, counted in self._counted.items() if counted == step]
@@ -297,7 +275,7 @@ class RolloutPart(Job):
         """End: no process will run the rest."""
         del actor
         if self._run is not None:
-            if not self._run.has_ended(self):
+            if not self.has_ended:
                 self.error = error_of(Step("rollout", self.first, self.call_id, self.started))
             self._end()
 
@@ -383,8 +361,8 @@ class RolloutPart(Job):
             self.contents = {(0, index): table.last_infos[index] for index in self._envs.range}
         for index in self._envs.range:
             lacks = table.episodes.flags[index] & (NEEDS_RESET | NO_EPISODE) == NEEDS_RESET | NO_EPISODE
-            if lacks and index in run.lost:
-                self.errors[index] = self.failures[0, index] = run.lost[index]
+            if lacks and index in run.last_errors:
+                self.errors[index] = self.failures[0, index] = run.last_errors[index]
 
     def _renew_if_due(self, *, first: bool) -> None:
         """Replace the process of an env before its next episode, if that is due."""
@@ -504,7 +482,8 @@ class RolloutPart(Job):
             if self.contents or table.on_failure != "raise":
                 for index in ids:
                     table.last_infos[index] = self._content_at(self._counted[index], index)
-        run.lost.update(self.errors)
+        run.last_errors.update(self.errors)
+        self.has_ended = True
         run.on_part_end(self)
         self._run = None
         if self._has_others:

@@ -28,7 +28,7 @@ from envactors.mailbox.pickling import copy_value, pack_failure
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, flatten, unflatten
 from envactors.rollout.context import PolicyContext, StepGenerators
-from envactors.rollout.messages import DONE, LEARNT, RAISED, Order, Parameters, Stop
+from envactors.rollout.messages import DONE, LEARNT, NO_POLICY, RAISED, Order, Parameters, Stop
 from envactors.rollout.policy_output import actions_at, write_output
 from envactors.rollout.trajectory import REPEAT, RESET, STEP, RegionPlaces, Trajectory
 from envactors.worker import context
@@ -44,17 +44,21 @@ _MOST_PARAMETERS = 2
 
 def set_policy(server: Server, policy_id: int, pickled: bytes, seed: int) -> bool:
     """Make the policy in this worker; return whether it can load parameters. The arguments are those of `Policy`."""
-    del policy_id
     server.page.record_env(METHOD_CALL, 0)
     policy = pickle.loads(pickled)()
-    server.extension = RolloutRunner(server, policy, seed)
+    server.extension = RolloutRunner(server, policy_id, policy, seed)
     return hasattr(policy, "load")
 
 
 def run_rollout(server: Server, *fields: Any) -> tuple[Any, ...]:
     """Carry out an order, given as the fields of `Order`; return the fields of a `Stop`."""
-    runner: RolloutRunner = server.extension
-    return tuple(runner.run(Order(*fields)))
+    order = Order(*fields)
+    if order.policy is not None:
+        set_policy(server, *order.policy)
+    runner: RolloutRunner | None = server.extension
+    if runner is None or runner.policy_id != order.policy_id:
+        return tuple(Stop(NO_POLICY))
+    return tuple(runner.run(order))
 
 
 class EnvFailedError(Exception):
@@ -116,11 +120,13 @@ class RolloutRunner:
 
     Args:
         server: The worker's server.
+        policy_id: Id of the policy.
         policy: The policy.
         seed: Seed of the policy.
     """
 
-    def __init__(self, server: Server, policy: Any, seed: int) -> None:
+    def __init__(self, server: Server, policy_id: int, policy: Any, seed: int) -> None:
+        self.policy_id = policy_id
         self._server = server
         self._policy = policy
         first, count = server.host.hosted_envs[0].index, len(server.host.hosted_envs)

@@ -13,38 +13,36 @@ from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.inline import InlineActor
 from envactors.backends.thread import ThreadMemory
-from envactors.errors import AlreadyPendingError, VectorInputError, VectorStepError
+from envactors.errors import VectorInputError, VectorStepError
 from envactors.mailbox.pickling import dumps_by_value
-from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, flatten, stack
 from envactors.rollout.assembly import Contents, assemble, result_of
+from envactors.rollout.base import RolloutsBase
 from envactors.rollout.context import PolicyContext, generator_of
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.policy_output import actions_at, write_output
 from envactors.rollout.results import Rollout
-from envactors.rollout.rollouts import check_loads, evaluation_seed
 from envactors.rollout.trajectory import REPEAT, RESET, STEP, TRUNCATED, Trajectory, TrajectoryLayout
 from envactors.vector.episodes import NEEDS_RESET
 from envactors.vector.results import Batch, failure_in
 from envactors.vector.serial import SerialEngine
 
 
-class SerialRollouts:
-    """Runs rollouts in the calling thread; has the interface of `envactors.rollout.rollouts.Rollouts`.
+class SerialRollouts(RolloutsBase):
+    """Runs rollouts in the calling thread.
 
     Args:
         engine: Steps the envs.
     """
 
     def __init__(self, engine: SerialEngine) -> None:
+        super().__init__(engine)
         self._engine = engine
-        self._seed = self._next = self._version = 0
+        self._version = 0
         # The policy of each actor.
         self._policies: list[Any] = []
         # The actor of each policy, with the range of its envs.
         self._actors: list[tuple[InlineActor, range]] = engine.ranges()
-        self.num_envs: int = len(engine.all.ids)
-        self.reward_shape: tuple[int, ...] = getattr(engine.reward_spec, "shape", PLAIN_REWARD.shape)
 
     def set_policy(self, make_policy: Any, seed: int) -> None:
         """Make the policy of each actor; see `RolloutMethods.set_policy`."""
@@ -56,18 +54,10 @@ class SerialRollouts:
             raise VectorInputError("rollouts need envs with an observation space: give the envs one")
         pickled = dumps_by_value(make_policy)
         self._policies = [pickle.loads(pickled)() for _ in self._actors]
-        self._seed, self._next, self._version = seed, 0, 0
+        self._loads = all(hasattr(policy, "load") for policy in self._policies)
+        self._seed, self.next_index, self._version = seed, 0, 0
 
-    @property
-    def has_policy(self) -> bool:
-        """Whether `set_policy` has succeeded."""
-        return bool(self._policies)
-
-    def give(self, parameters: Any) -> None:
-        """Have the policies load parameters; see `Rollouts.give`."""
-        if parameters is None:
-            return
-        check_loads(all(hasattr(policy, "load") for policy in self._policies))
+    def _set_parameters(self, parameters: Any) -> None:
         buffers: list[pickle.PickleBuffer] = []
         pickled = cloudpickle.dumps(parameters, 5, buffer_callback=buffers.append)
         contents = [bytes(buffer.raw()) for buffer in buffers]  # of which arrays are read-only views
@@ -75,27 +65,18 @@ class SerialRollouts:
             policy.load(pickle.loads(pickled, buffers=contents))
         self._version += 1
 
-    def seed_of_episode(self, number: int) -> int:
-        """Return the seed of an episode of `evaluate`."""
-        return evaluation_seed(self._seed, number)
-
     def end_episodes(self) -> None:
         """Require a reset of every env before its next step."""
         self._engine.end_episodes()
 
-    def check_idle(self) -> None:
-        """Raise `AlreadyPendingError` if a result is pending."""
-        if busy := self._engine.busy():
-            raise AlreadyPendingError(f"the envs {busy} have results pending: receive them before a rollout")
-
     def start(
         self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None
     ) -> list[ActorFuture[Rollout]]:
-        """Run a rollout; see `Rollouts.start`."""
+        """Run a rollout; see `RolloutsBase.start`."""
         del copy
         self.check_idle()
         self._engine.check_steppable(self._engine.all)
-        self.give(parameters)
+        self.set_parameters(parameters)
         run = _Run(self._engine, steps)
         policy_errors: dict[int, BaseException] = {}
         for (_, envs), policy in zip(self._actors, self._policies, strict=True):
@@ -103,9 +84,9 @@ class SerialRollouts:
                 self._run(run, policy, envs, steps)
             except Exception as error:  # raised by the policy
                 policy_errors[envs.start] = error
-        self._next += 1
+        self.next_index += 1
         futures: list[ActorFuture[Rollout]] = []
-        for envs in [envs for _, envs in self._actors] if each else [range(self.num_envs)]:
+        for envs in [envs for _, envs in self._actors] if each else [range(len(self._engine.all.ids))]:
             versions = np.full(1 if each else len(self._actors), self._version)
             rollout = assemble(run.trajectory, envs, run.contents, versions, copies=False)
             failures = {index: error for index, error in run.errors.items() if index in envs}
@@ -122,10 +103,11 @@ class SerialRollouts:
         Raises:
             Exception: Raised by the policy.
         """
-        engine, ids = self._engine, np.arange(envs.start, envs.stop)
+        engine, seed, ids = self._engine, self._seed, np.arange(envs.start, envs.stop)
+        assert seed is not None, "the caller has checked it"
         for step in range(steps):
             obs, starts = run.write_observations(step, envs)
-            rng = generator_of(self._seed, step, self._next, envs.start)
+            rng = generator_of(seed, step, self.next_index, envs.start)
             run.write_output(step, envs, policy(obs, PolicyContext(ids, starts, step, rng)))
             due = run.write_ops(step, envs)
             selection, actions = engine.select(due), actions_at(run.trajectory, step)
@@ -192,7 +174,7 @@ class _Run:
     def write_output(self, step: int, envs: range, output: Any) -> None:
         """Write the actions and extras that the policy has returned, with new memory if there is no place for them."""
         if (layout := write_output(self.trajectory, envs, step, output)) is not None:
-            self._buffer.set_layout(layout)
+            self._buffer.add_columns(layout)
             write_output(self.trajectory, envs, step, output)
         self.trajectory.chosen[envs.start] = step + 1
 

@@ -1,0 +1,92 @@
+"""The interface of the rollouts of a vector, and what those of workers and of in-process envs have in common."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import numpy as np
+
+from envactors.actor.future import ActorFuture
+from envactors.errors import AlreadyPendingError
+from envactors.rollout.results import Rollout
+from envactors.vector.base import Engine
+
+
+class RolloutsBase(abc.ABC):
+    """Runs the rollouts of a vector.
+
+    Args:
+        engine: Steps the envs.
+
+    Attributes:
+        next_index: Index of the next rollout since the policy was set.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.next_index: int = 0
+        # The seed of the policy; None without a policy.
+        self._seed: int | None = None
+        # Whether the policy can load parameters.
+        self._loads = False
+        self._base_engine = engine
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether `set_policy` has succeeded."""
+        return self._seed is not None
+
+    @abc.abstractmethod
+    def set_policy(self, make_policy: Any, seed: int) -> None:
+        """Make the policy of each actor; see `RolloutMethods.set_policy`."""
+
+    def set_parameters(self, parameters: Any) -> None:
+        """Have the policy load parameters before its next step; None keeps the current ones.
+
+        Raises:
+            TypeError: The policy has no method ``load``.
+        """
+        if parameters is not None:
+            if not self._loads:
+                raise TypeError(
+                    "cannot give parameters to a policy that has no method load(parameters): add one, or leave them out"
+                )
+            self._set_parameters(parameters)
+
+    @abc.abstractmethod
+    def _set_parameters(self, parameters: Any) -> None:
+        """Have the policy load parameters, which are not None."""
+
+    @abc.abstractmethod
+    def start(
+        self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None
+    ) -> list[ActorFuture[Rollout]]:
+        """Start a rollout.
+
+        Args:
+            steps: Number of steps.
+            parameters: Parameters that the policy loads first; None keeps the current ones.
+            each: True to return one future per actor.
+            copy: Whether results stay valid for as long as the user keeps them; None for the option of the vector.
+
+        Raises:
+            AlreadyPendingError: Two rollouts are in flight, or results are pending.
+            VectorInputError: An env needs a reset first.
+            TypeError: The policy has no method ``load``.
+        """
+
+    def check_idle(self) -> None:
+        """Raise `AlreadyPendingError` if a rollout is in flight or a result is pending."""
+        if busy := self._base_engine.busy():
+            raise AlreadyPendingError(f"the envs {busy} have results pending: receive them before a rollout")
+
+    # Evaluations -----------------------------------------------------------------------------------------
+
+    def seed_of_episode(self, number: int) -> int:
+        """Return the seed of an episode of `evaluate`."""
+        assert self._seed is not None, "the caller has checked it"
+        return int(np.random.SeedSequence(self._seed, spawn_key=(1, number)).generate_state(1)[0])
+
+    @abc.abstractmethod
+    def end_episodes(self) -> None:
+        """Require a reset of every env before its next step."""
