@@ -197,7 +197,7 @@ class HostedWorker:
         note = ColumnsNote(*pickle.loads(pickled))
         regions = [None if place is None else self._part(place) for place in note.places]
         trajectory = Trajectory(pickle.loads(note.layout), regions)
-        trajectory.unpack(note.first, note.stop, content)
+        trajectory.unpack(note.envs, content)
         self._columns = note, trajectory
 
     def _send_columns(self) -> None:
@@ -205,7 +205,7 @@ class HostedWorker:
         if self._columns is not None:
             note, trajectory = self._columns
             self._columns = None
-            content = trajectory.pack(note.first, note.stop, note.start)
+            content = trajectory.pack(note.envs, note.start)
             payload = bundle.pack([(COLUMNS, content)])
             record = Record(RecordKind.FRAME, self.worker_id, payload, Kind.PART, self._incarnation, self._last_call)
             self._link.send(record)

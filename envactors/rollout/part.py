@@ -57,7 +57,7 @@ class RolloutPart(Job):
         run: The rollout.
 
     Attributes:
-        first, stop: Range of the actor's envs.
+        range: Indices of the actor's envs.
         contents: The object leaves of observations that no worker wrote, by (step, env).
         large_infos: Infos that did not fit into the trajectory, by row.
         failures: Exceptions, by (step, env).
@@ -72,8 +72,7 @@ class RolloutPart(Job):
     survives_interrupt = False
 
     def __init__(self, envs: ActorEnvs, run: WholeRollout) -> None:
-        self.first: int = envs.range.start
-        self.stop: int = envs.range.stop
+        self.range: range = envs.range
         self.contents: dict[tuple[int, int], bytes | None] = {}
         self.large_infos: dict[int, bytes] = {}
         self.failures: dict[tuple[int, int], BaseException] = {}
@@ -88,8 +87,7 @@ class RolloutPart(Job):
         self._run: WholeRollout | None = run
         self._buffer = run.buffer
         self._steps = run.buffer.trajectory.layout.steps
-        self._mine = slice(self.first, self.stop)
-        self._ids = np.arange(self.first, self.stop)
+        self._slice = slice(envs.range.start, envs.range.stop)
         self._has_begun = False
         # Whether the worker makes the policy before it runs the steps of the present order.
         self._makes_policy = False
@@ -120,6 +118,12 @@ class RolloutPart(Job):
         return any(isinstance(job, RolloutPart) and job is not self for job in self._actor.unfinished)
 
     @property
+    def _order(self) -> Step:
+        """The present order as a whole."""
+        method = "set_policy" if self._makes_policy else "rollout"
+        return Step(method, self.range.start, self.call_id, self.started, self.deadline)
+
+    @property
     def _is_done(self) -> bool:
         return bool(self.errors) or self._next_step >= self._steps
 
@@ -133,7 +137,7 @@ class RolloutPart(Job):
 
     def start(self, actor: JobRunner) -> bool:
         """Order the next steps."""
-        run, envs, table = self._run, self._envs, self._table
+        run, table = self._run, self._table
         if run is None:
             return False
         if not self._has_begun:
@@ -142,11 +146,11 @@ class RolloutPart(Job):
         if self._is_done:
             self._end()
             return False
-        table.posted_in[self._mine] = actor.incarnation.index
-        table.call_ids[self._mine] = table.slab.posted[self._mine] = table.slab.completed[self._mine] = self.call_id
+        table.posted_in[self._slice] = actor.incarnation.index
+        table.call_ids[self._slice] = table.slab.posted[self._slice] = table.slab.completed[self._slice] = self.call_id
         contents: list[bytes | None] = []
         if self.contents:
-            contents = [self._content_at(self._counted[index], index) for index in envs.range]
+            contents = [self._content_at(self._counted[index], index) for index in self.range]
         order = Order(
             run.policy.policy_id,
             tuple(run.policy) if self._makes_policy else None,
@@ -156,7 +160,7 @@ class RolloutPart(Job):
             self._buffer.pickled_layout,
             self._buffer.places,
             None if run.parameters is None else tuple(run.parameters),
-            [self._plan(index) for index in envs.range],
+            [self._plan(index) for index in self.range],
             table.autoreset,
             contents,
         )
@@ -171,8 +175,8 @@ class RolloutPart(Job):
         """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""
         process, step = actor.incarnation.process, self._next_step
         assert process is not None, "jobs start in a live process"
-        note = ColumnsNote(self._buffer.places, self._buffer.pickled_layout, self.first, self.stop, step)
-        process.worker.mirror(note, self.trajectory.pack(self.first, self.stop, step, step + 1))
+        note = ColumnsNote(self._buffer.places, self._buffer.pickled_layout, self.range, step)
+        process.worker.mirror(note, self.trajectory.pack(self.range, step, step + 1))
 
     def step(self, actor: JobRunner) -> Step | None:
         """Return the step that is running."""
@@ -181,24 +185,22 @@ class RolloutPart(Job):
             return self._late[0]
         if process is None or self._is_reading:
             return None
-        method = "set_policy" if self._makes_policy else "rollout"
-        whole = Step(method, self.first, self.call_id, self.started, self.deadline)
         progress = process.page.progress()
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
-            return whole
-        method, index = METHOD_NAMES[progress.method], self.first
-        index += 0 if method == "policy" else progress.position
+            return self._order
+        method = METHOD_NAMES[progress.method]
+        index = self.range[0 if method == "policy" else progress.position]
         return Step(method, index, self.call_id, progress.since, actor.config.deadlines.of(method))
 
     def on_late(self, step: Step) -> None:
         """Note the progress of the worker, if it is known here: later progress does not count."""
-        self._late = step, None if self._is_far else self.trajectory.done[self._mine].tolist()
+        self._late = step, None if self._is_far else self.trajectory.done[self._slice].tolist()
 
     def on_part(self, frame: Frame) -> None:
         """Keep infos that did not fit into the trajectory, and write columns that come from another machine."""
         for key, content in bundle.unpack(frame.payload):
             if key == COLUMNS:
-                self.trajectory.unpack(self.first, self.stop, content)
+                self.trajectory.unpack(self.range, content)
             else:
                 self.large_infos[key] = bytes(content)
 
@@ -206,8 +208,7 @@ class RolloutPart(Job):
         """Continue, unless the policy has raised or everything is done."""
         self._count()
         if frame.kind == Kind.FAILED:
-            step = Step("set_policy" if self._makes_policy else "rollout", self.first, self.call_id, self.started)
-            self.policy_error = UnreadReply(actor.errors, step, frame, actor.pid)
+            self.policy_error = UnreadReply(actor.errors, self._order, frame, actor.pid)
             self._end()
             return True
         stop = Stop(*loads(frame.payload))
@@ -215,7 +216,7 @@ class RolloutPart(Job):
         if stop.reason == RAISED:
             self._actor.running = self  # it goes on once the exception was read
             self._is_reading = True
-            index, failure = self.first + stop.position, messages.Failure(*stop.failure)
+            index, failure = self.range[stop.position], messages.Failure(*stop.failure)
             read = functools.partial(self._read_failure, index, failure, actor.pid, self.call_id)
             actor.runtime.callbacks.submit(read)
             return False
@@ -223,15 +224,13 @@ class RolloutPart(Job):
             try:
                 self._buffer.add_columns(stop.layout)
             except OSError as error:
-                step = Step("rollout", self.first, self.call_id)
-                self.error = actor.errors.out_of_memory(step, actor.incarnation.index, error)
+                self.error = actor.errors.out_of_memory(self._order, actor.incarnation.index, error)
                 self._end()
                 return True
         return self._continue()
 
     def _continue(self) -> bool:
         """Order the next steps; return True at the end."""
-        self._fail_without_episode()
         if self._is_done:
             self._end()
             return True
@@ -244,7 +243,8 @@ class RolloutPart(Job):
         if self._late is not None:
             for index, counted in self._counted.items():
                 self.trajectory.done[index] = counted
-            self.trajectory.chosen[self.first] = min(int(self.trajectory.chosen[self.first]), self._next_step + 1)
+            chosen, first = self.trajectory.chosen, self.range.start
+            chosen[first] = min(int(chosen[first]), self._next_step + 1)
 
     def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
         """Decide about the envs of an ended process, and continue in the next one."""
@@ -255,7 +255,7 @@ class RolloutPart(Job):
         if running is not None and not is_complete:
             left = [index for index, counted in self._counted.items() if counted == step]
             failed: list[int] = []
-            if running.method == "policy" and self.trajectory.chosen[self.first] <= step:
+            if running.method == "policy" and self.trajectory.chosen[self.range.start] <= step:
                 failed = [index for index in left if not self._repeats(index)]
             elif running.method in ("step", "reset") and running.index in left:
                 failed = [running.index]
@@ -276,7 +276,7 @@ class RolloutPart(Job):
         del actor
         if self._run is not None:
             if not self.has_ended:
-                self.error = error_of(Step("rollout", self.first, self.call_id, self.started))
+                self.error = error_of(self._order)
             self._end()
 
     # Failures --------------------------------------------------------------------------------------------
@@ -351,15 +351,15 @@ class RolloutPart(Job):
     def _begin(self, run: WholeRollout) -> None:
         """Write the last observations as the first ones of the trajectory."""
         self._has_begun = True
-        table, slab, trajectory, mine = self._table, self._table.slab, self.trajectory, self._mine
+        table, slab, trajectory, mine = self._table, self._table.slab, self.trajectory, self._slice
         trajectory.done[mine] = trajectory.chosen[mine] = 0
         trajectory.starts[0, mine] = table.starts(mine)
         for last, array in zip(slab.observations, trajectory.observations, strict=True):
             if array is not None and last is not None:
-                array[0, mine] = last[table.buffer_index[mine], self._ids]
+                array[0, mine] = last[table.buffer_index[mine], self.range]
         if not trajectory.is_whole:
-            self.contents = {(0, index): table.last_infos[index] for index in self._envs.range}
-        for index in self._envs.range:
+            self.contents = {(0, index): table.last_infos[index] for index in self.range}
+        for index in self.range:
             lacks = table.episodes.flags[index] & (NEEDS_RESET | NO_EPISODE) == NEEDS_RESET | NO_EPISODE
             if lacks and index in run.last_errors:
                 self.errors[index] = self.failures[0, index] = run.last_errors[index]
@@ -367,7 +367,7 @@ class RolloutPart(Job):
     def _renew_if_due(self, *, first: bool) -> None:
         """Replace the process of an env before its next episode, if that is due."""
         episodes = self._table.episodes
-        if any(episodes.flags[index] & RETIRING and episodes.resets_next_of[index] for index in self._envs.range):
+        if any(episodes.flags[index] & RETIRING and episodes.resets_next_of[index] for index in self.range):
             self._actor.enqueue(Renewal(), first=first)
 
     def _plan(self, index: int) -> EnvPlan:
@@ -389,7 +389,7 @@ class RolloutPart(Job):
 
     def _count(self) -> None:
         """Count the steps that the worker has completed."""
-        trajectory, mine = self.trajectory, self._mine
+        trajectory, mine = self.trajectory, self._slice
         known = None if self._late is None else self._late[1]
         completed = trajectory.done[mine].tolist() if known is None else known
         before = list(self._counted.values())
@@ -400,7 +400,7 @@ class RolloutPart(Job):
         # As bytes, env by env, which are searched in a tenth of the time that short arrays take.
         all_ends = (trajectory.terminated[low:high, mine] | trajectory.truncated[low:high, mine]).T.tobytes()
         all_ops = trajectory.ops[low:high, mine].T.tobytes()
-        for position, index in enumerate(self._envs.range):
+        for position, index in enumerate(self.range):
             old, new = before[position], completed[position]
             if new > old:
                 at = position * (high - low) - low
@@ -410,15 +410,14 @@ class RolloutPart(Job):
         table, trajectory, episodes = self._table, self.trajectory, self._table.episodes
         if table.replays:
             self._record(index, before, ends, ops)
-        if RESET in ops or (table.autoreset == "same_step" and 1 in ends):
-            table.seeds[index] = None  # of the last reset; see below
+        has_reset = RESET in ops or (table.autoreset == "same_step" and 1 in ends)
         self._actor.completed += done - before
         if REPEAT in ops:
             ends = bytes(end for end, op in zip(ends, ops, strict=True) if op != REPEAT)
             ops = ops.replace(bytes([REPEAT]), b"")
         if ops:
             episodes.record_many(index, ends, ops)
-        if episodes.flags[index] & SEEDED:
+        if has_reset:
             table.seeds[index] = episodes.next_seeds[index]
         self._counted[index] = done
         if index in self._renewing:
@@ -429,27 +428,23 @@ class RolloutPart(Job):
     def _record(self, index: int, before: int, ends: bytes, ops: bytes) -> None:
         """Record steps of an env in its journal, which a seeded reset begins anew."""
         table, trajectory, journal = self._table, self.trajectory, self._table.journals[index]
-        seed, number = table.seeds[index], table.episodes.numbers[index]
-        within = table.autoreset == "same_step"
-        start = 0
-        for offset, op in enumerate(ops) if seed is not None else ():
-            if op == RESET or (within and ends[offset]):
-                if seed is not None:
-                    journal.begin(seed, int(trajectory.checks[before + offset, index]))
-                    start = offset + 1
-                number += 1
-                seed = table.episodes.seed_of_episode(index, number)
+        seeds, within, start = trajectory.seeds[:, index], table.autoreset == "same_step", 0
+        resets = (offset for offset, op in enumerate(ops) if op == RESET or (within and ends[offset]))
+        for offset in resets:
+            if (seed := int(seeds[before + offset])) >= 0:
+                journal.begin(seed, int(trajectory.checks[before + offset, index]))
+                start = offset + 1
         steps = [before + offset for offset in range(start, len(ops)) if ops[offset] != REPEAT]
         if not steps:
             return
-        resets = ops[start:].replace(bytes([REPEAT]), b"")
+        ops = ops[start:].replace(bytes([REPEAT]), b"")
         if table.slab.layout.action is not None:
             actions = [array[steps, index].tobytes() for array in trajectory.actions]
-            journal.record_steps(actions, resets, int(trajectory.checks[steps[-1], index]))
+            journal.record_steps(actions, ops, int(trajectory.checks[steps[-1], index]))
             return
-        for step, is_reset in zip(steps, resets, strict=True):
+        for step, op in zip(steps, ops, strict=True):
             check = int(trajectory.checks[step, index])
-            if is_reset:
+            if op == RESET:
                 journal.record_reset(check)
             else:
                 action = trajectory.actions[0][step, index].copy()[()]

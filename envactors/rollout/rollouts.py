@@ -246,15 +246,14 @@ class Run:
         failures: dict[int, BaseException] = {}
         policy_error: BaseException | None = None
         for part in parts:
-            envs = range(part.first, part.stop)
-            read_contents(trajectory, envs, part.contents, part.large_infos, contents)
+            read_contents(trajectory, part.range, part.contents, part.large_infos, contents)
             contents.failures.update(part.failures)
-            failures.update(part.errors if part.error is None else dict.fromkeys(envs, part.error))
+            failures.update(part.errors if part.error is None else dict.fromkeys(part.range, part.error))
             if part.policy_error is not None and policy_error is None:
                 policy_error = part.policy_error.read()[1]
         report_failures(trajectory, contents)
         versions = np.array([part.version for part in parts])
-        envs = range(parts[0].first, parts[-1].stop)
+        envs = range(parts[0].range.start, parts[-1].range.stop)
         rollout = assemble(trajectory, envs, contents, versions, copies=self._copies)
         self._unread -= 1
         return result_of(rollout, failures, policy_error)

@@ -22,7 +22,7 @@ from envactors.mailbox.control_page import (
     SINCE,
     TIMED,
 )
-from envactors.mailbox.info_codec import PLAIN, Infos, decode
+from envactors.mailbox.info_codec import Infos, decode
 from envactors.mailbox.messages import Failure, Fault, episode_seed
 from envactors.mailbox.pickling import copy_value, pack_failure
 from envactors.mailbox.slab import PLAIN_REWARD
@@ -325,12 +325,6 @@ class TrajectoryWriter:
         self.chosen: memoryview[int] = trajectory.chosen.data
         self.done: memoryview[int] = trajectory.done.data
         self.rewards: Any = trajectory.rewards.reshape(-1).data if layout.reward == PLAIN_REWARD else None
-        self._terminated = trajectory.terminated.reshape(-1).data
-        self._truncated = trajectory.truncated.reshape(-1).data
-        self._ops = trajectory.ops.reshape(-1).data
-        self._starts = trajectory.starts.reshape(-1).data
-        self._checks = trajectory.checks.reshape(-1).data
-        self._encodings = trajectory.info_encoding.data
         only: Any = self._only
         is_flat = only is not None and only.ndim == 3 and only.dtype.kind in "biuf"
         is_plain = is_flat and self.rewards is not None and not hosted[0].journal
@@ -352,10 +346,12 @@ class TrajectoryWriter:
 
     def write_turn(self, column: Column, step: int, terminated: Any, truncated: Any, autoreset: str) -> None:
         """Write that an episode has ended, or that a reset has begun one, and choose the env's next operation."""
-        row = step * self.envs + column.index
+        trajectory, index = self.trajectory, column.index
         is_over = bool(terminated) or bool(truncated)
-        self._terminated[row], self._truncated[row], self._ops[row] = bool(terminated), bool(truncated), column.op
-        self._starts[row + self.envs] = column.op == RESET or (is_over and autoreset == "same_step")
+        trajectory.terminated[step, index], trajectory.truncated[step, index] = bool(terminated), bool(truncated)
+        trajectory.ops[step, index] = column.op
+        trajectory.seeds[step, index] = -1 if column.seed is None else column.seed
+        trajectory.starts[step + 1, index] = column.op == RESET or (is_over and autoreset == "same_step")
         if column.op == RESET:
             column.begin_episode()
         elif is_over:
@@ -386,11 +382,12 @@ class TrajectoryWriter:
                 objects = self._objects_in(leaves)
             self.trajectory.rewards[step, index] = reward
             if hosted.journal:
-                self._checks[step * self.envs + index] = hosted.check
+                self.trajectory.checks[step, index] = hosted.check
             if type(info) is not dict or info or objects:
                 self.write_beside(step * self.envs + index, info, objects)
             self.objects[column.position] = objects
-            self.write_turn(column, step, terminated, truncated, autoreset)
+            if column.op == RESET or terminated or truncated:
+                self.write_turn(column, step, terminated, truncated, autoreset)
         except PayloadError:
             raise
         except BaseException as error:
@@ -412,16 +409,15 @@ class TrajectoryWriter:
 
     def repeat(self, hosted: HostedEnv, step: int) -> None:
         """Write the last observation of an env again."""
-        trajectory, index, row = self.trajectory, hosted.index, step * self.envs + hosted.index
+        trajectory, index = self.trajectory, hosted.index
         for array in trajectory.observations:
             if array is not None:
                 array[step + 1, index] = array[step, index]
         trajectory.rewards[step, index] = 0
-        self._encodings[row] = PLAIN
         if self.objects[hosted.position]:
-            self.write_beside(row, {}, self.objects[hosted.position])
-        self._ops[row] = REPEAT
-        self._checks[row] = hosted.check
+            self.write_beside(step * self.envs + index, {}, self.objects[hosted.position])
+        trajectory.ops[step, index] = REPEAT
+        trajectory.checks[step, index] = hosted.check
         self.done[index] = step + 1
 
     def _objects_in(self, leaves: list[Any]) -> list[Any]:

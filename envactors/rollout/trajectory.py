@@ -59,14 +59,13 @@ class ColumnsNote(NamedTuple):
     Attributes:
         places: Places of the regions of the trajectory in the shared memory.
         layout: Pickled `TrajectoryLayout`.
-        first, stop: Range of the worker's envs.
+        envs: Indices of the worker's envs.
         start: First step.
     """
 
     places: RegionPlaces
     layout: bytes
-    first: int
-    stop: int
+    envs: range
     start: int
 
 
@@ -89,6 +88,8 @@ class Trajectory:
         starts: Whether an observation is the first of its episode; bool, shape (t + 1, n).
         terminated, truncated: Ends of episodes; bool, shape (t, n).
         ops: What happened to an env in a step, one of the values above; uint8, shape (t, n).
+        seeds: Seeds of resets, also of those within steps, at the steps that reset; -1 if the env chose it; int64,
+            shape (t, n).
         checks: Checksums over the observations of envs with a journal; uint32, shape (t, n).
         rewards: Rewards; float64, shape (t, n, *shape of the reward spec).
         observations: Arrays of shape (t + 1, n, ...), None for leaves that cannot be batched.
@@ -111,6 +112,7 @@ class Trajectory:
         self.truncated: npt.NDArray[np.bool_] = self.flags[2, 1:].view(np.bool_)
         self.ops: npt.NDArray[np.uint8] = self.flags[3, 1:]
         self.info_encoding: npt.NDArray[np.uint8] = self.flags[4, 1:].reshape(-1)
+        self.seeds: npt.NDArray[np.int64] = place((t, n), np.int64)
         self.checks: npt.NDArray[np.uint32] = place((t, n), np.uint32)
         reward = layout.reward or PLAIN_REWARD
         self.rewards: npt.NDArray[np.float64] = place((t, n, *reward.shape), reward.dtype)
@@ -140,46 +142,45 @@ class Trajectory:
         """Return the encoded info of a row."""
         return self.inline_infos[row, : self.inline_info_sizes[row]].data
 
-    def pack(self, first: int, stop: int, start: int, end: int | None = None) -> bytes:
+    def pack(self, envs: range, start: int, end: int | None = None) -> bytes:
         """Serialize the columns of some envs for another machine.
 
         Args:
-            first: First env.
-            stop: Env after the last one.
+            envs: Indices of the envs.
             start: First step.
             end: Step after the last one; None for everything that their worker has written.
         """
         if end is None:
-            written = max(int(self.done[first:stop].max()), int(self.chosen[first]))
+            written = max(int(self.done[envs].max()), int(self.chosen[envs.start]))
             end = min(max(start, written), self.layout.steps)
         content: list[bytes | memoryview] = [_RANGE.pack(start, end)]
-        content += [block.tobytes() for block in self._blocks(first, stop, start, end)]
-        content += [self.inline_info(row) for row in self._rows_with_infos(first, stop, start, end)]
+        content += [block.tobytes() for block in self._blocks(envs, start, end)]
+        content += [self.inline_info(row) for row in self._rows_with_infos(envs, start, end)]
         return b"".join(content)
 
-    def unpack(self, first: int, stop: int, content: bytes | memoryview) -> None:
+    def unpack(self, envs: range, content: bytes | memoryview) -> None:
         """Write columns that `pack` serialized."""
         start, end = _RANGE.unpack_from(content)
         at = _RANGE.size
-        for block in self._blocks(first, stop, start, end):
+        for block in self._blocks(envs, start, end):
             block[...] = np.frombuffer(content, block.dtype, block.size, at).reshape(block.shape)
             at += block.nbytes
-        for row in self._rows_with_infos(first, stop, start, end):
+        for row in self._rows_with_infos(envs, start, end):
             room = self.inline_info(row)
             room[:] = content[at : at + len(room)]
             at += len(room)
 
-    def _blocks(self, first: int, stop: int, start: int, end: int) -> list[npt.NDArray[Any]]:
+    def _blocks(self, envs: range, start: int, end: int) -> list[npt.NDArray[Any]]:
         """Return the columns of some envs and steps in each array, except for the infos."""
-        mine, sizes = slice(first, stop), self.inline_info_sizes.reshape(-1, self.layout.envs)
+        mine, sizes = slice(envs.start, envs.stop), self.inline_info_sizes.reshape(-1, self.layout.envs)
         # Flags and observations have one row more: those before and those after each step.
         observations = [array[start : end + 1, mine] for array in self.observations if array is not None]
-        timed: list[npt.NDArray[Any]] = [self.checks, self.rewards, sizes, *self.actions, *self.extras]
+        timed: list[npt.NDArray[Any]] = [self.seeds, self.checks, self.rewards, sizes, *self.actions, *self.extras]
         whole: list[npt.NDArray[Any]] = [self.done[mine], self.chosen[mine], self.flags[:, start : end + 1, mine]]
         return [*whole, *observations, *(array[start:end, mine] for array in timed)]
 
-    def _rows_with_infos(self, first: int, stop: int, start: int, end: int) -> list[int]:
-        envs = self.layout.envs
-        rows = np.arange(start * envs, end * envs).reshape(-1, envs)[:, first:stop]
+    def _rows_with_infos(self, envs: range, start: int, end: int) -> list[int]:
+        count = self.layout.envs
+        rows = np.arange(start * count, end * count).reshape(-1, count)[:, envs]
         found: list[int] = rows[self.info_encoding[rows] == INLINE_INFO].tolist()
         return found

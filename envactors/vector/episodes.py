@@ -100,11 +100,6 @@ class Episodes:
             return renewed_seed(root_seed, incarnation)
         return None
 
-    def seed_of_episode(self, index: int, number: int) -> int | None:
-        """Return the seed of an env's episode; None if episodes are not seeded."""
-        root_seed = self.root_seeds[index]
-        return episode_seed(root_seed, number) if self.flags[index] & SEEDED and root_seed is not None else None
-
     # Results ---------------------------------------------------------------------------------------------
 
     def record(self, index: int, *, ends: bool, is_reset: bool) -> None:

@@ -798,7 +798,7 @@ def test_steps_count_if_the_process_crashes_after_its_reply(monkeypatch, tmp_pat
     on_reply, killed = RolloutPart.on_reply, []
 
     def on_reply_after_a_kill(part, actor, frame):
-        if not killed and not part._sets_policy:
+        if not killed:
             killed.append(envs.actors[0].pid)
             os.kill(killed[0], signal.SIGKILL)
         return on_reply(part, actor, frame)
