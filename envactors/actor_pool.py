@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import threading
-from collections import deque
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import as_completed, wait
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
+from envactors import backends
+from envactors.actor.change import ChangeLock
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, method_name
-from envactors.actor.jobs import Call
+from envactors.actor.jobs import Call, SharedQueue
 from envactors.actor.spawn import SpawnOptions, launch, spawn
 from envactors.actor.type_variables import Item, P, R, T_co
 from envactors.errors import ActorClosedError
@@ -52,16 +52,21 @@ class ActorPool(Generic[T_co]):
         options = inspect.signature(spawn).bind(factory, **spawn_options)
         options.apply_defaults()
         name = options.arguments.pop("name") or "pool"
-        # Guards what follows. Reentrant, since signal handlers and finalizers may use the pool. No lock of an actor is
-        # taken while it is held.
-        self._lock = threading.RLock()
-        self._waiting: deque[tuple[ActorFuture[Any], str, bytes | bytearray]] = deque()
         self._is_closed = False
+        is_inline = backends.resolve(options.arguments["backend"]).traits.is_inline
+        # In-process actors hold their locks while env code runs. All others share one, which guards the queue, too.
+        self._lock = ChangeLock()
         self.actors: list[ActorHandle[Any]] = [
-            launch([factory], name=f"{name}-{i}", first=i, **options.kwargs) for i in range(n)
+            launch([factory], name=f"{name}-{i}", first=i, **options.kwargs, lock=None if is_inline else self._lock)
+            for i in range(n)
         ]
-        # The actors without a call; the one that has been idle for longest comes first.
-        self._idle: dict[ActorHandle, None] = dict.fromkeys(self.actors)
+        self._actors: list[Any] = [handle._actor for handle in self.actors]
+        self._turns = itertools.count()
+        self._shared: SharedQueue | None = None  # in-process calls never wait
+        if not is_inline:
+            self._shared = SharedQueue(self._actors)
+            for actor in self._actors:
+                actor.shared = self._shared
 
     @property
     def runtime(self) -> Runtime:
@@ -89,6 +94,7 @@ class ActorPool(Generic[T_co]):
             ActorClosedError: The pool was closed.
         """
         name = method_name(method)
+        self._actors[0].check_owner()
         future: ActorFuture[Any] = ActorFuture(self, self)
         try:
             payload = dumps(tuple(messages.Call(0, name, args, kwargs)))  # the same for each actor
@@ -97,24 +103,15 @@ class ActorPool(Generic[T_co]):
             step = Step(name, actor.config.first_index)
             future.set_error(actor.errors.unpicklable(step, actor.incarnation.index, error, safe_repr(error)))
             return future
-        handle: ActorHandle[Any] | None = None
-        try:
+        deadline = self._actors[0].config.deadlines.of(name)
+        call = Call(name, 0, Kind.CALL, future, deadline, payload=payload)
+        if self._shared is None:
+            self._check_open(name)
+            self._send(call)
+        else:
             with self._lock:
-                if self._is_closed:
-                    raise ActorClosedError(f"cannot submit {name!r}: the pool is closed")
-                handle = None if self._waiting else self._find_idle()
-                if handle is None:
-                    self._waiting.append((future, name, payload))
-                else:
-                    self._idle.pop(handle, None)
-            if handle is not None:
-                self._send(handle, future, name, payload)
-            elif self._idle:
-                self.runtime.loop.call_soon(self._assign)
-        except BaseException:  # a signal handler has raised, and nobody gets the future
-            if handle is not None:
-                self._set_idle(handle)
-            raise
+                self._check_open(name)
+                self._send(call)
         return future
 
     @overload
@@ -165,9 +162,8 @@ class ActorPool(Generic[T_co]):
         check_timeout(timeout, "close(timeout=...)")
         with self._lock:
             self._is_closed = True
-            waiting = [entry[0] for entry in self._waiting]
-        for future in waiting:
-            future.cancel()
+            for future in self._waiting():
+                future.set_canceled()
         close_all(self.actors, timeout)
 
     def __enter__(self) -> ActorPool[T_co]:
@@ -176,7 +172,7 @@ class ActorPool(Generic[T_co]):
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is None:
             with self._lock:
-                waiting = [entry[0] for entry in self._waiting]
+                waiting = self._waiting()
             wait(waiting)
         self.close()
 
@@ -188,61 +184,49 @@ class ActorPool(Generic[T_co]):
     def cancel(self, future: ActorFuture[Any]) -> bool:
         """Cancel a call that waits for an actor, or is queued at one."""
         with self._lock:
-            found = next((entry for entry in self._waiting if entry[0] is future), None)
-            if found is not None:
+            if future in self._waiting():
                 future.set_canceled()
-                self._waiting.remove(found)
-        if found is None and future._owner is not self:
-            return future._owner.cancel(future)
-        return future.cancelled()
+            owner = future.owner
+        return future.cancelled() if owner is self else owner.cancel(future)
 
     def abort(self, future: ActorFuture[Any]) -> bool:
         """Cancel a call, or end it by replacing its process."""
-        return self.cancel(future) or (future._owner is not self and future._owner.abort(future))
+        return self.cancel(future) or (future.owner is not self and future.owner.abort(future))
 
     def read_reply(self, future: ActorFuture[Any], deadline: float | None) -> None:
         """Do nothing: the loop reads the reply."""
 
-    # Assigning calls -------------------------------------------------------------------------------------
+    # Sending calls ---------------------------------------------------------------------------------------
 
-    def _find_idle(self) -> ActorHandle[Any] | None:
-        """Return an idle actor; once no actor of the pool can run calls any more, a dead one, which fails the call."""
-        for handle in self._idle:
-            if handle._actor.is_usable:
-                return handle
-        return None if any(handle._actor.is_usable for handle in self.actors) else next(iter(self._idle), None)
+    def _check_open(self, name: str) -> None:
+        if self._is_closed:
+            raise ActorClosedError(f"cannot submit {name!r}: the pool is closed")
 
-    def _assign(self) -> None:
-        """Send calls that wait to idle actors. Runs in the loop, where no signal handler raises."""
-        while True:
-            with self._lock:
-                while self._waiting and self._waiting[0][0].done():  # it was canceled
-                    self._waiting.popleft()
-                handle = self._find_idle()
-                if self._is_closed or not self._waiting or handle is None:
-                    return
-                self._idle.pop(handle, None)
-                entry = self._waiting.popleft()
-            self._send(handle, *entry)
+    def _waiting(self) -> list[ActorFuture[Any]]:
+        """Return the futures of the calls that wait for an actor. The lock must be held."""
+        return [] if self._shared is None else [call.future for call in self._shared.calls if not call.future.done()]
 
-    def _send(self, handle: ActorHandle[Any], future: ActorFuture[Any], name: str, payload: bytes | bytearray) -> None:
-        """Have an actor run a call."""
-        actor = handle._actor
-        future._owner = actor
-        on_end = functools.partial(self._release, handle)
-        call = Call(name, actor.config.first_index, Kind.CALL, future, payload=payload, on_end=on_end)
+    def _send(self, call: Call) -> None:
+        """Have an actor run a call, or let it wait for one."""
+        actor = self._find_actor()
+        if actor is None:
+            assert self._shared is not None, "in-process calls run at once"
+            self._shared.calls.append(call)
+            return
+        call.index, call.future.owner = actor.config.first_index, actor
         try:
             actor.accept(call)
         except ActorClosedError as error:
-            future.set_error(error)
-        if future.done():  # the actor is closed, or the call has run in this thread
-            self._set_idle(handle)
+            call.future.set_error(error)
 
-    def _release(self, actor: ActorHandle[Any]) -> None:
-        """Run the next call on an actor whose call has ended."""
-        self._set_idle(actor)
-        self._assign()
-
-    def _set_idle(self, actor: ActorHandle[Any]) -> None:
-        with self._lock:
-            self._idle[actor] = None
+    def _find_actor(self) -> Any:
+        """Return an idle actor; None if a call has to wait for one."""
+        if self._shared is not None and self._shared.calls:
+            return None
+        turn = next(self._turns) % len(self._actors)
+        in_turn = self._actors[turn:] + self._actors[:turn]
+        usable = [actor for actor in in_turn if actor.is_usable]
+        idle = [actor for actor in usable if actor.is_idle]
+        if usable and not idle and self._shared is not None:
+            return None
+        return (idle or usable or in_turn)[0]  # one that is not usable fails the call

@@ -27,7 +27,7 @@ from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Exit, JobFate, Next, Plan, RestartTracker, Step, decide_next
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import Incarnation
-from envactors.actor.jobs import Call, Close, ErrorOf, Job, Renewal
+from envactors.actor.jobs import Call, Close, ErrorOf, Job, Renewal, SharedQueue
 from envactors.actor.latch import Latch
 from envactors.actor.loan import ChannelLoan
 from envactors.actor.permits import Permits
@@ -79,6 +79,7 @@ class Actor:
         phase: What it is doing with its process.
         incarnation: The current process, the one that is starting, or the last one.
         queue: The jobs that wait, the next one first.
+        shared: The calls that wait for any actor of a pool; None outside of pools.
         running: The job that the worker runs; while no process lives, a renewal that waits for the next one.
         unfinished: All jobs that were accepted and have not ended. Each is in the queue, or it is the running one.
         is_closing: Whether it accepts no more jobs.
@@ -102,6 +103,7 @@ class Actor:
         self.phase: Phase = Phase.NEW
         self.incarnation: Incarnation = Incarnation(0)
         self.queue: deque[Job] = deque()
+        self.shared: SharedQueue | None = None
         self.running: Job | None = None
         self.unfinished: dict[Job, None] = {}
         self.is_closing: bool = False
@@ -133,7 +135,7 @@ class Actor:
         runtimes.join(self)
         self._use = self.config.backend.use(self.config.env_vars, self.runtime)
         self._use.open()
-        self._proceed_soon()
+        self.proceed_soon()
 
     def _find_loop(self) -> Loop:
         return self.runtime.loop
@@ -182,6 +184,12 @@ class Actor:
     def is_usable(self) -> bool:
         """Whether it can run calls, now or once a process has started. Takes no lock."""
         return not self.is_closing and self.phase not in (Phase.DEAD, Phase.CLOSED)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its process has nothing to do, once it has started. Takes no lock."""
+        has_process = self.phase in (_LIVE, Phase.STARTING, Phase.NEW)
+        return has_process and self.running is None and not self.queue and not self.is_closing
 
     def stats(self) -> ActorStats:
         """Return counts over the actor's lifetime. The worker notices nothing."""
@@ -351,7 +359,7 @@ class Actor:
             if patience is not None and self.phase is not Phase.CLOSED:
                 end = functools.partial(self._end, EndReason.CLOSE)
                 self.timers.set_earliest("close", began + patience, end)
-            self._proceed_soon()
+            self.proceed_soon()
 
     def wait_closed(self, timeout: float | None, began: float | None = None) -> None:
         """Wait until nothing of the actor is left; return at once where the loop, which ends it, waits for this.
@@ -432,7 +440,6 @@ class Actor:
             return self.tenant.withdraw(future)
         self.queue.remove(job)
         self.unfinished.pop(job, None)
-        job.on_withdrawn(self)
         return job.step(self)
 
     def _close_patience(self, timeout: float | None) -> float | None:
@@ -457,7 +464,7 @@ class Actor:
         if self.phase is _LIVE:
             self.dispatch()
         elif self.phase in (Phase.DEAD, Phase.CLOSED):
-            self._proceed_soon()
+            self.proceed_soon()
 
     def dispatch(self) -> None:
         """Start queued jobs that the worker can accept."""
@@ -465,10 +472,6 @@ class Actor:
         is_limited = self.running is not None and self.running.needs_permit
         if self.permits is not None and not waits_for_permit and not is_limited:
             self.permits.give_back(self)
-
-    def dispatch_soon(self) -> None:
-        """Have the loop call `dispatch`."""
-        self.runtime.loop.call_soon(functools.partial(self.run, self.dispatch))
 
     def _start_jobs(self) -> bool:
         """Start queued jobs that the worker can accept; return whether the next one waits for a permit."""
@@ -649,11 +652,20 @@ class Actor:
         self.spin.complete(time.monotonic())
         if job.on_reply(self, frame):
             self.unfinished.pop(job, None)
-        if self.queue or self.permits is not None:
+        if self.queue or self.shared is not None or self.permits is not None:
             if self._loan.is_active:  # the jobs of other threads are not the borrower's work
-                self._proceed_soon()
+                self.proceed_soon()
             else:
-                self.dispatch()
+                self._run_next()
+
+    def _run_next(self) -> None:
+        """Start queued jobs, or the next call of the shared queue if there are none. Only the loop takes calls."""
+        self.dispatch()
+        if self.shared is not None and self.running is None and self.phase is _LIVE and not self.is_closing:
+            call = self.shared.take()
+            if call is not None:
+                call.index, call.future.owner = self.config.first_index, self
+                self.enqueue(call)
 
     # Jobs ------------------------------------------------------------------------------------------------
 
@@ -675,6 +687,14 @@ class Actor:
                 self._start_next()
                 return
             self._fail(job, error_of)
+        self._fail_all(error_of)
+
+    def _fail_all(self, error_of: ErrorOf) -> None:
+        """Fail the jobs that wait for this actor, and those that wait for any of several if this was the last one."""
+        while self.queue:
+            self._fail(self.queue.popleft(), error_of)
+        while self.shared is not None and not self.shared.is_served and (call := self.shared.take()) is not None:
+            self._fail(call, error_of)
 
     def _final_error(self) -> ActorError:
         """Return the error of everything that comes after the last process that was allowed."""
@@ -823,7 +843,7 @@ class Actor:
         first = self.tenant.on_started(incarnation, is_renewal=kept is not None)
         self.unfinished.update(dict.fromkeys(first))
         self.queue.extendleft(reversed(first))
-        self.dispatch()
+        self._run_next()
 
     # Ending ----------------------------------------------------------------------------------------------
 
@@ -834,11 +854,12 @@ class Actor:
         self.incarnation.end(reason)
         if self.phase is not Phase.DEAD:
             self.phase = Phase.ENDING
-        self._proceed_soon()
+        self.proceed_soon()
         if reason is EndReason.CLOSE and not self.config.backend.traits.can_kill:
             self.runtime.loop.call_soon(functools.partial(self.run, self._leave_running))
 
-    def _proceed_soon(self) -> None:
+    def proceed_soon(self) -> None:
+        """Have the loop continue after a change: start what can start, or end what must end."""
         self.runtime.loop.call_soon(functools.partial(self.run, self._proceed))
 
     def _proceed(self) -> None:
@@ -846,14 +867,13 @@ class Actor:
         incarnation = self.incarnation
         is_needed = not self.is_closing or len(self.queue) > 1  # the last job is the closing
         if incarnation.process is not None:
-            self.dispatch()  # if it is ending, its exit continues
+            self._run_next()  # if it is ending, its exit continues
         elif incarnation.is_launching:
             is_wanted = is_needed and self.phase is Phase.STARTING
             if not is_wanted and self._withdraw_launch():
                 self._after_exit(ExitReport())
         elif self.phase is Phase.CLOSED:
-            while self.queue:
-                self._fail(self.queue.popleft(), lambda step: self.errors.closed(step, incarnation.index))
+            self._fail_all(functools.partial(self.errors.closed, incarnation=incarnation.index))
         elif self.phase is Phase.DEAD and not (self.is_closing or incarnation.is_replaced):
             self._fail_queue()
         elif self.phase is Phase.NEW and is_needed:
@@ -974,6 +994,7 @@ class Actor:
         self.phase, self.incarnation.process = Phase.CLOSED, None
         while self.queue:
             self._fail(self.queue.popleft(), error_of)
+        self._fail_all(functools.partial(self.errors.closed, incarnation=self.incarnation.index))
         self.timers.cancel_all()
         self.tenant = NO_TENANT  # the other one has the memory of the vector
         self.runtime.callbacks.submit(self._release)
@@ -1012,7 +1033,7 @@ class Actor:
         self.running = None
         self.tenant.repair(error_of)
         if self.phase is Phase.DEAD and bug is None:
-            self._proceed_soon()
+            self.proceed_soon()
         elif bug is not None and self.incarnation.report is not None and self.phase is not Phase.CLOSED:
             self._close(error_of)  # the bug is in the handling of the exit, which would meet it again
         else:

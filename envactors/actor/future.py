@@ -109,7 +109,7 @@ class ActorFuture(concurrent.futures.Future[R]):
     def __init__(self, owner: Owner, keep_alive: object) -> None:
         super().__init__()
         self._condition: Any = _Condition(self._waiters)
-        self._owner = owner
+        self.owner: Owner = owner
         self._keep_alive: object | None = keep_alive
         self._outcome: Outcome | None = None
         # Reentrant: a signal handler may ask for the result while its thread reads it.
@@ -168,7 +168,7 @@ class ActorFuture(concurrent.futures.Future[R]):
 
     def cancel(self) -> bool:
         """Take the call out of the queue. Return False if it is running or has ended."""
-        return self._owner.cancel(self)
+        return self.owner.cancel(self)
 
     def abort(self) -> bool:
         """Cancel the call if it is queued; if it is running, end it by replacing its process.
@@ -179,7 +179,7 @@ class ActorFuture(concurrent.futures.Future[R]):
         Returns:
             False if the call has ended already.
         """
-        return self._owner.abort(self)
+        return self.owner.abort(self)
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[R]], object]) -> None:
         """Call a function with this future once it is done, in a thread of this library; now if it is done."""
@@ -212,7 +212,7 @@ class ActorFuture(concurrent.futures.Future[R]):
             check_patience(timeout, "result(timeout=...)")
         if not self.done():
             deadline = None if timeout is None else time.monotonic() + min(timeout, threading.TIMEOUT_MAX)
-            self._owner.read_reply(self, deadline)
+            self.owner.read_reply(self, deadline)
             if not self.done() and not self._ended.wait(remaining(deadline)):
                 raise concurrent.futures.TimeoutError
         if self._condition.state != _FINISHED:
@@ -261,7 +261,7 @@ class ActorFuture(concurrent.futures.Future[R]):
         self._keep_alive = None
         # If the condition is held, a waiter may be about to be added.
         if _is_locked(self._condition) or self._waiters or self._done_callbacks:  # type: ignore[attr-defined]
-            self._owner.runtime.callbacks.submit(self._notify_others)
+            self.owner.runtime.callbacks.submit(self._notify_others)
 
     def _notify_others(self) -> None:
         """Run callbacks, and wake the waiters of `concurrent.futures`."""

@@ -104,6 +104,11 @@ class InlineActor:
         return not self.closed.is_open and self._start_error is None
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no code of its envs is running."""
+        return self.state is ActorState.IDLE
+
+    @property
     def page(self) -> ControlPage | None:
         """The control page of the envs; None if a factory has raised, or the actor is closed."""
         return None if self._server is None else self._server.page

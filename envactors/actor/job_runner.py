@@ -50,6 +50,10 @@ class JobRunner(Protocol):
         """The control page of the process; None while there is no process."""
 
     @property
+    def is_usable(self) -> bool:
+        """Whether it can run calls, now or once a process has started."""
+
+    @property
     def tenant(self) -> CallRecorder:
         """Records calls."""
 

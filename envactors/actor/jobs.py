@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from envactors.actor import recording
@@ -97,9 +98,6 @@ class Job:
         """Continue or end after the exit of the process that it was sent to."""
         raise NotImplementedError
 
-    def on_withdrawn(self, actor: JobRunner) -> None:
-        """End without an outcome: the user has taken it out of the queue."""
-
     def fail(self, actor: JobRunner, error_of: ErrorOf) -> None:
         """End with an error: no process will run it."""
 
@@ -115,7 +113,6 @@ class Call(Job):
         deadline: Its own deadline; None for that of `Deadlines`.
         retries: How many crashes and missed deadlines it survives.
         payload: Its message, pickled.
-        on_end: Runs in the loop once it has ended; None for nothing.
         incarnation: The index of the only process that may run it; None for any.
         take_reply: Called with the reply, under the lock, before the future has it; None for nothing.
     """
@@ -129,7 +126,6 @@ class Call(Job):
         deadline: float | None = None,
         retries: int = 0,
         payload: bytes | bytearray = b"",
-        on_end: Callable[[], object] | None = None,
         incarnation: int | None = None,
         take_reply: Callable[[Frame], object] | None = None,
     ) -> None:
@@ -140,7 +136,6 @@ class Call(Job):
         self.deadline = deadline
         self.retries: int = retries
         self.payload = payload
-        self.on_end = on_end
         self.incarnation = incarnation
         self.needs_permit: bool = kind == Kind.CALL and method in ("step", "reset")
         self.take_reply = take_reply
@@ -168,32 +163,54 @@ class Call(Job):
         actor.tenant.on_call(self.kind, self.index, self.payload, frame)
         if self.take_reply is not None:
             self.take_reply(frame)
-        self._end(actor, UnreadReply(actor.errors, self.step(actor), frame, actor.pid))
+        self.future.set_outcome(UnreadReply(actor.errors, self.step(actor), frame, actor.pid))
         return True
 
     def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
         """Run again if the worker had not begun it, or if it has retries."""
+        del actor
         has_begun, is_discard = exit.culprit is not None, exit.reason is EndReason.DISCARD
         is_requested = exit.plan.next in (Next.CLOSE, Next.START)
         fate = decide_call(has_begun=has_begun, retries=self.retries, is_discard=is_discard, is_requested=is_requested)
         if fate is JobFate.DONE:
-            self._end(actor, ReadyOutcome(None, exit.error))
+            self.future.set_error(exit.error)
         elif has_begun:
             self.retries -= 1
         return fate
 
     def fail(self, actor: JobRunner, error_of: ErrorOf) -> None:
         """End with an error."""
-        self._end(actor, ReadyOutcome(None, error_of(self.step(actor))))
+        self.future.set_error(error_of(self.step(actor)))
 
-    def _end(self, actor: JobRunner, outcome: Any) -> None:
-        self.future.set_outcome(outcome)
-        self.on_withdrawn(actor)
 
-    def on_withdrawn(self, actor: JobRunner) -> None:
-        """Report the end to the pool."""
-        if self.on_end is not None:
-            actor.runtime.loop.call_soon(self.on_end)
+class SharedQueue:
+    """The calls that wait for any of several equal actors, which share a lock. Use it under that lock.
+
+    An idle actor takes the next call; the last actor that can run calls fails those that are left.
+
+    Args:
+        actors: The actors.
+
+    Attributes:
+        calls: The calls, the next one first.
+    """
+
+    def __init__(self, actors: Sequence[JobRunner]) -> None:
+        self.calls: deque[Call] = deque()
+        self._actors = actors
+
+    @property
+    def is_served(self) -> bool:
+        """Whether an actor can run calls, now or later."""
+        return any(actor.is_usable for actor in self._actors)
+
+    def take(self) -> Call | None:
+        """Remove and return the next call that was not canceled; None if there is none."""
+        while self.calls:
+            call = self.calls.popleft()
+            if not call.future.done():
+                return call
+        return None
 
 
 class UnreadReply:

@@ -9,7 +9,7 @@ from typing import Protocol
 class PermitHolder(Protocol):
     """An actor whose steps and resets need permits."""
 
-    def dispatch_soon(self) -> None:
+    def proceed_soon(self) -> None:
         """Have the loop start its queued jobs, as far as it may."""
 
 
@@ -64,4 +64,4 @@ class Permits:
 
     def _wake_next(self) -> None:
         for actor in self._find_next():
-            actor.dispatch_soon()
+            actor.proceed_soon()

@@ -41,7 +41,7 @@ class FileGate:
         return True
 
 
-GATE = FileGate("gate")
+GATE, OTHER_GATE = FileGate("gate"), FileGate("other")
 BACKEND = ea.ThreadBackend()
 
 
@@ -53,6 +53,12 @@ class Worker:
 
     def wait(self):
         assert GATE.wait(SOON)
+
+    def wait_again(self):
+        assert OTHER_GATE.wait(SOON)
+
+    def find_thread(self):
+        return threading.get_ident()
 
     def add(self):
         self.count += 1
@@ -77,8 +83,10 @@ class Worker:
 @pytest.fixture(autouse=True)
 def closed_gate():
     GATE.clear()
+    OTHER_GATE.clear()
     yield
     GATE.set()
+    OTHER_GATE.set()
 
 
 def check_all_work(pool):
@@ -276,3 +284,78 @@ def test_a_callback_that_blocks_delays_the_close_of_no_actor():
         pool.close(1)
         assert time.monotonic() - started < 2.5
     gate.set()
+
+
+def test_in_process_calls_of_several_threads_run_in_these_threads():
+    """One that finds all actors busy waits for one of them, and nothing runs in the threads of the library."""
+    with ea.ActorPool(Worker, 2, backend="inline") as pool:
+        busy = [StoppingThread(lambda: pool.submit("wait").result(SOON)).start() for _ in range(2)]
+        wait_until(lambda: all(actor.state is ea.ActorState.BUSY for actor in pool.actors))
+        waiting = StoppingThread(lambda: pool.submit("find_thread").result(SOON)).start()
+        waiting.wait_asleep()
+        GATE.set()
+        assert all(thread.ends_within(SOON) for thread in [*busy, waiting])
+        assert [thread.result for thread in busy] == [None, None]
+        assert waiting.result == waiting.ident
+        assert pool.submit("find_thread").result(SOON) == threading.get_ident()
+
+
+def test_an_in_process_call_runs_at_once_if_an_actor_is_idle():
+    with ea.ActorPool(Worker, 2, backend="inline") as pool:
+        busy = StoppingThread(lambda: pool.submit("wait").result(SOON)).start()
+        wait_until(lambda: any(actor.state is ea.ActorState.BUSY for actor in pool.actors))
+        assert [pool.submit("echo", i).result(SOON) for i in range(3)] == [0, 1, 2]
+        GATE.set()
+        assert busy.ends_within(SOON)
+
+
+def test_a_call_that_an_actor_takes_while_it_is_aborted_does_not_continue_unseen():
+    lines = Lines()
+    for line in lines:
+        pool = ea.ActorPool(Worker, 1, backend=BACKEND)
+        running = pool.submit("wait")
+        waiting = pool.submit("wait_again")
+        aborting = StoppingThread(waiting.abort, line, POOL).start()
+        lines.has_stopped = aborting.stops(or_sleeps=True)
+        GATE.set()
+        StoppingThread(lambda running=running: running.result(SOON)).start().wait_asleep()
+        aborting.go_on()
+        assert aborting.ends_within(SOON)
+        # A thread cannot be ended in a call.
+        assert aborting.result is True or isinstance(aborting.error, ea.ActorError), line
+        OTHER_GATE.set()
+        pool.close()
+        GATE.clear()
+        OTHER_GATE.clear()
+    assert lines.count > 3
+
+
+@pytest.mark.parametrize("backend", [BACKEND, "inline"])
+def test_a_pool_whose_actors_are_closed_refuses_calls(backend):
+    pool = ea.ActorPool(Worker, 2, backend=backend)
+    for actor in pool.actors:
+        actor.close()
+    assert isinstance(pool.submit("echo", 1).exception(SOON), ea.ActorClosedError)
+    pool.close()
+    with pytest.raises(ea.ActorClosedError):
+        pool.submit("echo", 1)
+
+
+def test_deadlines_hold_for_calls_that_have_waited_for_an_actor():
+    with ea.ActorPool(Worker, 1, backend="process", deadlines=ea.Deadlines(call=0.5)) as pool:
+        first, second = pool.submit("wait"), pool.submit("wait")
+        for future in (first, second):
+            assert isinstance(future.exception(SOON), (ea.ActorTimeoutError, ea.RestartsExhaustedError))
+
+
+def test_calls_are_refused_in_a_fork():
+    with ea.ActorPool(Worker, 1, backend=BACKEND) as pool:
+        child = os.fork()
+        if child == 0:
+            try:
+                pool.submit("echo", 1)
+            except ea.ActorClosedError:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

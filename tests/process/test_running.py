@@ -350,7 +350,7 @@ class Holding:
         self.permits, self.soon = permits, soon
         self.queue, self.running, self.begun = deque(), None, []
 
-    def dispatch_soon(self):
+    def proceed_soon(self):
         self.soon.append(self)
 
     def dispatch(self):

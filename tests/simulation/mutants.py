@@ -121,7 +121,7 @@ MUTANTS = [
     Mutant(SERVER + "_run_rows", "posted_id != completed[index]", "True", ONCE),
     # The actor: its queue.
     Mutant(ACTOR + "_on_reply", "self.unfinished.pop(job, None)", "pass", STATES),
-    Mutant(ACTOR + "_on_reply", "self._proceed_soon()", "pass", HANGS),
+    Mutant(ACTOR + "_on_reply", "self.proceed_soon()", "pass", HANGS),
     Mutant(ACTOR + "_start_jobs", "running.call_when_finished()", "pass", HANGS),
     Mutant(ACTOR + "enqueue", "self.queue.insert(replays, job)", "self.queue.append(job)", ORDER),
     Mutant(ACTOR + "can_post", "or self.queue ", "", ORDER),
@@ -130,7 +130,7 @@ MUTANTS = [
     Mutant(ACTOR + "_withdraw", "self.queue.remove(job)", "pass", ONCE),
     # The actor: starts and exits.
     Mutant(ACTOR + "_launch", "incarnation.process.worker.kill()", "pass", HANGS),
-    Mutant(ACTOR + "_on_started", "self.dispatch()", "pass", HANGS),
+    Mutant(ACTOR + "_on_started", "self._run_next()", "pass", HANGS),
     Mutant(ACTOR + "_on_started", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
     Mutant(ACTOR + "_on_started", "kept.on_next_start(incarnation.index)", "pass", HANGS),
     Mutant(ACTOR + "on_exit", "for frame in process.drain():", "for frame in ():", MIXES),

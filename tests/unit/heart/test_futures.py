@@ -146,7 +146,7 @@ def test_a_condition_that_was_left_locked_does_not_block_the_loop(make):
 def test_a_waiter_that_comes_after_the_end_and_before_the_notification_sees_the_future_once(make):
     """The callback has the notification run in another thread, which another callback holds up."""
     future, gate = make(), threading.Event()
-    future._owner.runtime.callbacks.submit(lambda: gate.wait(SOON))
+    future.owner.runtime.callbacks.submit(lambda: gate.wait(SOON))
     future.add_done_callback(lambda _: None)
     future.set_outcome(ReadyOutcome(1))
     other = make()
@@ -155,7 +155,7 @@ def test_a_waiter_that_comes_after_the_end_and_before_the_notification_sees_the_
         pass
     gate.set()
     notified = threading.Event()
-    future._owner.runtime.callbacks.submit(notified.set)
+    future.owner.runtime.callbacks.submit(notified.set)
     assert notified.wait(SOON)
     other.set_outcome(ReadyOutcome(2))
     thread.join(SOON)
@@ -211,7 +211,7 @@ class ReadMeanwhile(ActorFuture):
 
 
 def test_waiters_are_notified_although_the_outcome_is_read_meanwhile(make):
-    future = ReadMeanwhile(make()._owner, None)
+    future = ReadMeanwhile(make().owner, None)
     thread, found = in_thread(lambda: concurrent.futures.wait([future], SOON))
     while not future._waiters:
         time.sleep(0.001)
