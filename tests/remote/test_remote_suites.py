@@ -10,6 +10,7 @@ import test_packed
 import test_renewal
 import test_replay
 import test_rollouts
+import test_standbys
 from conformance import BackendConformance
 from nodes import preloading_backend, standing
 
@@ -18,7 +19,7 @@ from envactors import backends
 from envactors.remote import LocalNodes
 from envactors.testing import EchoEnv
 
-SUITES = [test_evaluation, test_packed, test_renewal, test_replay, test_rollouts]
+SUITES = [test_evaluation, test_packed, test_renewal, test_replay, test_rollouts, test_standbys]
 # What everybody runs.
 CHOSEN = {
     *(
@@ -30,12 +31,15 @@ CHOSEN = {
     *("test_a_raised_failure_contains_the_steps_before_it", "test_kills_at_any_moment_change_nothing_under_replay"),
     *("test_two_rollouts_may_be_in_flight_and_nothing_else", "test_nested_spaces_and_large_infos"),
     *("test_rewards_are_added_as_a_loop_adds_them",),
+    *("test_a_standby_is_brought_to_where_the_env_was_lost", "test_with_raise_a_reset_continues_in_the_standby"),
 }
 LOCAL = {
     # It is about the order in which a machine's processes start.
     *("test_only_so_many_processes_start_at_a_time", "test_a_start_deadline_does_not_count_while_waiting"),
     *("test_a_start_that_hangs_blocks_others_up_to_its_deadline", "test_the_limit_follows_the_cores_and_is_checked"),
     "test_what_waits_for_its_start_is_closed_killed_and_replaced_at_once",
+    # A node's fork server for such variables ends with the last actor of all.
+    "test_the_same_env_vars_for_all_are_a_standbys_too",
 }
 
 
