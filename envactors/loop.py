@@ -5,6 +5,7 @@ Callbacks are short, and never run code of users. If a callback raises, the loop
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import math
@@ -44,6 +45,7 @@ class Timer:
             callback()
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class _Descriptor:
     """A watched descriptor and its events.
 
@@ -57,15 +59,13 @@ class _Descriptor:
         errors: How often the callback has raised.
     """
 
-    __slots__ = ("bell", "callback", "errors", "fd", "is_lent", "is_watched", "wants_write")
-
-    def __init__(self, fd: int, callback: Callable[[int], object], bell: Doorbell | None = None) -> None:
-        self.fd = fd
-        self.callback = callback
-        self.wants_write = self.is_lent = False
-        self.is_watched = True
-        self.bell = bell
-        self.errors = 0
+    fd: int
+    callback: Callable[[int], object]
+    bell: Doorbell | None = None
+    wants_write: bool = False
+    is_lent: bool = False
+    is_watched: bool = True
+    errors: int = 0
 
 
 class Loop:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from envactors.actor.states import EndReason
@@ -12,14 +13,12 @@ if TYPE_CHECKING:
     from envactors.actor.process import ActorProcess, ExitReport
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Incarnation:
     """One process of an actor. The next process is another object, so no field outlives its process.
 
-    Args:
-        index: 0 for the first process of the actor, one more for each next one.
-
     Attributes:
-        index: As above.
+        index: 0 for the first process of the actor, one more for each next one.
         process: The process; None before it is launched, and after its exit.
         is_launching: Whether the launcher has not returned it yet.
         launched: When the launch began (`time.monotonic`).
@@ -35,36 +34,19 @@ class Incarnation:
         discard_error: The error that says which env raised, if it is ended for that reason.
     """
 
-    __slots__ = (
-        "discard_error",
-        "end_reason",
-        "envs_made",
-        "failure",
-        "failure_cause",
-        "has_started",
-        "index",
-        "is_launching",
-        "is_replaced",
-        "is_standby",
-        "launched",
-        "process",
-        "report",
-    )
-
-    def __init__(self, index: int) -> None:
-        self.index: int = index
-        self.process: ActorProcess | None = None
-        self.report: ExitReport | None = None
-        self.is_launching: bool = False
-        self.launched: float = 0.0
-        self.envs_made: int = 0
-        self.failure: Failure | None = None
-        self.failure_cause: BaseException | None = None
-        self.is_standby: bool = False
-        self.has_started: bool = False
-        self.end_reason: EndReason | None = None
-        self.is_replaced: bool = False
-        self.discard_error: ActorError | None = None
+    index: int
+    process: ActorProcess | None = None
+    is_launching: bool = False
+    launched: float = 0.0
+    envs_made: int = 0
+    failure: Failure | None = None
+    failure_cause: BaseException | None = None
+    is_standby: bool = False
+    report: ExitReport | None = None
+    has_started: bool = False
+    end_reason: EndReason | None = None
+    is_replaced: bool = False
+    discard_error: ActorError | None = None
 
     @property
     def is_late(self) -> bool:

@@ -19,14 +19,7 @@ class CallRecorder(Protocol):
     """The tenant of an actor, as calls see it; see `envactors.actor.tenant.Tenant`."""
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
-        """Record a call that has returned or raised.
-
-        Args:
-            kind: The kind of its message.
-            index: The index of the env.
-            payload: Its message, pickled.
-            frame: The reply.
-        """
+        """Record a call that has returned or raised."""
 
 
 class JobRunner(Protocol):

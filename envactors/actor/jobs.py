@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -102,10 +103,11 @@ class Job:
         """End with an error: no process will run it."""
 
 
+@dataclasses.dataclass(eq=False)
 class Call(Job):
     """A call of a method, or another request with one reply.
 
-    Args:
+    Attributes:
         method: The method, for deadlines and errors.
         index: The index of the env.
         kind: The kind of its message.
@@ -117,30 +119,18 @@ class Call(Job):
         take_reply: Called with the reply, under the lock, before the future has it; None for nothing.
     """
 
-    def __init__(
-        self,
-        method: str,
-        index: int,
-        kind: Kind,
-        future: ActorFuture,
-        deadline: float | None = None,
-        retries: int = 0,
-        payload: bytes | bytearray = b"",
-        incarnation: int | None = None,
-        take_reply: Callable[[Frame], object] | None = None,
-    ) -> None:
-        self.method = method
-        self.index = index
-        self.kind = kind
-        self.future: ActorFuture = future
-        self.deadline = deadline
-        self.retries: int = retries
-        self.payload = payload
-        self.incarnation = incarnation
-        self.needs_permit: bool = kind == Kind.CALL and method in ("step", "reset")
-        self.take_reply = take_reply
-        self.call_id = 0
-        self.started: float = 0.0
+    method: str
+    index: int
+    kind: Kind
+    future: ActorFuture
+    deadline: float | None = None
+    retries: int = 0
+    payload: bytes | bytearray = b""
+    incarnation: int | None = None
+    take_reply: Callable[[Frame], object] | None = None
+
+    def __post_init__(self) -> None:
+        self.needs_permit = self.kind == Kind.CALL and self.method in ("step", "reset")
 
     def start(self, actor: JobRunner) -> bool:
         """Send the message."""

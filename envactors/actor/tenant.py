@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from envactors.actor.job_runner import CallRecorder
 from envactors.mailbox.messages import Attach, Frame, Kind
 
 if TYPE_CHECKING:
@@ -14,10 +13,16 @@ if TYPE_CHECKING:
     from envactors.actor.jobs import ErrorOf, Job
 
 
-class Tenant(CallRecorder, Protocol):
-    """Lives in the process of an actor. An actor calls every method under its lock."""
+class Tenant:
+    """Lives in the process of an actor. An actor calls every method under its lock.
 
-    attach: Attach | None  # for the first message to a worker
+    This is the tenant of a lone actor, whose env nobody keeps track of, and the base class of others.
+
+    Attributes:
+        attach: A part of the first message to a worker; None for nothing.
+    """
+
+    attach: Attach | None = None
 
     def on_started(self, incarnation: Incarnation, *, is_renewal: bool) -> list[Job]:
         """Prepare for a new process; return the jobs that it runs first.
@@ -25,6 +30,18 @@ class Tenant(CallRecorder, Protocol):
         Args:
             incarnation: The process.
             is_renewal: Whether the user has asked for a fresh process.
+        """
+        del incarnation, is_renewal
+        return []
+
+    def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
+        """Record a call that has returned or raised.
+
+        Args:
+            kind: The kind of its message.
+            index: The index of the env.
+            payload: Its message, pickled.
+            frame: The reply.
         """
 
     def on_overflow(self, frame: Frame) -> None:
@@ -39,15 +56,21 @@ class Tenant(CallRecorder, Protocol):
         Args:
             finished: The call id up to which the worker claimed to have finished, before its frames were read.
         """
+        del finished
+        return ""
 
     def on_exit(self, exit: Exit) -> None:  # noqa: A002
         """Continue or fail everything that was in an ended process."""
 
     def withdraw(self, future: ActorFuture) -> Step | None:
         """Take the request of a future out of the queue; return its step, or None if it is not queued."""
+        del future
+        return None
 
     def is_running(self, future: ActorFuture) -> bool:
         """Return whether the worker runs the request of this future."""
+        del future
+        return False
 
     def repair(self, error_of: ErrorOf) -> None:
         """Establish the invariant from any state; see `envactors.actor.change`.
@@ -57,43 +80,4 @@ class Tenant(CallRecorder, Protocol):
         """
 
 
-class NoTenant:
-    """The tenant of a lone actor, whose env nobody keeps track of."""
-
-    attach: Attach | None = None
-
-    def on_started(self, incarnation: Incarnation, *, is_renewal: bool) -> list[Job]:
-        """Return no jobs."""
-        del incarnation, is_renewal
-        return []
-
-    def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
-        """Do nothing."""
-
-    def on_overflow(self, frame: Frame) -> None:
-        """Do nothing."""
-
-    def collect_completed(self) -> None:
-        """Do nothing."""
-
-    def check_memory(self, finished: int) -> str:
-        """Return an empty string."""
-        del finished
-        return ""
-
-    def on_exit(self, exit: Exit) -> None:  # noqa: A002
-        """Do nothing."""
-
-    def withdraw(self, future: ActorFuture) -> None:
-        """Return None."""
-
-    def is_running(self, future: ActorFuture) -> bool:
-        """Return False."""
-        del future
-        return False
-
-    def repair(self, error_of: ErrorOf) -> None:
-        """Do nothing."""
-
-
-NO_TENANT = NoTenant()
+NO_TENANT = Tenant()

@@ -20,6 +20,7 @@ from envactors.actor.job_runner import JobRunner
 from envactors.actor.jobs import Call, ErrorOf, Job, Renewal, Replay
 from envactors.actor.process import ExitReport
 from envactors.actor.states import EndReason
+from envactors.actor.tenant import Tenant
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox import bundle, messages
 from envactors.mailbox.control_page import ASLEEP, METHOD_RESET, ControlPage
@@ -93,7 +94,7 @@ class QueuedRows(Job):
         self._envs.fail_queued(self.ids, error_of)
 
 
-class ActorEnvs(Job):
+class ActorEnvs(Job, Tenant):
     """The envs of one actor. It is the tenant of the actor, and its running job while rows are posted.
 
     Args:

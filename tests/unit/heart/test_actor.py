@@ -15,7 +15,7 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call, Replay
 from envactors.actor.process import ActorProcess
 from envactors.actor.states import ActorState, Phase
-from envactors.actor.tenant import NoTenant
+from envactors.actor.tenant import Tenant
 from envactors.mailbox.messages import Fault, Kind
 from envactors.mailbox.pickling import dumps, loads, pack_failure
 
@@ -409,7 +409,7 @@ def test_a_signal_handler_may_read_the_result_that_its_thread_is_reading(actors)
     assert outcome.nested == "value"
 
 
-class ReplayingTenant(NoTenant):
+class ReplayingTenant(Tenant):
     """Has each new process run replays first."""
 
     def on_started(self, incarnation, *, is_renewal):
@@ -480,7 +480,7 @@ def test_the_timers_of_a_standby_that_crashed_while_it_was_taken_do_not_end_the_
     assert actor.incarnation.process.worker is worker
 
 
-class FailingTenant(NoTenant):
+class FailingTenant(Tenant):
     """Has memory that nobody can read."""
 
     def collect_completed(self):
