@@ -522,16 +522,25 @@ class Actor:
         if reason is EndReason.RENEW and self.config.deadlines.close is not None:
             self.timers.set("kill", time.monotonic() + self.config.deadlines.close, self._kill)
 
-    def discard(self, incarnation: int, error: ActorError) -> None:
+    def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
         """Replace a process whose envs are not fit for use any more; this counts as a restart.
 
         Args:
             incarnation: The process; another one is left alone.
-            error: The error that says which env raised there.
+            make_error: Returns the error that says which env raised there. Unpickling the exception of that env may run
+                code of users, so another thread calls it, and then kills the process.
         """
         if incarnation == self.incarnation.index and self.phase is _LIVE:
-            self.incarnation.discard_error = error
-            self._end(EndReason.DISCARD)
+            self.phase = Phase.ENDING
+            self.incarnation.blame(EndReason.DISCARD)
+            self.runtime.callbacks.submit(functools.partial(self._read_discard_error, self.incarnation, make_error))
+
+    def _read_discard_error(self, incarnation: Incarnation, make_error: Callable[[], ActorError]) -> None:
+        self.run(self._on_discard_error, incarnation, make_error())
+
+    def _on_discard_error(self, incarnation: Incarnation, error: ActorError) -> None:
+        incarnation.discard_error = error
+        incarnation.end(EndReason.DISCARD)
 
     # Events of the loop ----------------------------------------------------------------------------------
 

@@ -262,7 +262,7 @@ def discard_process(handle: ActorHandle, incarnation: int, method: str, error: E
     actor = handle._actor
     step = Step(method, actor.config.first_index)
     reason = actor.errors.discarded(step, incarnation, actor.pid, error, safe_repr(error))
-    actor.run(actor.discard, incarnation, reason)
+    actor.run(actor.discard, incarnation, lambda: reason)
 
 
 def method_name(method: str | Callable[..., Any]) -> str:

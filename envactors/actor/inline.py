@@ -289,10 +289,10 @@ class InlineActor:
         with self._lock:
             event(*args)
 
-    def discard(self, incarnation: int, error: ActorError) -> None:
+    def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
         """Replace envs that are not fit for use any more; see `Actor.discard`."""
         if incarnation == self.incarnation.index and not self.closed.is_open:
-            self.replace(error)
+            self.replace(make_error())
 
     def _describe_end(self, reason: EndReason) -> ActorError:
         return self.errors.exit(ExitReport(self.pid, reason=reason), self.incarnation.index, None)

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from envactors.mailbox.messages import Failure
+from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.pickling import dumps, loads
 
 # The values of `Slab.info_encoding`.
@@ -145,7 +145,10 @@ class Infos:
     def failure(self, overflow: bytes | memoryview | None) -> Failure:
         """Return the failure of an env, given the part of its result that was sent as overflow."""
         assert overflow is not None, "a failure always overflows"
-        return Failure(*loads(overflow))
+        try:
+            return Failure(*loads(overflow))
+        except Exception as error:  # env code has overwritten it
+            return Failure(Fault.RESULT, None, f"its description cannot be read: {type(error).__name__}", "")
 
 
 # Records -------------------------------------------------------------------------------------------------

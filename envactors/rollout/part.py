@@ -4,26 +4,26 @@
       ▲                                                                            │
       └── the rest, once `envactors.vector.recovery` has decided about each env ◀──┘
 
-Everything but `RolloutPart._read_failure` runs under the lock of the vector. Between orders, the slab row of an env
-mirrors its last rollout step. So steps, failures, and replays need not know about rollouts.
+Everything runs under the lock of the vector. Between orders, the slab row of an env mirrors its last rollout step. So
+steps, failures, and replays need not know about rollouts.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
 from typing import Protocol
 
 import numpy as np
 
 from envactors.actor.exits import Exit, JobFate, Step
+from envactors.actor.future import Outcome, ReadyOutcome
 from envactors.actor.job_runner import JobRunner
 from envactors.actor.jobs import ErrorOf, Job, Renewal, UnreadReply
 from envactors.errors import ActorError
 from envactors.mailbox import bundle, messages
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES
 from envactors.mailbox.info_codec import PLAIN
-from envactors.mailbox.messages import Fault, Frame, Kind
+from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import RESET as RESET_BIT
 from envactors.mailbox.slab import SEED
@@ -33,7 +33,7 @@ from envactors.rollout.messages import COLUMNS, NO_POLICY, RAISED, EnvPlan, Orde
 from envactors.rollout.trajectory import REPEAT, RESET, STEP, TRUNCATED, ColumnsNote, Trajectory
 from envactors.vector.actor_envs import ActorEnvs
 from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING, SEEDED
-from envactors.vector.recovery import Cause, EnvFate, Failure, recover
+from envactors.vector.recovery import Cause, EnvFate, Failure, raised, recover
 
 
 class WholeRollout(Protocol):
@@ -43,7 +43,7 @@ class WholeRollout(Protocol):
     index: int
     policy: Policy
     parameters: Parameters | None
-    last_errors: dict[int, BaseException]
+    last_errors: dict[int, Outcome]
 
     def on_part_end(self, part: RolloutPart) -> None:
         """Deliver the result of a part, or that of all parts with the last one; again after an interrupt."""
@@ -60,9 +60,9 @@ class RolloutPart(Job):
         range: Indices of the actor's envs.
         contents: The object leaves of observations that no worker wrote, by (step, env).
         large_infos: Infos that did not fit into the trajectory, by row.
-        failures: Exceptions, by (step, env).
+        failures: Exceptions of envs, by (step, env). They are read by the thread that reads the result.
         errors: Errors to raise, by env.
-        policy_error: The exception that the policy raised, not read yet.
+        policy_error: The exception that the policy raised.
         error: Error of the actor as a whole.
         version: How often the user has given parameters.
         has_ended: Whether the part has ended; its end may have to be repeated after an interrupt.
@@ -75,8 +75,8 @@ class RolloutPart(Job):
         self.range: range = envs.range
         self.contents: dict[tuple[int, int], bytes | None] = {}
         self.large_infos: dict[int, bytes] = {}
-        self.failures: dict[tuple[int, int], BaseException] = {}
-        self.errors: dict[int, BaseException] = {}
+        self.failures: dict[tuple[int, int], Outcome] = {}
+        self.errors: dict[int, Outcome] = {}
         self.policy_error: UnreadReply | None = None
         self.error: ActorError | None = None
         self.version: int = 0 if run.parameters is None else run.parameters.version
@@ -99,8 +99,6 @@ class RolloutPart(Job):
         self._late: tuple[Step, list[int] | None] | None = None
         # Whether the worker is on another machine, whose columns come with replies.
         self._is_far: bool = envs.actor.config.backend.traits.is_remote
-        # Whether the exception of an env is being unpickled, and nothing runs.
-        self._is_reading = False
 
     @property
     def trajectory(self) -> Trajectory:
@@ -183,7 +181,7 @@ class RolloutPart(Job):
         process = actor.incarnation.process
         if self._late is not None:
             return self._late[0]
-        if process is None or self._is_reading:
+        if process is None:
             return None
         progress = process.page.progress()
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
@@ -214,12 +212,10 @@ class RolloutPart(Job):
         stop = Stop(*loads(frame.payload))
         self._makes_policy = stop.reason == NO_POLICY
         if stop.reason == RAISED:
-            self._actor.running = self  # it goes on once the exception was read
-            self._is_reading = True
-            index, failure = self.range[stop.position], messages.Failure(*stop.failure)
-            read = functools.partial(self._read_failure, index, failure, actor.pid, self.call_id)
-            actor.runtime.callbacks.submit(read)
-            return False
+            index, incarnation = self.range[stop.position], int(self._table.posted_in[self.range.start])
+            step, content = self._envs.step_of(index), messages.Failure(*stop.failure)
+            failure = raised(actor.errors, step, incarnation, actor.pid, content)
+            self._decide(index, failure, has_process=self._actor.is_usable)
         if stop.layout is not None:
             try:
                 self._buffer.add_columns(stop.layout)
@@ -250,7 +246,7 @@ class RolloutPart(Job):
         """Decide about the envs of an ended process, and continue in the next one."""
         del actor
         running, step = exit.culprit, self._next_step
-        self._late, self._is_reading, self._makes_policy = None, False, True
+        self._late, self._makes_policy = None, True
         is_complete = step >= self._steps  # the worker had only to reply
         if running is not None and not is_complete:
             left = [index for index, counted in self._counted.items() if counted == step]
@@ -260,7 +256,8 @@ class RolloutPart(Job):
             elif running.method in ("step", "reset") and running.index in left:
                 failed = [running.index]
             for index in failed:
-                failure = Failure(Cause.RUNNING, exit.error, reason=exit.reason)
+                error = ReadyOutcome(None, exit.error)
+                failure = Failure(Cause.RUNNING, error, exit.incarnation.index, reason=exit.reason)
                 self._decide(index, failure, has_process=exit.plan.has_process)
         if exit.plan.has_process:
             self._fail_without_episode()
@@ -281,22 +278,6 @@ class RolloutPart(Job):
 
     # Failures --------------------------------------------------------------------------------------------
 
-    def _read_failure(self, index: int, failure: messages.Failure, pid: int | None, call_id: int) -> None:
-        """Unpickle the exception that an env raised, in a thread where that may take long, and decide about it."""
-        actor = self._actor
-        incarnation = int(self._table.posted_in[index])
-        error = actor.errors.raised(self._envs.step_of(index), incarnation, pid, failure)
-        raised = Failure(Cause.RAISED, error, failure.text, in_reset=failure.fault == Fault.RESET)
-        actor.run(self._on_failure_read, index, raised, call_id)
-
-    def _on_failure_read(self, index: int, failure: Failure, call_id: int) -> None:
-        if self.call_id != call_id or self._actor.running is not self:
-            return  # its process has ended meanwhile
-        self._is_reading, self._actor.running = False, None
-        self._decide(index, failure, has_process=self._actor.is_usable)
-        if self._continue():
-            self._actor.end_job(self)
-
     def _fail_without_episode(self) -> None:
         """Decide about envs whose episode was lost with their process before they could take their next step."""
         step, table = self._next_step, self._table
@@ -304,7 +285,7 @@ class RolloutPart(Job):
             if counted >= self._steps or (counted > step and self.errors):
                 break  # the next rollout, or the next call of `step`, finds that the episode was lost
             if table.episodes.flags[index] & LOST and self._envs.lacks_episode(index) and not self._repeats(index):
-                self._decide(index, Failure(Cause.WAITING, self._envs.crash_error_for(index)), has_process=True)
+                self._decide(index, self._envs.lost_failure(index), has_process=True)
 
     def _decide(self, index: int, failure: Failure, *, has_process: bool) -> None:
         """Decide about the step of an env that has failed."""

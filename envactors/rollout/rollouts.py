@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from envactors.actor.exits import Step
-from envactors.actor.future import ActorFuture, results_of
+from envactors.actor.future import ActorFuture, Outcome, results_of
 from envactors.actor.jobs import Call, ErrorOf
 from envactors.backends.base import RowMemory
 from envactors.errors import AlreadyPendingError, VectorInputError
@@ -52,7 +52,7 @@ class Rollouts(RolloutsBase):
             envs.rollouts = self
         self._actors = [envs.actor for envs in self.envs]
         self.runtime: Runtime = self._actors[0].runtime
-        self.last_errors: dict[int, BaseException] = {}
+        self.last_errors: dict[int, Outcome] = {}
         self._engine = engine
         self._table = engine.table
         self._memory = memory
@@ -196,7 +196,7 @@ class Run:
         self.buffer = buffer
         self.buffer.hold(self)
         self.index: int = rollouts.next_index
-        self.last_errors: dict[int, BaseException] = rollouts.last_errors
+        self.last_errors: dict[int, Outcome] = rollouts.last_errors
         self.runtime: Runtime = rollouts.runtime
         self.parts: list[RolloutPart] = [RolloutPart(envs, self) for envs in rollouts.envs]
         self.futures: list[ActorFuture[Rollout]] = [
@@ -247,8 +247,8 @@ class Run:
         policy_error: BaseException | None = None
         for part in parts:
             read_contents(trajectory, part.range, part.contents, part.large_infos, contents)
-            contents.failures.update(part.failures)
-            failures.update(part.errors if part.error is None else dict.fromkeys(part.range, part.error))
+            contents.failures.update(_read(part.failures))
+            failures.update(_read(part.errors) if part.error is None else dict.fromkeys(part.range, part.error))
             if part.policy_error is not None and policy_error is None:
                 policy_error = part.policy_error.read()[1]
         report_failures(trajectory, contents)
@@ -257,6 +257,12 @@ class Run:
         rollout = assemble(trajectory, envs, contents, versions, copies=self._copies)
         self._unread -= 1
         return result_of(rollout, failures, policy_error)
+
+
+def _read(failures: dict[Any, Outcome]) -> dict[Any, BaseException]:
+    """Return the exceptions of failures. Runs code of users."""
+    errors = {key: failure.read()[1] for key, failure in failures.items()}
+    return {key: error for key, error in errors.items() if error is not None}
 
 
 class RolloutOutcome:

@@ -1,6 +1,6 @@
 """The envs of one actor: post their requests, collect their results, and recover after an exit.
 
-Everything but `ActorEnvs.read_failures` runs under the lock of the vector.
+Everything but `ActorEnvs.measure_memory` runs under the lock of the vector.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from envactors.actor import recording
 from envactors.actor.actor import Actor
@@ -25,12 +25,12 @@ from envactors.errors import ActorError, copy_error
 from envactors.mailbox import bundle, messages
 from envactors.mailbox.control_page import ASLEEP, METHOD_RESET, ControlPage
 from envactors.mailbox.durations import Histograms
-from envactors.mailbox.messages import Attach, Fault, Frame, Kind, Save
-from envactors.mailbox.pickling import dumps, loads, safe_repr
+from envactors.mailbox.messages import Attach, Frame, Kind, Save
+from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
 from envactors.options import RecyclePolicy
 from envactors.vector.episodes import LOST, RETIRING
-from envactors.vector.recovery import Cause, Failure, apply_to_row, recover
+from envactors.vector.recovery import Cause, Failure, apply_to_row, raised, recover
 from envactors.vector.results import EnvSnapshot, RowOutcome, RowReader, RowResult
 from envactors.vector.step_times import StepTimes
 from envactors.vector.table import IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
@@ -39,8 +39,6 @@ from envactors.vector.table import IDLE, POSTED, QUEUED, EnvRequest, EnvTable, S
 _SAVE_RETRIES = 3
 # Why a process ends that its envs have ended themselves, rather than a request of the user.
 _CRASHES = (None, EndReason.TIMEOUT)
-# The failures of envs that have raised, by index and call id.
-Failures: TypeAlias = Mapping[tuple[int, int], Failure]
 
 
 class RolloutsInFlight(Protocol):
@@ -223,7 +221,7 @@ class ActorEnvs(Job, Tenant):
         """Decide about queued envs whose requests need an episode that was lost."""
         for index in ids:
             if self.table.status[index] == QUEUED and self.lacks_episode(index):
-                self._recover(index, Failure(Cause.WAITING, self.crash_error_for(index)))
+                self._recover(index, self.lost_failure(index))
 
     def lacks_episode(self, index: int) -> bool:
         """Return whether the request of an env needs an episode that was lost, and no replay brings back."""
@@ -237,30 +235,25 @@ class ActorEnvs(Job, Tenant):
             if self.table.status[index] == QUEUED:
                 request = self.table.requests.get(index)
                 earlier = request.failure if request is not None and self.actor.is_closing else None
-                error = earlier or error_of(self.step_of(index))
-                self._recover(index, Failure(Cause.WAITING, error), has_process=False)
+                error = earlier or ReadyOutcome(None, error_of(self.step_of(index)))
+                failure = Failure(Cause.WAITING, error, self.actor.incarnation.index)
+                self._recover(index, failure, has_process=False)
 
     # Results ---------------------------------------------------------------------------------------------
 
-    def collect_completed(self, failures: Failures | None = None) -> None:
-        """Record complete rows.
-
-        Args:
-            failures: The failures that `read_failures` has returned. Rows of other envs that have raised are left as
-                they are, since unpickling an exception runs code of users.
-        """
+    def collect_completed(self) -> None:
+        """Record complete rows."""
         table = self.table
         if not self.has_posted:
             return
         again: list[int] = []
         for index in self.range:
             if table.status[index] == POSTED and table.is_complete(index):
+                self.actor.completed += 1
                 if not table.infos.failed(index):
                     self._accept(index)
-                elif failures is not None and (index, table.call_id_of[index]) in failures:
-                    self.actor.completed += 1
-                    if self._recover(index, failures[index, table.call_id_of[index]]):
-                        again.append(index)
+                elif self._recover(index, self._failure_in_row(index)):
+                    again.append(index)
         if again:
             self.queue_first(again)
         self.save_due_states()
@@ -269,7 +262,6 @@ class ActorEnvs(Job, Tenant):
         """Record a complete row that is no failure."""
         table, request = self.table, self.table.requests.get(index)
         slab, op = table.slab, int(table.ops[index])
-        self.actor.completed += 1
         before = None
         if request is not None and request.failure is not None and request.method == "step":
             before = self.reader.copy_last(index)
@@ -308,39 +300,32 @@ class ActorEnvs(Job, Tenant):
         decision = recover(self.table, self.actor.errors, index, failure, has_process=has_process)
         if decision.replaces_process:
             self.discard_process(int(self.table.posted_in[index]), step, failure)
-        return apply_to_row(self.table, self.reader, index, decision, self.unreadable_of(index))
+        return apply_to_row(self.table, self.reader, index, decision, failure.incarnation, self.unreadable_of(index))
 
     def discard_process(self, incarnation: int, step: Step, failure: Failure) -> None:
         """Replace the process after a step in which an env has raised."""
-        actor = self.actor
-        error = actor.errors.discarded(step, incarnation, actor.pid, failure.error, failure.text)
-        actor.discard(incarnation, error)
+        actor, pid = self.actor, self.actor.pid
+
+        def make_error() -> ActorError:
+            cause = failure.error.read()[1]
+            assert cause is not None, "the env has raised"
+            return actor.errors.discarded(step, incarnation, pid, cause, failure.text)
+
+        actor.discard(incarnation, make_error)
 
     def give_up(self, index: int, error: BaseException) -> None:
         """Decide about an env whose result cannot be unpickled."""
         self.table.buffer_index[index] ^= HALF  # the observation before is the last one of a complete result
-        failure = Failure(Cause.RAISED, error, type(error).__name__, has_run=True)
+        incarnation = int(self.table.posted_in[index])
+        failure = Failure(Cause.RAISED, ReadyOutcome(None, error), incarnation, type(error).__name__, has_run=True)
         if self._recover(index, failure):
             self.queue_first([index])
 
-    def read_failures(self, ids: Sequence[int]) -> Failures:
-        """Return the failures of the envs among these that have raised. Runs code of users, without the lock."""
-        table = self.table
-        failed = [(index, table.call_id_of[index]) for index in ids if table.has_failed(index)]
-        return {
-            (index, call_id): self._read_failure(index) for index, call_id in failed if table.status[index] == POSTED
-        }
-
-    def _read_failure(self, index: int) -> Failure:
-        """Unpickle the exception that an env raised."""
-        table, errors = self.table, self.actor.errors
-        step, incarnation = self.step_of(index), int(table.posted_in[index])
-        try:
-            failure = table.infos.failure(table.overflow.get(index))
-        except Exception as error:
-            return Failure(Cause.RAISED, self.unreadable_of(index)(error), safe_repr(error))
-        raised = errors.raised(step, incarnation, self.actor.pid, failure)
-        return Failure(Cause.RAISED, raised, failure.text, in_reset=failure.fault == Fault.RESET)
+    def _failure_in_row(self, index: int) -> Failure:
+        """Return the failure of a complete row whose env has raised."""
+        table, actor = self.table, self.actor
+        failure = table.infos.failure(table.overflow.get(index))
+        return raised(actor.errors, self.step_of(index), int(table.posted_in[index]), actor.pid, failure)
 
     def unreadable_of(self, index: int) -> Callable[[BaseException], ActorError]:
         """Return a function that makes the error of an env's result that cannot be unpickled.
@@ -370,21 +355,13 @@ class ActorEnvs(Job, Tenant):
         self.actor.run(self._on_rows)
 
     def _on_rows(self) -> None:
-        """Start the next job if all rows are recorded; have failures read, which blocks that, in another thread."""
+        """Start the next job if all rows are complete."""
         process = self.actor.incarnation.process
         if process is None:
             return
         if self.is_finished():
             process.unwatch_rings()
             self.actor.end_job(self)
-        elif any(self.table.has_failed(index) and self.table.status[index] == POSTED for index in self.range):
-            self.actor.runtime.callbacks.submit(self._collect_failures)
-
-    def _collect_failures(self) -> None:
-        """Read failures that nobody waits for, and decide about them."""
-        failures = self.read_failures(self.range)
-        self.actor.run(self.collect_completed, failures)
-        self._on_ring()
 
     def step(self, actor: JobRunner) -> Step | None:
         """Return the step that the worker runs, or begins next; None if all rows are complete."""
@@ -623,7 +600,8 @@ class ActorEnvs(Job, Tenant):
             is_culprit = index in begun[:1] and not is_discard
             error = exit.error if is_culprit else self.crash_error_for(index)
             cause = Cause.RUNNING if index in begun else Cause.WAITING
-            failures[index] = Failure(cause, error, reason=exit.reason if is_culprit or is_discard else None)
+            reason = exit.reason if is_culprit or is_discard else None
+            failures[index] = Failure(cause, ReadyOutcome(None, error), exit.incarnation.index, reason=reason)
         for index in self.range:
             table.overdue.discard(index)
             table.episodes.lose_process(index)
@@ -640,15 +618,19 @@ class ActorEnvs(Job, Tenant):
         if has_process:
             waiting = [index for job in self.actor.queue if isinstance(job, QueuedRows) for index in job.ids]
             self.fail_without_episode([index for index in waiting if index not in again])
-        if self.has_posted:
-            # The envs of these rows have raised. A future may wait for one, and no worker rings for them any more.
-            self.actor.runtime.callbacks.submit(self._collect_failures)
         table.waiters.ring()
 
     def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
         """End: `on_exit` has queued the rows that run again."""
         del actor, exit
         return JobFate.DONE
+
+    def lost_failure(self, index: int) -> Failure:
+        """Return the failure of a request whose episode was lost with an earlier process."""
+        actor = self.actor
+        incarnation = actor.last_crash.incarnation if actor.last_crash is not None else None
+        ended = actor.incarnation.index if incarnation is None else incarnation
+        return Failure(Cause.WAITING, ReadyOutcome(None, self.crash_error_for(index)), ended)
 
     def crash_error_for(self, index: int) -> ActorError:
         """Return the error of a request whose process ended before it could run."""

@@ -304,7 +304,7 @@ class RowEngine(Engine):
                     "recv has no results left to wait for: a signal handler or another thread has taken them"
                 )
             raised = [index for index in ready if table.status[index] == POSTED and table.has_failed(index)]
-            if raised and table.on_failure != "raise":
+            if raised:
                 self._collect(raised)  # these have another outcome then, or run again
                 continue
             failed = [index for index in ready if table.has_failed(index)]
@@ -473,14 +473,13 @@ class RowEngine(Engine):
             table.journals[index].record_step(slab, index, check, is_reset=reset != 0)
 
     def _collect(self, ids: list[int]) -> None:
-        """Record the complete rows of envs, those of envs that have raised included."""
+        """Record the complete rows of the actors of these envs."""
         groups = self._group(ids)
         for group, _ in groups:
             group.measure_memory()
-        failures = [group.read_failures(members) for group, members in groups]
         with self._lock, self._lock.change(*[group.actor for group, _ in groups]):
-            for (group, _), failed in zip(groups, failures, strict=True):
-                group.collect_completed(failed)
+            for group, _ in groups:
+                group.collect_completed()
 
     def _take_each(self, ids: list[int], caller: str) -> Batch | None:
         """Deliver the outcomes of envs one by one. For the results and the errors see `take`."""

@@ -13,13 +13,17 @@ it needs an episode that no replay can bring back. Nothing here starts or ends p
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 from envactors.actor.error_factory import ErrorFactory
-from envactors.actor.future import ReadyOutcome
+from envactors.actor.exits import Step
+from envactors.actor.future import Outcome, ReadyOutcome
 from envactors.actor.states import EndReason
-from envactors.errors import ActorDiedError, ActorError
+from envactors.errors import ActorError
+from envactors.mailbox import messages
+from envactors.mailbox.messages import Fault
 from envactors.mailbox.slab import RESET
 from envactors.vector.episodes import NO_RESULT, Episodes
 from envactors.vector.options import Autoreset, OnFailure
@@ -35,24 +39,58 @@ class Cause(enum.Enum):
     RAISED = enum.auto()  # the env raised, or its result cannot be read
 
 
+class RaisedOutcome:
+    """The exception that an env raised, not unpickled yet; see `envactors.actor.future.Outcome`.
+
+    Args:
+        errors: Makes the errors of its actor.
+        step: The step or reset.
+        incarnation: The process.
+        pid: Its process id.
+        failure: What the worker has sent.
+    """
+
+    is_failure = True
+
+    def __init__(
+        self, errors: ErrorFactory, step: Step, incarnation: int, pid: int | None, failure: messages.Failure
+    ) -> None:
+        self._read: Callable[[], BaseException] = functools.partial(errors.raised, step, incarnation, pid, failure)
+        self._error: BaseException | None = None
+
+    def read(self) -> tuple[None, BaseException]:
+        """Return the exception, the same one each time. Runs code of users, without the lock."""
+        if self._error is None:
+            self._error = self._read()
+        return None, self._error
+
+
 class Failure(NamedTuple):
     """A step or reset without a result.
 
     Attributes:
         cause: Why it has none.
         error: The error.
-        text: Description of an exception that an env raised, made without the lock.
+        incarnation: The process in which it failed, or whose end it did not survive.
+        text: Description of an exception that an env raised.
         reason: Why the parent ended the process, if that concerns the request.
         in_reset: Whether the env raised in a reset, perhaps within a step.
         has_run: Whether the env has made the step, and only its result cannot be read.
     """
 
     cause: Cause
-    error: BaseException
+    error: Outcome
+    incarnation: int
     text: str = ""
     reason: EndReason | None = None
     in_reset: bool = False
     has_run: bool = False
+
+
+def raised(errors: ErrorFactory, step: Step, incarnation: int, pid: int | None, failure: messages.Failure) -> Failure:
+    """Return the failure of a step or reset in which the env has raised; see `RaisedOutcome`."""
+    error = RaisedOutcome(errors, step, incarnation, pid, failure)
+    return Failure(Cause.RAISED, error, incarnation, failure.text, in_reset=failure.fault == Fault.RESET)
 
 
 class Facts(NamedTuple):
@@ -105,7 +143,7 @@ class Decision(NamedTuple):
     """
 
     fate: EnvFate
-    error: BaseException
+    error: Outcome
     repeats_reset: bool
     replaces_process: bool
 
@@ -153,8 +191,9 @@ def recover(table: EnvTable, errors: ErrorFactory, index: int, failure: Failure,
     is_excused = reason in (EndReason.ABORT, EndReason.DISCARD, EndReason.INTERRUPT)
     if cause is Cause.RUNNING and replays and not can_retry and not is_excused:
         inputs = journal.inputs(table.slab, index, posted, table.attach)
-        if inputs is not None and isinstance(error, ActorError):
-            error = errors.poison(error, inputs)
+        crash = error.read()[1]
+        if inputs is not None and isinstance(crash, ActorError):
+            error = ReadyOutcome(None, errors.poison(crash, inputs))
     fate = decide(
         Facts(
             cause,
@@ -175,7 +214,7 @@ def recover(table: EnvTable, errors: ErrorFactory, index: int, failure: Failure,
     lose_episode(episodes, index, fate)
     if fate in (EnvFate.FAIL, EnvFate.RESET, EnvFate.TRUNCATE):
         journal.forget()
-    repeats = fate is EnvFate.RESET and _repeats_reset(table.on_failure, request, error)
+    repeats = fate is EnvFate.RESET and _repeats_reset(table.on_failure, request, reason)
     if op & RESET and fate is not EnvFate.REDO and cause is not Cause.WAITING and not repeats:
         episodes.advance(index)  # the next episode has another seed, in case this one's is the cause
     continues = fate in (EnvFate.REDO, EnvFate.RESET, EnvFate.TRUNCATE)
@@ -187,6 +226,7 @@ def apply_to_row(
     reader: RowReader,
     index: int,
     decision: Decision,
+    incarnation: int,
     unreadable: Callable[[BaseException], ActorError],
 ) -> bool:
     """Apply a decision to the request of an env; return whether it runs again, and its env must be queued.
@@ -196,6 +236,7 @@ def apply_to_row(
         reader: Reads their results.
         index: The env.
         decision: The decision.
+        incarnation: The process in which the request failed.
         unreadable: Makes the error of a result of this env that cannot be unpickled.
     """
     fate, error = decision.fate, decision.error
@@ -209,18 +250,16 @@ def apply_to_row(
         table.requests[index] = EnvRequest(request.method, True, request.future, seed, payload, failure=error)
         return True
     if fate is EnvFate.TRUNCATE and (last := reader.copy_last(index, has_info=False)) is not None:
-        ended_in = error.incarnation if isinstance(error, ActorError) and error.incarnation is not None else None
-        incarnation = (int(table.posted_in[index]) if ended_in is None else ended_in) + 1
         failed = EnvRequest("step", failure=error)
-        table.complete(index, RowOutcome(reader, last, failed, None, unreadable, incarnation))
+        table.complete(index, RowOutcome(reader, last, failed, None, unreadable, incarnation + 1))
     else:
-        table.complete(index, ReadyOutcome(None, error))
+        table.complete(index, error)
     return False
 
 
-def _repeats_reset(on_failure: OnFailure, request: EnvRequest | None, error: BaseException) -> bool:
+def _repeats_reset(on_failure: OnFailure, request: EnvRequest | None, reason: EndReason | None) -> bool:
     """Return whether the next process repeats a reset as the user has requested it."""
-    was_aborted = isinstance(error, ActorDiedError) and error.aborted
+    was_aborted = reason not in (None, EndReason.TIMEOUT)
     # Inputs that have failed twice are not tried a third time.
     is_first = request is not None and request.method == "reset" and request.failure is None
     return is_first and (on_failure != "replay" or was_aborted)

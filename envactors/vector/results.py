@@ -382,16 +382,17 @@ class RowOutcome:
 
     def _read(self) -> EnvStep:
         step, request = self._reader.read(self._row), self._request
+        failure = None if request.failure is None else request.failure.read()[1]
         if self._continues_in is not None:
-            assert request.failure is not None, "it has failed"
-            return truncate(step, request.failure, self._continues_in)
+            assert failure is not None, "it has failed"
+            return truncate(step, failure, self._continues_in)
         if request.ending is not None:
             ending, error = request.ending.read()
             if error is not None:
                 raise error
             info = {**as_dict(step.info), "final_obs": ending.obs, "final_info": ending.info}
             step = ending._replace(obs=step.obs, info=info, incarnation=step.incarnation)
-        if request.failure is None:
+        if failure is None:
             return step
         before = None if self._before is None else self._reader.read(self._before)
-        return add_failure(step, request.failure, before, asked_reset=request.method == "reset")
+        return add_failure(step, failure, before, asked_reset=request.method == "reset")

@@ -58,7 +58,7 @@ class EnvRequest:
     future: ActorFuture | None = None
     seed: int | None = None
     payload: bytes | None = None
-    failure: BaseException | None = None
+    failure: Outcome | None = None
     ending: Outcome | None = None
 
 

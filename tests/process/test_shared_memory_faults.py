@@ -129,7 +129,7 @@ def test_an_env_that_is_lost_between_the_halves_of_a_step_is_reported_by_the_sec
 
 
 @pytest.mark.parametrize("env_ids", [None, [0, 1]], ids=["step", "step of some"])
-@pytest.mark.parametrize("moment", ["as actions are written", "as it is posted"])
+@pytest.mark.parametrize("moment", ["as actions are converted", "as it is posted"])
 @pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
 def test_a_crash_just_before_a_step_begins_leaves_the_step_before_it_alone(on_failure, moment, env_ids):
     """The result of the step before is still in the slab, already delivered, when the crash is noticed."""
@@ -137,7 +137,7 @@ def test_a_crash_just_before_a_step_begins_leaves_the_step_before_it_alone(on_fa
         envs.reset(seed=0)
         envs.step([1, 1])
         actor = envs.actors[1]
-        owner, name = envs._engine, "_write_actions" if moment == "as actions are written" else "_post"
+        owner, name = envs._engine, "_convert_actions" if moment == "as actions are converted" else "_post"
         usual = getattr(owner, name)
 
         def dies_first(*args, **kwargs):

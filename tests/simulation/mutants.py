@@ -175,8 +175,8 @@ MUTANTS = [
     Mutant(ENGINE + "_take_rows", "table.buffer_index[at] = buffers", "pass", LAST),
     Mutant(ENGINE + "_take_rows", "self._record(envs.ids)", "pass", REPLAYS),
     Mutant(ENGINE + "discard", "table.deliver(Selection(done, done))", "pass", HANGS),
-    Mutant(ENGINE + "_post", "must_check and group.must_queue(ids)", "False", LOSSES),
-    Mutant(ENGINE + "_post", "table.episodes.set_root_seed(index, request.seed)", "pass", SEEDS),
+    Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
+    Mutant(ENGINE + "_post_or_queue", "table.episodes.set_root_seed(index, request.seed)", "pass", SEEDS),
     # Episodes and recovery.
     Mutant(EPISODES + "record_batch", 'self.autoreset == "next_step"', "False", STATES),
     Mutant(EPISODES + "lose", "self.flags[index] |= NEEDS_RESET", "pass", LOSSES),
@@ -184,7 +184,7 @@ MUTANTS = [
     Mutant(RECOVERY + "decide", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
     Mutant(RECOVERY + "decide", "not facts.needs_episode or (replays and facts.can_replay)", "True", LOSSES),
     Mutant(RECOVERY + "recover", "journal.count_crash()", "pass", "no third time"),
-    Mutant(RECOVERY + "apply_to_row", "failure=error)", "failure=None)", LOSSES),
+    Mutant(RECOVERY + "apply_to_row", "payload, failure=error)", "payload, failure=None)", LOSSES),
     # Journals.
     Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),
     Mutant(JOURNAL + "record_row", "check, is_reset=is_reset", "check, is_reset=False", REPLAYS),
