@@ -11,12 +11,12 @@ import numpy.typing as npt
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, decode_alike
 from envactors.mailbox.specs import unflatten
 from envactors.rollout.results import Rollout
-from envactors.rollout.trajectory import STEP, TRUNCATED, Trajectory
+from envactors.rollout.trajectory import OP_STEP, OP_TRUNCATED, Trajectory
 from envactors.vector.failures import step_error
 from envactors.vector.results import as_dict
 
-# A step and the index of an env.
-Cell: TypeAlias = tuple[int, int]
+# A step of an env: its index, and that of the env.
+StepKey: TypeAlias = tuple[int, int]
 
 
 class Contents(NamedTuple):
@@ -28,9 +28,9 @@ class Contents(NamedTuple):
         failures: Exceptions of envs that raised or crashed.
     """
 
-    infos: dict[Cell, Any]
-    objects: dict[Cell, list[Any]]
-    failures: dict[Cell, BaseException]
+    infos: dict[StepKey, Any]
+    objects: dict[StepKey, list[Any]]
+    failures: dict[StepKey, BaseException]
 
 
 def assemble(
@@ -50,16 +50,16 @@ def assemble(
     def view(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array[:steps, mine].copy() if copies else array[:steps, mine]
 
-    valid = trajectory.ops[:, mine] == STEP
+    valid = trajectory.ops[:, mine] == OP_STEP
     done = trajectory.done[mine]
     if min(done.tolist()) < steps:
         valid &= np.arange(steps)[:, None] < done
     # Leaves without a place in the trajectory become arrays of objects.
     count = sum(array is None for array in trajectory.observations)
     objects = [np.full((steps + 1, layout.envs), None, object) for _ in range(count)]
-    for cell, leaves in contents.objects.items():
+    for key, leaves in contents.objects.items():
         for array, leaf in zip(objects, leaves, strict=True):
-            array[cell] = leaf
+            array[key] = leaf
     others = iter(objects)
     observations = [next(others) if array is None else array for array in trajectory.observations]
     return Rollout(
@@ -72,8 +72,8 @@ def assemble(
         view(trajectory.starts),
         {name: view(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
         unflatten(layout.observation, (array[steps, mine].copy() for array in observations)),
-        [(*cell, contents.infos[cell]) for cell in sorted(contents.infos) if cell[1] in envs],
-        [(*cell, contents.failures[cell]) for cell in sorted(contents.failures) if cell[1] in envs],
+        [(*key, contents.infos[key]) for key in sorted(contents.infos) if key[1] in envs],
+        [(*key, contents.failures[key]) for key in sorted(contents.failures) if key[1] in envs],
         versions,
         valid,
     )
@@ -99,7 +99,7 @@ def result_of(
 def read_contents(
     trajectory: Trajectory,
     envs: range,
-    last_contents: Mapping[Cell, bytes | None],
+    last_contents: Mapping[StepKey, bytes | None],
     large_infos: Mapping[int, bytes],
     contents: Contents,
 ) -> None:
@@ -109,34 +109,34 @@ def read_contents(
         trajectory: The trajectory.
         envs: The actor's envs.
         last_contents: The encoded object leaves of observations that no worker wrote.
-        large_infos: Infos that did not fit into the trajectory, by row.
+        large_infos: Infos that did not fit into the trajectory, by cell.
         contents: Gets everything.
 
     Raises:
         BaseException: Whatever unpickling raises.
     """
     layout, mine = trajectory.layout, slice(envs.start, envs.stop)
-    for cell, content in last_contents.items():
-        contents.objects[cell] = [] if content is None else decode(content)[1]
+    for key, content in last_contents.items():
+        contents.objects[key] = [] if content is None else decode(content)[1]
     encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]
     if not encodings.any():
         return
     steps, positions = (encodings != PLAIN).nonzero()
     is_done = steps < trajectory.done[mine][positions]
     steps, indices = steps[is_done], positions[is_done] + envs.start
-    rows = steps * layout.envs + indices
+    cells = steps * layout.envs + indices
     reader = Infos(trajectory)
     # Infos of one size are most often of one layout, too, and are then decoded together.
-    sizes = trajectory.inline_info_sizes[rows] * (trajectory.info_encoding[rows] == INLINE_INFO)
+    sizes = trajectory.inline_info_sizes[cells] * (trajectory.info_encoding[cells] == INLINE_INFO)
     for size in np.unique(sizes):
         places = np.flatnonzero(sizes == size)
-        cells = list(zip(steps[places].tolist(), indices[places].tolist(), strict=True))
-        alike = decode_alike(trajectory.inline_infos[rows[places], :size]) if size else None
+        keys = list(zip(steps[places].tolist(), indices[places].tolist(), strict=True))
+        alike = decode_alike(trajectory.inline_infos[cells[places], :size]) if size else None
         if alike is not None:
-            contents.infos.update(zip(cells, alike, strict=True))
+            contents.infos.update(zip(keys, alike, strict=True))
             continue
-        for row, (step, index) in zip(rows[places].tolist(), cells, strict=True):
-            info, leaves = reader.decode(row, large_infos.get(row))
+        for cell, (step, index) in zip(cells[places].tolist(), keys, strict=True):
+            info, leaves = reader.decode(cell, large_infos.get(cell))
             if leaves:
                 contents.objects[step + 1, index] = leaves
             if not (isinstance(info, dict) and not info):
@@ -147,7 +147,7 @@ def report_failures(trajectory: Trajectory, contents: Contents) -> None:
     """Add the failures of envs that continued after them to the infos of their steps."""
     infos = contents.infos
     for (step, index), error in contents.failures.items():
-        if trajectory.ops[step, index] == TRUNCATED and trajectory.done[index] > step:
+        if trajectory.ops[step, index] == OP_TRUNCATED and trajectory.done[index] > step:
             info = {**as_dict(infos.get((step, index), {})), "failure": error}
             if trajectory.starts[step + 1, index]:  # of a reset in the next process
                 objects = iter(contents.objects.get((step, index), ()))

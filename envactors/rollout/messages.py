@@ -7,15 +7,15 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from envactors.rollout.trajectory import TrajectoryLayout
 
 # Values of `Stop.reason`: why a worker has stopped.
-DONE: Final = "done"
-LEARNT: Final = "learnt"  # the policy returned extras or actions that the trajectory has no place for
-RAISED: Final = "raised"  # an env raised
+COMPLETE: Final = "complete"
+NO_ROOM: Final = "no room"  # the policy returned extras or actions that the trajectory has no place for
+ENV_RAISED: Final = "raised"  # an env raised
 NO_POLICY: Final = "no policy"  # this process has not made the policy of the order
 
 # Key of the part of a reply that contains columns of a trajectory. Parts with infos have the numbers of their rows.
 COLUMNS: Final = (1 << 32) - 1
 
-# What an env does next: its first step; what it does there (`STEP`, `RESET`, or `REPEAT` of
+# What an env does next: its first step; what it does there (`OP_STEP`, `OP_RESET`, or `OP_REPEAT` of
 # `envactors.rollout.trajectory`); the seed of its next reset (None lets the env choose); the seed that those of later
 # episodes are derived from (None if episodes are not seeded); and the index of its present episode.
 EnvPlan: TypeAlias = "tuple[int, int, int | None, int | None, int]"

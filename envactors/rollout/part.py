@@ -29,8 +29,8 @@ from envactors.mailbox.slab import RESET as RESET_BIT
 from envactors.mailbox.slab import SEED
 from envactors.rollout import runner
 from envactors.rollout.memory import TrajectoryBuffer
-from envactors.rollout.messages import COLUMNS, NO_POLICY, RAISED, EnvPlan, Order, Parameters, Policy, Stop
-from envactors.rollout.trajectory import REPEAT, RESET, STEP, TRUNCATED, ColumnsNote, Trajectory
+from envactors.rollout.messages import COLUMNS, ENV_RAISED, NO_POLICY, EnvPlan, Order, Parameters, Policy, Stop
+from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, OP_TRUNCATED, ColumnsNote, Trajectory
 from envactors.vector.actor_envs import ActorEnvs
 from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING, SEEDED
 from envactors.vector.recovery import Cause, EnvFate, Failure, raised, recover
@@ -211,7 +211,7 @@ class RolloutPart(Job):
             return True
         stop = Stop(*loads(frame.payload))
         self._makes_policy = stop.reason == NO_POLICY
-        if stop.reason == RAISED:
+        if stop.reason == ENV_RAISED:
             index, incarnation = self.range[stop.position], int(self._table.posted_in[self.range.start])
             step, content = self._envs.step_of(index), messages.Failure(*stop.failure)
             failure = raised(actor.errors, step, incarnation, actor.pid, content)
@@ -311,7 +311,7 @@ class RolloutPart(Job):
             trajectory.rewards[step, index] = 0
             trajectory.terminated[step, index] = trajectory.starts[step + 1, index] = False
             trajectory.truncated[step, index] = True
-            trajectory.ops[step, index] = TRUNCATED
+            trajectory.ops[step, index] = OP_TRUNCATED
             trajectory.info_encoding[step * trajectory.layout.envs + index] = PLAIN
             self._counted[index] = trajectory.done[index] = step + 1
         else:
@@ -358,7 +358,7 @@ class RolloutPart(Job):
         incarnation = int(table.incarnations[index])
         table.seeds[index] = episodes.seed_of_reset(index, incarnation) if resets else episodes.next_seeds[index]
         root_seed = episodes.root_seeds[index] if episodes.flags[index] & SEEDED else None
-        op = RESET if resets else REPEAT if self._repeats(index) else STEP
+        op = OP_RESET if resets else OP_REPEAT if self._repeats(index) else OP_STEP
         return self._counted[index], op, table.seeds[index], root_seed, episodes.numbers[index]
 
     def _repeats(self, index: int) -> bool:
@@ -391,11 +391,11 @@ class RolloutPart(Job):
         table, trajectory, episodes = self._table, self.trajectory, self._table.episodes
         if table.replays:
             self._record(index, before, ends, ops)
-        has_reset = RESET in ops or (table.autoreset == "same_step" and 1 in ends)
+        has_reset = OP_RESET in ops or (table.autoreset == "same_step" and 1 in ends)
         self._actor.completed += done - before
-        if REPEAT in ops:
-            ends = bytes(end for end, op in zip(ends, ops, strict=True) if op != REPEAT)
-            ops = ops.replace(bytes([REPEAT]), b"")
+        if OP_REPEAT in ops:
+            ends = bytes(end for end, op in zip(ends, ops, strict=True) if op != OP_REPEAT)
+            ops = ops.replace(bytes([OP_REPEAT]), b"")
         if ops:
             episodes.record_many(index, ends, ops)
         if has_reset:
@@ -404,28 +404,28 @@ class RolloutPart(Job):
         if index in self._renewing:
             self._renewing.discard(index)
             trajectory.truncated[before, index] = True
-            trajectory.ops[before, index] = TRUNCATED
+            trajectory.ops[before, index] = OP_TRUNCATED
 
     def _record(self, index: int, before: int, ends: bytes, ops: bytes) -> None:
         """Record steps of an env in its journal, which a seeded reset begins anew."""
         table, trajectory, journal = self._table, self.trajectory, self._table.journals[index]
         seeds, within, start = trajectory.seeds[:, index], table.autoreset == "same_step", 0
-        resets = (offset for offset, op in enumerate(ops) if op == RESET or (within and ends[offset]))
+        resets = (offset for offset, op in enumerate(ops) if op == OP_RESET or (within and ends[offset]))
         for offset in resets:
             if (seed := int(seeds[before + offset])) >= 0:
                 journal.begin(seed, int(trajectory.checks[before + offset, index]))
                 start = offset + 1
-        steps = [before + offset for offset in range(start, len(ops)) if ops[offset] != REPEAT]
+        steps = [before + offset for offset in range(start, len(ops)) if ops[offset] != OP_REPEAT]
         if not steps:
             return
-        ops = ops[start:].replace(bytes([REPEAT]), b"")
+        ops = ops[start:].replace(bytes([OP_REPEAT]), b"")
         if table.slab.layout.action is not None:
             actions = [array[steps, index].tobytes() for array in trajectory.actions]
             journal.record_steps(actions, ops, int(trajectory.checks[steps[-1], index]))
             return
         for step, op in zip(steps, ops, strict=True):
             check = int(trajectory.checks[step, index])
-            if op == RESET:
+            if op == OP_RESET:
                 journal.record_reset(check)
             else:
                 action = trajectory.actions[0][step, index].copy()[()]

@@ -23,21 +23,21 @@ from envactors.mailbox.control_page import (
     TIMED,
 )
 from envactors.mailbox.info_codec import Infos, decode
-from envactors.mailbox.messages import Failure, Fault, episode_seed
+from envactors.mailbox.messages import Fault, episode_seed
 from envactors.mailbox.pickling import copy_value, pack_failure
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, flatten, unflatten
 from envactors.rollout.context import PolicyContext, StepGenerators
-from envactors.rollout.messages import DONE, LEARNT, NO_POLICY, RAISED, Order, Parameters, Stop
+from envactors.rollout.messages import COMPLETE, ENV_RAISED, NO_POLICY, NO_ROOM, Order, Parameters, Stop
 from envactors.rollout.policy_output import actions_at, write_output
-from envactors.rollout.trajectory import REPEAT, RESET, STEP, RegionPlaces, Trajectory
+from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, RegionPlaces, Trajectory
 from envactors.worker import context
 from envactors.worker.env_rows import PayloadError, as_failure
 from envactors.worker.host import Fields, HostedEnv
 from envactors.worker.main import Server
 
 # How much memory stays open: two rollouts may be in flight while the user keeps two results; parameters alternate
-# between two parts.
+# between two regions.
 _MOST_TRAJECTORIES = 4
 _MOST_PARAMETERS = 2
 
@@ -61,27 +61,13 @@ def run_rollout(server: Server, *fields: Any) -> tuple[Any, ...]:
     return tuple(runner.run(order))
 
 
-class EnvFailedError(Exception):
-    """An env raised in a step of a rollout, or returned what cannot be written.
-
-    Args:
-        position: Position of the env in the actor.
-        failure: What has failed.
-    """
-
-    def __init__(self, position: int, failure: Failure) -> None:
-        super().__init__(position, failure)
-        self.position = position
-        self.failure = failure
-
-
-class Column:
+class EnvCursor:
     """One env in a rollout, and what its next step does.
 
     Args:
         hosted: Env to step.
         start: First step that it takes.
-        op: What its next step does: `STEP`, `RESET`, or `REPEAT`.
+        op: What its next step does: `OP_STEP`, `OP_RESET`, or `OP_REPEAT`.
         seed: Seed of its next reset; None lets the env choose.
         root_seed: Seed that the seeds of later episodes are derived from; None if episodes are not seeded.
         episode: Index of the present episode.
@@ -102,7 +88,7 @@ class Column:
 
     def begin_episode(self) -> None:
         """Choose the next operation, and the seed of the next reset, after a reset."""
-        self.op, self.seed = STEP, None
+        self.op, self.seed = OP_STEP, None
         if self._root_seed is not None:
             self._episode += 1
             self.seed = episode_seed(self._root_seed, self._episode)
@@ -112,7 +98,7 @@ class Column:
         if autoreset == "same_step":
             self.begin_episode()
         else:
-            self.op = RESET if autoreset == "next_step" else REPEAT
+            self.op = OP_RESET if autoreset == "next_step" else OP_REPEAT
 
 
 class RolloutRunner:
@@ -151,26 +137,24 @@ class RolloutRunner:
         self._generators.rollout = order.rollout
         writer = self._writer_at(order.places, order.layout)
         hosted_envs = server.host.hosted_envs
-        columns = [Column(hosted, *plan) for hosted, plan in zip(hosted_envs, order.plans, strict=True)]
-        writer.begin(order, columns)
+        cursors = [EnvCursor(hosted, *plan) for hosted, plan in zip(hosted_envs, order.plans, strict=True)]
+        writer.begin(order, cursors)
         server.page.is_timing = server.page.counters[TIMED] != 0
         try:
-            return self._run(writer, order, columns)
-        except EnvFailedError as error:
-            return Stop(RAISED, error.position, tuple(error.failure))
+            return self._run(writer, order, cursors)
         finally:
             server.page.is_timing = False
 
-    def _run(self, writer: TrajectoryWriter, order: Order, columns: list[Column]) -> Stop:
+    def _run(self, writer: TrajectoryWriter, order: Order, cursors: list[EnvCursor]) -> Stop:
         """Alternate between the policy and the envs. Loops of light envs spend most of their time in this function."""
         page, policy, env_ids, generators = self._server.page, self._policy, self._env_ids, self._generators
         counters, times, now, array, forks = page.counters, page.times, time.monotonic, np.ndarray, context.forks
         observed, starts, chosen, first, envs = writer.observed, writer.starts, writer.chosen, writer.first, writer.envs
         my_actions, dtype, shape = writer.my_actions, writer.plain_action_dtype, writer.action_shape
-        done, rewards, cells, copies = writer.done, writer.rewards, writer.cells, writer.copies_action
+        done, rewards, numbers, copies = writer.done, writer.rewards, writer.numbers, writer.copies_action
         trajectory, is_within = writer.trajectory, order.autoreset == "same_step"
-        my_envs = range(first, first + len(columns))
-        due: list[Column] = []
+        my_envs = range(first, first + len(cursors))
+        due: list[EnvCursor] = []
         size = 0 if page.is_timing else writer.size  # of a plain observation; 0 if results are not plain
         for step in range(order.start, order.stop):
             if context.forks != forks:
@@ -187,47 +171,48 @@ class RolloutRunner:
                     my_actions[step] = returned
                 elif (layout := write_output(trajectory, my_envs, step, returned)) is not None:
                     self._kept = (order.rollout, step), returned
-                    return Stop(LEARNT, layout=layout)
+                    return Stop(NO_ROOM, layout=layout)
                 chosen[first] = step + 1
-            if len(due) < len(columns):
-                due = [column for column in columns if column.start <= step]
-            row = step * envs
+            if len(due) < len(cursors):
+                due = [cursor for cursor in cursors if cursor.start <= step]
+            first_cell = step * envs
             actions = actions_at(trajectory, step)
-            for column in due:
-                index, op = column.index, column.op
+            for cursor in due:
+                index, op = cursor.index, cursor.op
                 times[SINCE] = now()
                 counters[METHOD] = METHOD_STEP
-                counters[ENV_INDEX] = column.position
+                counters[ENV_INDEX] = cursor.position
                 try:
-                    if op == STEP:
-                        result = column.env_step(actions[index].copy() if copies else actions[index])
-                    elif op == RESET:
+                    if op == OP_STEP:
+                        result = cursor.env_step(actions[index].copy() if copies else actions[index])
+                    elif op == OP_RESET:
                         counters[METHOD] = METHOD_RESET
-                        result = column.hosted.reset(column.seed, None)
+                        result = cursor.hosted.reset(cursor.seed, None)
                     else:
-                        writer.repeat(column.hosted, step)
+                        writer.repeat(cursor.hosted, step)
                         continue
                     if size and type(result) is tuple and len(result) == 5:
                         # Plain results are written here: the same as `TrajectoryWriter.finish`, without its calls.
                         obs, reward, terminated, truncated, info = result
-                        is_turn = terminated or truncated or op == RESET
-                        if isinstance(reward, float) and type(info) is dict and not (is_turn and is_within):
-                            cell = (row + envs + index) * size
+                        is_boundary = terminated or truncated or op == OP_RESET
+                        if isinstance(reward, float) and type(info) is dict and not (is_boundary and is_within):
+                            cell = first_cell + index
+                            at = (cell + envs) * size
                             try:
-                                cells[cell : cell + size] = obs
-                                rewards[row + index] = reward
+                                numbers[at : at + size] = obs
+                                rewards[cell] = reward
                                 if info:
-                                    writer.write_beside(row + index, info, [])
-                                if is_turn:
-                                    writer.write_turn(column, step, terminated, truncated, order.autoreset)
+                                    writer.write_info(cell, info, [])
+                                if is_boundary:
+                                    writer.write_boundary(cursor, step, terminated, truncated, order.autoreset)
                                 done[index] = step + 1
                                 continue
                             except (TypeError, ValueError, BufferError):
                                 pass  # the observation has another type, dtype, or shape
-                    writer.finish(column, step, result, order.autoreset)
+                    writer.finish(cursor, step, result, order.autoreset)
                 except BaseException as error:
-                    raise EnvFailedError(column.position, as_failure(error, page)) from error
-        return Stop(DONE)
+                    return Stop(ENV_RAISED, cursor.position, tuple(as_failure(error, page)))
+        return Stop(COMPLETE)
 
     def _open_trajectory(self, places: RegionPlaces, layout: bytes) -> TrajectoryWriter:
         regions = [None if place is None else self._open(place, writable=True) for place in places]
@@ -245,14 +230,14 @@ class RolloutRunner:
             return
         buffers: list[memoryview] = []
         if parameters.place is not None:
-            part = self._parameters_at(parameters.place)
-            buffers = [part[start:stop] for start, stop in parameters.spans]
+            region = self._parameters_at(parameters.place)
+            buffers = [region[start:stop] for start, stop in parameters.spans]
         self._server.page.record_env(METHOD_POLICY, 0)
         self._policy.load(pickle.loads(parameters.pickled, buffers=buffers))
         self._version = parameters.version
 
 
-class _Observed:
+class _ObservationBatches:
     """Observations of several leaves, or of leaves without a place in the trajectory, by step.
 
     Args:
@@ -271,7 +256,7 @@ class _Observed:
 
 
 class TrajectoryWriter:
-    """Writes the columns of a worker's envs.
+    """Writes the results of a worker's envs.
 
     Args:
         trajectory: Trajectory to write to.
@@ -289,7 +274,7 @@ class TrajectoryWriter:
         action_shape: Shape of one step's actions in it.
         plain_action_dtype: Their dtype, as policies return it; None if the policy returns more than such actions.
         chosen, done, rewards: Memory of the trajectory; single numbers are written to it in a third of the time.
-        cells: All observations as one sequence of numbers, if they are arrays of one axis and may be written without
+        numbers: All observations as one sequence of numbers, if they are arrays of one axis and may be written without
             `finish`. Assigning a slice of a memoryview checks the dtype and the shape, and takes half of the time that
             NumPy takes.
         size: How many numbers one observation has in it; 0 if results have to be written by `finish`.
@@ -321,7 +306,7 @@ class TrajectoryWriter:
         self.observed: Any = seen[0] if isinstance(self._spec, ArraySpec) and trajectory.is_whole else None
         self._only: Any = None if self.observed is None else trajectory.observations[0]
         if self.observed is None:
-            self.observed = _Observed(self, seen)
+            self.observed = _ObservationBatches(self, seen)
         self.chosen: memoryview[int] = trajectory.chosen.data
         self.done: memoryview[int] = trajectory.done.data
         self.rewards: Any = trajectory.rewards.reshape(-1).data if layout.reward == PLAIN_REWARD else None
@@ -329,46 +314,46 @@ class TrajectoryWriter:
         is_flat = only is not None and only.ndim == 3 and only.dtype.kind in "biuf"
         is_plain = is_flat and self.rewards is not None and not hosted[0].journal
         self.size: int = only.shape[2] if is_plain else 0
-        self.cells: Any = only.reshape(-1).data if is_plain else None
+        self.numbers: Any = only.reshape(-1).data if is_plain else None
 
-    def begin(self, order: Order, columns: list[Column]) -> None:
+    def begin(self, order: Order, cursors: list[EnvCursor]) -> None:
         """Read the object leaves of the observations before the first step, and clear the flags of the steps to come.
 
         Results then only write what differs.
         """
         for position, content in enumerate(order.contents):
             self.objects[position] = [] if content is None else decode(content)[1]
-        last = max(column.start for column in columns)
-        for column in columns:
-            if column.start < last:
-                self.trajectory.flags[:, column.start + 1 : last + 1, column.index] = 0
-        self.trajectory.flags[:, last + 1 :, self.first : self.first + len(columns)] = 0
+        last = max(cursor.start for cursor in cursors)
+        for cursor in cursors:
+            if cursor.start < last:
+                self.trajectory.flags[:, cursor.start + 1 : last + 1, cursor.index] = 0
+        self.trajectory.flags[:, last + 1 :, self.first : self.first + len(cursors)] = 0
 
-    def write_turn(self, column: Column, step: int, terminated: Any, truncated: Any, autoreset: str) -> None:
+    def write_boundary(self, cursor: EnvCursor, step: int, terminated: Any, truncated: Any, autoreset: str) -> None:
         """Write that an episode has ended, or that a reset has begun one, and choose the env's next operation."""
-        trajectory, index = self.trajectory, column.index
+        trajectory, index = self.trajectory, cursor.index
         is_over = bool(terminated) or bool(truncated)
         trajectory.terminated[step, index], trajectory.truncated[step, index] = bool(terminated), bool(truncated)
-        trajectory.ops[step, index] = column.op
-        trajectory.seeds[step, index] = -1 if column.seed is None else column.seed
-        trajectory.starts[step + 1, index] = column.op == RESET or (is_over and autoreset == "same_step")
-        if column.op == RESET:
-            column.begin_episode()
+        trajectory.ops[step, index] = cursor.op
+        trajectory.seeds[step, index] = -1 if cursor.seed is None else cursor.seed
+        trajectory.starts[step + 1, index] = cursor.op == OP_RESET or (is_over and autoreset == "same_step")
+        if cursor.op == OP_RESET:
+            cursor.begin_episode()
         elif is_over:
-            column.end_episode(autoreset)
+            cursor.end_episode(autoreset)
 
-    def finish(self, column: Column, step: int, result: Any, autoreset: str) -> None:
+    def finish(self, cursor: EnvCursor, step: int, result: Any, autoreset: str) -> None:
         """Write the result of a step or a reset.
 
         Raises:
             PayloadError: It cannot be written.
             BaseException: A reset within the step raises.
         """
-        hosted, page, index = column.hosted, self._server.page, column.index
-        fields: Fields = result if column.op == RESET else hosted.take(result, autoreset == "same_step", column.seed)
+        hosted, page, index = cursor.hosted, self._server.page, cursor.index
+        fields: Fields = result if cursor.op == OP_RESET else hosted.take(result, autoreset == "same_step", cursor.seed)
         if page.is_timing:
             method = page.counters[METHOD]
-            page.spans.add(page.times[SINCE], time.monotonic(), self._server.call_id, column.position, method)
+            page.spans.add(page.times[SINCE], time.monotonic(), self._server.call_id, cursor.position, method)
         obs, reward, terminated, truncated, info = fields
         try:
             objects: list[Any] = []
@@ -384,28 +369,28 @@ class TrajectoryWriter:
             if hosted.journal:
                 self.trajectory.checks[step, index] = hosted.check
             if type(info) is not dict or info or objects:
-                self.write_beside(step * self.envs + index, info, objects)
-            self.objects[column.position] = objects
-            if column.op == RESET or terminated or truncated:
-                self.write_turn(column, step, terminated, truncated, autoreset)
+                self.write_info(step * self.envs + index, info, objects)
+            self.objects[cursor.position] = objects
+            if cursor.op == OP_RESET or terminated or truncated:
+                self.write_boundary(cursor, step, terminated, truncated, autoreset)
         except PayloadError:
             raise
         except BaseException as error:
             raise PayloadError(pack_failure(error, Fault.RESULT)) from error
         self.done[index] = step + 1
 
-    def write_beside(self, row: int, info: Any, objects: list[Any]) -> None:
+    def write_info(self, cell: int, info: Any, objects: list[Any]) -> None:
         """Write an info and the leaves that have no place.
 
         Raises:
             PayloadError: They cannot be pickled.
         """
         try:
-            part = self._infos.put(row, self._infos.pack(info, objects))
+            part = self._infos.put(cell, self._infos.pack(info, objects))
         except BaseException as error:
             raise PayloadError(pack_failure(error, Fault.RESULT)) from error
         if part is not None:
-            self._server.send_part(row, part)
+            self._server.send_part(cell, part)
 
     def repeat(self, hosted: HostedEnv, step: int) -> None:
         """Write the last observation of an env again."""
@@ -415,8 +400,8 @@ class TrajectoryWriter:
                 array[step + 1, index] = array[step, index]
         trajectory.rewards[step, index] = 0
         if self.objects[hosted.position]:
-            self.write_beside(step * self.envs + index, {}, self.objects[hosted.position])
-        trajectory.ops[step, index] = REPEAT
+            self.write_info(step * self.envs + index, {}, self.objects[hosted.position])
+        trajectory.ops[step, index] = OP_REPEAT
         trajectory.checks[step, index] = hosted.check
         self.done[index] = step + 1
 

@@ -22,7 +22,7 @@ from envactors.rollout.context import PolicyContext, generator_of
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.policy_output import actions_at, write_output
 from envactors.rollout.results import Rollout
-from envactors.rollout.trajectory import REPEAT, RESET, STEP, TRUNCATED, Trajectory, TrajectoryLayout
+from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, OP_TRUNCATED, Trajectory, TrajectoryLayout
 from envactors.vector.episodes import NEEDS_RESET
 from envactors.vector.results import Batch, failure_in
 from envactors.vector.serial import SerialEngine
@@ -182,8 +182,8 @@ class _Run:
         """Write what each env does in a step; return the envs whose episode is not over."""
         episodes = self._engine.episodes
         due = [index for index in envs if not episodes.flags[index] & NEEDS_RESET]
-        self.trajectory.ops[step, envs.start : envs.stop] = REPEAT
-        self.trajectory.ops[step, due] = np.where(episodes.resets_next[due], RESET, STEP)
+        self.trajectory.ops[step, envs.start : envs.stop] = OP_REPEAT
+        self.trajectory.ops[step, due] = np.where(episodes.resets_next[due], OP_RESET, OP_STEP)
         return due
 
     def write_results(self, step: int, batch: Batch) -> None:
@@ -196,7 +196,7 @@ class _Run:
                 self.contents.infos[step, index] = info
             if (failure := failure_in(info)) is not None:
                 self.contents.failures[step, index] = failure
-                trajectory.ops[step, index] = TRUNCATED
+                trajectory.ops[step, index] = OP_TRUNCATED
 
     def write_errors(self, step: int, errors: dict[int, BaseException]) -> None:
         """Write the errors of envs in a step."""

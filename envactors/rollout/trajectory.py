@@ -19,10 +19,10 @@ from envactors.mailbox.slab import PLAIN_REWARD, Places
 from envactors.mailbox.specs import ArraySpec, Spec, leaves
 
 # Values of `Trajectory.ops`: what happened to an env in a step.
-STEP: Final = 0
-RESET: Final = 1  # the episode had ended, and the env was reset: its action was ignored
-REPEAT: Final = 2  # the episode had ended, nothing reset the env, and the last observation was repeated
-TRUNCATED: Final = 3  # the env failed: the row has its last observation, or that of a reset in the next process
+OP_STEP: Final = 0
+OP_RESET: Final = 1  # the episode had ended, and the env was reset: its action was ignored
+OP_REPEAT: Final = 2  # the episode had ended, nothing reset the env, and the last observation was repeated
+OP_TRUNCATED: Final = 3  # the env failed: the row has its last observation, or that of a reset in the next process
 
 # The places of a trajectory's regions in the memory of its vector; None for missing regions.
 RegionPlaces: TypeAlias = "tuple[tuple[int, int] | None, ...]"
@@ -94,7 +94,7 @@ class Trajectory:
         rewards: Rewards; float64, shape (t, n, *shape of the reward spec).
         observations: Arrays of shape (t + 1, n, ...), None for leaves that cannot be batched.
         is_whole: Whether all leaves of observations have a place.
-        info_encoding, inline_info_sizes, inline_infos: As in `envactors.mailbox.slab.Slab`, with row ``step * n +
+        info_encoding, inline_info_sizes, inline_infos: As in `envactors.mailbox.slab.Slab`, for the cell ``step * n +
             env``.
         actions, extras: Arrays of shape (t, n, ...), for each leaf of the action and each extra. Only in-process
             envs may have actions that cannot be batched.
@@ -138,9 +138,9 @@ class Trajectory:
             place_extra.size or len(self.extras),
         ]
 
-    def inline_info(self, row: int) -> memoryview:
-        """Return the encoded info of a row."""
-        return self.inline_infos[row, : self.inline_info_sizes[row]].data
+    def inline_info(self, cell: int) -> memoryview:
+        """Return the encoded info of a cell."""
+        return self.inline_infos[cell, : self.inline_info_sizes[cell]].data
 
     def pack(self, envs: range, start: int, end: int | None = None) -> bytes:
         """Serialize the columns of some envs for another machine.
@@ -155,7 +155,7 @@ class Trajectory:
             end = min(max(start, written), self.layout.steps)
         content: list[bytes | memoryview] = [_RANGE.pack(start, end)]
         content += [block.tobytes() for block in self._blocks(envs, start, end)]
-        content += [self.inline_info(row) for row in self._rows_with_infos(envs, start, end)]
+        content += [self.inline_info(cell) for cell in self._cells_with_infos(envs, start, end)]
         return b"".join(content)
 
     def unpack(self, envs: range, content: bytes | memoryview) -> None:
@@ -165,8 +165,8 @@ class Trajectory:
         for block in self._blocks(envs, start, end):
             block[...] = np.frombuffer(content, block.dtype, block.size, at).reshape(block.shape)
             at += block.nbytes
-        for row in self._rows_with_infos(envs, start, end):
-            room = self.inline_info(row)
+        for cell in self._cells_with_infos(envs, start, end):
+            room = self.inline_info(cell)
             room[:] = content[at : at + len(room)]
             at += len(room)
 
@@ -179,8 +179,8 @@ class Trajectory:
         whole: list[npt.NDArray[Any]] = [self.done[mine], self.chosen[mine], self.flags[:, start : end + 1, mine]]
         return [*whole, *observations, *(array[start:end, mine] for array in timed)]
 
-    def _rows_with_infos(self, envs: range, start: int, end: int) -> list[int]:
+    def _cells_with_infos(self, envs: range, start: int, end: int) -> list[int]:
         count = self.layout.envs
-        rows = np.arange(start * count, end * count).reshape(-1, count)[:, envs]
-        found: list[int] = rows[self.info_encoding[rows] == INLINE_INFO].tolist()
+        cells = np.arange(start * count, end * count).reshape(-1, count)[:, envs]
+        found: list[int] = cells[self.info_encoding[cells] == INLINE_INFO].tolist()
         return found
