@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,6 @@ _STEPS = 64
 _TRIES = 3
 
 
-class Reset(Protocol):
-    """Type of the method ``reset`` of a vector env."""
-
-    def __call__(self, seed: Sequence[int], *, env_ids: Sequence[int]) -> tuple[Any, list[dict[str, Any]]]:
-        """Reset some envs, each with its seed."""
-
-
 class Evaluator:
     """Plays whole episodes: env ``i`` of ``n`` plays the episodes ``i``, ``i + n``, ``i + 2 n``, ...
 
@@ -37,7 +30,7 @@ class Evaluator:
 
     Args:
         rollouts: Runs rollouts.
-        reset: Resets envs.
+        reset: Method ``reset`` of the vector.
         episodes: Number of episodes to play.
         rewards_shape: Shape of the rewards of all envs.
 
@@ -45,7 +38,9 @@ class Evaluator:
         VectorInputError: ``episodes`` is not an int >= 1.
     """
 
-    def __init__(self, rollouts: RolloutsBase, reset: Reset, episodes: int, rewards_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, rollouts: RolloutsBase, reset: Callable[..., Any], episodes: int, rewards_shape: tuple[int, ...]
+    ) -> None:
         if not is_int(episodes):
             raise VectorInputError(f"episodes is {episodes!r}: expected an int >= 1")
         self._rollouts = rollouts
@@ -75,8 +70,8 @@ class Evaluator:
         while min(self._numbers) < self._episodes:
             due = self._begin(due)
             if not due:
-                rollout, lost = self._roll()
-                due = [index for index in range(len(self._numbers)) if self._take(rollout, index, lost)]
+                rollout, error = self._roll()
+                due = [index for index in range(len(self._numbers)) if self._take(rollout, index, error)]
         seeds = np.array([self._rollouts.seed_of_episode(number) for number in range(self._episodes)], np.int64)
         failures = sorted(self._failures, key=lambda failure: failure[0])
         return Evaluation(self._returns, self._lengths, seeds, failures)
@@ -106,36 +101,31 @@ class Evaluator:
         except VectorStepError as error:
             return error.batch, error
 
-    def _take(self, rollout: Rollout, index: int, lost: VectorStepError | None) -> bool:
+    def _take(self, rollout: Rollout, index: int, error: VectorStepError | None) -> bool:
         """Add the steps of an env to its episode; return whether the env needs a reset."""
         ran = np.flatnonzero(rollout.valid[:, index])
-        over = rollout.terminated[ran, index] | rollout.truncated[ran, index]
-        is_over = bool(over.any())
+        ends = np.flatnonzero(rollout.terminated[ran, index] | rollout.truncated[ran, index])
+        is_over, lost = len(ends) > 0, error is not None and index in error.failures
         if is_over:
-            ran = ran[: int(over.argmax()) + 1]
+            ran = ran[: ends[0] + 1]
         # A failure after the end of the episode belongs to no episode.
         last = int(ran[-1]) if is_over else _STEPS
-        failure = next((error for step, env_id, error in rollout.failures if env_id == index and step <= last), None)
-        if failure is None and not is_over and lost is not None:
-            failure = lost.failures.get(index)
+        failure = next((each for step, env_id, each in rollout.failures if env_id == index and step <= last), None)
+        if failure is None and not is_over and error is not None:
+            failure = error.failures.get(index)
         if failure is not None:
-            self._note_failure(index, failure, lost)
+            self._note_failure(index, failure, error)
             return True
         # Add one reward after another, as a loop does: `numpy.sum` rounds differently.
         added = np.concatenate((self._sums[index : index + 1], rollout.rewards[ran, index]))
         self._sums[index] = np.cumsum(added, axis=0)[-1]
         self._steps[index] += len(ran)
-        if is_over:
-            self._finish(index)
-        return is_over or (lost is not None and index in lost.failures)
-
-    def _finish(self, index: int) -> None:
-        """Record the finished episode of an env, and move on to its next one."""
         number = self._numbers[index]
-        if number < self._episodes:
-            self._returns[number] = self._sums[index]
-            self._lengths[number] = self._steps[index]
-        self._numbers[index] += len(self._numbers)
+        if is_over and number < self._episodes:
+            self._returns[number], self._lengths[number] = self._sums[index], self._steps[index]
+        if is_over:
+            self._numbers[index] += len(self._numbers)
+        return is_over or lost
 
     def _note_failure(self, index: int, failure: BaseException, error: BaseException | None) -> None:
         """Record a failed attempt at an episode.

@@ -12,7 +12,7 @@ NO_ROOM: Final = "no room"  # the policy returned extras or actions that the tra
 ENV_RAISED: Final = "raised"  # an env raised
 NO_POLICY: Final = "no policy"  # this process has not made the policy of the order
 
-# Key of the part of a reply that contains columns of a trajectory. Parts with infos have the numbers of their rows.
+# Key of the part of a reply that contains columns of a trajectory. Parts with infos have the numbers of their cells.
 COLUMNS: Final = (1 << 32) - 1
 
 # What an env does next: its first step; what it does there (`OP_STEP`, `OP_RESET`, or `OP_REPEAT` of

@@ -59,7 +59,7 @@ class RolloutPart(Job):
     Attributes:
         range: Indices of the actor's envs.
         contents: The object leaves of observations that no worker wrote, by (step, env).
-        large_infos: Infos that did not fit into the trajectory, by row.
+        large_infos: Infos that did not fit into the trajectory, by cell.
         failures: Exceptions of envs, by (step, env). They are read by the thread that reads the result.
         errors: Errors to raise, by env.
         policy_error: The exception that the policy raised.
@@ -470,8 +470,8 @@ class RolloutPart(Job):
         """Return the encoded info and object leaves of the observation before a step; None without any."""
         if step == 0 or (step, index) in self.contents:
             return self.contents.get((step, index))
-        row = (step - 1) * self.trajectory.layout.envs + index
-        if self.trajectory.info_encoding[row] == PLAIN:
+        cell = (step - 1) * self.trajectory.layout.envs + index
+        if self.trajectory.info_encoding[cell] == PLAIN:
             return None
-        large = self.large_infos.get(row)
-        return bytes(self.trajectory.inline_info(row)) if large is None else large
+        large = self.large_infos.get(cell)
+        return bytes(self.trajectory.inline_info(cell)) if large is None else large
