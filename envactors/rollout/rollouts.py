@@ -246,14 +246,14 @@ class Run:
         failures: dict[int, BaseException] = {}
         policy_error: BaseException | None = None
         for part in parts:
-            read_contents(trajectory, part.range, part.contents, part.large_infos, contents)
+            read_contents(trajectory, part.columns.envs, part.columns.contents, part.columns.large_infos, contents)
             contents.failures.update(_read(part.failures))
-            failures.update(_read(part.errors) if part.error is None else dict.fromkeys(part.range, part.error))
+            failures.update(_read(part.errors) if part.error is None else dict.fromkeys(part.columns.envs, part.error))
             if part.policy_error is not None and policy_error is None:
                 policy_error = part.policy_error.read()[1]
         report_failures(trajectory, contents)
         versions = np.array([part.version for part in parts])
-        envs = range(parts[0].range.start, parts[-1].range.stop)
+        envs = range(parts[0].columns.envs.start, parts[-1].columns.envs.stop)
         rollout = assemble(trajectory, envs, contents, versions, copies=self._copies)
         self._unread -= 1
         return result_of(rollout, failures, policy_error)

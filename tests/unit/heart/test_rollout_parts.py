@@ -249,7 +249,7 @@ def test_a_crash_in_the_middle_of_a_step(stages, on_failure, autoreset):
     stage = make(stages, 1, on_failure=on_failure, autoreset=autoreset)
     future = stage.envs.rollout_async(3)
     worker = stage.worker()
-    trajectory = stage.actor().running.trajectory
+    trajectory = stage.actor().running.columns.trajectory
     worker.page.start_request(stage.actor().running.call_id, METHOD_STEP, 0)
     trajectory.chosen[0] = 1
     trajectory.actions[0][0, 0] = 1
