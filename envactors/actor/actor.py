@@ -26,24 +26,23 @@ from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Exit, JobFate, Next, Plan, RestartTracker, Step, decide_next
 from envactors.actor.future import ActorFuture
-from envactors.actor.incarnation import Incarnation
+from envactors.actor.incarnation import START_CALL_ID, ExitReport, Incarnation
 from envactors.actor.jobs import Call, Close, ErrorOf, Job, Renewal, SharedQueue
 from envactors.actor.latch import Latch
 from envactors.actor.loan import ChannelLoan
 from envactors.actor.permits import Permits
-from envactors.actor.process import START_CALL_ID, ActorProcess, ExitReport
 from envactors.actor.spinning import SpinPolicy
 from envactors.actor.states import ActorState, ActorStats, EndReason, Phase
 from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Timers
-from envactors.backends.base import Use, Worker
+from envactors.backends.base import ExitStatus, LendingWorker, Use, Worker
 from envactors.errors import ActorClosedError, ActorError
 from envactors.loop import Loop
 from envactors.mailbox.control_page import FINISHED, ControlPage
 from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, safe_repr, unpack_failure
 from envactors.runtime import Runtime
-from envactors.system.polling import READABLE, WRITABLE, remaining
+from envactors.system.polling import remaining
 
 # Its messages also reach users as errors and results, so nothing is printed if they have not set up logging.
 _log = logging.getLogger("envactors.actors")
@@ -150,20 +149,20 @@ class Actor:
     @property
     def pid(self) -> int | None:
         """The process id; None while there is no process."""
-        process = self.incarnation.process
-        return None if process is None else process.pid
+        worker = self.incarnation.worker
+        return None if worker is None else worker.pid
 
     @property
     def node(self) -> str | None:
         """The node that runs the process; None on this machine."""
-        process = self.incarnation.process
-        return None if process is None else process.worker.node
+        worker = self.incarnation.worker
+        return None if worker is None or worker.node is None else worker.node.name
 
     @property
     def page(self) -> ControlPage | None:
         """The control page of the process; None while there is no process."""
-        process = self.incarnation.process
-        return None if process is None else process.page
+        worker = self.incarnation.worker
+        return None if worker is None else worker.page
 
     @property
     def state(self) -> ActorState:
@@ -193,8 +192,8 @@ class Actor:
 
     def stats(self) -> ActorStats:
         """Return counts over the actor's lifetime. The worker notices nothing."""
-        process = self.incarnation.process
-        rss = 0 if process is None else process.worker.resident_memory()  # may take long, so not under the lock
+        worker = self.incarnation.worker
+        rss = 0 if worker is None else worker.resident_memory()  # may take long, so not under the lock
         with self.lock:
             step = self._current_step()
             return ActorStats(
@@ -219,16 +218,16 @@ class Actor:
     def stacks(self, timeout: float) -> str:
         """Return the stacks of the worker's threads, or a line that says why there are none."""
         with self.lock:
-            process = self.incarnation.process
-            stacks = None if process is None or process.at_end else process.worker.ask_stacks()
+            worker = self.incarnation.worker
+            stacks = None if worker is None or worker.at_end else worker.ask_stacks()
         if stacks is None:
             return f"actor {self.name!r} has no process now: it is {self.state.value}\n"
         return stacks.wait(timeout)
 
     def stderr_tail(self) -> str:
         """Return the last lines that the process has printed to stderr; empty if there is no process."""
-        process = self.incarnation.process
-        return "" if process is None else process.stderr_tail
+        worker = self.incarnation.worker
+        return "" if worker is None else worker.stderr_tail
 
     def check_owner(self) -> None:
         """Raise in a forked process, which must not use the actors of its parent.
@@ -397,13 +396,13 @@ class Actor:
         with held:
             try:
                 with self.lock:
-                    process = self._find_lendable(future)
-                    if process is None:
+                    worker = self._find_lender(future)
+                    if worker is None:
                         return
-                    self._loan.begin(held, process)
+                    self._loan.begin(held, worker)
                 spins = self.spin.caller_spins
-                while not future.done() and process.wait_for_reply(deadline, spins=spins) and self._loan.is_held(held):
-                    self.run(self.on_channel, process, READABLE)
+                while not future.done() and worker.wait_for_reply(deadline, spins=spins) and self._loan.is_held(held):
+                    self.on_frames(worker)
                     spins = False
             finally:
                 if self._loan.is_held(held):
@@ -413,8 +412,8 @@ class Actor:
     @property
     def runs_this_thread(self) -> bool:
         """Whether the calling thread runs code of an env of this actor."""
-        process = self.incarnation.process
-        return process is not None and process.worker.is_current_thread()
+        worker = self.incarnation.worker
+        return worker is not None and worker.is_current_thread()
 
     def _check_not_within(self, future: ActorFuture, deadline: float | None) -> None:
         """Raise if an env of this actor would wait, without a limit, for a call that can only run after it."""
@@ -422,16 +421,16 @@ class Actor:
         if deadline is None and not future.done():
             raise self.errors.within_envs()
 
-    def _find_lendable(self, future: ActorFuture) -> ActorProcess | None:
-        """Return the process whose channel the thread that waits for a future may read; None if it may not."""
-        process = self.incarnation.process
-        if self._loan.is_mine and process is not None:
+    def _find_lender(self, future: ActorFuture) -> LendingWorker | None:
+        """Return the worker whose channel the thread that waits for a future may read; None if it may not."""
+        worker = self.incarnation.worker
+        if self._loan.is_mine and worker is not None:
             # A signal handler waits in the thread that reads. The loop reads from now on, also for the outer wait.
             self._loan.end()
         is_running = self.phase is _LIVE and self.running is not None and self.running.future is future
-        if not is_running or process is None or process.has_backlog or self._loan.is_active:
+        if not is_running or worker is None or self._loan.is_active:
             return None
-        return process
+        return worker.as_lender()
 
     def _withdraw(self, future: ActorFuture) -> Step | None:
         """Take the request of a future out of the queue; return its step, or None if it is not there."""
@@ -511,9 +510,9 @@ class Actor:
 
     def send(self, kind: Kind, call_id: int, payload: Any) -> None:
         """Send a message to the worker."""
-        process = self.incarnation.process
-        assert process is not None, "jobs start in a live process"
-        process.send(Frame(kind, self.incarnation.index, call_id, payload), self.spin.start(time.monotonic()))
+        worker = self.incarnation.worker
+        assert worker is not None, "jobs start in a live process"
+        worker.send(Frame(kind, self.incarnation.index, call_id, payload), self.spin.start(time.monotonic()))
 
     def begin_stop(self, reason: EndReason) -> None:
         """Start no more jobs: the worker is about to close its envs and to exit."""
@@ -549,49 +548,57 @@ class Actor:
         with self.lock, self.lock.change(self):
             event(*args)
 
-    def on_channel(self, process: ActorProcess, events: int) -> None:
-        """Read frames, and send the rest of one that was too large to send at once."""
-        if process is not self.incarnation.process or process.at_end:
-            return
-        if events & WRITABLE:
-            process.flush()
-        if events & READABLE and (not self._loan.is_active or self._loan.is_mine):
-            self._take_frames(process, process.read())
+    def on_frames(self, worker: Worker) -> None:
+        """Handle the frames that have come, unless another thread reads them."""
+        with self.lock, self.lock.change(self):
+            is_current = worker is self.incarnation.worker and not worker.at_end
+            if is_current and (not self._loan.is_active or self._loan.is_mine):
+                self._take_frames(worker, worker.receive() or [])
 
-    def on_exit(self, process: ActorProcess) -> None:
-        """Handle the exit of a process."""
-        if process is not self.incarnation.process:
-            return
-        if self._loan.is_active:
-            self._loan.leave_exit(process)
-            return
-        for frame in process.drain():
-            self._on_frame(frame)
-        report, incarnation = process.reap(), self.incarnation
-        is_unasked = incarnation.end_reason in (None, EndReason.TIMEOUT) and not self.is_closing
-        if incarnation.is_standby and not incarnation.has_started and is_unasked:
-            self._start(Incarnation(incarnation.index))  # as if there had been no standby
-        else:
-            self._after_exit(report)
+    def on_exit(self, worker: Worker) -> None:
+        """Handle the exit of the process."""
+        with self.lock, self.lock.change(self):
+            incarnation = self.incarnation
+            if worker is not incarnation.worker:
+                return
+            if self._loan.is_active:
+                self._loan.leave_exit()
+                return
+            for frame in worker.drain():
+                self._on_frame(frame)
+            report = incarnation.reap(worker)
+            is_unasked = incarnation.end_reason in (None, EndReason.TIMEOUT) and not self.is_closing
+            if incarnation.is_standby and not incarnation.has_started and is_unasked:
+                self._start(Incarnation(incarnation.index))  # as if there had been no standby
+            else:
+                self._after_exit(report)
+
+    def on_certain_end(self, worker: Worker) -> None:
+        """Start the process that waits until none of the code of the last one can be running."""
+        with self.lock, self.lock.change(self):
+            if worker is self._uncertain:
+                self._uncertain = None
+                if self.incarnation.is_launching:
+                    self._submit_launch()
 
     def find_current_step(self) -> Step | None:
         """Return the step that the worker runs, once its replies were read; None if it runs none, or is ending."""
-        process = self.incarnation.process
-        if self.phase is not _LIVE or process is None:
+        worker = self.incarnation.worker
+        if self.phase is not _LIVE or worker is None:
             return None
         # By now the results of everything up to this call are in the rows and the channel.
-        finished = process.page.counters[FINISHED]
+        finished = worker.page.counters[FINISHED]
         # After SIGCONT, replies and expired deadlines are pending together. Replies count first, also those that a
         # thread would read that has borrowed the channel.
         self._process_results()
         step = self._current_step() if self.phase is _LIVE else None
         if step is not None:
-            untrue = process.page.find_untrue(len(self.config.start.factories))
+            untrue = worker.page.find_untrue(len(self.config.start.factories))
             corruption = (
                 f"{untrue} on its control page cannot be true" if untrue else self.tenant.check_memory(finished)
             )
             if corruption:
-                process.kill_corrupted(corruption)
+                worker.kill_corrupted(corruption)
                 return None
         return step
 
@@ -610,26 +617,25 @@ class Actor:
     def _kill_late(self) -> None:
         """Ask the worker for its stacks, and kill it 0.2 s later."""
         self.incarnation.blame(EndReason.TIMEOUT)
-        if self.incarnation.process is not None:
-            self.incarnation.process.request_stacks()
+        if self.incarnation.worker is not None:
+            self.incarnation.request_stacks()
             self.timers.set_earliest("kill", time.monotonic() + _STACKS_GRACE, self._kill)
 
     def _kill(self) -> None:
-        if self.incarnation.process is not None:
-            self.incarnation.process.worker.kill()
+        self.incarnation.kill()
 
-    def _take_frames(self, process: ActorProcess, frames: list[Frame]) -> None:
+    def _take_frames(self, worker: Worker, frames: list[Frame]) -> None:
         for frame in frames:
             self._on_frame(frame)
-        if process.at_end and self.incarnation.process is process and self.phase is not Phase.STOPPING:
-            # Only the sentinel reports the exit. Until then the worker cannot do any work.
+        if worker.at_end and self.incarnation.worker is worker and self.phase is not Phase.STOPPING:
+            # Only `on_exit` reports the exit. Until then the worker cannot do any work.
             self.timers.set_earliest("kill", time.monotonic() + _EXIT_GRACE, self._kill)
 
     def _process_results(self) -> None:
         """Process the replies and the rows that the worker has completed, also those that the loop has not seen yet."""
-        process = self.incarnation.process
-        if process is not None and not process.at_end:
-            self._take_frames(process, process.drain())
+        worker = self.incarnation.worker
+        if worker is not None and not worker.at_end:
+            self._take_frames(worker, worker.drain())
         self.tenant.collect_completed()
 
     def _on_frame(self, frame: Frame) -> None:
@@ -711,11 +717,11 @@ class Actor:
 
     # Starting --------------------------------------------------------------------------------------------
 
-    def _start_next(self, process: ActorProcess | None = None) -> None:
+    def _start_next(self, worker: Worker | None = None) -> None:
         """Start the next incarnation, in a process of a standby if there is one."""
-        self._start(Incarnation(self.incarnation.index + 1), process or self._take_standby(0.0))
+        self._start(Incarnation(self.incarnation.index + 1), worker or self._take_standby(0.0))
 
-    def _start(self, incarnation: Incarnation, process: ActorProcess | None = None) -> None:
+    def _start(self, incarnation: Incarnation, worker: Worker | None = None) -> None:
         """Start an incarnation: in the process of a standby, or in a new one.
 
         A new process starts once none of the code of the last one can be running.
@@ -723,8 +729,8 @@ class Actor:
         self.timers.cancel("start", "kill", "backoff")  # those of the last process
         self.phase, self.incarnation = Phase.STARTING, incarnation
         incarnation.launched = time.monotonic()
-        if process is not None:
-            self._adopt(process)
+        if worker is not None:
+            self._adopt(worker)
             return
         incarnation.is_launching = True
         if self._uncertain is None:
@@ -733,16 +739,16 @@ class Actor:
     def _submit_launch(self) -> None:
         self.runtime.launcher.submit(self._launch, self.config.backend.traits.max_starting)
 
-    def _adopt(self, process: ActorProcess) -> None:
+    def _adopt(self, worker: Worker) -> None:
         """Have the process of a standby work for this actor."""
         config, incarnation = self.config, self.incarnation
-        incarnation.is_standby, incarnation.process = True, process
-        process.hand_over(config.name, *self._process_events())
+        incarnation.is_standby, incarnation.worker = True, worker
+        worker.report_to(self)
         self.timers.set("start", incarnation.launched + _ADOPTION_GRACE, self._on_start_deadline)
         message = Adopt(config.name, config.first_index, len(config.start.factories), self.tenant.attach)
-        process.send(Frame(Kind.ADOPT, incarnation.index, START_CALL_ID, dumps(tuple(message))))
+        worker.send(Frame(Kind.ADOPT, incarnation.index, START_CALL_ID, dumps(tuple(message))))
 
-    def _take_standby(self, delay: float) -> ActorProcess | None:
+    def _take_standby(self, delay: float) -> Worker | None:
         """Return the process of a standby that is ready; the standby starts another one after a delay, in seconds.
 
         None is taken while code of the last process may still be running.
@@ -750,40 +756,24 @@ class Actor:
         if self._uncertain is not None:
             return None
         offers = (standby.give_process(delay) for standby in self.config.standbys)
-        return next((process for process in offers if process is not None), None)
+        return next((worker for worker in offers if worker is not None), None)
 
-    def give_process(self, delay: float) -> ActorProcess | None:
+    def give_process(self, delay: float) -> Worker | None:
         """Give the process of this standby away if it is ready, and start another one after a delay, in seconds.
 
         The lock is that of the taker, too. Only threads of this library take processes, so nothing interrupts it.
         """
-        process = self.incarnation.process
-        if self.phase is not _LIVE or process is None or process.at_end or self.running is not None or self.queue:
+        worker = self.incarnation.worker
+        if self.phase is not _LIVE or worker is None or worker.at_end or self.running is not None or self.queue:
             return None
-        self.incarnation.process, self.phase = None, Phase.BACKOFF
+        self.incarnation.worker, self.phase = None, Phase.BACKOFF
         self.deadline_watch.stop()
         self.timers.set("backoff", time.monotonic() + delay, self._on_backoff)
-        return process
-
-    def _process_events(self) -> tuple[Callable[[ActorProcess, int], object], Callable[[ActorProcess], object]]:
-        """Return the functions that a process calls in the loop."""
-        return functools.partial(self.run, self.on_channel), functools.partial(self.run, self.on_exit)
+        return worker
 
     def _withdraw_launch(self) -> bool:
         """Return whether a launch that was still waiting will not happen."""
         return self._uncertain is not None or self.runtime.launcher.withdraw(self._launch)
-
-    def _await_end(self, worker: Worker) -> None:
-        """Start no process until none of the code of this worker can be running."""
-        self._uncertain = worker
-        on_end = functools.partial(self.run, self._on_certain_end, worker)
-        worker.when_over(lambda: self.runtime.loop.call_soon(on_end))
-
-    def _on_certain_end(self, worker: Worker) -> None:
-        if worker is self._uncertain:
-            self._uncertain = None
-            if self.incarnation.is_launching:
-                self._submit_launch()
 
     def _launch(self) -> None:
         """Launch a worker, in the launcher's thread."""
@@ -804,18 +794,19 @@ class Actor:
             incarnation.is_launching = False
             if worker is not None:
                 try:
-                    incarnation.process = ActorProcess(worker, config.name, self.runtime, *self._process_events())
+                    worker.report_to(self)
+                    incarnation.worker = worker
                 except Exception as error:
                     refusal = error
-            if incarnation.process is None:
-                self._after_exit(ExitReport(refusal=refusal))
+            if incarnation.worker is None:
+                self._after_exit(ExitReport(status=ExitStatus(refusal=refusal)))
             elif self.phase is Phase.STARTING:
                 # Workers on other machines cannot reach the managers of this process.
                 authkey = None if config.backend.traits.is_remote else bytes(multiprocessing.current_process().authkey)
                 start = config.start._replace(attach=self.tenant.attach, authkey=authkey)
-                incarnation.process.send(Frame(Kind.START, incarnation.index, START_CALL_ID, dumps(tuple(start))))
+                incarnation.worker.send(Frame(Kind.START, incarnation.index, START_CALL_ID, dumps(tuple(start))))
             else:
-                incarnation.process.worker.kill()  # it was ended meanwhile
+                incarnation.kill()  # it was ended meanwhile
 
     def _on_start_reply(self, frame: Frame) -> None:
         incarnation = self.incarnation
@@ -875,7 +866,7 @@ class Actor:
         """Continue after a change by a caller, in the loop."""
         incarnation = self.incarnation
         is_needed = not self.is_closing or len(self.queue) > 1  # the last job is the closing
-        if incarnation.process is not None:
+        if incarnation.worker is not None:
             self._run_next()  # if it is ending, its exit continues
         elif incarnation.is_launching:
             is_wanted = is_needed and self.phase is Phase.STARTING
@@ -892,9 +883,9 @@ class Actor:
 
     def _leave_running(self) -> None:
         """Close the actor without waiting for a worker that may hang, and that the backend cannot kill."""
-        process = self.incarnation.process
-        if process is not None and self.phase is Phase.ENDING:
-            self._after_exit(process.reap())
+        worker = self.incarnation.worker
+        if worker is not None and self.phase is Phase.ENDING:
+            self._after_exit(self.incarnation.reap(worker))
 
     def _after_exit(self, report: ExitReport) -> None:
         """Handle the exit of the process, or of a launch that has made none, in five steps."""
@@ -965,18 +956,18 @@ class Actor:
 
     def _continue(self, exit: Exit, report: ExitReport) -> None:  # noqa: A002
         """Start the next process, now or later, or fail everything that waits for one."""
-        process, self.incarnation.process = self.incarnation.process, None
-        if process is not None and not process.worker.is_over:
-            self._await_end(process.worker)
+        worker, self.incarnation.worker = self.incarnation.worker, None
+        if not report.status.is_certain:
+            self._uncertain = worker
         chosen, delay = exit.plan
         if chosen is Next.START:
             self._start_next()
         elif chosen is Next.RESTART:
             # A standby waits in place of the actor, so that no more processes start than without standbys.
-            process = self._take_standby(delay) if exit.incarnation.has_started else None
-            if process is not None:
+            standby = self._take_standby(delay) if exit.incarnation.has_started else None
+            if standby is not None:
                 self._restarts += 1
-                self._start_next(process)
+                self._start_next(standby)
             else:
                 self.phase = Phase.BACKOFF
                 self.timers.set("backoff", time.monotonic() + delay, self._on_backoff)
@@ -1000,7 +991,7 @@ class Actor:
 
     def _close(self, error_of: ErrorOf) -> None:
         """Fail everything that is left, and free everything that the actor has."""
-        self.phase, self.incarnation.process = Phase.CLOSED, None
+        self.phase, self.incarnation.worker = Phase.CLOSED, None
         while self.queue:
             self._fail(self.queue.popleft(), error_of)
         self._fail_all(functools.partial(self.errors.closed, incarnation=self.incarnation.index))

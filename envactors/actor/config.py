@@ -9,8 +9,7 @@ from typing import Protocol
 
 from envactors.actor.change import ChangeLock
 from envactors.actor.permits import Permits
-from envactors.actor.process import ActorProcess
-from envactors.backends.base import Backend, RowMemory
+from envactors.backends.base import Backend, RowMemory, Worker
 from envactors.mailbox.messages import Start
 from envactors.options import Deadlines, RestartPolicy
 
@@ -18,7 +17,7 @@ from envactors.options import Deadlines, RestartPolicy
 class Standby(Protocol):
     """An actor without requests, which holds a started process for others."""
 
-    def give_process(self, delay: float) -> ActorProcess | None:
+    def give_process(self, delay: float) -> Worker | None:
         """Give its process away if it is ready, and start another one after a delay, in seconds."""
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from envactors.actor.config import ActorConfig
 from envactors.actor.exits import Step
-from envactors.actor.incarnation import Incarnation
-from envactors.actor.process import ExitReport
+from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.states import EndReason
 from envactors.backends.base import LaunchRefusedError
 from envactors.errors import (
@@ -117,7 +116,7 @@ class ErrorFactory:
         """Return the error of a process that could not be started, or ended before its envs were made."""
         step = Step("", self._config.first_index + incarnation.envs_made, started=incarnation.launched)
         who, where = self._locate(incarnation.index, report.pid, step)
-        cause, seconds, ending = report.refusal, self._config.deadlines.start, _ending(report)
+        cause, seconds, ending = report.status.refusal, self._config.deadlines.start, _ending(report)
         failure, is_late = incarnation.failure, report.reason is EndReason.TIMEOUT
         if failure is not None:
             cause, ending = incarnation.failure_cause, {"stderr_tail": report.stderr_tail}
@@ -151,13 +150,13 @@ class ErrorFactory:
         if report.reason is EndReason.TIMEOUT and step is not None:
             text = f"{who} passed its deadline of {step.deadline} s {running}"
             return _timeout(text, step.deadline, report, where)
-        was_killed = aborted and report.loss is None and not report.corruption
+        was_killed = aborted and report.status.loss is None and not report.corruption
         how = "was ended on purpose" if was_killed else _how(report)
         if report.reason is EndReason.INTERRUPT:
             how = "was replaced, since an exception interrupted the caller in the middle of a change,"
         text = f"{who} {how} {running}"
-        if report.loss is not None:
-            return NodeLostError(text, **report.loss._asdict(), **_ending(report), **where)
+        if report.status.loss is not None:
+            return NodeLostError(text, **report.status.loss._asdict(), **_ending(report), **where)
         return ActorDiedError(text, aborted=aborted, **_ending(report), **where)
 
     def discarded(self, step: Step, incarnation: int, pid: int | None, cause: BaseException, text: str) -> ActorError:
@@ -252,15 +251,16 @@ def _timeout(text: str, seconds: float | None, report: ExitReport, where: dict[s
 
 
 def _how(report: ExitReport) -> str:
-    if report.loss is not None:
-        return f"was lost with its node {report.loss.node!r}, {report.loss.reason},"
+    if report.status.loss is not None:
+        return f"was lost with its node {report.status.loss.node!r}, {report.status.loss.reason},"
     if report.corruption:
         return f"was killed, since it has overwritten memory that it shares with the caller ({report.corruption}),"
-    return describe_end(*report.status)
+    return describe_end(report.status.exitcode, report.status.signal)
 
 
 def _ending(report: ExitReport) -> dict[str, Any]:
-    return {**report.status._asdict(), "stderr_tail": report.stderr_tail}
+    status = report.status
+    return {"exitcode": status.exitcode, "signal": status.signal, "stderr_tail": report.stderr_tail}
 
 
 def _after(where: dict[str, Any]) -> str:

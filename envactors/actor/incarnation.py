@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from envactors.actor.states import EndReason
+from envactors.backends.base import ExitStatus, LaunchRefusedError, Stacks, Worker
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Failure
 
-if TYPE_CHECKING:
-    from envactors.actor.process import ActorProcess, ExitReport
+# The call id of the first message to a process; those of jobs begin with 1.
+START_CALL_ID = 0
+
+
+class ExitReport(NamedTuple):
+    """The facts about a process that has ended, or could not be started.
+
+    Attributes:
+        pid: Its process id; None if there was no process.
+        status: How it ended.
+        stderr_tail: The last lines of its stderr.
+        stacks: The stacks that it wrote before it was killed for a deadline.
+        corruption: How it has corrupted shared memory, for which it was killed; empty if it has not.
+        reason: Why the parent ended it; None if it ended by itself.
+    """
+
+    pid: int | None = None
+    status: ExitStatus = ExitStatus()
+    stderr_tail: str = ""
+    stacks: str = ""
+    corruption: str = ""
+    reason: EndReason | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether no other process can be started either."""
+        return isinstance(self.status.refusal, LaunchRefusedError)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -19,7 +45,7 @@ class Incarnation:
 
     Attributes:
         index: 0 for the first process of the actor, one more for each next one.
-        process: The process; None before it is launched, and after its exit.
+        worker: The worker; None before it is launched, and after its exit.
         is_launching: Whether the launcher has not returned it yet.
         launched: When the launch began (`time.monotonic`).
         envs_made: How many envs it has made.
@@ -35,7 +61,7 @@ class Incarnation:
     """
 
     index: int
-    process: ActorProcess | None = None
+    worker: Worker | None = None
     is_launching: bool = False
     launched: float = 0.0
     envs_made: int = 0
@@ -47,6 +73,7 @@ class Incarnation:
     end_reason: EndReason | None = None
     is_replaced: bool = False
     discard_error: ActorError | None = None
+    _stacks: Stacks | None = dataclasses.field(default=None, init=False)
 
     @property
     def is_late(self) -> bool:
@@ -62,5 +89,20 @@ class Incarnation:
     def end(self, reason: EndReason) -> None:
         """Record the reason, and kill the process if there is one."""
         self.blame(reason)
-        if self.process is not None:
-            self.process.worker.kill()
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the process if there is one."""
+        if self.worker is not None:
+            self.worker.kill()
+
+    def request_stacks(self) -> None:
+        """Have the process write its stacks, for the report of its exit."""
+        if self.worker is not None:
+            self._stacks = self.worker.ask_stacks()
+
+    def reap(self, worker: Worker) -> ExitReport:
+        """Reap the ended process, and return the facts about its exit."""
+        stacks = "" if self._stacks is None else self._stacks.read()
+        status = worker.reap()
+        return ExitReport(worker.pid, status, worker.stderr_tail, stacks, worker.corruption)

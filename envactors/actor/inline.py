@@ -18,11 +18,10 @@ from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
-from envactors.actor.incarnation import Incarnation
+from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.inline_watch import InlineRequest, InlineWatch, stack_of
 from envactors.actor.jobs import Call, UnreadReply
 from envactors.actor.latch import Latch
-from envactors.actor.process import ExitReport
 from envactors.actor.states import ActorState, ActorStats, EndReason
 from envactors.errors import ActorClosedError, ActorError, copy_error
 from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size

@@ -72,9 +72,9 @@ class Job:
 
     def culprit(self, actor: JobRunner) -> Step | None:
         """Return the step that an ended process was running, or missed its deadline in; None if it had not begun."""
-        process, step = actor.incarnation.process, self.step(actor)
+        worker, step = actor.incarnation.worker, self.step(actor)
         is_blamed = actor.incarnation.end_reason in (EndReason.TIMEOUT, EndReason.ABORT)
-        has_begun = process is None or process.page.progress().call_id == self.call_id
+        has_begun = worker is None or worker.page.progress().call_id == self.call_id
         return step if has_begun or is_blamed else None
 
     def on_late(self, step: Step) -> None:
@@ -242,8 +242,8 @@ class Replay(Job):
 
     def step(self, actor: JobRunner) -> Step:
         """Return the request that is repeated now: each one has its own deadline."""
-        process = actor.incarnation.process
-        progress = None if process is None else process.page.progress()
+        worker = actor.incarnation.worker
+        progress = None if worker is None else worker.page.progress()
         if progress is None or progress.call_id != self.call_id:
             return Step("reset", self.index, self.call_id, self.started, actor.config.deadlines.of("reset"))
         method = METHOD_NAMES.get(progress.method, "call")

@@ -8,7 +8,7 @@ from _thread import LockType, allocate_lock
 from collections.abc import Callable
 
 from envactors.actor.change import ChangeLock
-from envactors.actor.process import ActorProcess
+from envactors.backends.base import LendingWorker
 from envactors.loop import Loop
 
 # How often the loop looks whether a loan was forgotten, in seconds.
@@ -17,7 +17,7 @@ _NEVER_HELD = allocate_lock()
 
 
 class ChannelLoan:
-    """Lends the channels of an actor's processes to one waiting thread at a time.
+    """Lends the channels of an actor's workers to one waiting thread at a time.
 
     The borrower reads replies in place of the loop, and the exit of the process is left to it, too. A loan is a lock
     that the borrower holds in a ``with`` statement: whatever ends the borrower, the loan has ended. The loop may
@@ -33,7 +33,7 @@ class ChannelLoan:
         self._lock = lock
         self._held: LockType = _NEVER_HELD
         self._borrower = 0
-        self._process: ActorProcess | None = None
+        self._worker: LendingWorker | None = None
         self._has_timer = False
 
     @property
@@ -50,25 +50,25 @@ class ChannelLoan:
         """Return whether this loan is the current one."""
         return self._held is held
 
-    def begin(self, held: LockType, process: ActorProcess) -> None:
-        """Lend the channel of a process to the calling thread, for as long as it holds the lock."""
+    def begin(self, held: LockType, worker: LendingWorker) -> None:
+        """Lend the channel of a worker to the calling thread, for as long as it holds the lock."""
         if not self._has_timer:
             self._find_loop().call_at(time.monotonic() + _PERIOD, self._check)
             self._has_timer = True
-        self._held, self._borrower, self._process = held, threading.get_ident(), process
-        self._find_loop().lend(process.channel_fd)
+        self._held, self._borrower, self._worker = held, threading.get_ident(), worker
+        worker.lend()
 
     def end(self) -> None:
-        """Have the loop watch the process again."""
-        process, self._held = self._process, _NEVER_HELD
-        if process is not None:
-            self._find_loop().take_back(process.channel_fd)
-            self._find_loop().take_back(process.worker.sentinel)
-            self._process = None
+        """Have the worker report to the loop again."""
+        worker, self._held = self._worker, _NEVER_HELD
+        if worker is not None:
+            worker.take_back()
+            self._worker = None
 
-    def leave_exit(self, process: ActorProcess) -> None:
-        """Leave the exit of the process to the borrower, which notices it, too, and then ends the loan."""
-        self._find_loop().lend(process.worker.sentinel)
+    def leave_exit(self) -> None:
+        """Leave the exit of the worker to the borrower, which notices it, too, and then ends the loan."""
+        if self._worker is not None:
+            self._worker.leave_exit()
 
     def _check(self) -> None:
         """End a loan that was forgotten. This runs in the loop, and looks again while there are loans."""

@@ -141,9 +141,9 @@ class DeadlineWatch:
         if self._slow is not None:
             if now >= step.started + self._slow and step.started != self._reported:
                 self._reported = step.started
-                process = actor.incarnation.process
-                assert process is not None, "it runs the step"
-                read_stacks = functools.partial(process.worker.ask_stacks().wait, slow_calls.STACKS_PATIENCE)
+                worker = actor.incarnation.worker
+                assert worker is not None, "it runs the step"
+                read_stacks = functools.partial(worker.ask_stacks().wait, slow_calls.STACKS_PATIENCE)
                 slow_calls.warn(actor, step, now - step.started, read_stacks)
             checks.append(step.started + self._slow)
         later = min(check for check in checks if check > now)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from envactors.mailbox.channel import FrameChannel
-from envactors.mailbox.control_page import TIMED, ControlPage
+from envactors.backends.output import Output
+from envactors.mailbox.control_page import ASLEEP, TIMED, ControlPage
 from envactors.mailbox.info_codec import Infos
+from envactors.mailbox.messages import Frame
 from envactors.mailbox.slab import Layout, Slab
 from envactors.process.refusal import LaunchRefusedError as LaunchRefusedError  # noqa: PLC0414 # for other backends
 from envactors.system.cpus import usable_cores
@@ -18,21 +20,30 @@ from envactors.system.processes import resident_memory
 if TYPE_CHECKING:
     from envactors.runtime import Runtime
 
-Stream = Literal["stdout", "stderr"]
-
-
-class ExitStatus(NamedTuple):
-    """How a worker ended: its exit code or a signal number; both are None if neither is known."""
-
-    exitcode: int | None
-    signal: int | None
-
 
 class NodeLoss(NamedTuple):
     """The loss of a worker's node: the name of the node, and how it was lost."""
 
     node: str
     reason: str
+
+
+class ExitStatus(NamedTuple):
+    """How a worker ended.
+
+    Attributes:
+        exitcode: Its exit code, if that is known.
+        signal: The number of the signal that ended it, if that is known.
+        refusal: Why it could not be started; None if it was.
+        loss: The loss of its node, if it counts as ended for that reason.
+        is_certain: Whether none of its code can still be running. If not, `WorkerEvents.on_certain_end` follows.
+    """
+
+    exitcode: int | None = None
+    signal: int | None = None
+    refusal: BaseException | None = None
+    loss: NodeLoss | None = None
+    is_certain: bool = True
 
 
 class Stacks(Protocol):
@@ -81,39 +92,130 @@ class RowMemory(ABC):
         """Close the memory for further workers; slabs that are open stay usable."""
 
 
-class Worker(ABC):
-    """One incarnation of an actor.
+class Node(Protocol):
+    """The node that runs a worker.
 
     Attributes:
-        pid: The id of its process; None until a node has started it.
-        page: Its control page; the doorbells are closed when the worker is reaped.
-        outputs: Non-blocking descriptors of its output streams; empty if it prints to the caller's streams.
-        sentinel: A descriptor that becomes readable once the worker has ended.
-        channel: The parent's end of its channel.
-        node: The name of its node; None for this machine.
-        refusal: Why it could not be started, if that became known after the launch.
-        loss: The loss of its node, if it counts as ended for that reason.
-        is_leaving: Whether its node is being drained, so that another worker must replace it.
-        is_over: Whether none of its code can still be running, once the sentinel is readable.
+        name: Its name.
+        draining: Whether it is being drained, so that its workers must be replaced.
     """
 
-    node: str | None = None
-    refusal: OSError | None = None
-    loss: NodeLoss | None = None
-    is_leaving: bool = False
-    is_over: bool = True
+    name: str
+    draining: bool
+
+
+class WorkerEvents(Protocol):
+    """The actor of a worker. The worker calls its methods in the loop's thread, and without any locks.
+
+    The same event may be reported again.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the actor, printed before each line of output."""
+
+    @property
+    def runtime(self) -> Runtime:
+        """The threads that serve the actor."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """The lock that its threads hold while they use the worker."""
+
+    def on_frames(self, worker: Worker) -> None:
+        """Frames have come, or no more will: `Worker.receive` tells."""
+
+    def on_exit(self, worker: Worker) -> None:
+        """The worker has ended, or counts as ended: `Worker.reap` tells why."""
+
+    def on_certain_end(self, worker: Worker) -> None:
+        """None of the code of a worker that counts as ended can be running any more."""
+
+
+class Worker(ABC):
+    """One incarnation of an actor. All methods are called under the actor's lock, if they do not say otherwise.
+
+    Attributes:
+        events: Its actor, once there is a first call of `report_to`.
+        pid: The id of its process; None until a node has started it.
+        page: Its control page; the doorbells are closed when the worker is reaped.
+        node: Its node; None for this machine.
+        at_end: Whether it can do no more work, since its channel has ended.
+        corruption: How it has corrupted shared memory, for which it was killed; empty if it has not.
+        outputs: Its output streams; empty if it prints to the caller's streams.
+        watches_rings: Whether the loop acts on rings of the worker.
+    """
+
+    events: WorkerEvents
     pid: int | None
     page: ControlPage
-    outputs: list[tuple[Stream, int]]
-    sentinel: int
-    channel: FrameChannel
+    node: Node | None = None
+    at_end: bool = False
+    corruption: str = ""
+    outputs: Sequence[Output] = ()
+    watches_rings: bool = False
+
+    @abstractmethod
+    def report_to(self, events: WorkerEvents) -> None:
+        """Report everything to this actor from now on, also what has happened before.
+
+        Raises:
+            OSError: The system cannot watch more descriptors; the worker was killed and reaped.
+        """
+
+    @abstractmethod
+    def send(self, frame: Frame, wait: int = ASLEEP) -> None:
+        """Send a frame, or as much of it as fits; the rest follows.
+
+        Args:
+            frame: The frame.
+            wait: How the worker waits for the next request; see `envactors.mailbox.control_page`.
+        """
+
+    @abstractmethod
+    def receive(self) -> list[Frame] | None:
+        """Read once and return the frames that are complete; None if there is nothing to read.
+
+        Of a long frame, a read may be only a part. If no more frames will come, set ``at_end``.
+        """
+
+    def drain(self) -> list[Frame]:
+        """Return all frames that the worker has sent by now."""
+        frames: list[Frame] = []
+        while not self.at_end and (more := self.receive()) is not None:
+            frames += more
+        return frames
+
+    def as_lender(self) -> LendingWorker | None:
+        """Return this worker if another thread than the loop's can read its replies now."""
+        return None
 
     @abstractmethod
     def kill(self) -> None:
-        """End the worker now or, if the backend cannot kill, after the current request."""
+        """End the worker now or, if the backend cannot kill, after the current request. Needs no lock."""
+
+    def kill_corrupted(self, corruption: str) -> None:
+        """End the worker, since env code has corrupted memory that it shares with this process."""
+        self.corruption = self.corruption or corruption
+        self.kill()
+
+    @abstractmethod
+    def reap(self) -> ExitStatus:
+        """Close all descriptors of a worker that has ended, and return how it ended.
+
+        If the backend cannot kill, a closed actor reaps a worker that hangs, which closes its descriptors at its end.
+        """
+
+    @abstractmethod
+    def ask_stacks(self) -> Stacks:
+        """Request the stacks of its threads."""
+
+    def resident_memory(self) -> int:
+        """Return its resident memory in bytes; 0 if it has ended. Needs no lock."""
+        return 0 if self.pid is None else resident_memory(self.pid)
 
     def is_current_thread(self) -> bool:
-        """Return whether the calling thread is the worker, which runs env code."""
+        """Return whether the calling thread is the worker, which runs env code. Needs no lock."""
         return False
 
     def begin_timing(self, spans: bool) -> None:
@@ -125,10 +227,6 @@ class Worker(ABC):
         del spans  # both sides share the page
         self.page.counters[TIMED] = True
 
-    @abstractmethod
-    def ask_stacks(self) -> Stacks:
-        """Request the stacks of its threads."""
-
     def mirror(self, note: tuple[Any, ...], content: bytes) -> None:
         """Send columns of a trajectory to a worker on another machine before its next request.
 
@@ -136,19 +234,49 @@ class Worker(ABC):
         """
         del note, content  # on this machine the memory is shared
 
-    def when_over(self, then: Callable[[], None]) -> None:
-        """Call a function, in any thread, once `is_over` is true."""
-        then()
+    @property
+    def stderr_tail(self) -> str:
+        """The last lines of its stderr. Needs no lock."""
+        return next((output.tail for output in self.outputs if output.stream == "stderr"), "")
 
-    def resident_memory(self) -> int:
-        """Return its resident memory in bytes; 0 if it has ended."""
-        return 0 if self.pid is None else resident_memory(self.pid)
+    def watch_rings(self, on_ring: Callable[[], object]) -> None:
+        """Have the loop call a function after each ring of the worker."""
+        if not self.watches_rings:
+            self.watches_rings = True
+            self.events.runtime.loop.watch_bell(self.page.to_parent, on_ring)
+
+    def unwatch_rings(self) -> None:
+        """End `watch_rings`."""
+        if self.watches_rings:
+            self.watches_rings = False
+            self.events.runtime.loop.unwatch(self.page.to_parent.fileno())
+
+
+class LendingWorker(Worker):
+    """A worker whose replies a thread can read that waits for one, in place of the loop."""
 
     @abstractmethod
-    def reap(self) -> ExitStatus:
-        """Close all descriptors of a worker that has ended, and return how it ended.
+    def lend(self) -> None:
+        """Report no more frames until `take_back`: the calling thread receives them."""
 
-        If the backend cannot kill, a closed actor reaps a worker that hangs, which closes its descriptors at its end.
+    @abstractmethod
+    def leave_exit(self) -> None:
+        """Do not report the exit either, until `take_back`."""
+
+    @abstractmethod
+    def take_back(self) -> None:
+        """Report everything again."""
+
+    @abstractmethod
+    def wait_for_reply(self, deadline: float | None, *, spins: bool) -> bool:
+        """Wait until frames may have come. Needs no lock.
+
+        Args:
+            deadline: When to stop (`time.monotonic`); None for no limit.
+            spins: Whether to spin first.
+
+        Returns:
+            Whether to continue: False at the exit of the worker, or after the deadline.
         """
 
 

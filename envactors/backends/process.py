@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
-from envactors.backends.base import Backend, ExitStatus, LaunchRefusedError, RowMemory, Stream, Traits, Use, Worker
+from envactors.backends.base import Backend, ExitStatus, LaunchRefusedError, RowMemory, Traits, Use
+from envactors.backends.local import LocalWorker
+from envactors.backends.output import Stream
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import ControlPage, page_size
 from envactors.mailbox.info_codec import Infos
@@ -182,7 +184,7 @@ class ProcessUse(Use):
         REAPER.release(self)
 
 
-class ProcessWorker(Worker):
+class ProcessWorker(LocalWorker):
     """One worker process; see `envactors.backends.base.Worker`.
 
     Args:
@@ -201,26 +203,25 @@ class ProcessWorker(Worker):
             sock, channel = open_pair(ours, theirs)
             out_r, out_w = _pipe(ours, theirs)
             err_r, err_w = _pipe(ours, theirs)
-            self.outputs: list[tuple[Stream, int]] = [("stdout", out_r), ("stderr", err_r)]
+            pipes: list[tuple[Stream, int]] = [("stdout", out_r), ("stderr", err_r)]
             to_worker = ours.enter_context(contextlib.closing(Doorbell()))
             to_parent = ours.enter_context(contextlib.closing(Doorbell()))
-            page = theirs.enter_context(contextlib.closing(SharedFile("envactors-page")))
-            self.page: ControlPage = ControlPage(page.extend(page_size(envs))[1], to_worker, to_parent)
+            file = theirs.enter_context(contextlib.closing(SharedFile("envactors-page")))
+            page = ControlPage(file.extend(page_size(envs))[1], to_worker, to_parent)
             self._stacks = SharedFile(STACKS_FILE) if PORTABLE else None
             stacks = None if self._stacks is None else self._stacks.fileno()
             rung = to_worker.fileno(), to_parent.ringer()
             sock.setblocking(False)
-            self.channel: Channel = Channel(sock)
-            self._process = start(Descriptors(channel, out_w, err_w, page.fileno(), *rung, slab, stacks))
+            self._process = start(Descriptors(channel, out_w, err_w, file.fileno(), *rung, slab, stacks))
+            super().__init__(page, Channel(sock), self._process.fileno(), pipes)
             self.pid: int = self._process.pid
-            self.sentinel: int = self._process.fileno()
             self._descriptors = ours.pop_all()
             try:
                 REAPER.watch(tag, self.pid)
                 DESCRIPTOR_LIMIT.give_back(self.pid)  # before it gets the factories
             except BaseException:
                 self.kill()
-                self.reap()
+                self.close()
                 raise
 
     def kill(self) -> None:
@@ -229,13 +230,11 @@ class ProcessWorker(Worker):
     def ask_stacks(self) -> ProcessStacks:
         return ProcessStacks(self._process, self._stacks)
 
-    def reap(self) -> ExitStatus:
+    def close(self) -> ExitStatus:
         with REAPER.dismiss(self._tag):  # ends the processes that env code has started
             code = self._process.reap()
         self._descriptors.close()
-        if code is None:
-            return ExitStatus(None, None)
-        return ExitStatus(None, -code) if code < 0 else ExitStatus(code, None)
+        return ExitStatus(code) if code is None or code >= 0 else ExitStatus(signal=-code)
 
 
 def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:

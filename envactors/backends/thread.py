@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from envactors.backends.base import Backend, ExitStatus, RowMemory, Stream, Traits, Use, Worker
+from envactors.backends.base import Backend, ExitStatus, RowMemory, Traits, Use, Worker
+from envactors.backends.local import LocalWorker
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import ControlPage, page_size
 from envactors.mailbox.info_codec import Infos
@@ -97,7 +98,7 @@ class ThreadUse(Use):
         """Do nothing: see `open`."""
 
 
-class ThreadWorker(Worker):
+class ThreadWorker(LocalWorker):
     """One worker thread; see `envactors.backends.base.Worker`. When killed, it ends after the current request.
 
     The parent may reap a thread that still runs. The descriptors are closed once both are done with them.
@@ -105,17 +106,15 @@ class ThreadWorker(Worker):
 
     def __init__(self, name: str, memory: ThreadMemory | None, envs: int) -> None:
         self.pid: int = os.getpid()
-        self.outputs: list[tuple[Stream, int]] = []
         with contextlib.ExitStack() as on_failure:
             ours, theirs = [on_failure.enter_context(contextlib.ExitStack()) for _ in range(2)]
             self._socket, fd = open_pair(ours, theirs)
             their_socket = theirs.enter_context(socket.socket(fileno=os.dup(fd)))
             to_worker, to_parent, self._ended = [ours.enter_context(contextlib.closing(Doorbell())) for _ in range(3)]
             self._socket.setblocking(False)
-            self.channel: Channel = Channel(self._socket)
-            self.page: ControlPage = ControlPage(bytearray(page_size(envs)), to_worker, to_parent)
-            self.sentinel: int = self._ended.fileno()
-            self._server = Server(Channel(their_socket), self.page, memory)
+            page = ControlPage(bytearray(page_size(envs)), to_worker, to_parent)
+            super().__init__(page, Channel(self._socket), self._ended.fileno())
+            self._server = Server(Channel(their_socket), page, memory)
             self._thread = threading.Thread(
                 target=self._run, args=(theirs,), name=f"envactors-worker-{name}", daemon=True
             )
@@ -145,9 +144,9 @@ class ThreadWorker(Worker):
     def ask_stacks(self) -> ThreadStacks:
         return ThreadStacks(self._thread)
 
-    def reap(self) -> ExitStatus:
+    def close(self) -> ExitStatus:
         self._leave()
-        return ExitStatus(None, None)
+        return ExitStatus()
 
     def _leave(self) -> None:
         """Close the descriptors, unless the other user still needs them."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Sized
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from envactors.mailbox.messages import Frame
 from envactors.system.sockets import SEND_FLAGS, prevent_sigpipe
@@ -29,30 +28,6 @@ _LONGEST = 1 << 40
 
 class ChannelCorruptError(Exception):
     """The received bytes do not form a frame."""
-
-
-class FrameChannel(Protocol):
-    """One end of the connection between an actor and its worker: a `Channel`, or a queue within one process."""
-
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable when frames come."""
-
-    @property
-    def backlog(self) -> Sized | bool:
-        """Bytes of frames that are still to be written; false if there are none."""
-
-    def send(self, frame: Frame) -> None:
-        """Write a frame; if this end does not block, keep what does not fit."""
-
-    def flush(self) -> None:
-        """Write as much of the backlog as fits."""
-
-    def receive(self) -> list[Frame] | None:
-        """Read once and return the frames that are complete; None at the end.
-
-        Raises:
-            BlockingIOError: There is nothing to read (only on an end that does not block).
-        """
 
 
 class Channel:

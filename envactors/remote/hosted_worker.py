@@ -12,7 +12,8 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from envactors.backends.base import Stacks, Stream
+from envactors.backends.base import Stacks
+from envactors.backends.output import Stream
 from envactors.backends.process import ProcessWorker
 from envactors.mailbox import bundle
 from envactors.mailbox.channel import ChannelCorruptError
@@ -105,7 +106,7 @@ class HostedWorker:
         watches.add(self._channel.fileno(), self._on_channel)
         watches.add(worker.sentinel, lambda _mask: self._finish())
         watches.add_bell(self._page.to_parent, self._on_bell)
-        for stream, fd in worker.outputs:
+        for stream, fd in worker.pipes:
             watches.add(fd, lambda _mask, stream=stream, fd=fd: self._on_output(stream, fd))  # type: ignore[misc]
 
     @contextlib.contextmanager
@@ -355,12 +356,13 @@ class HostedWorker:
         watches.remove_bell(self._page.to_parent)
         progress = None
         with self.serving():
-            for stream, fd in worker.outputs:
+            for stream, fd in worker.pipes:
                 watches.remove(fd)
                 self._read_output(stream, fd)
             self.send_measured()
             progress = self.progress()
-        send_exit(self._link, self.worker_id, ExitNotice(progress, *worker.reap()))
+        status = worker.reap()
+        send_exit(self._link, self.worker_id, ExitNotice(progress, status.exitcode, status.signal))
         self._on_exit(self)
 
 

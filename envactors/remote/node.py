@@ -234,14 +234,14 @@ class Node:
         if worker.loss is None and self._loss is not None:
             worker.on_node_lost(self._loss)
         if self.is_over:
-            worker.set_over()
+            worker.end(is_over=True)
 
     def _set_over(self) -> None:
         self.is_over = True
         workers = tuple(self.workers.values())
         self.workers.clear()
         for worker in workers:
-            worker.set_over()
+            worker.end(is_over=True)
         self._on_change(self)
 
     def end(self) -> None:

@@ -11,15 +11,14 @@ from envactors.remote.greeting import GreetingError
 from envactors.remote.launching import NodeAddress, NodeRegistry, connect
 from envactors.remote.node import Node
 from envactors.remote.notices import log_node
-from envactors.remote.records import Record
-from envactors.remote.worker import Host, RemoteWorker
+from envactors.remote.worker import RemoteWorker
 from envactors.runtime import Runtime
 
 # How long to wait for the expected nodes after the first one has joined, in seconds.
 _JOINING_PATIENCE = 15.0
 
 
-class Session(Host, NodeRegistry):
+class Session(NodeRegistry):
     """The nodes of a backend, and the placement of its workers.
 
     Args:
@@ -29,16 +28,14 @@ class Session(Host, NodeRegistry):
 
     Attributes:
         nodes: The nodes that have joined, including lost ones whose lease is not over.
+        runtime: As above.
     """
-
-    name: str | None = None
-    draining = False
 
     def __init__(self, envs_per_node: int | None, lease: float, runtime: Runtime) -> None:
         self.nodes: tuple[Node, ...] = ()
         self._envs_per_node = envs_per_node
         self._lease = lease
-        self._runtime = runtime
+        self.runtime = runtime
         self._lock = threading.RLock()
         self._waiting: list[RemoteWorker] = []
         # Why a node could not be used, by name.
@@ -61,7 +58,7 @@ class Session(Host, NodeRegistry):
 
     def refuse_node(self, name: str, reason: str) -> None:
         """Record why a node cannot be used."""
-        log_node(self._runtime, logging.WARNING, name, "node %s cannot be used: %s", name, reason)
+        log_node(self.runtime, logging.WARNING, name, "node %s cannot be used: %s", name, reason)
         with self._lock:
             self._refusals[name] = reason
         self._count_expected()
@@ -71,7 +68,7 @@ class Session(Host, NodeRegistry):
             self._expected = max(0, self._expected - 1)
             if self.nodes and self._patience is None:
                 ends_at = time.monotonic() + _JOINING_PATIENCE
-                self._patience = self._runtime.loop.call_at(ends_at, self._stop_expecting)
+                self._patience = self.runtime.loop.call_at(ends_at, self._stop_expecting)
         self._place_waiting()
 
     def _stop_expecting(self) -> None:
@@ -90,9 +87,9 @@ class Session(Host, NodeRegistry):
             if self._ended:
                 link.close()
                 return
-            node = Node(address.name, link, self._lease, self._runtime, self._on_change)
+            node = Node(address.name, link, self._lease, self.runtime, self._on_change)
             self.nodes = (*self.nodes, node)
-        log_node(self._runtime, logging.INFO, address.name, "node %s has joined", address.name)
+        log_node(self.runtime, logging.INFO, address.name, "node %s has joined", address.name)
         self._count_expected()
 
     def _on_change(self, node: Node) -> None:
@@ -147,10 +144,6 @@ class Session(Host, NodeRegistry):
         nodes += [f"{name} cannot be used, {reason}" for name, reason in self._refusals.items()]
         there_is = "; ".join(nodes) if nodes else "no node has joined"
         return f"no node has room for {envs} more envs ({there_is}): add nodes, or raise envs_per_node"
-
-    def send(self, record: Record) -> None:
-        """Not called: a worker keeps its records until it is placed."""
-        raise AssertionError(record)
 
     def end(self) -> None:
         """End all agents with their workers."""

@@ -1,10 +1,8 @@
-"""The caller's side of a worker on another machine: its page, channel, outputs, and sentinel."""
+"""The caller's side of a worker on another machine, which reports to its actor what its node sends."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import pickle
 import threading
 import time
@@ -16,10 +14,12 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Stream, Worker
+from envactors.backends import base
+from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Worker, WorkerEvents
+from envactors.backends.output import Output, Stream
 from envactors.mailbox import bundle
-from envactors.mailbox.channel import FrameChannel
 from envactors.mailbox.control_page import (
+    ASLEEP,
     FINISHED,
     METHOD_STEP,
     OVERFLOWS,
@@ -37,26 +37,32 @@ from envactors.remote.oversize import fit_request
 from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Record, RecordKind
 from envactors.remote.rows import MirroredMemory
 from envactors.remote.stacks import RemoteStacks
+from envactors.runtime import Runtime
 from envactors.system.polling import Doorbell
 
 # A reported age is not increased within this many seconds: a later request may have begun since.
 _FRESH = 0.25
-# How much output is kept while nothing reads it, in bytes.
-_MOST_OUTPUT = 1 << 20
 STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
 _STDERR = 2
 # The ids of requests for stacks.
 _request_ids = itertools.count(1)
 
 
-class Host(Protocol):
-    """Where a worker is placed: on a node, or in the queue of workers that wait for room."""
+class Queue(Protocol):
+    """The queue of workers that wait for room on a node.
 
-    draining: bool
+    Attributes:
+        runtime: The threads that serve the actors of the workers.
+    """
 
-    @property
-    def name(self) -> str | None:
-        """The name of the node; None for the queue."""
+    runtime: Runtime
+
+    def kill(self, worker: RemoteWorker) -> None:
+        """End a worker that was not placed."""
+
+
+class Host(base.Node, Protocol):
+    """The node that a worker is placed on."""
 
     def send(self, record: Record) -> None:
         """Send a record; errors are handled elsewhere."""
@@ -134,46 +140,6 @@ class MirroredPage(ControlPage):
         return Progress(report.call_id, report.ended, report.position, report.method, time.monotonic() - age)
 
 
-class RemoteChannel(FrameChannel):
-    """The parent's end of the channel, whose frames go over the node's link."""
-
-    backlog = False
-
-    def __init__(self, send: Callable[[Frame], None]) -> None:
-        self._send = send
-        self._inbox: deque[Frame] = deque()
-        self._bell = Doorbell()
-        self.ended = False
-
-    def fileno(self) -> int:
-        return self._bell.fileno()
-
-    def send(self, frame: Frame) -> None:
-        self._send(frame)
-
-    def flush(self) -> None:
-        """Do nothing: the link has the backlog."""
-
-    def deliver(self, frame: Frame) -> None:
-        """Queue a frame that has arrived."""
-        self._inbox.append(frame)
-        self._bell.ring()
-
-    def receive(self) -> list[Frame] | None:
-        self._bell.clear()
-        frames = []
-        while self._inbox:
-            frames.append(self._inbox.popleft())
-        if frames:
-            return frames
-        if self.ended:
-            return None
-        raise BlockingIOError
-
-    def close(self) -> None:
-        self._bell.close()
-
-
 class RemoteWorker(Worker):
     """One worker on another machine; see `envactors.backends.base.Worker`. It is placed after its launch.
 
@@ -184,7 +150,16 @@ class RemoteWorker(Worker):
         memory: The memory of its vector; None without one.
         envs: How many envs it has.
         queue: The queue in which it waits until it is placed.
+
+    Attributes:
+        worker_id, memory, envs: As above.
+        order: The order that starts it.
+        loss: The loss of its node; None if the node is not lost.
+        is_over: Whether none of its code can be running any more.
+        has_ended: Whether it counts as ended.
     """
+
+    page: MirroredPage
 
     def __init__(
         self,
@@ -193,55 +168,78 @@ class RemoteWorker(Worker):
         env_vars: Mapping[str, str],
         memory: MirroredMemory | None,
         envs: int,
-        queue: Host,
+        queue: Queue,
     ) -> None:
         self.worker_id = worker_id
         self.envs = envs
         self.memory = memory
         self.order: LaunchOrder = LaunchOrder(name, dict(env_vars), 0 if memory is None else memory.memory_id, envs)
         self.pid: int | None = None
+        self.node: Host | None = None
+        self.page = MirroredPage(envs, self._send_rows)
+        self.loss: NodeLoss | None = None
         self.is_over: bool = False
-        self.page: MirroredPage = MirroredPage(envs, self._send_rows)
-        self.channel: RemoteChannel = RemoteChannel(self._send_frame)
+        self.has_ended: bool = False
+        self._status = ExitStatus()
         self._lock = threading.RLock()
-        self._host = queue
-        # The records from before it was placed.
+        self._queue = queue
+        self._loop = queue.runtime.loop
+        self._outputs = {code: Output(name, stream, queue.runtime.printer) for code, stream in STREAMS.items()}
+        self.outputs = tuple(self._outputs.values())
+        self._is_reporting = False
+        # The frames that have come, and the records from before it was placed.
+        self._inbox: deque[Frame] = deque()
         self._early: list[Record] = []
         # The call id of the last request, and when it was sent (`time.monotonic`).
         self._last_call = 0
         self._sent = 0.0
         # Whether its node sends the spans of steps and resets besides their durations.
         self._sends_spans = False
-        self._ended = Doorbell()
-        self.sentinel: int = self._ended.fileno()
-        self._status = ExitStatus(None, None)
         # The requests for stacks that are still in use, by id.
         self._stacks: WeakValueDictionary[int, RemoteStacks] = WeakValueDictionary()
-        self._when_over: list[Callable[[], None]] = []
-        self._writers: dict[int, int] = {}
-        self._waiting_output: dict[int, bytes] = {}
-        self.outputs: list[tuple[Stream, int]] = []
-        for code, stream in STREAMS.items():
-            reader, writer = os.pipe()
-            for fd in (reader, writer):
-                os.set_blocking(fd, False)
-            self.outputs.append((stream, reader))
-            self._writers[code] = writer
-            self._waiting_output[code] = b""
 
-    # The supervisor's side -------------------------------------------------------------------------------
+    # The actor's side ------------------------------------------------------------------------------------
 
-    @property
-    def node(self) -> str | None:  # type: ignore[override] # it changes
-        return self._host.name
+    def report_to(self, events: WorkerEvents) -> None:
+        self.events = events
+        for output in self.outputs:
+            output.name = events.name
+        self._is_reporting = True
+        self._loop.call_soon(self._report)
 
-    @property
-    def is_leaving(self) -> bool:  # type: ignore[override] # it changes
-        return self._host.draining
+    def _report(self) -> None:
+        """Report frames and the end, in the loop; the actor ignores what it knows."""
+        if self._is_reporting:
+            if self._inbox:
+                self.events.on_frames(self)
+            if self.has_ended:
+                self.events.on_exit(self)
+            if self.is_over:
+                self.events.on_certain_end(self)
+
+    def send(self, frame: Frame, wait: int = ASLEEP) -> None:
+        del wait
+        self.page.last_call = max(self.page.last_call, frame.call_id)
+        request, refusal = fit_request(frame)
+        if refusal is not None:
+            self._deliver(refusal)
+        if request is None:
+            return
+        kind, incarnation, call_id, payload = request
+        self._last_call = call_id
+        self._sent = time.monotonic()
+        self._send(Record(RecordKind.FRAME, self.worker_id, payload, kind, incarnation, call_id))
+
+    def receive(self) -> list[Frame] | None:
+        frames = []
+        while self._inbox:
+            frames.append(self._inbox.popleft())
+        self.at_end = self.has_ended and not frames
+        return frames or None
 
     def kill(self) -> None:
         with self._lock:
-            host = self._host
+            host = self.node or self._queue
         host.kill(self)
 
     def begin_timing(self, spans: bool) -> None:
@@ -252,7 +250,7 @@ class RemoteWorker(Worker):
 
     def ask_stacks(self) -> RemoteStacks:
         request_id = next(_request_ids)
-        stacks = self._stacks[request_id] = RemoteStacks(self._host.name)
+        stacks = self._stacks[request_id] = RemoteStacks(None if self.node is None else self.node.name)
         self._send(Record(RecordKind.ASK_STACKS, self.worker_id, call_id=request_id))
         return stacks
 
@@ -262,35 +260,13 @@ class RemoteWorker(Worker):
     def mirror(self, note: tuple[Any, ...], content: bytes) -> None:
         self._send(Record(RecordKind.COLUMNS, self.worker_id, bundle.pack(enumerate((pickle.dumps(note), content)))))
 
-    def when_over(self, then: Callable[[], None]) -> None:
-        with self._lock:
-            if not self.is_over:
-                self._when_over.append(then)
-                return
-        then()
-
     def reap(self) -> ExitStatus:
+        self.unwatch_rings()
+        for output in self.outputs:
+            output.finish()
         with self._lock:
-            for writer in self._writers.values():
-                os.close(writer)
-            self._writers.clear()
-        for _, reader in self.outputs:
-            os.close(reader)
-        self.channel.close()
-        self.page.to_parent.close()
-        self._ended.close()
-        return self._status
-
-    def _send_frame(self, frame: Frame) -> None:
-        request, refusal = fit_request(frame)
-        if refusal is not None:
-            self.channel.deliver(refusal)
-        if request is None:
-            return
-        kind, incarnation, call_id, payload = request
-        self._last_call = call_id
-        self._sent = time.monotonic()
-        self._send(Record(RecordKind.FRAME, self.worker_id, payload, kind, incarnation, call_id))
+            self.page.to_parent.close()
+            return self._status._replace(loss=self.loss, is_certain=self.is_over)
 
     def _send_rows(self, call_id: int, stream: bool, rows: Sequence[int]) -> None:
         assert self.memory is not None, "it has rows"
@@ -305,7 +281,7 @@ class RemoteWorker(Worker):
             if self.node is None:
                 self._early.append(record)
                 return
-        self._host.send(record)
+        self.node.send(record)
 
     # The node's side -------------------------------------------------------------------------------------
 
@@ -316,7 +292,7 @@ class RemoteWorker(Worker):
             for record in self._early:
                 host.send(record)
             self._early.clear()
-            self._host = host
+            self.node = host
 
     def on_record(self, record: Record) -> None:
         """Handle a record of its node. If that raises an error, only this worker ends."""
@@ -326,7 +302,7 @@ class RemoteWorker(Worker):
             self._handle(record)
         except Exception as error:
             text = f"envactors: this worker was ended: {error!r} in its caller\n"
-            self._print(_STDERR, text.encode(errors="replace"))
+            self._outputs[_STDERR].add(text.encode(errors="replace"))
             self.kill()
 
     def _handle(self, record: Record) -> None:
@@ -334,7 +310,7 @@ class RemoteWorker(Worker):
             kind = record.frame_kind
             incarnation = record.incarnation
             call_id = record.call_id
-            self.channel.deliver(Frame(kind, incarnation, call_id, record.payload))
+            self._deliver(Frame(kind, incarnation, call_id, record.payload))
         elif record.kind == RecordKind.RESULTS:
             self._take_results(record)
         elif record.kind == RecordKind.STACKS:
@@ -344,65 +320,53 @@ class RemoteWorker(Worker):
             measured = bytearray(zlib.decompress(record.payload))
             self.page.take_measured(measured, record.incarnation, record.call_id / 1e9)
         elif record.kind == RecordKind.OUTPUT:
-            self._print(record.frame_kind, bytes(record.payload))
+            self._outputs[record.frame_kind].add(bytes(record.payload))
         elif record.kind == RecordKind.LAUNCHED:
             self.pid = record.call_id
         elif record.kind == RecordKind.EXIT:
             self._on_exit(ExitNotice(*pickle.loads(record.payload)))
 
+    def _deliver(self, frame: Frame) -> None:
+        self._inbox.append(frame)
+        self._loop.call_soon(self._report)
+
     def _on_exit(self, notice: ExitNotice) -> None:
         if notice.progress is not None:
             self.page.report(ProgressReport(*notice.progress))
-        if notice.refusal:
-            where = f"{notice.refusal} (node {self.node!r})"
-            self.refusal: LaunchRefusedError | OSError = (
-                LaunchRefusedError(where) if notice.for_good else OSError(where)
-            )
-        self._status = ExitStatus(notice.exitcode, notice.signal)
-        self.end()
-        self.set_over()
+        refusal = None
+        if notice.refusal and self.node is not None:
+            kind = LaunchRefusedError if notice.for_good else OSError
+            refusal = kind(f"{notice.refusal} (node {self.node.name!r})")
+        self._status = ExitStatus(notice.exitcode, notice.signal, refusal)
+        self.end(is_over=True)
 
     def _take_results(self, record: Record) -> None:
         assert self.memory is not None, "it has rows"
         assert self.memory.rows is not None, "it has rows"
         with self._lock:
-            if not self.channel.ended:  # otherwise the rows may belong to another worker
+            if not self.has_ended:  # otherwise the rows may belong to another worker
                 if record.payload:
                     self.memory.rows.apply_results(record.payload)
                 self.page.finish_rows(record.call_id, record.incarnation)
 
-    def _print(self, code: int, data: bytes) -> None:
-        with self._lock:
-            writer = self._writers.get(code)
-            if writer is None:
-                return
-            waiting = self._waiting_output[code] + data
-            with contextlib.suppress(BlockingIOError):
-                waiting = waiting[os.write(writer, waiting) :]
-            self._waiting_output[code] = waiting[-_MOST_OUTPUT:]
-
     def on_node_lost(self, loss: NodeLoss) -> None:
         """Count it as ended, since its node is lost. It is over when the node's lease is."""
-        self.loss: NodeLoss = loss
+        self.loss = loss
         self.page.suspect(self._last_call, self._sent)
         self.end()
 
     def refuse(self, refusal: OSError) -> None:
         """Count it as ended, since no node can run it."""
-        self.refusal = refusal
-        self.end()
-        self.set_over()
+        self._status = ExitStatus(refusal=refusal)
+        self.end(is_over=True)
 
-    def end(self) -> None:
-        """Count it as ended, and drop everything that arrives from it."""
-        with self._lock:
-            self.channel.ended = True
-        self._ended.ring()
+    def end(self, *, is_over: bool = False) -> None:
+        """Count it as ended, and drop all results that arrive from it.
 
-    def set_over(self) -> None:
-        """Record that none of its code can be running any more."""
+        Args:
+            is_over: Whether none of its code can be running any more.
+        """
         with self._lock:
-            self.is_over = True
-            waiting, self._when_over = self._when_over, []
-        for then in waiting:
-            then()
+            self.has_ended = True
+            self.is_over |= is_over
+        self._loop.call_soon(self._report)

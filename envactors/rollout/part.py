@@ -158,19 +158,19 @@ class RolloutPart(Job):
 
     def _mirror_columns(self, actor: JobRunner) -> None:
         """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""
-        process, columns, step = actor.incarnation.process, self.columns, self.columns.next_step
-        assert process is not None, "jobs start in a live process"
+        worker, columns, step = actor.incarnation.worker, self.columns, self.columns.next_step
+        assert worker is not None, "jobs start in a live process"
         note = ColumnsNote(self._buffer.places, self._buffer.pickled_layout, columns.envs, step)
-        process.worker.mirror(note, columns.trajectory.pack(columns.envs, step, step + 1))
+        worker.mirror(note, columns.trajectory.pack(columns.envs, step, step + 1))
 
     def step(self, actor: JobRunner) -> Step | None:
         """Return the step that is running."""
-        process = actor.incarnation.process
+        worker = actor.incarnation.worker
         if self._late is not None:
             return self._late[0]
-        if process is None:
+        if worker is None:
             return None
-        progress = process.page.progress()
+        progress = worker.page.progress()
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
             return self._order
         method = METHOD_NAMES[progress.method]

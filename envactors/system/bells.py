@@ -74,6 +74,8 @@ class BaseDoorbell(ABC):
 
     def close(self) -> None:
         with self._lock:
+            if self._closed:
+                return  # another file may have the number of a descriptor by now
             self._closed = True
             for poller in self._pollers:
                 with contextlib.suppress(ValueError):  # the poller was closed meanwhile

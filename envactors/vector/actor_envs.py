@@ -15,10 +15,9 @@ from envactors.actor import recording
 from envactors.actor.actor import Actor
 from envactors.actor.exits import Exit, JobFate, Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
-from envactors.actor.incarnation import Incarnation
+from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.job_runner import JobRunner
 from envactors.actor.jobs import Call, ErrorOf, Job, Renewal, Replay
-from envactors.actor.process import ExitReport
 from envactors.actor.states import EndReason
 from envactors.actor.tenant import Tenant
 from envactors.errors import ActorError, copy_error
@@ -158,8 +157,8 @@ class ActorEnvs(Job, Tenant):
             The control page of the worker, which has to be rung.
         """
         actor, table = self.actor, self.table
-        process = actor.incarnation.process
-        assert process is not None, "rows are posted to a live process"
+        worker = actor.incarnation.worker
+        assert worker is not None, "rows are posted to a live process"
         actor.running = self
         self._posted_at = now
         if actor.deadline_watch.next_check_at > now + actor.deadline_watch.shortest:
@@ -167,13 +166,13 @@ class ActorEnvs(Job, Tenant):
         if payloads:
             mine = [(self.position(index), payloads[index]) for index in ids if index in payloads]
             if mine:
-                process.send(Frame(Kind.PAYLOADS, actor.incarnation.index, call_id, bundle.pack(mine)))
+                worker.send(Frame(Kind.PAYLOADS, actor.incarnation.index, call_id, bundle.pack(mine)))
         if table.requests and any(table.future_of(index) is not None for index in ids):
-            process.watch_rings(self._on_ring)
+            worker.watch_rings(self._on_ring)
         if actor.permits is not None:  # others wait for the end of these rows
-            process.watch_rings(self._on_ring)
-            process.page.ring_at_end(call_id)
-        return process.page
+            worker.watch_rings(self._on_ring)
+            worker.page.ring_at_end(call_id)
+        return worker.page
 
     def post_queued(self, ids: list[int], call_id: int) -> None:
         """Post the envs among these that are still queued."""
@@ -206,11 +205,11 @@ class ActorEnvs(Job, Tenant):
 
     def _is_renewal_due(self, ids: list[int]) -> bool:
         """Return whether the process is to be replaced before the requests of these envs run."""
-        flags, process = self.table.episodes.flags, self.actor.incarnation.process
+        flags = self.table.episodes.flags
         resetting = [index for index in ids if self.resets(index)]
         if any(flags[index] & RETIRING for index in resetting):
             return True
-        return process is not None and process.worker.is_leaving and len(resetting) == len(self.range)
+        return self._is_node_draining and len(resetting) == len(self.range)
 
     def resets(self, index: int) -> bool:
         """Return whether the request of an env resets it."""
@@ -344,10 +343,10 @@ class ActorEnvs(Job, Tenant):
 
     def call_when_finished(self) -> None:
         """Have the worker ring after its rows: another job is queued behind them."""
-        process = self.actor.incarnation.process
-        if process is not None:
-            process.watch_rings(self._on_ring)
-            process.page.ring_at_end(max(self.table.call_id_of[index] for index in self.range))
+        worker = self.actor.incarnation.worker
+        if worker is not None:
+            worker.watch_rings(self._on_ring)
+            worker.page.ring_at_end(max(self.table.call_id_of[index] for index in self.range))
             self.actor.runtime.loop.call_soon(self._on_ring)  # they may have ended before that
 
     def _on_ring(self) -> None:
@@ -356,19 +355,19 @@ class ActorEnvs(Job, Tenant):
 
     def _on_rows(self) -> None:
         """Start the next job if all rows are complete."""
-        process = self.actor.incarnation.process
-        if process is None:
+        worker = self.actor.incarnation.worker
+        if worker is None:
             return
         if self.is_finished():
-            process.unwatch_rings()
+            worker.unwatch_rings()
             self.actor.end_job(self)
 
     def step(self, actor: JobRunner) -> Step | None:
         """Return the step that the worker runs, or begins next; None if all rows are complete."""
-        process, unfinished = actor.incarnation.process, self._unfinished()
-        if process is None or not unfinished:
+        worker, unfinished = actor.incarnation.worker, self._unfinished()
+        if worker is None or not unfinished:
             return None
-        progress, running = process.page.progress(), self._running()
+        progress, running = worker.page.progress(), self._running()
         if running is not None:
             method = "reset" if progress.method == METHOD_RESET else None
             return self.step_of(running, started=progress.since, method=method)
@@ -393,10 +392,10 @@ class ActorEnvs(Job, Tenant):
 
     def _running(self) -> int | None:
         """Return the env whose row is running; None if none is."""
-        process = self.actor.incarnation.process
-        if process is None:
+        worker = self.actor.incarnation.worker
+        if worker is None:
             return None
-        progress = process.page.progress()
+        progress = worker.page.progress()
         index = self._first + progress.position
         if index not in self.range or self.table.status[index] != POSTED:
             return None
@@ -427,8 +426,8 @@ class ActorEnvs(Job, Tenant):
             if index in self.range:
                 self.table.overflow[index] = payload
         self.table.waiters.ring()
-        process = self.actor.incarnation.process
-        if process is not None and process.watches_rings:
+        worker = self.actor.incarnation.worker
+        if worker is not None and worker.watches_rings:
             self.actor.runtime.loop.call_soon(self._on_ring)  # the worker's ring may have come before this
 
     # Times -----------------------------------------------------------------------------------------------
@@ -436,9 +435,9 @@ class ActorEnvs(Job, Tenant):
     def begin_timing(self) -> None:
         """Have steps and resets timed from now on, in this process and in later ones; may be called again."""
         self._is_timing = True
-        process = self.actor.incarnation.process
-        if process is not None:
-            process.worker.begin_timing(recording.is_recording())
+        worker = self.actor.incarnation.worker
+        if worker is not None:
+            worker.begin_timing(recording.is_recording())
 
     def histograms(self) -> Histograms:
         """Return the durations of all steps and resets that were timed."""
@@ -535,16 +534,16 @@ class ActorEnvs(Job, Tenant):
     def measure_memory(self) -> None:
         """Measure the memory of the process if it is limited. That may take long, so it is done without the lock."""
         incarnation = self.actor.incarnation
-        process = incarnation.process
-        if self._recycle is not None and self._recycle.max_rss is not None and process is not None:
-            self._memory = process.worker.resident_memory(), incarnation.index
+        worker = incarnation.worker
+        if self._recycle is not None and self._recycle.max_rss is not None and worker is not None:
+            self._memory = worker.resident_memory(), incarnation.index
 
     def is_recycling_due(self, index: int) -> bool:
         """Return whether the process of an env is to be replaced now that an episode has ended."""
         incarnation, policy = self.actor.incarnation, self._recycle
-        if incarnation.process is None:
+        if incarnation.worker is None:
             return False
-        if incarnation.process.worker.is_leaving and len(self.range) == 1:
+        if self._is_node_draining and len(self.range) == 1:
             return True
         if policy is None:
             return False
@@ -559,9 +558,9 @@ class ActorEnvs(Job, Tenant):
         begun = self._find_begun(actor.incarnation.end_reason)
         if not begun:
             return None
-        index, process = begun[0], actor.incarnation.process
-        if index == self._running() and process is not None:
-            progress = process.page.progress()
+        index, worker = begun[0], actor.incarnation.worker
+        if index == self._running() and worker is not None:
+            progress = worker.page.progress()
             method = "reset" if progress.method == METHOD_RESET else None
             return self.step_of(index, started=progress.since, method=method)
         may_have_begun = index in self.table.overdue or self._is_node_lost
@@ -583,8 +582,14 @@ class ActorEnvs(Job, Tenant):
     @property
     def _is_node_lost(self) -> bool:
         """Whether the process has ended, or counts as ended, because its node is lost."""
-        process = self.actor.incarnation.process
-        return process is not None and process.worker.loss is not None
+        report = self.actor.incarnation.report
+        return report is not None and report.status.loss is not None
+
+    @property
+    def _is_node_draining(self) -> bool:
+        """Whether the process must be replaced, since its node is being drained."""
+        worker = self.actor.incarnation.worker
+        return worker is not None and worker.node is not None and worker.node.draining
 
     def on_exit(self, exit: Exit) -> None:  # noqa: A002
         """Continue or fail the requests of an ended process, and end its episodes."""

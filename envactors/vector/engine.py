@@ -355,9 +355,9 @@ class RowEngine(Engine):
         if self._spin.caller_spins:
             pairs = []
             for group, _ in self._groups_of(envs):
-                process = group.actor.incarnation.process
-                if process is not None:
-                    pairs.append((process.page.counters, process.page.last_call))
+                worker = group.actor.incarnation.worker
+                if worker is not None:
+                    pairs.append((worker.page.counters, worker.page.last_call))
             spin_until_all(pairs, FINISHED)
 
     def _count_missing(self, envs: Selection) -> int:

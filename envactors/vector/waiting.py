@@ -42,9 +42,9 @@ class _Sleeper:
         """Watch the doorbells of the workers that are running now."""
         if self._watched != process_changes:
             for envs in actors:
-                process = envs.actor.incarnation.process
-                if process is not None:
-                    process.page.to_parent.register(self._poller)
+                worker = envs.actor.incarnation.worker
+                if worker is not None:
+                    worker.page.to_parent.register(self._poller)
             self._watched = process_changes
 
     def __del__(self) -> None:
@@ -162,13 +162,13 @@ class ResultWaiters:
         """Tell workers at how many complete rows to ring; they ring for each failure anyway."""
         wanted = min(self._wanted.values(), default=0)
         for envs in self.actors:
-            process = envs.actor.incarnation.process
-            if process is not None:
-                process.page.ring_at(wanted)
+            worker = envs.actor.incarnation.worker
+            if worker is not None:
+                worker.page.ring_at(wanted)
 
     def _check_workers(self) -> None:
         """Have the loop check workers that claim to have finished rows which are not complete."""
         for envs in self.actors:
-            actor, process = envs.actor, envs.actor.incarnation.process
-            if process is not None and envs.check_memory(process.page.counters[FINISHED]):
+            actor, worker = envs.actor, envs.actor.incarnation.worker
+            if worker is not None and envs.check_memory(worker.page.counters[FINISHED]):
                 actor.runtime.loop.call_soon(functools.partial(actor.run, actor.find_current_step))

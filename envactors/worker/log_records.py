@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from envactors.mailbox.channel import FrameChannel
+from envactors.mailbox.channel import Channel
 from envactors.mailbox.messages import Frame, Kind
 from envactors.worker.context import current_actor
 
@@ -34,7 +34,7 @@ class FrameSender:
         channel: The channel, which blocks.
     """
 
-    def __init__(self, channel: FrameChannel) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
         # Frames of signal handlers that have interrupted a `send`, and the count of log records that did not fit.
         self._waiting: deque[Frame] = deque()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from envactors.mailbox import bundle
-from envactors.mailbox.channel import FrameChannel
+from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import (
     FRAMES,
     LEASE,
@@ -74,7 +74,7 @@ class Server:
 
     def __init__(
         self,
-        channel: FrameChannel,
+        channel: Channel,
         page: ControlPage,
         memory: OpenMemory | None = None,
         send: Callable[[Frame], None] | None = None,

@@ -32,13 +32,13 @@ def test_a_step_behind_the_last_reply_of_a_killed_worker_goes_to_the_next_one():
     with ea.VectorEnv([SlowToSave], restart=restart, on_failure="replay", backend=FORK_SERVER) as envs:
         envs.reset(seed=1)
         actor = envs.actors[0]._actor
-        process = actor.incarnation.process
+        worker = actor.incarnation.worker
         actions = np.zeros((1, *envs.action_spec.shape), envs.action_spec.dtype)
-        actor.runtime.loop.lend(process.channel_fd)  # to nobody
+        worker.lend()  # to nobody
         call = envs[0].call("save")
         running = actor.running.call_id
         (step,) = envs.submit(actions)
-        wait_until(lambda: process.page.counters[FINISHED] == running)
+        wait_until(lambda: worker.page.counters[FINISHED] == running)
         os.kill(actor.pid, signal.SIGKILL)
         wait_until(lambda: envs[0].incarnation == 1)
         assert call.result(SOON) == 7
@@ -82,7 +82,7 @@ class SlowToReset(EchoEnv):
 def test_a_thread_hears_a_doorbell_that_an_interrupt_has_kept_it_from_watching(monkeypatch):
     register, registered = BaseDoorbell.register, []
     with ea.VectorEnv([SlowToReset], backend="thread") as envs:
-        bell = envs.actors[0]._actor.incarnation.process.page.to_parent
+        bell = envs.actors[0]._actor.incarnation.worker.page.to_parent
 
         def register_interrupted(self, poller):
             if self is bell:

@@ -14,9 +14,11 @@ from helpers import SOON
 
 from envactors.backends.base import NodeLoss
 from envactors.loop import Timer
+from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.slab import Layout
 from envactors.mailbox.specs import ArraySpec
 from envactors.remote import node as node_module
+from envactors.remote import records
 from envactors.remote.link import Link
 from envactors.remote.node import Node
 from envactors.remote.records import PLACE, Record, RecordKind
@@ -65,6 +67,8 @@ class Loop:
 
 
 class Runtime:
+    printer = None
+
     def __init__(self):
         self.loop = Loop()
 
@@ -114,8 +118,27 @@ def worker(session):
     worker.reap()
 
 
+class Events:
+    """What a worker has reported."""
+
+    name, lock = "far", contextlib.nullcontext()
+
+    def __init__(self, runtime):
+        self.runtime = runtime
+        self.reports = []
+
+    def on_frames(self, worker):
+        self.reports += [frame.kind for frame in worker.receive()]
+
+    def on_exit(self, worker):
+        self.reports.append("exit")
+
+    def on_certain_end(self, worker):
+        self.reports.append("certain end")
+
+
 def has_ended(worker):
-    return bool(select.select([worker.sentinel], [], [], 0)[0])
+    return worker.has_ended
 
 
 def kinds(agent, loop):
@@ -153,7 +176,7 @@ def test_a_worker_that_is_killed_while_it_is_placed_is_killed(session, join, loo
     session.kill(worker)  # by a thread that has found it in the queue
     assert kinds(agent, loop) == [RecordKind.KILL]
     assert not worker.is_over
-    assert worker.node == node.name
+    assert worker.node is node
 
 
 def test_a_worker_that_waits_for_a_node_can_be_killed_twice(session, worker):
@@ -162,6 +185,39 @@ def test_a_worker_that_waits_for_a_node_can_be_killed_twice(session, worker):
         worker.kill()
         assert has_ended(worker)
         assert worker.is_over
+
+
+def test_a_worker_reports_what_has_happened_before_it_has_an_actor(join, loop, runtime, worker):
+    node, _ = join()
+    node.place(worker)
+    worker.on_record(Record(RecordKind.FRAME, worker.worker_id, b"", Kind.LOGGED))
+    node.give_up("which fell silent")
+    loop.run()
+    events = Events(runtime)
+    worker.report_to(events)
+    loop.run()
+    assert events.reports == [Kind.LOGGED, "exit"]
+    status = worker.reap()
+    assert status.loss == NodeLoss(node.name, "which fell silent")
+    assert not status.is_certain
+    node._set_over()
+    loop.run()
+    assert events.reports[-1] == "certain end"
+
+
+def test_a_request_that_is_too_large_fails_in_the_loop_and_not_under_the_lock_of_its_sender(
+    join, loop, runtime, worker, monkeypatch
+):
+    monkeypatch.setattr(records, "LONGEST", 100)
+    node, _ = join()
+    node.place(worker)
+    events = Events(runtime)
+    worker.report_to(events)
+    loop.run()
+    worker.send(Frame(Kind.CALL, 0, 1, bytes(101)))
+    assert events.reports == []
+    loop.run()
+    assert events.reports == [Kind.FAILED]
 
 
 def test_a_link_that_is_given_up_while_it_is_written_to_is_not_watched_any_more(join, loop, monkeypatch):
@@ -268,7 +324,7 @@ def test_parameters_that_are_published_while_a_worker_is_placed_are_sent_once_an
     node.send = publish_while_sending
     worker = RemoteWorker(next(numbers), "far", {}, memory, 1, session)
     session.launch(worker)
-    assert worker.node == node.name
+    assert worker.node is node
     assert parts(agent, loop)[-1] == (place, b"version2")
     worker.reap()
 
@@ -299,8 +355,7 @@ def test_a_worker_that_its_node_cannot_be_sent_is_refused(join, session, memory,
     session.launch(worker)
     assert has_ended(worker)
     assert worker.is_over
-    assert "index out of bounds" in str(worker.refusal)
-    worker.reap()
+    assert "index out of bounds" in str(worker.reap().refusal)
 
 
 def test_parts_are_freed_on_the_nodes_when_the_next_part_is_made(join, loop, memory):

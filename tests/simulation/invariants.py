@@ -60,7 +60,7 @@ class Invariants:
         if waits != (status == QUEUED):
             return f"{waits} jobs of its actor have it"
         if status == POSTED and table.completed_of[index] != table.call_ids[index]:
-            if actor.incarnation.process is None:
+            if actor.incarnation.worker is None:
                 return "there is no process"
             if table.posted_in[index] != actor.incarnation.index:
                 return f"it was posted to process {table.posted_in[index]}"
@@ -85,13 +85,13 @@ class Invariants:
             return "a job is queued twice"
         if actor.phase is Phase.BACKOFF and "backoff" not in timers:
             return "it never starts again"
-        if actor.phase is Phase.STARTING and not incarnation.is_launching and incarnation.process is None:
+        if actor.phase is Phase.STARTING and not incarnation.is_launching and incarnation.worker is None:
             return "nothing starts"
-        if actor.phase in (Phase.BACKOFF, Phase.DEAD, Phase.CLOSED) and incarnation.process is not None:
+        if actor.phase in (Phase.BACKOFF, Phase.DEAD, Phase.CLOSED) and incarnation.worker is not None:
             return "it has a process"
         if actor.phase is not Phase.LIVE:
             return ""
-        if incarnation.process is None:
+        if incarnation.worker is None:
             return "it has no process"
         if envs._unfinished() and running is not envs:
             return "rows run, and another job is said to run"
@@ -99,6 +99,6 @@ class Invariants:
             return ""  # that may be `Actor._proceed`
         if actor.queue and running is None:
             return "a job waits for nothing"
-        if actor.queue and running is envs and not incarnation.process.watches_rings:
+        if actor.queue and running is envs and not incarnation.worker.watches_rings:
             return "nobody listens to the end of the rows that a job waits for"
         return ""

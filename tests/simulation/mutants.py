@@ -102,6 +102,7 @@ SERVER = "worker.main:Server."
 ACTOR = "actor.actor:Actor."
 FUTURE = "actor.future:ActorFuture."
 LOAN = "actor.loan:ChannelLoan."
+LOCAL = "backends.local:LocalWorker."
 CHANGE = "actor.change:"
 JOBS = "actor.jobs:"
 EXITS = "actor.exits:"
@@ -129,11 +130,11 @@ MUTANTS = [
     Mutant(ACTOR + "abort", "future.set_error", "(lambda error: None)", HANGS),
     Mutant(ACTOR + "_withdraw", "self.queue.remove(job)", "pass", ONCE),
     # The actor: starts and exits.
-    Mutant(ACTOR + "_launch", "incarnation.process.worker.kill()", "pass", HANGS),
+    Mutant(ACTOR + "_launch", "incarnation.kill()", "pass", HANGS),
     Mutant(ACTOR + "_on_started", "self._run_next()", "pass", HANGS),
     Mutant(ACTOR + "_on_started", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
     Mutant(ACTOR + "_on_started", "kept.on_next_start(incarnation.index)", "pass", HANGS),
-    Mutant(ACTOR + "on_exit", "for frame in process.drain():", "for frame in ():", MIXES),
+    Mutant(ACTOR + "on_exit", "for frame in worker.drain():", "for frame in ():", MIXES),
     Mutant(ACTOR + "_after_exit", "self.tenant.collect_completed()", "pass", LOSSES),
     Mutant(ACTOR + "_after_exit", "self.queue.remove(replay)", "pass", REPLAYS),
     Mutant(ACTOR + "_continue", "self._fail_queue()", "pass", HANGS),
@@ -151,8 +152,8 @@ MUTANTS = [
     Mutant(JOBS + "Call.start", "actor.deadline_watch.watch(self.started, self.deadline)", "pass", HANGS),
     # Waiting.
     Mutant(FUTURE + "_notify", "self._ended.open()", "pass", HANGS),
-    Mutant(LOAN + "end", "self._find_loop().take_back(process.channel_fd)", "pass", HANGS),
-    Mutant(LOAN + "end", "self._find_loop().take_back(process.worker.sentinel)", "pass", HANGS),
+    Mutant(LOCAL + "take_back", "self._loop.take_back(self._channel_fd)", "pass", HANGS),
+    Mutant(LOCAL + "take_back", "self._loop.take_back(self.sentinel)", "pass", HANGS),
     Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
     Mutant(WAITING + "wait", "missing and 1 in rings_each", "False", HANGS),
     Mutant(WAITING + "wait", "missing = count_missing()  # workers", "pass  # workers", HANGS),

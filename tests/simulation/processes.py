@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from envactors.backends.base import Backend, ExitStatus, Stacks, Traits, Use, Worker
+from envactors.backends.base import Backend, ExitStatus, Stacks, Traits, Use
+from envactors.backends.local import LocalWorker
 from envactors.mailbox.control_page import ControlPage, page_size
 from envactors.mailbox.messages import Frame, Kind
 from envactors.system.polling import READABLE
@@ -189,7 +190,7 @@ class NoStacks:
         return ""
 
 
-class Process(Worker):
+class Process(LocalWorker):
     """A simulated process; see `envactors.backends.base.Worker`.
 
     Attributes:
@@ -204,16 +205,14 @@ class Process(Worker):
         self._world = world
         self.number = number
         self.pid = FIRST_PID + number
-        self.outputs = []
-        self.sentinel = world.new_fd(lambda: self.has_ended)
-        self.channel = End(world, blocks=False)  # type: ignore[assignment]
-        end = End(world, blocks=True)
-        self.channel.other, end.other = end, self.channel  # type: ignore[attr-defined]
-        self._end = end
+        near, end = End(world, blocks=False), End(world, blocks=True)
+        near.other, end.other = end, near
+        self._ends = near, end
         page = bytearray(page_size(envs))
         self._bells = Bell(world), Bell(world)
         self.bell = self._bells[1]
-        self.page = self._page_over(page)
+        sentinel = world.new_fd(lambda: self.has_ended)
+        super().__init__(self._page_over(page), near, sentinel)  # type: ignore[arg-type]
         self._server = Server(end, self._page_over(page), memory)  # type: ignore[arg-type]
         self.wakes_at: float | None = None
         self.has_ended = False
@@ -267,7 +266,8 @@ class Process(Worker):
         self._status = status
         self.has_ended = True
         self.wakes_at = None
-        self.channel.is_cut = self._end.is_cut = True  # type: ignore[attr-defined]
+        for end in self._ends:
+            end.is_cut = True
 
     # What its envs do ------------------------------------------------------------------------------------
 
@@ -306,7 +306,7 @@ class Process(Worker):
     def resident_memory(self) -> int:
         return 0
 
-    def reap(self) -> ExitStatus:
+    def close(self) -> ExitStatus:
         assert self.has_ended, "reaped before it has ended"
         self._world.present.remove(self)
         for bell in self._bells:

@@ -18,8 +18,9 @@ from typing import Any
 
 from envactors import runtime as runtimes
 from envactors import services
-from envactors.actor import change, latch, process, spawn
+from envactors.actor import change, latch, spawn
 from envactors.actor.change import ChangeLock
+from envactors.backends import local
 from envactors.loop import Timer
 from envactors.system.polling import READABLE, WRITABLE
 from envactors.vector import build, table, waiting
@@ -223,7 +224,7 @@ class Gate:
 
 
 class ReplyPoll:
-    """Replaces `select.poll` in `envactors.actor.process`."""
+    """Replaces `select.poll` in `envactors.backends.local`."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -278,7 +279,7 @@ def installed(world: World) -> Iterator[None]:
         (runtimes, "ThreadPool", lambda name, *, runs_user_code, loop=None: SimulatedPool(world, name, loop)),
         (change, "runs_library_code_only", world.runs_library_code_only),
         (latch, "allocate_lock", lambda: Gate(world)),
-        (process, "select", select_module),
+        (local, "select", select_module),
         (build, "ChangeLock", SimulatedLock),
         (spawn, "ChangeLock", SimulatedLock),
         (waiting, "Poller", CallerPoller),

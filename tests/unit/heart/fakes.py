@@ -26,6 +26,7 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call
 from envactors.actor.states import Phase
 from envactors.backends.base import Backend, ExitStatus, NodeLoss, RowMemory, Traits, Use
+from envactors.backends.local import LocalWorker
 from envactors.integrations.access import VectorAccess
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import FRAMES, METHOD_CALL, POSTED, STEP, STREAM, ControlPage, page_size
@@ -100,31 +101,25 @@ class WorkerChannel:
             self.kept.append(frame)
 
 
-class FakeWorker:
+class FakeWorker(LocalWorker):
     """Both ends of a worker."""
-
-    refusal = loss = node = None
-    is_leaving = False
-    is_over = True
 
     def __init__(self, envs, memory=None):
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         theirs.settimeout(SOON)
-        self.channel, self.far = Channel(ours), Channel(theirs)
+        self.far = Channel(theirs)
         self._page = bytearray(page_size(envs))
         bells = Doorbell(), Doorbell()
-        self.page = ControlPage(self._page, *bells)
+        self._exit = Doorbell()
+        super().__init__(ControlPage(self._page, *bells), Channel(ours), self._exit.fileno())
         self.memory = memory
         self._far = WorkerChannel(self.far)
         self.server = Server(self._far, ControlPage(self._page, *bells), memory)
-        self.outputs = []
         self.pid = next(_pids)
         self.was_killed = self.is_gone = False
         self.rss = 1
-        self._on_over = []
-        self._exit = Doorbell()
-        self.sentinel = self._exit.fileno()
+        self._status = ExitStatus(signal=9)
         self._frames = []
         self._is_played = threading.RLock()
 
@@ -134,29 +129,20 @@ class FakeWorker:
         self.was_killed = True
         self._exit.ring()
 
-    def is_current_thread(self):
-        return False
-
     def ask_stacks(self):
         return NoStacks()
-
-    def when_over(self, then):
-        if self.is_over:
-            then()
-        else:
-            self._on_over.append(then)
 
     def resident_memory(self):
         return self.rss
 
-    def reap(self):
+    def close(self):
         with self._is_played:
             self.is_gone = True
             self.channel.close()
             self.far.close()
             for bell in (self._exit, self.page.to_worker, self.page.to_parent):
                 bell.close()
-        return ExitStatus(None, 9)
+        return self._status
 
     # The worker's end, frame by frame
 
@@ -165,13 +151,11 @@ class FakeWorker:
 
     def lose(self):
         """Count as ended, although code of the worker may still be running until `set_over`."""
-        self.is_over, self.loss = False, NodeLoss("far", "which was silent")
+        self._status = ExitStatus(loss=NodeLoss("far", "which was silent"), is_certain=False)
         self._exit.ring()
 
     def set_over(self):
-        self.is_over = True
-        for then in self._on_over:
-            then()
+        self.events.runtime.loop.call_soon(lambda: self.events.on_certain_end(self))
 
     def take(self):
         """Return the next frame that the parent has sent."""
@@ -219,7 +203,7 @@ class FakeWorker:
                 return False
             with self.keeping(Kind.RESULT, Kind.FAILED) as frames:
                 self.server.run_posted()
-            self.send(frames)
+            self.send_frames(frames)
             if self.server.closed:
                 self.crash()
             return True
@@ -231,7 +215,7 @@ class FakeWorker:
         yield self._far.kept
         self._far.kept = None
 
-    def send(self, frames):
+    def send_frames(self, frames):
         for frame in frames:
             self.far.send(frame)
 
@@ -296,7 +280,7 @@ class FakeWorker:
             if state is not None:
                 self.memory.rows[:], self._page[:] = state[0], state[1]
                 del frames[state[2] :]
-            self.send(frames)
+            self.send_frames(frames)
             if state is not None:
                 self.crash()
         return state is not None
@@ -481,12 +465,12 @@ class Stage:
 
     def worker(self, position=0):
         """Return the worker that an actor has now."""
-        return self.actor(position).incarnation.process.worker
+        return self.actor(position).incarnation.worker
 
     def env(self, index=0):
         """Return an env, as its worker has it."""
         owner = self.engine.owners[index]
-        return owner.actor.incarnation.process.worker.envs[owner.position(index)]
+        return owner.actor.incarnation.worker.envs[owner.position(index)]
 
     # Driving
 

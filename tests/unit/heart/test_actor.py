@@ -13,9 +13,9 @@ import envactors as ea
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call, Replay
-from envactors.actor.process import ActorProcess
 from envactors.actor.states import ActorState, Phase
 from envactors.actor.tenant import Tenant
+from envactors.backends.local import LocalWorker
 from envactors.mailbox.messages import Fault, Kind
 from envactors.mailbox.pickling import dumps, loads, pack_failure
 
@@ -387,7 +387,7 @@ def test_a_reply_that_came_in_time_counts_although_a_borrower_has_not_read_it(ac
         replied.wait(SOON)
         return True
 
-    monkeypatch.setattr(ActorProcess, "wait_for_reply", wait_for_reply)
+    monkeypatch.setattr(LocalWorker, "wait_for_reply", wait_for_reply)
     wait_until(future.running)
     thread = threading.Thread(target=future.exception)
     thread.start()
@@ -471,13 +471,13 @@ def test_the_timers_of_a_standby_that_crashed_while_it_was_taken_do_not_end_the_
     backend.next_worker().serve_start().crash()
     wait_until(lambda: actor.incarnation.is_standby)
     spare.far.close()  # the loop learns of the end of the channel before that of the process
-    wait_until(lambda: actor.incarnation.process.at_end)
+    wait_until(lambda: actor.incarnation.worker.at_end)
     spare.crash()
     worker = backend.next_worker().serve_start()
     wait_until(lambda: actor.phase is Phase.LIVE)
     time.sleep(1.2)
     assert not worker.was_killed
-    assert actor.incarnation.process.worker is worker
+    assert actor.incarnation.worker is worker
 
 
 class FailingTenant(Tenant):

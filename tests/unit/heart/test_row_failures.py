@@ -566,8 +566,8 @@ def test_a_worker_whose_large_info_has_not_been_read_is_no_liar(stages):
 def test_a_worker_that_finishes_while_its_frames_are_read_is_no_liar(stages, monkeypatch):
     stage = stages(1)
     stage.start([HUGE])
-    actor, worker, process = stage.actor(), stage.worker(), stage.actor().incarnation.process
-    drain = process.drain
+    actor, worker = stage.actor(), stage.worker()
+    drain = worker.drain
 
     def drain_too_early():
         frames = drain()
@@ -575,7 +575,7 @@ def test_a_worker_that_finishes_while_its_frames_are_read_is_no_liar(stages, mon
         return frames
 
     with actor.lock:
-        monkeypatch.setattr(process, "drain", drain_too_early)
+        monkeypatch.setattr(worker, "drain", drain_too_early)
         with actor.lock.change(actor):
             actor.find_current_step()
         monkeypatch.undo()
@@ -589,8 +589,7 @@ def test_a_large_info_that_was_sent_before_the_crash_counts(stages):
     actor = stage.actor()
     with actor.lock:  # the loop reads nothing before the exit
         overflow(stage)
-        with actor.lock.change(actor):
-            actor.on_exit(actor.incarnation.process)
+        actor.on_exit(actor.incarnation.worker)
     assert stage.finish().infos[0] == {"text": "x" * HUGE_SIZE}
 
 

@@ -59,7 +59,7 @@ def test_a_row_whose_overflow_has_not_come_is_not_complete(stages):
         worker.run_row(0)
     assert stage.table.completed_of[0] == stage.table.call_id_of[0]
     assert not stage.table.is_complete(0)
-    worker.send(frames)
+    worker.send_frames(frames)
     stage.settle()
     assert stage.table.is_complete(0)
     assert len(stage.finish().infos[0]["text"]) == 10_000

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import os
 import sys
 from collections import deque
+from typing import Literal
 
-from envactors.backends.base import Stream
 from envactors.runtime import ThreadPool
+
+Stream = Literal["stdout", "stderr"]
 
 _KEPT_LINES = 50
 # A longer line is passed on in pieces of about this many characters.
 _LONGEST_LINE = 1 << 16
-# How many bytes are read at once, and how often at the exit of the worker. Their product is the size of a full pipe.
-_CHUNK = 1 << 16
-_CHUNKS_AT_EXIT = 16
 # How many characters may wait for the caller's stream. Further lines are dropped, so that no worker waits for it.
 _MOST_WAITING = 1 << 24
 
@@ -25,17 +23,15 @@ class Output:
     """One output stream of one worker.
 
     Args:
-        fd: The descriptor to read from, which does not block.
         name: The actor's name, printed before each line.
         stream: The caller's stream that the lines are printed to.
         printer: The thread that prints them.
 
     Attributes:
-        fd, name, stream: As above.
+        name, stream: As above.
     """
 
-    def __init__(self, fd: int, name: str, stream: Stream, printer: ThreadPool) -> None:
-        self.fd = fd
+    def __init__(self, name: str, stream: Stream, printer: ThreadPool) -> None:
         self.stream = stream
         self.name = name
         self._printer = printer
@@ -51,26 +47,16 @@ class Output:
         """The last lines, at most fifty."""
         return "\n".join(self._lines)
 
-    def read(self) -> bool:
-        """Read the output that is available; return False at the end of the stream."""
-        try:
-            data = os.read(self.fd, _CHUNK)
-        except BlockingIOError:
-            return True
-        if not data:
-            return False
+    def add(self, data: bytes) -> None:
+        """Pass on the lines that this output completes."""
         *lines, self._partial = (self._partial + self._decoder.decode(data)).split("\n")
         if len(self._partial) > _LONGEST_LINE:
             lines.append(self._partial)
             self._partial = ""
         self._pass_on(lines)
-        return True
 
     def finish(self) -> None:
-        """Read the rest, including an unfinished line. What child processes of the worker print later is lost."""
-        for _ in range(_CHUNKS_AT_EXIT):
-            if not self.read():
-                break
+        """Pass on an unfinished line."""
         rest = self._partial + self._decoder.decode(b"", final=True)
         self._partial = ""
         self._pass_on([rest] if rest else [], is_last=True)
