@@ -65,8 +65,7 @@ class ThreadPool:
         if self._is_stopping:
             self._add_thread()
         elif self._loop is not None and not self._is_watched:
-            self._is_watched = True
-            self._check_later(self._loop)
+            self._loop.call_soon(functools.partial(self._watch, self._loop))
 
     def stop(self) -> None:
         """Let the threads end once the queue is empty; do not wait for them."""
@@ -80,18 +79,21 @@ class ThreadPool:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _check_later(self, loop: Loop) -> None:
-        check = functools.partial(self._add_thread_if_stuck, loop, self._started)
-        loop.call_at(time.monotonic() + _PATIENCE, check)
+    def _watch(self, loop: Loop) -> None:
+        """Look in a moment whether functions are stuck. Only the loop calls this, so no interrupt leaves it half done."""
+        if not self._is_watched:
+            self._is_watched = True
+            check = functools.partial(self._add_thread_if_stuck, loop, self._started)
+            loop.call_at(time.monotonic() + _PATIENCE, check)
 
     def _add_thread_if_stuck(self, loop: Loop, started: int) -> None:
         """Add a thread if functions wait and none was started since ``started`` of them were; look again later."""
+        self._is_watched = False  # so that a function that is submitted from here on is watched
         if self._functions.empty() or self._is_stopping:
-            self._is_watched = False
             return
+        self._watch(loop)
         if self._started == started:
             self._add_thread()
-        self._check_later(loop)
 
     def _add_thread(self) -> None:
         thread = LibraryThread(self._run, self._name, runs_user_code=self._runs_user_code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 import weakref
@@ -197,6 +198,45 @@ def test_a_pool_adds_threads_for_as_long_as_functions_block(loop):
     assert done.wait(SOON)
     for gate in gates:
         gate.set()
+    pool.stop()
+    pool.join(SOON)
+
+
+def test_an_interrupted_submit_does_not_keep_a_pool_from_adding_threads(loop, monkeypatch):
+    pool, gate, done = ThreadPool("pool", runs_user_code=True, loop=loop), threading.Event(), threading.Event()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        for name in ("call_soon", "call_at"):
+            patch.setattr(loop, name, lambda *_: signal.raise_signal(signal.SIGINT))
+        pool.submit(lambda: None)
+    pool.submit(lambda: gate.wait(SOON))
+    pool.submit(done.set)
+    assert done.wait(SOON / 2)
+    gate.set()
+    pool.stop()
+    pool.join(SOON)
+
+
+def test_a_function_that_is_submitted_while_its_pool_looks_for_stuck_ones_is_not_overlooked(loop):
+    pool, gate, done = ThreadPool("pool", runs_user_code=True, loop=loop), threading.Event(), threading.Event()
+    functions, looks = pool._functions, []
+
+    class Functions:
+        """The queue, into which functions come just after the first look that finds it empty."""
+
+        get, put = functions.get, functions.put
+
+        def empty(self):
+            is_empty = functions.empty()
+            if is_empty and not looks:
+                looks.append(None)
+                pool.submit(lambda: gate.wait(SOON))
+                pool.submit(done.set)
+            return is_empty
+
+    pool._functions = Functions()
+    pool.submit(lambda: None)
+    assert done.wait(SOON / 2)
+    gate.set()
     pool.stop()
     pool.join(SOON)
 
