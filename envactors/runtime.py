@@ -80,7 +80,7 @@ class ThreadPool:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def _watch(self, loop: Loop) -> None:
-        """Look in a moment whether functions are stuck. Only the loop calls this, so no interrupt leaves it half done."""
+        """Look in a moment whether functions are stuck. Only the loop calls this, so no interrupt leaves half of it."""
         if not self._is_watched:
             self._is_watched = True
             check = functools.partial(self._add_thread_if_stuck, loop, self._started)

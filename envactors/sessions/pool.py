@@ -204,14 +204,20 @@ class SessionPool(Generic[T_co]):
         with self._lock:
             place.phase = Phase.PREPARING
             place.preparation = preparation
-        call_soon = self._loop.call_soon
-        preparation.add_done_callback(lambda _: call_soon(lambda: self._on_prepared(place, preparation)))
 
-    def _on_prepared(self, place: Place, preparation: concurrent.futures.Future[Any]) -> None:
+        def report(_: object) -> None:
+            # Here and not in the loop, since reading what a reset returned runs code of users.
+            error = None if preparation.cancelled() else preparation.exception()
+            self._loop.call_soon(lambda: self._on_prepared(place, preparation, error))
+
+        preparation.add_done_callback(report)
+
+    def _on_prepared(
+        self, place: Place, preparation: concurrent.futures.Future[Any], error: BaseException | None
+    ) -> None:
         """Offer a prepared actor to the waiting requests, or fail one of them if the start failed."""
         if self._is_closed or place.preparation is not preparation:
             return
-        error = None if preparation.cancelled() else preparation.exception()
         waiter: Waiter | None = None
         with self._lock:
             place.preparation = None

@@ -225,3 +225,22 @@ def test_other_threads_step_other_envs_while_a_result_is_read(ask):
         has_stepped.set()
         infos = slow.result(SOON)[-1] if ask == "step" else slow.result(SOON).infos
         assert infos[0]["waiting"] == "read"
+
+
+class SluggishReset(Counter):
+    def reset(self):
+        return Slow()
+
+
+def test_a_reset_between_two_sessions_that_takes_long_to_read_delays_no_deadline():
+    with ea.SessionPool(SluggishReset, 1, fresh="reset") as pool:
+
+        def end_session():
+            with pool.session() as env:
+                assert env.add(1).result(SOON) == 1
+            being_read.clear()
+            being_read.wait(0.3)
+
+        check_deadlines_beside(end_session)
+        with pool.session(timeout=SOON) as env:
+            assert env.add(1).result(SOON) == 2
