@@ -761,14 +761,15 @@ class Actor:
     def give_process(self, delay: float) -> Worker | None:
         """Give the process of this standby away if it is ready, and start another one after a delay, in seconds.
 
-        The lock is that of the taker, too. Only threads of this library take processes, so nothing interrupts it.
+        The lock is that of the taker, too, whose change then concerns this standby.
         """
         worker = self.incarnation.worker
         if self.phase is not _LIVE or worker is None or worker.at_end or self.running is not None or self.queue:
             return None
-        self.incarnation.worker, self.phase = None, Phase.BACKOFF
+        self.lock.include(self)
         self.deadline_watch.stop()
         self.timers.set("backoff", time.monotonic() + delay, self._on_backoff)
+        self.incarnation.worker, self.phase = None, Phase.BACKOFF
         return worker
 
     def _withdraw_launch(self) -> bool:

@@ -95,6 +95,10 @@ class ChangeLock(RLock):
         self._changing, self._frame = actors, sys._getframe(1)
         return self._scope
 
+    def include(self, actor: Changeable) -> None:
+        """Have the current change concern another actor, too."""
+        self._changing += (actor,)
+
     def reset_if_interrupted(self) -> None:
         """Repair an interrupted change, if there is one. Threads call this before they wait.
 

@@ -462,6 +462,26 @@ class NestedOutcome:
         return "value", None
 
 
+def test_an_internal_error_while_a_process_is_taken_closes_both_actors(actors, monkeypatch):
+    lock = ChangeLock()
+    standby, spares = actors(lock=lock, is_standby=True)
+    spare = spares.next_worker().serve_start()
+    wait_until(lambda: standby.phase is Phase.LIVE)
+    actor, backend = actors(lock=lock, standbys=[standby])
+    worker = backend.next_worker().serve_start()
+    wait_until(lambda: actor.phase is Phase.LIVE)
+
+    def fail():
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(standby.deadline_watch, "stop", fail)
+    worker.crash()
+    for one in (actor, standby):
+        one.wait_closed(SOON)
+        assert one.state is ActorState.CLOSED
+    assert spare.is_gone
+
+
 def test_the_timers_of_a_standby_that_crashed_while_it_was_taken_do_not_end_the_next_process(actors):
     lock = ChangeLock()
     standby, spares = actors(lock=lock, is_standby=True)

@@ -47,6 +47,15 @@ def test_the_next_change_repairs_the_actors_of_an_interrupted_one():
         assert one.resets == 1
 
 
+def test_an_actor_that_a_change_includes_later_is_repaired_with_the_others():
+    lock, one, other = ChangeLock(), Thing("a"), Thing("b")
+    with pytest.raises(Hit), lock, lock.change(one):
+        lock.include(other)
+        raise Hit
+    lock.reset_if_interrupted()
+    assert (one.resets, other.resets) == (1, 1)
+
+
 def test_the_loop_repairs_if_no_change_follows():
     lock, thing = ChangeLock(), Thing("a")
     with pytest.raises(Hit), lock, lock.change(thing):
