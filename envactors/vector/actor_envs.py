@@ -47,6 +47,22 @@ class RolloutsInFlight(Protocol):
         """End the parts of an actor that it does not know of."""
 
 
+def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, rings_each: bool) -> None:
+    """Post envs whose actions are in their rows, and ring their workers.
+
+    Args:
+        table: The envs of the vector.
+        envs: The envs; their actors are free.
+        call_id: The call id.
+        wait: How the workers wait for the next request; see `envactors.mailbox.control_page`.
+        rings_each: Whether workers announce each result.
+    """
+    payloads, now = table.post(envs, call_id, rings_each), time.monotonic()
+    pages = [group.post(call_id, ids, payloads, now) for group, ids in envs.groups]
+    for page, (_, ids) in zip(pages, envs.groups, strict=True):  # at once, since workers that wake up take cores
+        page.post_step(call_id, wait, rings_each, ids)
+
+
 class QueuedRows(Job):
     """Envs that wait in the queue of their actor to be posted.
 
@@ -180,8 +196,8 @@ class ActorEnvs(Job, Tenant):
         self.fail_without_episode([index for index in ids if table.status[index] == QUEUED])
         queued = [index for index in ids if table.status[index] == QUEUED]
         if queued:
-            payloads = table.post(Selection(queued, queued), call_id, True)
-            self.post(call_id, queued, payloads, time.monotonic()).post_step(call_id, ASLEEP, True, queued)
+            envs = Selection(queued, queued, groups=[(self, queued)])
+            post_rows(table, envs, call_id, ASLEEP, rings_each=True)
             table.waiters.on_process_change()  # a thread that waits may know only an earlier process
 
     def queue(self, ids: list[int]) -> None:

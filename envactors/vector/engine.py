@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from envactors.actor.actor import Actor
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture
 from envactors.actor.spinning import SpinPolicy
@@ -28,7 +27,7 @@ from envactors.mailbox.messages import Description, Frame
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import HALF, RESET
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
-from envactors.vector.actor_envs import ActorEnvs
+from envactors.vector.actor_envs import ActorEnvs, post_rows
 from envactors.vector.base import Engine
 from envactors.vector.episodes import LOST
 from envactors.vector.failures import step_error
@@ -72,9 +71,17 @@ class RowEngine(Engine):
         self._row_spec = action = table.slab.layout.action
         # The array of actions, if an action is a single array.
         self._only = table.slab.actions[0] if isinstance(action, ArraySpec) else None
-        self._all_groups = self._group(self.all.ids)
-        self._all_actors = [group.actor for group, _ in self._all_groups]
+        self.all = self.all._replace(groups=self._group(self.all.ids))
         self._spin = SpinPolicy(may_spin)
+
+    def select(self, ids: list[int]) -> Selection:
+        return super().select(ids)._replace(groups=self._group(ids))
+
+    def _group(self, ids: list[int]) -> Groups:
+        groups: dict[ActorEnvs, list[int]] = {}
+        for index in sorted(ids):
+            groups.setdefault(self.owners[index], []).append(index)
+        return list(groups.items())
 
     def busy(self) -> list[int]:
         return [index for index, status in enumerate(self.table.status) if status != IDLE]
@@ -213,37 +220,29 @@ class RowEngine(Engine):
             columns: The values of each leaf of their actions; empty if rows have no actions.
             rings_each: Whether workers announce each result.
         """
-        lock, groups = self._lock, self._groups_of(envs)
-        with lock, lock.change(*self._actors_of(groups)):
+        with self._lock, self._lock.change(*envs.actors):
             # A signal handler or another thread may have used these envs since they were checked.
-            refused = self._find_refusal(envs, groups, method)
+            refused = self._find_refusal(envs, method)
             if refused is None:
-                self._post_or_queue(envs, groups, requests, columns, rings_each=rings_each)
+                self._post_or_queue(envs, requests, columns, rings_each=rings_each)
         if refused is not None:
             raise refused
 
-    def _find_refusal(self, envs: Selection, groups: Groups, method: Literal["step", "reset"]) -> Exception | None:
+    def _find_refusal(self, envs: Selection, method: Literal["step", "reset"]) -> Exception | None:
         """Return the error of a request that cannot be made now."""
         pending = self._find_pending(envs)
         if pending is not None:
             return pending
-        closing = next((group.actor for group, _ in groups if group.actor.is_closing), None)
+        closing = next((actor for actor in envs.actors if actor.is_closing), None)
         if closing is not None:
             return closing.errors.closed(Step(method, envs.ids[0]), closing.incarnation.index)
         return self._find_unreset(envs) if method == "step" else None
 
     def _post_or_queue(
-        self,
-        envs: Selection,
-        groups: Groups,
-        requests: dict[int, EnvRequest],
-        columns: Sequence[Any],
-        *,
-        rings_each: bool,
+        self, envs: Selection, requests: dict[int, EnvRequest], columns: Sequence[Any], *, rings_each: bool
     ) -> None:
         """Write the actions of idle envs, and post them or queue them; see `_post`."""
-        table, now = self.table, time.monotonic()
-        wait = self._spin.start(now)
+        table, wait = self.table, self._spin.start(time.monotonic())
         for array, column in zip(table.slab.actions, columns, strict=False):
             array[envs.at] = column
         table.requests.update(requests)
@@ -253,32 +252,15 @@ class RowEngine(Engine):
         must_check = not table.are_all_plain
         posted: Groups = []
         queued: Groups = []
-        for group, ids in groups:
+        for group, ids in envs.groups:
             must_wait = must_check and group.must_queue(ids)
             is_free = not must_wait and group.actor.can_post(group)
             (posted if is_free else queued).append((group, ids))
         if posted:
             some = self.select([index for _, ids in posted for index in ids]) if queued else envs
-            call_id = self._lock.next_call_id()
-            payloads = table.post(some, call_id, rings_each)
-            posts = [(group.post(call_id, ids, payloads, now), ids) for group, ids in posted]
-            for page, ids in posts:  # last and at once, since workers that wake up take cores
-                page.post_step(call_id, wait, rings_each, ids)
+            post_rows(table, some, self._lock.next_call_id(), wait, rings_each=rings_each)
         for group, ids in queued:
             group.queue(ids)
-
-    def _actors_of(self, groups: Groups) -> list[Actor]:
-        return self._all_actors if groups is self._all_groups else [group.actor for group, _ in groups]
-
-    def _groups_of(self, envs: Selection) -> Groups:
-        return self._all_groups if envs.is_all else self._group(envs.ids)
-
-    def _group(self, ids: list[int]) -> Groups:
-        """Return the envs of each actor, in ascending order."""
-        groups: dict[ActorEnvs, list[int]] = {}
-        for index in sorted(ids):
-            groups.setdefault(self.owners[index], []).append(index)
-        return list(groups.items())
 
     # Waiting ---------------------------------------------------------------------------------------------
 
@@ -303,13 +285,12 @@ class RowEngine(Engine):
                 raise NothingPendingError(
                     "recv has no results left to wait for: a signal handler or another thread has taken them"
                 )
-            raised = [index for index in ready if table.status[index] == POSTED and table.has_failed(index)]
-            if raised:
-                self._collect(raised)  # these have another outcome then, or run again
-                continue
             failed = [index for index in ready if table.has_failed(index)]
+            if any(table.status[index] == POSTED for index in failed):
+                self._collect(self.select(failed))  # these have another outcome then, or run again
+                continue
             fine = sorted((index for index in ready if index not in failed), key=self._completed_at)[:max_envs]
-            batch = self._take_each([*fine, *failed], "recv") if failed else self.take(self.select(fine), "recv")
+            batch = self.take(self.select([*fine, *failed]), "recv")
             if batch is not None:
                 return batch
 
@@ -318,8 +299,8 @@ class RowEngine(Engine):
         self._lock.reset_if_interrupted()
         while table.rollouts or not all(table.status[index] == IDLE for index in envs.ids):
             self._wait(lambda: table.rollouts + sum(map(table.is_running, envs.ids)), envs, timeout, deadline, "reset")
-            self._collect(envs.ids)
-            with self._lock, self._lock.change(*self._actors_of(self._groups_of(envs))):
+            self._collect(envs)
+            with self._lock, self._lock.change(*envs.actors):
                 done = [index for index in envs.ids if table.status[index] in (DONE, FAILED)]
                 table.deliver(Selection(done, done))
 
@@ -354,7 +335,7 @@ class RowEngine(Engine):
         """Spin for a short time until the workers of envs have finished, if that has paid off last time."""
         if self._spin.caller_spins:
             pairs = []
-            for group, _ in self._groups_of(envs):
+            for group, _ in envs.groups:
                 worker = group.actor.incarnation.worker
                 if worker is not None:
                     pairs.append((worker.page.counters, worker.page.last_call))
@@ -404,9 +385,9 @@ class RowEngine(Engine):
         if not self._can_copy_at_once(envs):
             if any(map(self.table.is_running, envs.ids)):
                 return None
-            return self._take_each(envs.ids, caller)
+            return self._take_each(envs, caller)
         batch = self._take_rows(envs, version)
-        return self._take_each(envs.ids, caller) if batch is None else batch
+        return self._take_each(envs, caller) if batch is None else batch
 
     def _can_copy_at_once(self, envs: Selection) -> bool:
         """Return whether the rows of envs are complete, and contain the whole results."""
@@ -432,7 +413,7 @@ class RowEngine(Engine):
         Returns:
             The results; None if an info cannot be unpickled, or another thread has taken some.
         """
-        table, reader, lock = self.table, self.reader, self._lock
+        table, reader, groups = self.table, self.reader, envs.groups
         contents = None
         if not table.infos.all_plain():
             try:
@@ -442,11 +423,10 @@ class RowEngine(Engine):
         at = envs.at
         buffers = table.ops[at] & HALF
         batch = reader.batch(envs, buffers, contents)
-        groups = self._groups_of(envs)
         if table.episodes.may_recycle and (batch.terminated | batch.truncated).any():
             for group, _ in groups:
                 group.measure_memory()
-        with lock, lock.change(*self._actors_of(groups)):
+        with self._lock, self._lock.change(*envs.actors):
             if version != table.version:
                 return None
             table.buffer_index[at] = buffers
@@ -472,19 +452,18 @@ class RowEngine(Engine):
         for index, check, reset in zip(ids, checks, resets, strict=True):
             table.journals[index].record_step(slab, index, check, is_reset=reset != 0)
 
-    def _collect(self, ids: list[int]) -> None:
+    def _collect(self, envs: Selection) -> None:
         """Record the complete rows of the actors of these envs."""
-        groups = self._group(ids)
-        for group, _ in groups:
+        for group, _ in envs.groups:
             group.measure_memory()
-        with self._lock, self._lock.change(*[group.actor for group, _ in groups]):
-            for group, _ in groups:
+        with self._lock, self._lock.change(*envs.actors):
+            for group, _ in envs.groups:
                 group.collect_completed()
 
-    def _take_each(self, ids: list[int], caller: str) -> Batch | None:
+    def _take_each(self, envs: Selection, caller: str) -> Batch | None:
         """Deliver the outcomes of envs one by one. For the results and the errors see `take`."""
-        table = self.table
-        self._collect(ids)
+        table, ids = self.table, envs.ids
+        self._collect(envs)
         if any(map(table.is_running, ids)):
             return None
         self._check_ready(ids, caller)
@@ -504,7 +483,7 @@ class RowEngine(Engine):
                     failures[index] = failure
                 else:
                     steps.append(step)
-        with self._lock, self._lock.change(*[group.actor for group, _ in self._group(ids)]):
+        with self._lock, self._lock.change(*envs.actors):
             is_done = all(table.status[index] in (DONE, FAILED) for index in ids)
             if not is_done or taken != [(table.call_id_of[index], table.outcomes.get(index)) for index in ids]:
                 return None  # a signal handler or another thread has taken some
@@ -515,7 +494,7 @@ class RowEngine(Engine):
             for index in ids:
                 if table.status[index] == DONE and index not in table.outcomes:
                     self.reader.keep_info(index)
-            table.deliver(Selection(ids, ids))
+            table.deliver(envs)
         batch, mismatches = self.batcher.batch_steps(steps)
         failures = {**failures, **unreadable, **mismatches}
         if failures:

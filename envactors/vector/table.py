@@ -13,11 +13,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
+from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from envactors.actor.actor import Actor
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture, Outcome
 from envactors.mailbox.info_codec import OVERFLOW, Infos
@@ -69,11 +71,18 @@ class Selection(NamedTuple):
         ids: Their ids, in the user's order.
         at: The same as an index of arrays.
         is_all: Whether these are all envs in order; ``at`` is a slice then.
+        groups: The same by actor: its `ActorEnvs`, and the ids in ascending order. Empty if only the table sees this.
     """
 
     ids: list[int]
     at: Any
     is_all: bool = False
+    groups: Sequence[tuple[Any, list[int]]] = ()
+
+    @property
+    def actors(self) -> list[Actor]:
+        """Their actors."""
+        return [group.actor for group, _ in self.groups]
 
 
 class EnvTable:
