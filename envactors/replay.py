@@ -12,6 +12,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy.typing as npt
+
 from envactors.mailbox.messages import Attach, Kind, Pickled, RecordedSteps, Replay, Set
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.recorded import inputs_of
@@ -219,27 +221,29 @@ class Journal:
         self._has_crashed_in_replay = crashed and self.can_replay
 
     def inputs(
-        self, slab: Slab, index: int, failed: PostedRequest, attach: Attach
+        self, actions: Sequence[npt.NDArray[Any]], index: int, failed: PostedRequest, attach: Attach
     ) -> Callable[[], list[tuple[Any, ...]]] | None:
         """Return a function that returns the requests which reproduce a failure; None if they are not known.
 
         The function unpickles, and must not be called under the lock.
 
         Args:
-            slab: The rows.
+            actions: The array of the envs' actions, for each leaf of the action.
             index: The env.
             failed: The request that has failed.
             attach: The message that has workers use the rows.
         """
         if not (self.can_replay or failed.is_seeded_reset):
             return None
-        return functools.partial(inputs_of, self.replay(attach), _last_input(slab, index, failed))
+        return functools.partial(inputs_of, self.replay(attach), _last_input(attach, actions, index, failed))
 
 
-def _last_input(slab: Slab, index: int, failed: PostedRequest) -> tuple[Any, ...]:
+def _last_input(
+    attach: Attach, actions: Sequence[npt.NDArray[Any]], index: int, failed: PostedRequest
+) -> tuple[Any, ...]:
     content = None if failed.payload is None else Pickled(failed.payload)
     if failed.is_reset:
         return "reset", failed.seed, content
-    if content is not None or slab.layout.action is None:
+    if content is not None or attach.layout.action is None:
         return "step", content
-    return "step", reader(slab.layout.action, slab.actions, index)()
+    return "step", reader(attach.layout.action, actions, index)()

@@ -13,7 +13,7 @@ from envactors.mailbox.specs import unflatten
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import OP_STEP, OP_TRUNCATED, Trajectory
 from envactors.vector.failures import step_error
-from envactors.vector.results import as_dict
+from envactors.vector.results import failure_info
 
 # A step of an env: its index, and that of the env.
 StepKey: TypeAlias = tuple[int, int]
@@ -148,11 +148,11 @@ def report_failures(trajectory: Trajectory, contents: Contents) -> None:
     infos = contents.infos
     for (step, index), error in contents.failures.items():
         if trajectory.ops[step, index] == OP_TRUNCATED and trajectory.done[index] > step:
-            info = {**as_dict(infos.get((step, index), {})), "failure": error}
+            before = None
             if trajectory.starts[step + 1, index]:  # of a reset in the next process
                 objects = iter(contents.objects.get((step, index), ()))
                 arrays = trajectory.observations
                 leaves = (next(objects) if array is None else array[step, index].copy() for array in arrays)
-                info["final_obs"] = unflatten(trajectory.layout.observation, leaves)
-                info["final_info"] = as_dict(infos.get((step - 1, index), {}))
-            infos[step, index] = info
+                obs = unflatten(trajectory.layout.observation, leaves)
+                before = obs, infos.get((step - 1, index), {})
+            infos[step, index] = failure_info(infos.get((step, index), {}), error, before)

@@ -22,7 +22,7 @@ from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import RESET as RESET_BIT
-from envactors.mailbox.slab import SEED
+from envactors.replay import PostedRequest
 from envactors.rollout import runner
 from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
@@ -30,7 +30,7 @@ from envactors.rollout.messages import COLUMNS, ENV_RAISED, NO_POLICY, Order, Pa
 from envactors.rollout.trajectory import ColumnsNote
 from envactors.vector.actor_envs import ActorEnvs
 from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING
-from envactors.vector.recovery import Cause, EnvFate, Failure, raised, recover
+from envactors.vector.recovery import Cause, EnvFate, Failure, raised
 
 
 class WholeRollout(Protocol):
@@ -200,7 +200,7 @@ class RolloutPart(Job):
         self._makes_policy = stop.reason == NO_POLICY
         if stop.reason == ENV_RAISED:
             index = self.columns.envs[stop.position]
-            step, content = self._envs.step_of(index), messages.Failure(*stop.failure)
+            step, content = self._step_of(index), messages.Failure(*stop.failure)
             failure = raised(actor.errors, step, int(self._table.posted_in[index]), actor.pid, content)
             self._decide(index, failure, has_process=self._actor.is_usable)
         if stop.layout is not None:
@@ -247,7 +247,7 @@ class RolloutPart(Job):
                 failed = [running.index]
             for index in failed:
                 error = ReadyOutcome(None, exit.error)
-                failure = Failure(Cause.RUNNING, error, exit.incarnation.index, reason=exit.reason)
+                failure = Failure(Cause.RUNNING, error, exit.incarnation.index, running, reason=exit.reason)
                 self._decide(index, failure, has_process=exit.plan.has_process)
         if exit.plan.has_process:
             self._fail_without_episode()
@@ -281,17 +281,16 @@ class RolloutPart(Job):
             if counted >= columns.steps or (counted > step and self.errors):
                 break  # the next rollout, or the next call of `step`, finds that the episode was lost
             if flags[index] & LOST and self._envs.lacks_episode(index) and not columns.repeats(index):
-                self._decide(index, self._envs.lost_failure(index), has_process=True)
+                self._decide(index, self._envs.lost_failure(self._step_of(index)), has_process=True)
 
     def _decide(self, index: int, failure: Failure, *, has_process: bool) -> None:
         """Decide about the step of an env that has failed."""
-        self._mirror_step(index)
-        columns, request = self.columns, self._envs.step_of(index)
-        fate, error, _, replaces_process = recover(
-            self._table, self._actor.errors, index, failure, has_process=has_process
-        )
-        if replaces_process:
-            self._envs.discard_process(int(self._table.posted_in[index]), request, failure)
+        table, columns = self._table, self.columns
+        op = RESET_BIT if columns.resets_next(index) else 0
+        posted = PostedRequest(op, table.seeds[index], None, table.autoreset == "same_step")
+        actions = [array[columns.counted[index]] for array in columns.trajectory.actions]
+        decision, error = self._envs.decide(index, failure, posted, actions, has_process=has_process)
+        fate = decision.fate
         if fate is EnvFate.REDO:
             return
         columns.renewing.discard(index)
@@ -303,14 +302,9 @@ class RolloutPart(Job):
         else:
             self.errors[index] = error
 
-    def _mirror_step(self, index: int) -> None:
-        """Have the row of an env look as if its next step had been posted there."""
-        table, columns, step = self._table, self.columns, self.columns.counted[index]
-        bits = int(table.buffer_index[index]) | (RESET_BIT if columns.resets_next(index) else 0)
-        table.ops[index] = bits | (SEED if table.seeds[index] is not None else 0)
-        if step < columns.steps:
-            for row, array in zip(table.slab.actions, columns.trajectory.actions, strict=False):
-                row[index] = array[step, index]
+    def _step_of(self, index: int) -> Step:
+        """Return the next step of an env, for errors."""
+        return Step("reset" if self.columns.resets_next(index) else "step", index, self.call_id)
 
     # The end ---------------------------------------------------------------------------------------------
 

@@ -9,12 +9,14 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from envactors.actor import recording
 from envactors.actor.actor import Actor
 from envactors.actor.exits import Exit, JobFate, Step
-from envactors.actor.future import ActorFuture, ReadyOutcome
+from envactors.actor.future import ActorFuture, Outcome, ReadyOutcome
 from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.job_runner import JobRunner
 from envactors.actor.jobs import Call, ErrorOf, Job, Renewal, Replay
@@ -28,14 +30,17 @@ from envactors.mailbox.messages import Attach, Frame, Kind, Save
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
 from envactors.options import RecyclePolicy
-from envactors.vector.episodes import LOST, RETIRING
-from envactors.vector.recovery import Cause, Failure, apply_to_row, raised, recover
+from envactors.replay import PostedRequest
+from envactors.vector.episodes import LOST, NO_RESULT, RETIRING
+from envactors.vector.recovery import Cause, Decision, EnvFate, Facts, Failure, raised, settle
 from envactors.vector.results import EnvSnapshot, RowOutcome, RowReader, RowResult
 from envactors.vector.step_times import StepTimes
 from envactors.vector.table import IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
 
 # Retries of a request that saves a state, since the exit of the process need not be its fault.
 _SAVE_RETRIES = 3
+# Why a process ends without any of its envs being the cause.
+_REQUESTED = (EndReason.ABORT, EndReason.DISCARD, EndReason.INTERRUPT)
 # Why a process ends that its envs have ended themselves, rather than a request of the user.
 _CRASHES = (None, EndReason.TIMEOUT)
 
@@ -236,7 +241,7 @@ class ActorEnvs(Job, Tenant):
         """Decide about queued envs whose requests need an episode that was lost."""
         for index in ids:
             if self.table.status[index] == QUEUED and self.lacks_episode(index):
-                self._recover(index, self.lost_failure(index))
+                self._recover(index, self.lost_failure(self.step_of(index)))
 
     def lacks_episode(self, index: int) -> bool:
         """Return whether the request of an env needs an episode that was lost, and no replay brings back."""
@@ -250,8 +255,9 @@ class ActorEnvs(Job, Tenant):
             if self.table.status[index] == QUEUED:
                 request = self.table.requests.get(index)
                 earlier = request.failure if request is not None and self.actor.is_closing else None
-                error = earlier or ReadyOutcome(None, error_of(self.step_of(index)))
-                failure = Failure(Cause.WAITING, error, self.actor.incarnation.index)
+                step = self.step_of(index)
+                error = earlier or ReadyOutcome(None, error_of(step))
+                failure = Failure(Cause.WAITING, error, self.actor.incarnation.index, step)
                 self._recover(index, failure, has_process=False)
 
     # Results ---------------------------------------------------------------------------------------------
@@ -310,29 +316,87 @@ class ActorEnvs(Job, Tenant):
 
     def _recover(self, index: int, failure: Failure, *, has_process: bool | None = None) -> bool:
         """Decide about a failed request and apply the decision; return whether the env must be queued again."""
+        table, request = self.table, self.table.requests.get(index) or EnvRequest("step")
         has_process = self.actor.is_usable if has_process is None else has_process
-        step = self.step_of(index)
-        decision = recover(self.table, self.actor.errors, index, failure, has_process=has_process)
+        posted = table.posted_request(index)
+        decision, error = self.decide(index, failure, posted, table.slab.actions, has_process=has_process)
+        if decision.fate is EnvFate.REDO:
+            return True
+        if decision.fate is EnvFate.RESET:
+            # With the user's seed once more, and with the user's options.
+            seed = request.seed if decision.repeats_reset else None
+            payload = request.payload if request.method == "reset" else None
+            table.requests[index] = EnvRequest(request.method, True, request.future, seed, payload, failure=error)
+            return True
+        last = self.reader.copy_last(index, has_info=False) if decision.fate is EnvFate.TRUNCATE else None
+        if last is not None:
+            failed, unreadable = EnvRequest("step", failure=error), self.unreadable_of(index)
+            error = RowOutcome(self.reader, last, failed, None, unreadable, failure.incarnation + 1)
+        table.complete(index, error)
+        return False
+
+    def decide(
+        self,
+        index: int,
+        failure: Failure,
+        posted: PostedRequest,
+        actions: Sequence[npt.NDArray[Any]],
+        *,
+        has_process: bool,
+    ) -> tuple[Decision, Outcome]:
+        """Decide about a failed step or reset, and replace the process if an env has raised there.
+
+        Args:
+            index: The env.
+            failure: The failure.
+            posted: What the env was to run.
+            actions: The array of the envs' actions, for each leaf of the action.
+            has_process: Whether the actor has a process now, or will have another one.
+
+        Returns:
+            The decision, and the error to report.
+        """
+        table, journal, error = self.table, self.table.journals[index], failure.error
+        request, cause, reason = table.requests.get(index), failure.cause, failure.reason
+        can_retry = table.replays and not failure.has_run and journal.can_retry(posted)
+        is_poison = cause is Cause.RUNNING and table.replays and not can_retry and reason not in _REQUESTED
+        inputs = journal.inputs(actions, index, posted, self.attach) if is_poison else None
+        if inputs is not None:
+            crash = error.read()[1]
+            assert isinstance(crash, ActorError), "its process has ended"
+            error = ReadyOutcome(None, self.actor.errors.poison(crash, inputs))
+        facts = Facts(
+            cause,
+            table.on_failure,
+            table.autoreset,
+            reason,
+            was_reset=failure.in_reset or posted.is_reset,
+            asked_reset=request is not None and request.method == "reset",
+            needs_episode=table.needs_episode(index),
+            has_process=has_process,
+            has_last=not table.episodes.flags[index] & NO_RESULT,
+            has_failed=request is not None and request.failure is not None,
+            can_replay=journal.can_replay,
+            can_retry=can_retry,
+        )
+        decision = settle(facts, table.episodes, index, journal)
         if decision.replaces_process:
-            self.discard_process(int(self.table.posted_in[index]), step, failure)
-        return apply_to_row(self.table, self.reader, index, decision, failure.incarnation, self.unreadable_of(index))
+            pid = self.actor.pid
+            self.actor.discard(failure.incarnation, lambda: self._discard_error(failure, pid))
+        return decision, error
 
-    def discard_process(self, incarnation: int, step: Step, failure: Failure) -> None:
-        """Replace the process after a step in which an env has raised."""
-        actor, pid = self.actor, self.actor.pid
-
-        def make_error() -> ActorError:
-            cause = failure.error.read()[1]
-            assert cause is not None, "the env has raised"
-            return actor.errors.discarded(step, incarnation, pid, cause, failure.text)
-
-        actor.discard(incarnation, make_error)
+    def _discard_error(self, failure: Failure, pid: int | None) -> ActorError:
+        """Return the error of a process in which an env has raised. Runs code of users, without the lock."""
+        cause = failure.error.read()[1]
+        assert cause is not None, "the env has raised"
+        return self.actor.errors.discarded(failure.step, failure.incarnation, pid, cause, failure.text)
 
     def give_up(self, index: int, error: BaseException) -> None:
         """Decide about an env whose result cannot be unpickled."""
         self.table.buffer_index[index] ^= HALF  # the observation before is the last one of a complete result
         incarnation = int(self.table.posted_in[index])
-        failure = Failure(Cause.RAISED, ReadyOutcome(None, error), incarnation, type(error).__name__, has_run=True)
+        outcome, step = ReadyOutcome(None, error), self.step_of(index)
+        failure = Failure(Cause.RAISED, outcome, incarnation, step, type(error).__name__, has_run=True)
         if self._recover(index, failure):
             self.queue_first([index])
 
@@ -619,10 +683,11 @@ class ActorEnvs(Job, Tenant):
         failures: dict[int, Failure] = {}
         for index in unfinished:
             is_culprit = index in begun[:1] and not is_discard
-            error = exit.error if is_culprit else self.crash_error_for(index)
+            step = self.step_of(index)
+            error = exit.error if is_culprit else self.crash_error_for(step)
             cause = Cause.RUNNING if index in begun else Cause.WAITING
             reason = exit.reason if is_culprit or is_discard else None
-            failures[index] = Failure(cause, ReadyOutcome(None, error), exit.incarnation.index, reason=reason)
+            failures[index] = Failure(cause, ReadyOutcome(None, error), exit.incarnation.index, step, reason=reason)
         for index in self.range:
             table.overdue.discard(index)
             table.episodes.lose_process(index)
@@ -646,17 +711,16 @@ class ActorEnvs(Job, Tenant):
         del actor, exit
         return JobFate.DONE
 
-    def lost_failure(self, index: int) -> Failure:
+    def lost_failure(self, step: Step) -> Failure:
         """Return the failure of a request whose episode was lost with an earlier process."""
         actor = self.actor
         incarnation = actor.last_crash.incarnation if actor.last_crash is not None else None
         ended = actor.incarnation.index if incarnation is None else incarnation
-        return Failure(Cause.WAITING, ReadyOutcome(None, self.crash_error_for(index)), ended)
+        return Failure(Cause.WAITING, ReadyOutcome(None, self.crash_error_for(step)), ended, step)
 
-    def crash_error_for(self, index: int) -> ActorError:
+    def crash_error_for(self, step: Step) -> ActorError:
         """Return the error of a request whose process ended before it could run."""
-        actor, step = self.actor, self.step_of(index)
-        crash = actor.last_crash
+        actor, crash = self.actor, self.actor.last_crash
         if crash is None:
             return actor.errors.exit(ExitReport(reason=EndReason.ABORT), actor.incarnation.index, step)
         if (crash.call_id, crash.index) == (step.call_id, step.index):

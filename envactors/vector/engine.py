@@ -140,7 +140,7 @@ class RowEngine(Engine):
         table = self.table
         with self._lock:
             if table.episodes.flags[index] & LOST and not (table.replays and table.journals[index].can_replay):
-                raise self.owners[index].crash_error_for(index)
+                raise self.owners[index].crash_error_for(self.owners[index].step_of(index))
             return None if table.replays else int(table.incarnations[index])
 
     def read_last(self, index: int) -> EnvStep | None:

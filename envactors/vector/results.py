@@ -81,33 +81,16 @@ def failure_in(info: Any) -> BaseException | None:
     return failure if isinstance(failure, BaseException) else None
 
 
-def truncate(last: EnvStep, failure: BaseException, incarnation: int) -> EnvStep:
-    """Return the result of a step that has failed: the last result once more, truncated.
+def failure_info(info: Any, failure: BaseException, before: tuple[Any, Any] | None = None) -> dict[str, Any]:
+    """Return the info of a request that has failed and was answered with a reset.
 
     Args:
-        last: The last result.
+        info: The info of that reset.
         failure: The failure.
-        incarnation: The process that the env continues in.
+        before: The observation and the info before a step, whose episode the reset has ended; None without one.
     """
-    reward = np.zeros_like(last.reward) if isinstance(last.reward, np.ndarray) else 0.0
-    return EnvStep(last.env_id, last.obs, reward, False, True, {"failure": failure}, incarnation)
-
-
-def add_failure(step: EnvStep, failure: BaseException, before: EnvStep | None, *, asked_reset: bool) -> EnvStep:
-    """Return the result of a request that has failed and was answered with a reset.
-
-    Args:
-        step: The result of that reset.
-        failure: The failure.
-        before: The result before the request; None if there is none.
-        asked_reset: Whether the user asked for a reset. Otherwise the reset ends the episode of a step.
-    """
-    info = {**as_dict(step.info), "failure": failure}
-    if asked_reset:
-        return step._replace(info=info)
-    if before is not None:
-        info |= {"final_obs": before.obs, "final_info": as_dict(before.info)}
-    return step._replace(truncated=True, info=info)
+    additions = {} if before is None else {"final_obs": before[0], "final_info": as_dict(before[1])}
+    return {**as_dict(info), "failure": failure, **additions}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -384,8 +367,8 @@ class RowOutcome:
         step, request = self._reader.read(self._row), self._request
         failure = None if request.failure is None else request.failure.read()[1]
         if self._continues_in is not None:
-            assert failure is not None, "it has failed"
-            return truncate(step, failure, self._continues_in)
+            reward = np.zeros_like(step.reward) if isinstance(step.reward, np.ndarray) else 0.0
+            return EnvStep(step.env_id, step.obs, reward, False, True, {"failure": failure}, self._continues_in)
         if request.ending is not None:
             ending, error = request.ending.read()
             if error is not None:
@@ -395,4 +378,5 @@ class RowOutcome:
         if failure is None:
             return step
         before = None if self._before is None else self._reader.read(self._before)
-        return add_failure(step, failure, before, asked_reset=request.method == "reset")
+        info = failure_info(step.info, failure, None if before is None else (before.obs, before.info))
+        return step._replace(truncated=step.truncated or request.method == "step", info=info)

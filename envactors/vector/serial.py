@@ -32,8 +32,8 @@ from envactors.vector.base import Engine
 from envactors.vector.episodes import LOST, NO_EPISODE, NO_RESULT, Episodes
 from envactors.vector.failures import step_error
 from envactors.vector.options import Choices
-from envactors.vector.recovery import Cause, EnvFate, Facts, decide, lose_episode
-from envactors.vector.results import Batch, EnvSnapshot, EnvStep, as_dict
+from envactors.vector.recovery import Cause, EnvFate, Facts, settle
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info
 from envactors.vector.step_times import StepTimes
 from envactors.vector.table import Selection
 from envactors.vector.timed_env import TimedEnv
@@ -51,7 +51,7 @@ class _RaisedRequest(NamedTuple):
         cause: Whether it has raised.
         was_reset: Whether it was in a reset, perhaps within a step.
         is_asked: Whether the user asked for a reset.
-        options: The user's options of that.
+        seed, options: The user's seed and options of that.
         incarnation: The incarnation of the env.
     """
 
@@ -60,6 +60,7 @@ class _RaisedRequest(NamedTuple):
     cause: Cause
     was_reset: bool = False
     is_asked: bool = False
+    seed: int | None = None
     options: Any = None
     incarnation: int = 0
 
@@ -395,7 +396,7 @@ class SerialEngine(Engine):
         try:
             fields = self._hosted[index].reset(self._seed_of(index) if seed is None else seed, options)
         except Exception as error:
-            raised.append(self._note(index, error, was_reset=True, is_asked=is_asked, options=options))
+            raised.append(self._note(index, error, was_reset=True, is_asked=is_asked, seed=seed, options=options))
         else:
             self._outcomes[index] = self._accept_reset(index, fields)
 
@@ -440,31 +441,26 @@ class SerialEngine(Engine):
             was_reset=request.was_reset,
             asked_reset=request.is_asked,
             needs_episode=not request.was_reset,
-            can_replay=False,
-            can_retry=False,
             has_process=owner.is_usable,
             has_last=last is not None,
         )
-        fate = decide(facts)
-        needs_new_envs = request.cause is Cause.RAISED and fate in (EnvFate.RESET, EnvFate.TRUNCATE)
+        fate, repeats_reset, needs_new_envs = settle(facts, episodes, index)
         if needs_new_envs and owner.incarnation.index == request.incarnation:
             step = Step("reset" if request.was_reset else "step", index)
             owner.replace(owner.errors.discarded(step, request.incarnation, owner.pid, error, safe_repr(error)))
-        lose_episode(episodes, index, fate)
         if fate in (EnvFate.REPORT, EnvFate.FAIL):
             return error
         if fate is EnvFate.TRUNCATE:
             assert last is not None, "otherwise it is reset"
             return last[0], zeros(self.reward_spec), False, True, {"failure": error}
         try:
-            fields = self._hosted[index].reset(self._seed_of(index), request.options)
+            seed = request.seed if repeats_reset and request.seed is not None else self._seed_of(index)
+            fields = self._hosted[index].reset(seed, request.options)
         except Exception as second:
             return second
         fields = self._accept_reset(index, fields)
-        info = {**as_dict(fields[4]), "failure": error}
-        if request.is_asked or last is None:
-            return (*fields[:4], info)
-        return *fields[:2], False, True, {**info, "final_obs": last[0], "final_info": as_dict(last[4])}
+        before = None if request.is_asked or last is None else (last[0], last[4])
+        return *fields[:2], False, not request.is_asked, failure_info(fields[4], error, before)
 
     def _resolve(self, envs: Selection, futures: Sequence[ActorFuture]) -> None:
         """Deliver outcomes to futures."""

@@ -184,8 +184,8 @@ MUTANTS = [
     Mutant(EPISODES + "advance", "self.numbers[index] += 1", "pass", SEEDS),
     Mutant(RECOVERY + "decide", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
     Mutant(RECOVERY + "decide", "not facts.needs_episode or (replays and facts.can_replay)", "True", LOSSES),
-    Mutant(RECOVERY + "recover", "journal.count_crash()", "pass", "no third time"),
-    Mutant(RECOVERY + "apply_to_row", "payload, failure=error)", "payload, failure=None)", LOSSES),
+    Mutant(RECOVERY + "settle", "journal.count_crash()", "pass", "no third time"),
+    Mutant(ENVS + "_recover", "payload, failure=error)", "payload, failure=None)", LOSSES),
     # Journals.
     Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),
     Mutant(JOURNAL + "record_row", "check, is_reset=is_reset", "check, is_reset=False", REPLAYS),
