@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
 from envactors import backends
 from envactors.actor.change import ChangeLock
-from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle, close_all, method_name
+from envactors.actor.handle import ActorHandle, close_all, method_name, pickle_call
 from envactors.actor.jobs import Call, SharedQueue
 from envactors.actor.spawn import SpawnOptions, launch, spawn
 from envactors.actor.type_variables import Item, P, R, T_co
@@ -20,7 +19,6 @@ from envactors.errors import ActorClosedError
 from envactors.mailbox import messages
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.messages import Kind
-from envactors.mailbox.pickling import dumps, safe_repr
 from envactors.options import check_timeout, is_int
 from envactors.runtime import Runtime
 
@@ -93,18 +91,11 @@ class ActorPool(Generic[T_co]):
             AttributeError: The name begins with an underscore.
             ActorClosedError: The pool was closed.
         """
-        name = method_name(method)
-        self._actors[0].check_owner()
+        name, actor = method_name(method), self._actors[0]
         future: ActorFuture[Any] = ActorFuture(self, self)
-        try:
-            payload = dumps(tuple(messages.Call(0, name, args, kwargs)))  # the same for each actor
-        except Exception as error:  # the reduction of an argument may raise anything
-            actor = self.actors[0]._actor
-            step = Step(name, actor.config.first_index)
-            future.set_error(actor.errors.unpicklable(step, actor.incarnation.index, error, safe_repr(error)))
+        call = Call(name, actor.config.first_index, Kind.CALL, future, actor.config.deadlines.of(name))
+        if not pickle_call(actor, call, messages.Call(0, name, args, kwargs)):  # the same for each actor
             return future
-        deadline = self._actors[0].config.deadlines.of(name)
-        call = Call(name, 0, Kind.CALL, future, deadline, payload=payload)
         if self._shared is None:
             self._check_open(name)
             self._send(call)

@@ -40,7 +40,7 @@ from envactors.errors import ActorClosedError, ActorError
 from envactors.loop import Loop
 from envactors.mailbox.control_page import FINISHED, ControlPage
 from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
-from envactors.mailbox.pickling import dumps, load_plain, loads, safe_repr, unpack_failure
+from envactors.mailbox.pickling import dumps, load_plain, loads, unpack_failure
 from envactors.runtime import Runtime
 from envactors.system.polling import remaining
 
@@ -246,28 +246,12 @@ class Actor:
 
     # Events of callers -----------------------------------------------------------------------------------
 
-    def submit(self, call: Call, message: tuple[Any, ...]) -> None:
-        """Pickle a call and send it, or queue it.
-
-        Args:
-            call: The call.
-            message: The fields of its message, one of `envactors.mailbox.messages`.
+    def accept(self, call: Call) -> None:
+        """Send a pickled call, or queue it.
 
         Raises:
-            ActorClosedError: The actor was closed, or belongs to another process.
+            ActorClosedError: The actor was closed.
         """
-        if runtimes.forks != self._forks:
-            self.check_owner()
-        try:
-            call.payload = dumps(message)
-        except Exception as error:  # the reduction of an argument may raise anything
-            step = Step(call.method, call.index)
-            call.future.set_error(self.errors.unpicklable(step, self.incarnation.index, error, safe_repr(error)))
-            return
-        self.accept(call)
-
-    def accept(self, call: Call) -> None:
-        """Send a pickled call, or queue it. For the errors see `submit`."""
         if call.deadline is None or not self.config.backend.traits.can_kill:
             call.deadline = self.config.deadlines.of(call.method)
         self._accept(call, call.method, call.index)

@@ -17,7 +17,7 @@ from envactors.actor.type_variables import P, R, T_co
 from envactors.errors import VectorInputError
 from envactors.mailbox import messages
 from envactors.mailbox.messages import Kind
-from envactors.mailbox.pickling import Sealed, safe_repr
+from envactors.mailbox.pickling import Sealed, dumps, safe_repr
 from envactors.options import check_timeout, is_int
 
 if TYPE_CHECKING:
@@ -237,12 +237,42 @@ def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
 
 
 def submit(caller: Caller, kind: Kind, message: tuple[Any, ...], method: str, **conditions: Any) -> ActorFuture[Any]:
-    """Submit a request; ``conditions`` are further arguments of its `Call`."""
+    """Submit a request; ``conditions`` are further attributes of its `Call`."""
     actor = caller._actor
     future: ActorFuture[Any] = ActorFuture(actor, caller._lifeline)
     index = actor.config.start.first + caller._env
-    actor.submit(Call(method, index, kind, future, caller._deadline, caller._retries, **conditions), tuple(message))
+    send_call(actor, Call(method, index, kind, future, caller._deadline, caller._retries, **conditions), message)
     return future
+
+
+def send_call(actor: Actor | InlineActor, call: Call, message: tuple[Any, ...]) -> None:
+    """Pickle a call, and have an actor run it.
+
+    Args:
+        actor: The actor.
+        call: The call.
+        message: The fields of its message, one of `envactors.mailbox.messages`.
+
+    Raises:
+        ActorClosedError: The actor was closed, or belongs to another process.
+    """
+    if pickle_call(actor, call, message):
+        actor.accept(call)
+
+
+def pickle_call(actor: Actor | InlineActor, call: Call, message: tuple[Any, ...]) -> bool:
+    """Pickle the message of a call; if that fails, end the call with the error. Return whether it may be sent.
+
+    For the arguments see `send_call`.
+    """
+    actor.check_owner()
+    try:
+        call.payload = dumps(tuple(message))
+    except Exception as error:  # the reduction of an argument may raise anything
+        step = Step(call.method, call.index)
+        call.future.set_error(actor.errors.unpicklable(step, actor.incarnation.index, error, safe_repr(error)))
+        return False
+    return True
 
 
 def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:

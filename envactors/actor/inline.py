@@ -26,7 +26,7 @@ from envactors.actor.states import ActorState, ActorStats, EndReason
 from envactors.errors import ActorClosedError, ActorError, copy_error
 from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size
 from envactors.mailbox.messages import Fault, Frame, Kind
-from envactors.mailbox.pickling import dumps, pack_failure, safe_repr, unpack_failure
+from envactors.mailbox.pickling import dumps, pack_failure, unpack_failure
 from envactors.runtime import Runtime
 from envactors.worker import context
 from envactors.worker.context import ActorContext
@@ -157,23 +157,12 @@ class InlineActor:
 
     # Requests --------------------------------------------------------------------------------------------
 
-    def submit(self, call: Call, message: tuple[Any, ...]) -> None:
-        """Run a call.
+    def accept(self, call: Call) -> None:
+        """Run a pickled call.
 
         Raises:
             ActorClosedError: The actor was closed.
         """
-        self.check_owner()
-        try:
-            call.payload = dumps(message)
-        except Exception as error:
-            step = Step(call.method, call.index)
-            call.future.set_error(self.errors.unpicklable(step, self.incarnation.index, error, safe_repr(error)))
-            return
-        self.accept(call)
-
-    def accept(self, call: Call) -> None:
-        """Run a pickled call. For the errors see `submit`."""
         step, future = Step(call.method, call.index), call.future
         if self.closed.is_open:
             raise self.errors.closed(step, self.incarnation.index)

@@ -10,6 +10,7 @@ import numpy as np
 
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, Outcome, results_of
+from envactors.actor.handle import send_call
 from envactors.actor.jobs import Call, ErrorOf
 from envactors.backends.base import RowMemory
 from envactors.errors import AlreadyPendingError, VectorInputError
@@ -77,7 +78,7 @@ class Rollouts(RolloutsBase):
             future: ActorFuture[Any] = ActorFuture(actor, None)
             deadline = actor.config.deadlines.start
             call = Call("set_policy", actor.config.first_index, Kind.EXTEND, future, deadline)
-            actor.submit(call, Extend(runner.set_policy, tuple(policy)))
+            send_call(actor, call, Extend(runner.set_policy, tuple(policy)))
             futures.append(future)
         self._loads = all(results_of(futures))
         self._policy, self._seed, self.next_index = policy, seed, 0

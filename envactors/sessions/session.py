@@ -9,7 +9,7 @@ import time
 from typing import Any, NoReturn
 
 from envactors.actor.future import ActorFuture, Outcome, ReadyOutcome
-from envactors.actor.handle import ActorHandle, Caller
+from envactors.actor.handle import ActorHandle, Caller, send_call
 from envactors.actor.jobs import Call
 from envactors.actor.type_variables import T_co
 from envactors.errors import ActorClosedError, ActorDiedError, ActorStartError, ActorTimeoutError
@@ -112,7 +112,7 @@ class Session(Caller[T_co]):
             self._calls.pop(future, None)
             self._refuse_call(method, self.outcome)
         try:
-            self._actor.submit(call, message)
+            send_call(self._actor, call, message)
         except ActorClosedError:
             self._calls.pop(future, None)
             raise

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture, results_of
-from envactors.actor.handle import ActorHandle, ActorView
+from envactors.actor.handle import ActorHandle, ActorView, send_call
 from envactors.actor.jobs import Call
 from envactors.actor.spawn import launch
 from envactors.backends.base import Backend, RowMemory
@@ -171,7 +171,8 @@ def share_rows(
             actor.tenant = envs
             table.incarnations[envs.range.start : envs.range.stop] = actor.incarnation.index
         future: ActorFuture[None] = ActorFuture(actor, None)
-        actor.submit(Call("attach", envs.range.start, Kind.ATTACH, future, retries=_ANY_NUMBER), tuple(envs.attach))
+        call = Call("attach", envs.range.start, Kind.ATTACH, future, retries=_ANY_NUMBER)
+        send_call(actor, call, envs.attach)
         futures.append(future)
     results_of(futures)
     engine = RowEngine(described, table, reader, parts, may_spin=config.backend.traits.may_spin)

@@ -23,6 +23,7 @@ import envactors as ea
 from envactors.actor.actor import Actor
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture
+from envactors.actor.handle import send_call
 from envactors.actor.jobs import Call
 from envactors.actor.states import Phase
 from envactors.backends.base import Backend, ExitStatus, NodeLoss, RowMemory, Traits, Use
@@ -367,7 +368,7 @@ def make_actor(**options):
 def call(actor, *args, **options):
     """Submit a call."""
     future = ActorFuture(actor, None)
-    actor.submit(Call("method", 0, Kind.CALL, future, **options), (0, "method", args, {}))
+    send_call(actor, Call("method", 0, Kind.CALL, future, **options), (0, "method", args, {}))
     return future
 
 
