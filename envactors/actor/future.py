@@ -67,9 +67,10 @@ class _Condition(RLock):
         state: The state of the future.
         visible_state: The state as it was when the lock was last acquired.
         unnotified: The waiters that were added before the end was visible, and must be notified.
+        was_acquired: Whether there may be waiters.
     """
 
-    __slots__ = ("_waiters", "state", "unnotified", "visible_state")
+    __slots__ = ("_waiters", "state", "unnotified", "visible_state", "was_acquired")
 
     def __init__(self, waiters: list[Any]) -> None:
         super().__init__()
@@ -77,9 +78,11 @@ class _Condition(RLock):
         self.state: str = _PENDING
         self.visible_state: str = _PENDING
         self.unnotified: list[Any] = []
+        self.was_acquired: bool = False
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Acquire the lock, and make the current state visible. A ``with`` statement does the first only."""
+        self.was_acquired = True  # before the state is read, which is written before this is
         is_mine = super().acquire(blocking, timeout)
         if is_mine:
             self.show_state()
@@ -259,8 +262,7 @@ class ActorFuture(concurrent.futures.Future[R]):
         """Wake threads that wait, and have callbacks run in another thread. Calling this again does no harm."""
         self._ended.open()
         self._keep_alive = None
-        # If the condition is held, a waiter may be about to be added.
-        if _is_locked(self._condition) or self._waiters or self._done_callbacks:  # type: ignore[attr-defined]
+        if self._condition.was_acquired or self._done_callbacks:  # type: ignore[attr-defined]
             self.owner.runtime.callbacks.submit(self._notify_others)
 
     def _notify_others(self) -> None:
@@ -279,11 +281,6 @@ class ActorFuture(concurrent.futures.Future[R]):
         while self._done_callbacks:  # type: ignore[attr-defined]
             with contextlib.suppress(IndexError):  # another thread has taken the last one
                 _call_back(self, self._done_callbacks.pop(0))  # type: ignore[attr-defined]
-
-
-def _is_locked(lock: Any) -> bool:
-    """Return whether a thread holds a reentrant lock, without taking it: an interrupt could leave it held."""
-    return repr(lock).startswith("<locked")
 
 
 def _call_back(future: ActorFuture[Any], callback: Callable[[Any], object]) -> None:
