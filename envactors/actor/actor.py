@@ -24,7 +24,7 @@ from envactors.actor import recording, slow_calls
 from envactors.actor.change import ChangeLock
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
-from envactors.actor.exits import Exit, JobFate, Next, Plan, RestartTracker, Step, decide_next
+from envactors.actor.exits import Exit, Next, Plan, RestartTracker, Step, decide_next
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import START_CALL_ID, ExitReport, Incarnation
 from envactors.actor.jobs import Call, Close, ErrorOf, Job, Renewal, SharedQueue
@@ -79,8 +79,9 @@ class Actor:
         incarnation: The current process, the one that is starting, or the last one.
         queue: The jobs that wait, the next one first.
         shared: The calls that wait for any actor of a pool; None outside of pools.
-        running: The job that the worker runs; while no process lives, a renewal that waits for the next one.
-        unfinished: All jobs that were accepted and have not ended. Each is in the queue, or it is the running one.
+        running: The job that the worker runs.
+        renewal: The renewal that ends the process, or waits for the next one.
+        unfinished: All jobs that were accepted and have not ended. Each is queued, the running one, or the renewal.
         is_closing: Whether it accepts no more jobs.
         last_crash: The error of the last exit of a process: the reason why an episode was lost.
         timers: Its timers.
@@ -104,6 +105,7 @@ class Actor:
         self.queue: deque[Job] = deque()
         self.shared: SharedQueue | None = None
         self.running: Job | None = None
+        self.renewal: Renewal | None = None
         self.unfinished: dict[Job, None] = {}
         self.is_closing: bool = False
         self.last_crash: ActorError | None = None
@@ -242,7 +244,8 @@ class Actor:
             )
 
     def _current_step(self) -> Step | None:
-        return None if self.running is None else self.running.step(self)
+        job = self.running or self.renewal
+        return None if job is None else job.step(self)
 
     # Events of callers -----------------------------------------------------------------------------------
 
@@ -288,7 +291,8 @@ class Actor:
         step: Step | None = None
         with self.lock, self.lock.change(self):
             self._process_results()
-            is_running = (self.running is not None and self.running.future is future) or self.tenant.is_running(future)
+            jobs = [job for job in (self.running, self.renewal) if job is not None]
+            is_running = any(job.future is future for job in jobs) or self.tenant.is_running(future)
             is_refused = is_running and not self.config.backend.traits.can_kill
             if is_running and not is_refused:
                 self._end(EndReason.ABORT)
@@ -498,12 +502,26 @@ class Actor:
         assert worker is not None, "jobs start in a live process"
         worker.send(Frame(kind, self.incarnation.index, call_id, payload), self.spin.start(time.monotonic()))
 
-    def begin_stop(self, reason: EndReason) -> None:
-        """Start no more jobs: the worker is about to close its envs and to exit."""
-        self.phase = Phase.STOPPING
-        self.incarnation.blame(reason)
-        if reason is EndReason.RENEW and self.config.deadlines.close is not None:
-            self.timers.set("kill", time.monotonic() + self.config.deadlines.close, self._kill)
+    def begin_renewal(self, renewal: Renewal) -> None:
+        """Remember a renewal until the next process has started."""
+        self.renewal = renewal
+        if renewal.future is not None:
+            renewal.future.set_running()
+
+    def end_process(self, reason: EndReason | None, *, kill_in: float | None = 0.0) -> None:
+        """Send no more requests to the process, and kill it unless it ends by itself in time.
+
+        Args:
+            reason: Why it ends; None if it has failed to start.
+            kill_in: How long it may take to end, in seconds; None for no limit.
+        """
+        if reason is not None:
+            self.incarnation.blame(reason)
+        self.phase = Phase.ENDING if kill_in == 0.0 else Phase.STOPPING
+        if kill_in == 0.0:
+            self.incarnation.kill()
+        elif kill_in is not None:
+            self.timers.set_earliest("kill", time.monotonic() + kill_in, self.incarnation.kill)
 
     def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
         """Replace a process whose envs are not fit for use any more; this counts as a restart.
@@ -523,7 +541,7 @@ class Actor:
 
     def _on_discard_error(self, incarnation: Incarnation, error: ActorError) -> None:
         incarnation.discard_error = error
-        incarnation.end(EndReason.DISCARD)
+        incarnation.kill()
 
     # Events of the loop ----------------------------------------------------------------------------------
 
@@ -590,30 +608,23 @@ class Actor:
         """End the process because a step has missed its deadline."""
         if self.running is not None:
             self.running.on_late(step)
-        self.phase = Phase.STOPPING
-        self._kill_late()
+        self._end_late()
 
     def _on_start_deadline(self) -> None:
         if self.phase is Phase.STARTING:
-            self.phase = Phase.ENDING
-            self._kill_late()
+            self._end_late()
 
-    def _kill_late(self) -> None:
-        """Ask the worker for its stacks, and kill it 0.2 s later."""
-        self.incarnation.blame(EndReason.TIMEOUT)
-        if self.incarnation.worker is not None:
-            self.incarnation.request_stacks()
-            self.timers.set_earliest("kill", time.monotonic() + _STACKS_GRACE, self._kill)
-
-    def _kill(self) -> None:
-        self.incarnation.kill()
+    def _end_late(self) -> None:
+        """Ask the worker for its stacks, and kill it once it may have written them."""
+        self.incarnation.request_stacks()
+        self.end_process(EndReason.TIMEOUT, kill_in=_STACKS_GRACE)
 
     def _take_frames(self, worker: Worker, frames: list[Frame]) -> None:
         for frame in frames:
             self._on_frame(frame)
         if worker.at_end and self.incarnation.worker is worker and self.phase is not Phase.STOPPING:
             # Only `on_exit` reports the exit. Until then the worker cannot do any work.
-            self.timers.set_earliest("kill", time.monotonic() + _EXIT_GRACE, self._kill)
+            self.timers.set_earliest("kill", time.monotonic() + _EXIT_GRACE, self.incarnation.kill)
 
     def _process_results(self) -> None:
         """Process the replies and the rows that the worker has completed, also those that the loop has not seen yet."""
@@ -634,7 +645,7 @@ class Actor:
             self._on_reply(frame)
         elif is_reply and self.phase is Phase.STOPPING and not self.incarnation.is_late:
             # The envs are closed. If something keeps the process alive, such as a thread that never ends, kill it.
-            self.timers.set_earliest("kill", time.monotonic() + _EXIT_GRACE, self._kill)
+            self.timers.set_earliest("kill", time.monotonic() + _EXIT_GRACE, self.incarnation.kill)
         elif kind == Kind.OVERFLOW:
             self.tenant.on_overflow(frame)
         elif kind == Kind.PART and job is not None:
@@ -677,16 +688,22 @@ class Actor:
     def _fail_queue(self) -> None:
         """Fail the jobs that wait for a dead actor, up to a renewal, which starts a process."""
         error_of = functools.partial(self.errors.after_last, self._final_error())
+        self._fail_renewal(error_of)
         while self.queue:
             job = self.queue.popleft()
-            if job.revives and self.phase is Phase.DEAD:
-                self.running, job.started = job, time.monotonic()
-                if job.future is not None:
-                    job.future.set_running()
+            if isinstance(job, Renewal):
+                job.started = time.monotonic()
+                self.begin_renewal(job)
                 self._start_next()
                 return
             self._fail(job, error_of)
         self._fail_all(error_of)
+
+    def _fail_renewal(self, error_of: ErrorOf) -> None:
+        """Fail the renewal that waits for the next process, if there is one."""
+        renewal, self.renewal = self.renewal, None
+        if renewal is not None:
+            self._fail(renewal, error_of)
 
     def _fail_all(self, error_of: ErrorOf) -> None:
         """Fail the jobs that wait for this actor, and those that wait for any of several if this was the last one."""
@@ -810,8 +827,7 @@ class Actor:
     def _on_start_failure(self, incarnation: Incarnation, cause: BaseException | None) -> None:
         incarnation.failure_cause = cause
         if incarnation is self.incarnation and self.phase is Phase.STARTING:
-            self.phase = Phase.ENDING
-            self._kill()
+            self.end_process(None)
 
     def _on_started(self) -> None:
         incarnation = self.incarnation
@@ -821,11 +837,11 @@ class Actor:
         self._started_in = time.monotonic() - incarnation.launched
         recording.recorder.on_span(self, "start", incarnation.launched)
         self.log(logging.INFO, f"actor {self.name!r} has started in {self._started_in:.3g} s, pid {self.pid}")
-        kept, self.running = self.running, None
-        if kept is not None:
-            kept.on_next_start(incarnation.index)
-            self.unfinished.pop(kept, None)
-        first = self.tenant.on_started(incarnation, is_renewal=kept is not None)
+        renewal, self.renewal = self.renewal, None
+        if renewal is not None:
+            renewal.end(incarnation.index)
+            self.unfinished.pop(renewal, None)
+        first = self.tenant.on_started(incarnation, is_renewal=renewal is not None)
         self.unfinished.update(dict.fromkeys(first))
         self.queue.extendleft(reversed(first))
         self._run_next()
@@ -836,9 +852,7 @@ class Actor:
         """Kill the process, or the one that is being launched; start another one if that was the reason."""
         if self.phase is Phase.CLOSED:
             return
-        self.incarnation.end(reason)
-        if self.phase is not Phase.DEAD:
-            self.phase = Phase.ENDING
+        self.end_process(reason)
         self.proceed_soon()
         if reason is EndReason.CLOSE and not self.config.backend.traits.can_kill:
             self.runtime.loop.call_soon(functools.partial(self.run, self._leave_running))
@@ -901,7 +915,8 @@ class Actor:
         recording.recorder.on_exit(self, culprit)
         # 4. Lose: end the episodes and the job that cannot continue in the next process.
         self.tenant.on_exit(exit)
-        self.running = self._lose(job, exit)
+        self._lose(job, exit)
+        self.running = None
         # 5. Continue: only this starts a process, fails the queue, or frees anything.
         self._continue(exit, report)
 
@@ -924,20 +939,19 @@ class Actor:
         delay = self._restart_tracker.add(error, time.monotonic(), may_restart=chosen is Next.RESTART)
         return Plan(Next.DIE) if delay is None else Plan(Next.RESTART, delay)
 
-    def _lose(self, job: Job | None, exit: Exit) -> Job | None:  # noqa: A002
-        """End the job that was running, or queue it again; return it if it waits for the start of a process."""
-        if job is None:
-            return None
-        fate = job.after_exit(self, exit)
-        if fate is JobFate.KEEP:
-            return job
-        if fate is JobFate.AGAIN:
+    def _lose(self, job: Job | None, exit: Exit) -> None:  # noqa: A002
+        """End the job that was running, or queue it again. A renewal goes on until the next process has started."""
+        is_renewal = job is self.renewal
+        if exit.plan.next is Next.CLOSE or exit.reason is EndReason.ABORT:
+            self._fail_renewal(lambda _step: exit.error)
+        if job is None or is_renewal:
+            return
+        if job.after_exit(exit):
             job.call_id = 0
             self.queue.appendleft(job)
         else:
             self._failed += job.future is not None
             self.unfinished.pop(job, None)
-        return None
 
     def _continue(self, exit: Exit, report: ExitReport) -> None:  # noqa: A002
         """Start the next process, now or later, or fail everything that waits for one."""
@@ -961,9 +975,6 @@ class Actor:
             if self.config.is_standby:
                 text = f"{self.name} cannot be restarted; the actors that it served continue: {self._final_error()}"
                 self.runtime.log(lambda: _notices.warning("%s", text))
-            kept, self.running = self.running, None
-            if kept is not None:
-                self._fail(kept, functools.partial(self.errors.after_last, self._final_error()))
             self._fail_queue()
         else:
             closing = report if report.reason is None else report._replace(reason=EndReason.CLOSE)
@@ -1015,7 +1026,7 @@ class Actor:
             if bug is not None or job not in queued or job.call_id != 0 or not job.survives_interrupt:
                 self._fail(job, error_of)
         self.queue = deque(job for job in self.queue if job in self.unfinished)
-        self.running = None
+        self.running = self.renewal = None
         self.tenant.repair(error_of)
         if self.phase is Phase.DEAD and bug is None:
             self.proceed_soon()

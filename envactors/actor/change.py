@@ -6,7 +6,7 @@ point. Nobody tries to prevent or to undo that. Instead:
 1. Every change is made in ``with lock, lock.change(*actors):``, which names the actors that it concerns. It is short,
    raises nothing itself, and runs no code of users. Waiting, pickling, and copying happen outside.
 2. Between changes, the state satisfies this invariant. For an actor: every job in `Actor.unfinished` is in the queue,
-   or it is the running one, and an end of the process is reported to the loop. For an env: see
+   or it is the running one or the renewal, and an end of the process is reported to the loop. For an env: see
    `envactors.vector.table.EnvTable`.
 3. The next change calls ``repair()`` of the actors that an interrupted change has named. It establishes the invariant
    from any state: jobs that may have been sent fail, envs need a reset, and the process is replaced. So the order of

@@ -77,14 +77,6 @@ class Exit(NamedTuple):
     plan: Plan
 
 
-class JobFate(enum.Enum):
-    """What becomes of the running job after an exit."""
-
-    DONE = enum.auto()  # it has ended
-    AGAIN = enum.auto()  # it is the first job of the next process
-    KEEP = enum.auto()  # it ends with the start of the next process, as a renewal does
-
-
 def decide_next(*, is_closing: bool, is_replaced: bool, is_hopeless: bool) -> Next:
     """Decide what an actor does after its process has ended. `RESTART` is subject to the restart policy.
 
@@ -100,8 +92,8 @@ def decide_next(*, is_closing: bool, is_replaced: bool, is_hopeless: bool) -> Ne
     return Next.DIE if is_hopeless else Next.RESTART
 
 
-def decide_call(*, has_begun: bool, retries: int, is_discard: bool, is_requested: bool) -> JobFate:
-    """Decide whether the call that a process was sent ends with an error, or runs again.
+def runs_again(*, has_begun: bool, retries: int, is_discard: bool, is_requested: bool) -> bool:
+    """Decide whether the call that a process was sent runs again. Otherwise it ends with an error.
 
     Args:
         has_begun: Whether the process had begun it, or is blamed for it.
@@ -110,9 +102,7 @@ def decide_call(*, has_begun: bool, retries: int, is_discard: bool, is_requested
         is_requested: Whether the actor is being closed, or its process was to be replaced anyway: by the user, perhaps
             after the call has missed its deadline, or after an interrupt.
     """
-    if not has_begun:
-        return JobFate.AGAIN
-    return JobFate.AGAIN if retries > 0 and not is_discard and not is_requested else JobFate.DONE
+    return not has_begun or (retries > 0 and not is_discard and not is_requested)
 
 
 def restart_delay(policy: RestartPolicy, granted: Sequence[float], now: float) -> float | None:

@@ -86,11 +86,6 @@ class Incarnation:
             self.end_reason = reason
         self.is_replaced |= reason in (EndReason.RENEW, EndReason.ABORT, EndReason.INTERRUPT)
 
-    def end(self, reason: EndReason) -> None:
-        """Record the reason, and kill the process if there is one."""
-        self.blame(reason)
-        self.kill()
-
     def kill(self) -> None:
         """Kill the process if there is one."""
         if self.worker is not None:

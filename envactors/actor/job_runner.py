@@ -53,5 +53,8 @@ class JobRunner(Protocol):
     def send(self, kind: Kind, call_id: int, payload: Any) -> None:
         """Send a message to the worker."""
 
-    def begin_stop(self, reason: EndReason) -> None:
-        """Start no more jobs: the worker is about to close its envs and to exit."""
+    def begin_renewal(self, renewal: Any) -> None:
+        """Remember a `Renewal` until the next process has started."""
+
+    def end_process(self, reason: EndReason | None, *, kill_in: float | None = 0.0) -> None:
+        """End the process; see `Actor.end_process`."""

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from envactors.actor import recording
 from envactors.actor.error_factory import ErrorFactory
-from envactors.actor.exits import Exit, JobFate, Next, Step, decide_call
+from envactors.actor.exits import Exit, Next, Step, runs_again
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.job_runner import JobRunner
 from envactors.actor.states import EndReason
@@ -36,7 +36,6 @@ class Job:
         age: Its age, for permits; the older a job is, the lower. Jobs that go first have 0.
         needs_permit: Whether it steps or resets envs, so that it counts for ``max_running``.
         is_of_process: Whether it ends with the process, since the next process gets another one.
-        revives: Whether it starts a process of a dead actor.
         survives_interrupt: Whether it stays in the queue when an interrupted change is repaired.
     """
 
@@ -47,7 +46,6 @@ class Job:
     age: int = 0
     needs_permit: bool = False
     is_of_process: bool = False
-    revives: bool = False
     survives_interrupt: bool = True
 
     def can_join(self, running: Job) -> bool:
@@ -89,15 +87,13 @@ class Job:
         del actor, frame
         return True
 
-    def on_next_start(self, incarnation: int) -> None:
-        """End a job that was kept until the next process has started."""
-
     def count_completed(self) -> None:
         """Count the steps that an ended process has completed, before anything is decided about its envs."""
 
-    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
-        """Continue or end after the exit of the process that it was sent to."""
-        raise NotImplementedError
+    def after_exit(self, exit: Exit) -> bool:  # noqa: A002
+        """End after the exit of the process that it was sent to; return whether it goes on in the next one instead."""
+        del exit
+        return False
 
     def fail(self, actor: JobRunner, error_of: ErrorOf) -> None:
         """End with an error: no process will run it."""
@@ -156,17 +152,18 @@ class Call(Job):
         self.future.set_outcome(UnreadReply(actor.errors, self.step(actor), frame, actor.pid))
         return True
 
-    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
+    def after_exit(self, exit: Exit) -> bool:  # noqa: A002
         """Run again if the worker had not begun it, or if it has retries."""
-        del actor
         has_begun, is_discard = exit.culprit is not None, exit.reason is EndReason.DISCARD
         is_requested = exit.plan.next in (Next.CLOSE, Next.START)
-        fate = decide_call(has_begun=has_begun, retries=self.retries, is_discard=is_discard, is_requested=is_requested)
-        if fate is JobFate.DONE:
+        is_again = runs_again(
+            has_begun=has_begun, retries=self.retries, is_discard=is_discard, is_requested=is_requested
+        )
+        if not is_again:
             self.future.set_error(exit.error)
         elif has_begun:
             self.retries -= 1
-        return fate
+        return is_again
 
     def fail(self, actor: JobRunner, error_of: ErrorOf) -> None:
         """End with an error."""
@@ -256,73 +253,50 @@ class Replay(Job):
         self._on_end(frame.kind != _FAILED and load_plain(frame.payload) is True)
         return True
 
-    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
-        """End: the next process gets another replay."""
-        del actor, exit
-        return JobFate.DONE
-
 
 class Close(Job):
     """Closes the envs; then the process ends."""
 
-    reason = EndReason.CLOSE
+    method = "close"
 
     def start(self, actor: JobRunner) -> bool:
         """Ask the worker to close its envs and to exit."""
-        actor.begin_stop(self.reason)
+        actor.end_process(EndReason.CLOSE, kill_in=None)
         actor.send(Kind.CLOSE, self.call_id, dumps(()))
         return True
 
     def step(self, actor: JobRunner) -> Step:
         """Return the closing."""
-        return Step("close", actor.config.first_index, self.call_id, self.started)
+        return Step(self.method, actor.config.first_index, self.call_id, self.started)
 
     def culprit(self, actor: JobRunner) -> Step:
         """Return this: the worker ends because of it."""
         return self.step(actor)
 
-    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
-        """End."""
-        del actor, exit
-        return JobFate.DONE
-
 
 class Renewal(Close):
-    """Replaces the process.
+    """Replaces the process. It ends when the next one has started.
 
     Args:
         future: Its result is the index of the new incarnation; None if nobody waits for it.
     """
 
-    reason = EndReason.RENEW
-    revives = True
+    method = "renew"
 
     def __init__(self, future: ActorFuture | None = None) -> None:
         self.future = future
 
     def start(self, actor: JobRunner) -> bool:
         """Ask the worker to close its envs and to exit."""
-        if self.future is not None:
-            self.future.set_running()
-        return super().start(actor)
+        actor.begin_renewal(self)
+        actor.end_process(EndReason.RENEW, kill_in=actor.config.deadlines.close)
+        actor.send(Kind.CLOSE, self.call_id, dumps(()))
+        return True
 
-    def step(self, actor: JobRunner) -> Step:
-        """Return the renewal."""
-        return Step("renew", actor.config.first_index, self.call_id, self.started)
-
-    def on_next_start(self, incarnation: int) -> None:
+    def end(self, incarnation: int) -> None:
         """End with the new incarnation."""
         if self.future is not None:
             self.future.set_outcome(ReadyOutcome(incarnation))
-
-    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
-        """Wait for the next process, unless the user has aborted this."""
-        del actor
-        if exit.plan.next is Next.CLOSE or exit.reason is EndReason.ABORT:
-            if self.future is not None:
-                self.future.set_error(exit.error)
-            return JobFate.DONE
-        return JobFate.KEEP
 
     def fail(self, actor: JobRunner, error_of: ErrorOf) -> None:
         """End with an error."""

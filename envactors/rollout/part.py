@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 from typing import Protocol
 
-from envactors.actor.exits import Exit, JobFate, Step
+from envactors.actor.exits import Exit, Step
 from envactors.actor.future import Outcome, ReadyOutcome
 from envactors.actor.job_runner import JobRunner
 from envactors.actor.jobs import ErrorOf, Job, Renewal, UnreadReply
@@ -232,9 +232,8 @@ class RolloutPart(Job):
         if self._has_begun:
             self._actor.completed += self.columns.count(self.columns.read_done() if known is None else known)
 
-    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
+    def after_exit(self, exit: Exit) -> bool:  # noqa: A002
         """Decide about the envs of an ended process, and continue in the next one."""
-        del actor
         running, columns, step = exit.culprit, self.columns, self.columns.next_step
         self._late, self._makes_policy = None, True
         is_complete = step >= columns.steps  # the worker had only to reply
@@ -252,11 +251,11 @@ class RolloutPart(Job):
         if exit.plan.has_process:
             self._fail_without_episode()
             if not self._is_done:
-                return JobFate.AGAIN
+                return True
         elif not is_complete:
             self.error = exit.error
         self._end()
-        return JobFate.DONE
+        return False
 
     def fail(self, actor: JobRunner, error_of: ErrorOf) -> None:
         """End: no process will run the rest."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from envactors.actor import recording
 from envactors.actor.actor import Actor
-from envactors.actor.exits import Exit, JobFate, Step
+from envactors.actor.exits import Exit, Step
 from envactors.actor.future import ActorFuture, Outcome, ReadyOutcome
 from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.job_runner import JobRunner
@@ -705,11 +705,6 @@ class ActorEnvs(Job, Tenant):
             waiting = [index for job in self.actor.queue if isinstance(job, QueuedRows) for index in job.ids]
             self.fail_without_episode([index for index in waiting if index not in again])
         table.waiters.ring()
-
-    def after_exit(self, actor: JobRunner, exit: Exit) -> JobFate:  # noqa: A002
-        """End: `on_exit` has queued the rows that run again."""
-        del actor, exit
-        return JobFate.DONE
 
     def lost_failure(self, step: Step) -> Failure:
         """Return the failure of a request whose episode was lost with an earlier process."""

@@ -78,7 +78,8 @@ class Invariants:
     def _find_in_actor(self, actor: Actor, envs: ActorEnvs) -> str:
         """Return what does not hold of an actor; empty if all does."""
         incarnation, running, timers = actor.incarnation, actor.running, actor.timers._timers
-        known = [*actor.queue, *([] if running is None or running is envs else [running])]
+        others = {running, actor.renewal} - {None, envs}
+        known = [*actor.queue, *others]
         if set(actor.unfinished) != set(known):
             return f"{list(actor.unfinished)} are unfinished, and {known} are known"
         if len(known) != len(set(known)):

@@ -133,7 +133,7 @@ MUTANTS = [
     Mutant(ACTOR + "_launch", "incarnation.kill()", "pass", HANGS),
     Mutant(ACTOR + "_on_started", "self._run_next()", "pass", HANGS),
     Mutant(ACTOR + "_on_started", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
-    Mutant(ACTOR + "_on_started", "kept.on_next_start(incarnation.index)", "pass", HANGS),
+    Mutant(ACTOR + "_on_started", "renewal.end(incarnation.index)", "pass", HANGS),
     Mutant(ACTOR + "on_exit", "for frame in worker.drain():", "for frame in ():", MIXES),
     Mutant(ACTOR + "_after_exit", "self.tenant.collect_completed()", "pass", LOSSES),
     Mutant(ACTOR + "_after_exit", "self.queue.remove(replay)", "pass", REPLAYS),
@@ -146,7 +146,7 @@ MUTANTS = [
     Mutant(CHANGE + "ChangeLock.change", "self._reset()", "pass", INTERRUPTS),
     Mutant(CHANGE + "_Scope.__exit__", "lock._changing, lock._frame = (), None", "pass", INTERRUPTS),
     # Decisions about calls.
-    Mutant(EXITS + "decide_call", "retries > 0 and not", "not", ONCE),
+    Mutant(EXITS + "runs_again", "retries > 0 and not", "not", ONCE),
     Mutant(JOBS + "Job.culprit", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE),
     Mutant(JOBS + "Call.on_reply", "actor.tenant.on_call(self.kind, self.index, self.payload, frame)", "pass", REPLAYS),
     Mutant(JOBS + "Call.start", "actor.deadline_watch.watch(self.started, self.deadline)", "pass", HANGS),

@@ -551,7 +551,7 @@ def check_invariant(engine):
                 assert table.posted_in[index] == actor.incarnation.index
         for envs in engine.actors:
             actor = envs.actor
-            known = {*actor.queue, actor.running}
+            known = {*actor.queue, actor.running, actor.renewal}
             assert set(actor.unfinished) <= known, "an unfinished job is queued or running"
             assert {job for job in actor.queue if job is not envs} <= {*actor.unfinished}
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 import envactors as ea
-from envactors.actor.exits import JobFate, Next, decide_call, decide_next, restart_delay
+from envactors.actor.exits import Next, decide_next, restart_delay, runs_again
 from envactors.actor.states import EndReason
 from envactors.vector.recovery import Cause, EnvFate, Facts, decide
 
@@ -31,17 +31,17 @@ def test_the_next_process(is_closing, is_replaced, is_hopeless, expected):
 @pytest.mark.parametrize(
     ("has_begun", "retries", "is_discard", "is_requested", "expected"),
     [
-        (False, 0, False, False, JobFate.AGAIN),
-        (False, 0, False, True, JobFate.AGAIN),
-        (True, 0, False, False, JobFate.DONE),
-        (True, 1, False, False, JobFate.AGAIN),
-        (True, 1, True, False, JobFate.DONE),
-        (True, 1, False, True, JobFate.DONE),
+        (False, 0, False, False, True),
+        (False, 0, False, True, True),
+        (True, 0, False, False, False),
+        (True, 1, False, False, True),
+        (True, 1, True, False, False),
+        (True, 1, False, True, False),
     ],
 )
 def test_the_call_that_a_process_was_sent(has_begun, retries, is_discard, is_requested, expected):
-    fate = decide_call(has_begun=has_begun, retries=retries, is_discard=is_discard, is_requested=is_requested)
-    assert fate is expected
+    found = runs_again(has_begun=has_begun, retries=retries, is_discard=is_discard, is_requested=is_requested)
+    assert found is expected
 
 
 @pytest.mark.parametrize(

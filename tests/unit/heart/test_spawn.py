@@ -64,7 +64,17 @@ def test_an_exception_at_some_lines_of_spawn_in_process_leaves_no_actor():
 
 
 # Not the making of doorbells: an exception between two lines there loses a descriptor.
-BUILDING = {"launch", "launch_actors", "begin", "join", "describe_envs", "share_rows", "add_actor", "enqueue", "send_call"}
+BUILDING = {
+    "launch",
+    "launch_actors",
+    "begin",
+    "join",
+    "describe_envs",
+    "share_rows",
+    "add_actor",
+    "enqueue",
+    "send_call",
+}
 
 
 def test_a_vector_whose_building_is_interrupted_leaves_no_actor():
