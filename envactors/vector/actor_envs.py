@@ -444,15 +444,12 @@ class ActorEnvs(Job, Tenant):
 
     def step(self, actor: JobRunner) -> Step | None:
         """Return the step that the worker runs, or begins next; None if all rows are complete."""
-        worker, unfinished = actor.incarnation.worker, self._unfinished()
-        if worker is None or not unfinished:
+        del actor
+        unfinished, running, since = self._look()
+        if not unfinished:
             return None
-        progress, running = worker.page.progress(), self._running()
-        if running is not None:
-            method = "reset" if progress.method == METHOD_RESET else None
-            return self.step_of(running, started=progress.since, method=method)
         # Between two envs, the next one has had its time since the last one began.
-        return self.step_of(unfinished[0], started=max(progress.since, self._posted_at))
+        return running or self.step_of(unfinished[0], started=max(since, self._posted_at))
 
     def step_of(self, index: int, *, started: float = 0.0, method: str | None = None) -> Step:
         """Return the request of an env, for deadlines and errors."""
@@ -470,22 +467,18 @@ class ActorEnvs(Job, Tenant):
         self.table.overdue.add(step.index)
         self.table.version += 1
 
-    def _running(self) -> int | None:
-        """Return the env whose row is running; None if none is."""
-        worker = self.actor.incarnation.worker
+    def _look(self) -> tuple[list[int], Step | None, float]:
+        """Return the envs whose rows are not complete, the step that runs (None if none does), and when it began."""
+        table, worker, running = self.table, self.actor.incarnation.worker, None
         if worker is None:
-            return None
+            return [], None, 0.0
+        unfinished = [index for index in self.range if table.status[index] == POSTED and not table.is_complete(index)]
         progress = worker.page.progress()
         index = self._first + progress.position
-        if index not in self.range or self.table.status[index] != POSTED:
-            return None
-        is_running = progress.call_id == self.table.call_id_of[index] != self.table.completed_of[index]
-        return index if is_running else None
-
-    def _unfinished(self) -> list[int]:
-        """Return the envs whose rows are posted and not complete."""
-        table = self.table
-        return [index for index in self.range if table.status[index] == POSTED and not table.is_complete(index)]
+        if index in unfinished and progress.call_id == table.call_id_of[index] != table.completed_of[index]:
+            method = "reset" if progress.method == METHOD_RESET else None
+            running = self.step_of(index, started=progress.since, method=method)
+        return unfinished, running, progress.since
 
     def check_memory(self, finished: int) -> str:
         """Return a text if the worker claims to have finished rows which are not complete.
@@ -634,30 +627,17 @@ class ActorEnvs(Job, Tenant):
         return policy.max_rss is not None and measured == incarnation.index and memory > policy.max_rss
 
     def culprit(self, actor: JobRunner) -> Step | None:
-        """Return the step that an ended process was running, or missed its deadline in; None if it ran none."""
-        begun = self._find_begun(actor.incarnation.end_reason)
-        if not begun:
-            return None
-        index, worker = begun[0], actor.incarnation.worker
-        if index == self._running() and worker is not None:
-            progress = worker.page.progress()
-            method = "reset" if progress.method == METHOD_RESET else None
-            return self.step_of(index, started=progress.since, method=method)
-        may_have_begun = index in self.table.overdue or self._is_node_lost
-        return self.step_of(index, started=self._posted_at if may_have_begun else 0.0)
+        """Return the step that an ended process was running, or missed its deadline in; None if it ran none.
 
-    def _find_begun(self, reason: EndReason | None) -> list[int]:
-        """Return the envs whose rows an ended process had begun and not completed. The first one caused the exit.
-
-        There are two if one missed its deadline, ended after all, and the next one began before the kill. Nobody knows
-        what a worker on a lost node had begun, so its first unfinished env counts as begun.
+        Nobody knows what a worker on a lost node had begun, so its first unfinished env counts as begun.
         """
-        running = self._running()
-        begun = [index for index in self.range if index in self.table.overdue]
-        begun += [] if running is None else [running]
-        if not begun and (self._is_node_lost or reason in (EndReason.TIMEOUT, EndReason.ABORT)):
-            begun = self._unfinished()[:1]
-        return list(dict.fromkeys(begun))
+        unfinished, running, _ = self._look()
+        late = [index for index in self.range if index in self.table.overdue]
+        if running is not None and late[:1] in ([], [running.index]):
+            return running
+        is_lost, reason = self._is_node_lost, actor.incarnation.end_reason
+        begun = late or (unfinished if is_lost or reason in (EndReason.TIMEOUT, EndReason.ABORT) else [])
+        return self.step_of(begun[0], started=self._posted_at if late or is_lost else 0.0) if begun else None
 
     @property
     def _is_node_lost(self) -> bool:
@@ -678,7 +658,9 @@ class ActorEnvs(Job, Tenant):
             self._times.add(self.actor.page)
         if isinstance(self.actor.running, Replay) and exit.culprit is not None and exit.reason in _CRASHES:
             table.journals[exit.culprit.index].record_replay(crashed=True)
-        begun, unfinished = self._find_begun(exit.reason), self._unfinished()
+        unfinished, running, _ = self._look()
+        # There are two if one has missed its deadline, ended after all, and the next one began before the kill.
+        begun = [step.index for step in (exit.culprit, running) if step is not None]
         is_discard = exit.reason is EndReason.DISCARD
         failures: dict[int, Failure] = {}
         for index in unfinished:

@@ -10,7 +10,7 @@ from fakes import CUT, END, INFO, LARGE, SOON, PlayedEnv, wait_until
 
 import envactors as ea
 from envactors.mailbox.control_page import RING_AT
-from envactors.mailbox.messages import Frame, Kind
+from envactors.mailbox.messages import Frame, Kind, episode_seed
 from envactors.mailbox.pickling import dumps
 from envactors.vector.table import DONE, IDLE, POSTED, QUEUED
 
@@ -208,7 +208,7 @@ def test_seeded_episodes_have_a_seed_each(stages, autoreset):
     seeds = [seed for seed, _ in stage.env().resets]
     assert seeds[0] == 3
     assert len(set(seeds)) == len(seeds)
-    assert seeds[1:] == [stage.episodes.seed_of_episode(0, number) for number in range(1, len(seeds))]
+    assert seeds[1:] == [episode_seed(stage.episodes.root_seeds[0], number) for number in range(1, len(seeds))]
 
 
 # Resets --------------------------------------------------------------------------------------------------
