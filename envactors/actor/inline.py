@@ -7,10 +7,8 @@ and results are pickled all the same, so that neither side can change the other'
 from __future__ import annotations
 
 import os
-import threading
 import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from envactors import runtime as runtimes
 from envactors.actor import recording
@@ -19,22 +17,52 @@ from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.incarnation import ExitReport, Incarnation
-from envactors.actor.inline_watch import InlineRequest, InlineWatch, stack_of
 from envactors.actor.jobs import Call, UnreadReply
 from envactors.actor.latch import Latch
+from envactors.actor.running_code import InlineRequest, RunningCode, stack_of
 from envactors.actor.states import ActorState, ActorStats, EndReason
 from envactors.errors import ActorClosedError, ActorError, copy_error
 from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size
 from envactors.mailbox.messages import Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps, pack_failure, unpack_failure
 from envactors.runtime import Runtime
-from envactors.worker import context
 from envactors.worker.context import ActorContext
 from envactors.worker.host import HostedEnv
 from envactors.worker.main import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+
+class InlineVector(Protocol):
+    """The vector of in-process actors, as these use it."""
+
+    def on_change(self, actor: InlineActor) -> None:
+        """Find out the present envs of an actor: they are others, or gone."""
+
+    def count_rows(self, actor: InlineActor) -> int:
+        """Return how many steps and resets the envs of an actor have run, which are no calls."""
+
+
+class _Request(InlineRequest):
+    """A request that runs code of an actor's envs.
+
+    Args:
+        actor: The actor.
+        index: The env.
+        step: The request; None if no warning is to say that it is slow.
+        server: What runs it, once it is known.
+    """
+
+    def __init__(self, actor: InlineActor, index: int, step: Step | None = None, server: Server | None = None) -> None:
+        super().__init__(index, is_nested=actor.config.lock.is_held_here())
+        self.actor, self.step, self.server = actor, step, server
+
+    def find_context(self) -> ActorContext | None:
+        return None if self.server is None else self.server.host.running()
+
+    def describe(self) -> tuple[InlineActor, Step] | None:
+        return None if self.step is None else (self.actor, self.step)
 
 
 class InlineActor:
@@ -42,7 +70,13 @@ class InlineActor:
 
     Args:
         config: The settings of the actor.
+
+    Attributes:
+        code: The env code that is running, once it has begun; the actors of a vector share it.
+        vector: Its vector; None for a lone actor.
     """
+
+    code: RunningCode
 
     runtime: Runtime  # once it has begun
 
@@ -54,9 +88,8 @@ class InlineActor:
         self.node: str | None = None
         self.closed: Latch = Latch()
         self._forks = runtimes.forks
-        # Held while env code runs; the actors of a vector share it. Env code may use other actors.
         self._lock = config.lock
-        self._thread: int | None = None
+        self.vector: InlineVector | None = None
         self._completed = self._call_id = 0
         # The error of all calls, if a factory has raised.
         self._start_error: ActorError | None = None
@@ -64,22 +97,16 @@ class InlineActor:
         # Why the envs before the current ones are gone; None if these are the first.
         self.last_crash: ActorError | None = None
         self.range: range = range(config.first_index, config.first_index + len(config.start.factories))
-        # The envs whose code is running, the outermost one first; an interrupt may leave more. Actors of a vector share
-        # the list.
-        self.running_envs: list[int] = []
-        # Returns the thread that steps or resets an env of this actor; None if none does.
-        self.find_stepping_thread: Callable[[], int | None] = lambda: None
-        # Returns how many steps and resets a vector has run, which are no calls.
-        self.count_rows: Callable[[], int] = lambda: 0
-        # Called once the envs are others, or gone.
-        self.on_change: Callable[[], object] = lambda: None
-        self._running: Step | None = None
 
     def begin(self) -> None:
         """Join the runtime, and make the envs; see `Actor.begin`."""
         runtimes.join(self)
-        self._watch = InlineWatch(self.runtime.loop, self.config.deadlines.slow, self._find_running)
+        self.code = RunningCode(self._lock, self.runtime.loop, self.config.deadlines.slow)
         self._start()
+
+    def join(self, vector: InlineVector, code: RunningCode) -> None:
+        """Become an actor of a vector, whose actors share the env code that is running."""
+        self.vector, self.code = vector, code
 
     # State -----------------------------------------------------------------------------------------------
 
@@ -95,7 +122,7 @@ class InlineActor:
             return ActorState.CLOSED
         if self._start_error is not None:
             return ActorState.DEAD
-        return ActorState.IDLE if self._find_thread() is None else ActorState.BUSY
+        return ActorState.IDLE if self.code.thread_of(self.range) is None else ActorState.BUSY
 
     @property
     def is_usable(self) -> bool:
@@ -120,29 +147,19 @@ class InlineActor:
 
     def stats(self) -> ActorStats:
         """Return counts over the actor's lifetime."""
+        rows = 0 if self.vector is None else self.vector.count_rows(self)
         return ActorStats(
-            completed=self._completed + self.count_rows(),
-            failed=0,
-            restarts=0,
-            stale=0,
-            queued=0,
-            last_failure=None,
+            completed=self._completed + rows,
             state=self.state,
             pid=self.pid,
             node=self.node,
             incarnation=self.incarnation.index,
-            method=None,
-            elapsed=0.0,
-            rss=0,
-            started_in=None,
-            replays=0,
-            longest_replay=0.0,
         )
 
     def stacks(self, timeout: float) -> str:
         """Return the stack of the thread that runs env code."""
         del timeout
-        return stack_of(self._find_thread())
+        return stack_of(self.code.thread_of(self.range))
 
     def stderr_tail(self) -> str:
         """Return an empty string: envs print to the streams of the program."""
@@ -166,6 +183,7 @@ class InlineActor:
         step, future = Step(call.method, call.index), call.future
         if self.closed.is_open:
             raise self.errors.closed(step, self.incarnation.index)
+        self.check_not_within()
         try:
             self.make_missing(step)
         except ActorError as error:
@@ -174,25 +192,16 @@ class InlineActor:
         if call.incarnation not in (None, self.incarnation.index):
             future.set_error(self.errors.lost_process(self.last_crash, call.incarnation)(step))
             return
-        self.check_not_within()
         self._call_id += 1
         step = step._replace(call_id=self._call_id, started=time.monotonic())
         future.set_running()
-        is_nested = self._lock.is_held_here()
-        with self.running_env(self._server):
-            if not is_nested:
-                self.running_envs.clear()
-            self.running_envs.append(call.index)
-            before, self._running = self._running, step
-            try:
-                self._watch.begin()
-                if self._server is None:  # another thread has closed the actor, or its factory has raised, meanwhile
-                    future.set_error(self.unusable_error(step))
-                    return
-                kind, payload = self._server.execute(call.kind, call.payload)
-            finally:
-                self._running = before
-                self.running_envs.pop()
+        request = _Request(self, call.index, step)
+        with self._lock, self.code.enter(request):
+            request.server = server = self._server
+            if server is None:  # another thread has closed the actor, or its factory has raised, meanwhile
+                future.set_error(self.unusable_error(step))
+                return
+            kind, payload = server.execute(call.kind, call.payload)
         self._completed += 1
         recording.recorder.on_span(self, call.method, step.started)
         reply = Frame(kind, self.incarnation.index, self._call_id, payload)
@@ -200,36 +209,14 @@ class InlineActor:
             call.take_reply(reply)
         future.set_outcome(UnreadReply(self.errors, step, reply, self.pid))
 
-    def _find_thread(self) -> int | None:
-        """Return the thread that runs code of an env of this actor; None if none does."""
-        return self.find_stepping_thread() if self._thread is None else self._thread
-
     def check_not_within(self) -> None:
         """Raise if the calling thread runs code of an env of this actor, whose next request must run after that.
 
         Raises:
             RuntimeError: It does.
         """
-        if self.running_envs and self._lock.is_held_here() and any(index in self.range for index in self.running_envs):
+        if self.code.is_within(self.range):
             raise self.errors.within_envs()
-
-    def _find_running(self) -> InlineRequest | None:
-        step, thread = self._running, self._thread
-        return None if step is None or thread is None else InlineRequest(self, step, step.call_id, thread)
-
-    @contextmanager
-    def running_env(self, server: Server | None = None) -> Iterator[None]:
-        """Return the context in which env code runs."""
-        server = server or self._server
-        assert server is not None, "a factory has raised"
-        with self._lock:
-            before, token = self._thread, context.of_thread.set(server.host.running)
-            self._thread = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._thread = before
-                context.of_thread.reset(token)
 
     def renew(self, future: ActorFuture) -> None:
         """Close the envs and make new ones."""
@@ -252,7 +239,7 @@ class InlineActor:
             server, self._server, self._start_error = self._server, None, None
             self.last_crash = reason
             self.incarnation = Incarnation(self.incarnation.index + 1)
-            self.on_change()
+            self._report_change()
             if closes and server is not None:
                 self._close_envs(server)
             self._start()
@@ -268,7 +255,8 @@ class InlineActor:
         """
         if self._server is None and self.is_usable:
             with self._lock:
-                self._start()
+                if self._server is None:  # no other thread has made them meanwhile
+                    self._start()
         if self._server is None:
             raise self.unusable_error(step)
 
@@ -295,7 +283,7 @@ class InlineActor:
         self.check_owner()
         if self.closed.is_open:
             return
-        if self._find_thread() is not None:
+        if self.code.thread_of(self.range) is not None:
             raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
         if restart:
             self.replace(self._describe_end(EndReason.ABORT))
@@ -347,7 +335,8 @@ class InlineActor:
         server = Server(None, page, send=lambda _frame: None)  # type: ignore[arg-type] # nothing is sent
         incarnation = self.incarnation
         incarnation.launched = time.monotonic()
-        with self.running_env(server):
+        request = _Request(self, config.first_index, server=server)
+        with self._lock, self.code.enter(request):
             try:
                 server.host.start(config.start, incarnation.index, lambda _made: None)
             except Exception as error:
@@ -358,11 +347,12 @@ class InlineActor:
                 return
         page.record_env(METHOD_CALL, 0)
         self._server = server
-        self.on_change()
+        self._report_change()
         recording.recorder.on_span(self, "start", incarnation.launched)
 
     def _close_envs(self, server: Server) -> None:
-        with self.running_env(server):
+        request = _Request(self, self.config.first_index, server=server)
+        with self._lock, self.code.enter(request):
             server.execute(Kind.CLOSE, dumps(()))
 
     def _close(self) -> None:
@@ -370,4 +360,8 @@ class InlineActor:
         self._server = None
         self.runtime.leave(self)
         self.closed.open()
-        self.on_change()
+        self._report_change()
+
+    def _report_change(self) -> None:
+        if self.vector is not None:
+            self.vector.on_change(self)

@@ -19,7 +19,7 @@ class ActorState(enum.Enum):
     CLOSED = "closed"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ActorStats:
     """Counts over an actor's lifetime, and its current state.
 
@@ -42,22 +42,22 @@ class ActorStats:
         longest_replay: How long the longest replay took, in seconds.
     """
 
-    completed: int
-    failed: int
-    restarts: int
-    stale: int
-    queued: int
-    last_failure: ActorError | None
+    completed: int = 0
+    failed: int = 0
+    restarts: int = 0
+    stale: int = 0
+    queued: int = 0
+    last_failure: ActorError | None = None
     state: ActorState
     pid: int | None
     node: str | None
     incarnation: int
-    method: str | None
-    elapsed: float
-    rss: int
-    started_in: float | None
-    replays: int
-    longest_replay: float
+    method: str | None = None
+    elapsed: float = 0.0
+    rss: int = 0
+    started_in: float | None = None
+    replays: int = 0
+    longest_replay: float = 0.0
 
 
 class Phase(enum.Enum):

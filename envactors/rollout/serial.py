@@ -42,7 +42,7 @@ class SerialRollouts(RolloutsBase):
         # The policy of each actor.
         self._policies: list[Any] = []
         # The actor of each policy, with the range of its envs.
-        self._actors: list[tuple[InlineActor, range]] = engine.ranges()
+        self._actors: list[tuple[InlineActor, range]] = [(actor, actor.range) for actor in engine.actors]
 
     def set_policy(self, make_policy: Any, seed: int) -> None:
         """Make the policy of each actor; see `RolloutMethods.set_policy`."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from envactors.errors import SpaceMismatchError
 from envactors.mailbox.messages import Description
 from envactors.mailbox.slab import PLAIN_REWARD
-from envactors.mailbox.specs import ArraySpec, Spec, conform, leaves, spec_of_value, stack
+from envactors.mailbox.specs import Spec, conform, leaves, spec_of_value, stack
 from envactors.vector.results import Batch, EnvStep
 
 
@@ -45,17 +45,11 @@ class Batcher:
             incarnations: The processes of the envs.
         """
         observations, rewards, terminated, truncated, infos = zip(*fields, strict=True) if fields else ((),) * 5
-        spec = self.observation_spec
-        if isinstance(spec, ArraySpec) and spec.batchable:
-            # As `stack` does it; calling that takes as long as a light step.
-            obs: Any = np.empty((len(fields), *spec.shape), spec.dtype)
-            for row, one in enumerate(observations):
-                obs[row] = one
-        else:
-            obs = [] if spec is None else stack(spec, observations)
+        obs = [] if self.observation_spec is None else stack(self.observation_spec, observations)
         all_rewards = np.array(rewards, np.float64) if self._has_plain_rewards else stack(self._reward_spec, rewards)
-        flags = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
-        return Batch(ids, obs, all_rewards, *flags, list(infos), incarnations)
+        # `np.array` takes twice as long for flags.
+        flags = [np.fromiter(each, np.bool_, len(fields)) for each in (terminated, truncated)]
+        return Batch(ids, obs, all_rewards, flags[0], flags[1], list(infos), incarnations)
 
     def batch_steps(self, steps: Sequence[EnvStep]) -> tuple[Batch, dict[int, BaseException]]:
         """Batch results, and return the errors of those that do not conform to the others."""

@@ -6,11 +6,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +17,13 @@ from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
-from envactors.actor.inline_watch import InlineRequest, InlineWatch
+from envactors.actor.running_code import InlineRequest
 from envactors.errors import ActorError, AlreadyPendingError, NothingPendingError
 from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, ControlPage
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.specs import Spec, split_batch, zeros
-from envactors.options import as_deadlines
 from envactors.vector.base import Engine
 from envactors.vector.episodes import LOST, NO_EPISODE, NO_RESULT, Episodes
 from envactors.vector.failures import step_error
@@ -37,32 +33,59 @@ from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info
 from envactors.vector.step_times import StepTimes
 from envactors.vector.table import Selection
 from envactors.vector.timed_env import TimedEnv
-from envactors.worker import context
 from envactors.worker.context import ActorContext
 from envactors.worker.host import Fields
 
+# The seed and the options of a reset that the user has not asked for.
+_NOT_ASKED = (None, None)
 
-class _RaisedRequest(NamedTuple):
-    """A step or reset in which an env has raised, or that needs an episode that was lost with the envs before it.
+
+class _Failed(NamedTuple):
+    """A request without a result.
 
     Attributes:
         env_id: The env.
-        error: The exception.
-        cause: Whether it has raised.
-        was_reset: Whether it was in a reset, perhaps within a step.
-        is_asked: Whether the user asked for a reset.
-        seed, options: The user's seed and options of that.
-        incarnation: The incarnation of the env.
+        incarnation: The incarnation of the env in which it has failed.
+        cause: Whether the env has raised, or the request needs an episode that was lost with the envs before it.
+        error: The error.
+        in_reset: Whether the env has raised in a reset, perhaps within a step.
     """
 
     env_id: int
-    error: BaseException
+    incarnation: int
     cause: Cause
-    was_reset: bool = False
-    is_asked: bool = False
-    seed: int | None = None
-    options: Any = None
-    incarnation: int = 0
+    error: BaseException
+    in_reset: bool = False
+
+
+class _Requests(InlineRequest):
+    """Steps or resets of some envs, which run one after the other.
+
+    Args:
+        engine: The engine.
+        ids: The envs.
+        asked: The seed and the options of each reset that the user has asked for, by env.
+
+    Attributes:
+        ids, asked: As above.
+        reset_env: The env that was last reset, other than within a step; -1 if none was.
+        failed: The requests that have failed.
+    """
+
+    def __init__(self, engine: SerialEngine, ids: list[int], asked: dict[int, tuple[int | None, Any]]) -> None:
+        super().__init__(ids[0] if ids else -1, is_nested=engine._lock.is_held_here())
+        self._engine = engine
+        self.ids, self.asked = ids, asked
+        self.reset_env = -1
+        self.failed: list[_Failed] = []
+
+    def find_context(self) -> ActorContext | None:
+        return self._engine._contexts[self.index]
+
+    def describe(self) -> tuple[InlineActor, Step]:
+        engine, index = self._engine, self.index
+        is_reset = index == self.reset_env or engine._is_within_reset(index)
+        return engine._owners[index], Step("reset" if is_reset else "step", index)
 
 
 class _MissingEnv:
@@ -92,8 +115,9 @@ class SerialEngine(Engine):
     """
 
     def __init__(self, choices: Choices, actors: Sequence[ActorHandle], described: Description) -> None:
-        self._actors: list[Any] = [actor._actor for actor in actors]
-        self._owners: list[InlineActor] = [actor for actor in self._actors for _ in actor.hosted_envs]
+        found = [handle._actor for handle in actors]
+        self.actors: list[InlineActor] = [actor for actor in found if isinstance(actor, InlineActor)]
+        self._owners: list[InlineActor] = [actor for actor in self.actors for _ in actor.range]
         count = len(self._owners)
         episodes = Episodes(count, choices.autoreset)
         super().__init__(described, episodes, "raise" if choices.on_failure == "raise" else "renew")
@@ -105,72 +129,62 @@ class SerialEngine(Engine):
         # Outcomes that were not delivered yet, in the order of their completion.
         self._outcomes: dict[int, Fields | BaseException] = {}
         self._failed: set[int] = set()  # the envs whose outcome is an exception
-        # The envs of each request that is running; if an exception has ended it, the next request finds them here.
-        self._unfinished: list[list[int]] = []
-        self._lock = self._actors[0].config.lock
-        self._running_envs: list[int] = []  # the envs whose code is running, the outermost one first
-        self._requests = 0  # how many requests have begun
-        self._thread: int | None = None  # the thread that makes the current one
-        self._reset_env = -1  # the env of that request that was last reset, other than within a step
-        slow = as_deadlines(choices.deadlines).slow
-        self._watch = InlineWatch(self._actors[0].runtime.loop, slow, self._find_running)
+        # The requests that are running; if an exception has ended one, the next request finds it here.
+        self._unfinished: list[_Requests] = []
+        self._lock = self.actors[0].config.lock
+        self._code = self.actors[0].code
         self._hosted: list[Any] = [None] * count
         self._contexts: list[ActorContext | None] = [None] * count
         # The current method of each env, as `HostedEnv` records it on the control page of its actor.
         self._methods: list[Any] = [None] * count
         self._incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._closed: set[int] = set()  # the envs of closed actors
-        # How many requests of all envs there were, and how many others each env has had.
-        self._full_requests = 0
-        self._other_requests = [0] * count
+        self._others = [0] * count  # how many requests that were no steps, or failed, each env has had
         self._is_timing = False
         self._pages: dict[InlineActor, ControlPage | None] = {}
-        self._times = {actor: StepTimes(len(envs)) for actor, envs in self.ranges()}
-        for actor, envs in self.ranges():
-            self._find_envs(actor, envs)
-            actor.on_change = functools.partial(self._on_change, actor, envs)
-            actor.count_rows = functools.partial(self._count_rows, envs)
-            actor.running_envs = self._running_envs
-            actor.find_stepping_thread = functools.partial(self._find_thread, envs)
+        self._times = {actor: StepTimes(len(actor.range)) for actor in self.actors}
+        for actor in self.actors:
+            self._find_envs(actor)
+            actor.join(self, self._code)
 
-    def _find_envs(self, actor: InlineActor, envs: range) -> None:
+    def _find_envs(self, actor: InlineActor) -> None:
         """Look up the present envs of an actor."""
         found, page = actor.hosted_envs, actor.page
         self._pages[actor] = page
-        for position, index in enumerate(envs):
-            if found:
-                assert page is not None, "it has envs"
+        for position, index in enumerate(actor.range):
+            if page is None:
+                self._hosted[index] = _MissingEnv(actor, index, self._hosted)
+                self._contexts[index], self._methods[index] = None, {}
+            else:
                 env, self._contexts[index] = found[position]
                 self._hosted[index] = TimedEnv(env, page) if self._is_timing else env
                 self._methods[index] = page.counters
-            else:
-                self._hosted[index] = _MissingEnv(actor, index, self._hosted)
-                self._contexts[index], self._methods[index] = None, {}
             self._incarnations[index] = actor.incarnation.index
 
-    def _on_change(self, actor: InlineActor, envs: range) -> None:
-        """Lose the episodes of an actor whose envs are others now, or gone."""
+    # For its actors --------------------------------------------------------------------------------------
+
+    def on_change(self, actor: InlineActor) -> None:
+        """Use the present envs of an actor; the episodes of those before are lost."""
         if self._is_timing:
             self._times[actor].add(self._pages[actor])
-        self._find_envs(actor, envs)
+        self._find_envs(actor)
         if actor.closed.is_open:
-            self._closed.update(envs)
-        for index in envs:
+            self._closed.update(actor.range)
+        for index in actor.range:
             self.episodes.lose_process(index)
             self.episodes.starts[index] = False
 
-    def _find_thread(self, envs: range) -> int | None:
-        """Return the thread that steps or resets one of these envs; None if none does."""
-        return self._thread if any(index in envs for index in tuple(self._running_envs)) else None
+    def count_rows(self, actor: InlineActor) -> int:
+        """Return how many steps and resets the envs of an actor have run."""
+        mine = slice(actor.range.start, actor.range.stop)
+        return int(self.episodes.steps[mine].sum()) + sum(self._others[mine])
 
-    def _count_rows(self, envs: range) -> int:
-        """Return how many steps and resets these envs have run."""
-        return self._full_requests * len(envs) + sum(self._other_requests[envs.start : envs.stop])
+    # ---
 
     def begin_timing(self) -> None:
         self._is_timing = True
-        for actor, envs in self.ranges():
-            self._find_envs(actor, envs)
+        for actor in self.actors:
+            self._find_envs(actor)
 
     def histograms(self) -> Histograms:
         return np.concatenate([times.total(self._pages[actor]) for actor, times in self._times.items()])
@@ -220,11 +234,6 @@ class SerialEngine(Engine):
 
     # For rollouts ----------------------------------------------------------------------------------------
 
-    def ranges(self) -> list[tuple[InlineActor, range]]:
-        """Return each actor with the range of its envs."""
-        firsts = [*(actor.config.first_index for actor in self._actors), len(self._owners)]
-        return [(actor, range(*bounds)) for actor, bounds in zip(self._actors, itertools.pairwise(firsts), strict=True)]
-
     def last_obs(self, index: int) -> Any:
         """Return the last observation of an env."""
         last = self._last[index]
@@ -249,7 +258,9 @@ class SerialEngine(Engine):
     ) -> None:
         del rings_each
         self.check_idle(envs)
-        self.check_steppable(envs)
+        has_flags = self.episodes.has_flags
+        if has_flags:
+            self.check_steppable(envs)
         each = split_batch(self.action_spec if is_checked else None, actions, len(envs.ids), "actions")
         if type(each) is np.ndarray and each.ndim > 1:
             each = each.copy()  # an env may modify its action
@@ -259,28 +270,27 @@ class SerialEngine(Engine):
         autoreset, keeps_last = episodes.autoreset == "same_step", self.on_failure != "raise"
         resets_next, seeds = episodes.resets_next_of, episodes.next_seeds
         steps, starts = episodes.steps_of, episodes.starts
-        raised: list[_RaisedRequest] = []
         flags = episodes.flags
-        has_flags = episodes.has_flags
-        running = self._running_envs
-        with self._running(envs.ids):
+        running = _Requests(self, envs.ids, {})
+        with self._lock, self._code.enter(running):
+            self._unfinished.append(running)
             for index, action in zip(envs.ids, each, strict=True):
-                running[-1] = index
+                running.index = index
                 if has_flags and flags[index] & LOST and not (resets_next[index] and self.on_failure == "raise"):
-                    raised.append(_RaisedRequest(index, self._describe_loss(index), Cause.WAITING))
+                    self._fail(running, Cause.WAITING, self._describe_loss(index))
                     continue
                 if resets_next[index]:
-                    self._run_reset(index, None, None, raised)
+                    self._run_reset(running, index)
                     continue
                 if autoreset:
                     self._methods[index][METHOD] = METHOD_STEP  # a reset within the step changes it
                 try:
                     fields = hosted[index].step(action, autoreset, seeds[index])
                 except Exception as error:
-                    was_reset = autoreset and self._methods[index][METHOD] == METHOD_RESET
-                    raised.append(self._note(index, error, was_reset=was_reset))
+                    self._fail(running, Cause.RAISED, error, in_reset=self._is_within_reset(index))
                     continue
-                outcomes[index] = _with_own_info(fields)
+                info = fields[4]
+                outcomes[index] = fields if type(info) is dict and not info else _with_own_info(fields)
                 last[index] = (copy_value(fields[0]), *fields[1:]) if keeps_last else fields
                 ends = fields[2] or fields[3]
                 if ends or (has_flags and flags[index] & NO_EPISODE):  # it was never reset, and nobody checks that
@@ -289,7 +299,7 @@ class SerialEngine(Engine):
                 else:
                     steps[index] += 1
                     starts[index] = False
-            self._recover_all(raised)
+            self._complete(running)
         if futures:
             self._resolve(envs, futures)
 
@@ -301,18 +311,20 @@ class SerialEngine(Engine):
         futures: Sequence[ActorFuture] = (),
     ) -> None:
         self.check_idle(envs)
-        raised: list[_RaisedRequest] = []
-        with self._running(envs.ids):
-            for index, seed, each in zip(envs.ids, seeds, options, strict=True):
+        own_options = map(copy_value, options)
+        running = _Requests(self, envs.ids, dict(zip(envs.ids, zip(seeds, own_options, strict=True), strict=True)))
+        with self._lock, self._code.enter(running):
+            self._unfinished.append(running)
+            for index, seed in zip(envs.ids, seeds, strict=True):
                 if seed is not None:
                     self.episodes.set_root_seed(index, seed)
-                self._run_reset(index, seed, copy_value(each), raised, is_asked=True)
-            self._recover_all(raised)
+                self._run_reset(running, index)
+            self._complete(running)
         self._resolve(envs, futures)
 
     def check_idle(self, envs: Selection) -> None:
         self._reset_if_interrupted()
-        if self._running_envs and self._lock.is_held_here():
+        if self._lock.is_held_here():
             self._check_nested(envs.ids)
         for index in envs.ids if self._closed else ():
             if index in self._closed:
@@ -329,7 +341,7 @@ class SerialEngine(Engine):
         """
         for index in ids:
             self._owners[index].check_not_within()
-        waiting = {index for running in self._unfinished for index in running}
+        waiting = {index for running in self._unfinished for index in running.ids}
         if busy := [index for index in ids if index in waiting]:
             raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
 
@@ -337,72 +349,45 @@ class SerialEngine(Engine):
         """Require a reset of the envs that were running when an exception ended a request, and drop their results."""
         if self._unfinished and not self._lock.is_held_here():
             with self._lock:  # another thread may still run them
-                for ids in self._unfinished:
-                    self._drop(self.select(ids))
-                    for index in ids:
+                for interrupted in self._unfinished:
+                    self._drop(self.select(interrupted.ids))
+                    for index in interrupted.ids:
                         self.episodes.lose(index)
                 self._unfinished.clear()
 
-    def _find_running(self) -> InlineRequest | None:
-        """Return the step or reset that is running; None if none is."""
-        thread, running = self._thread, self._running_envs[-1:]
-        if thread is None or not running:
-            return None
-        index = running[0]
-        within_step = self.episodes.autoreset == "same_step" and self._methods[index][METHOD] == METHOD_RESET
-        step = Step("reset" if index == self._reset_env or within_step else "step", index)
-        return InlineRequest(self._owners[index], step, (self._requests, index), thread)
+    def _is_within_reset(self, index: int) -> bool:
+        """Return whether an env runs the reset within a step, or has raised there."""
+        return self.episodes.autoreset == "same_step" and bool(self._methods[index][METHOD] == METHOD_RESET)
 
-    @contextlib.contextmanager
-    def _running(self, ids: list[int]) -> Iterator[None]:
-        """Return the context in which env code runs."""
-        outer = (self._thread, self._reset_env) if self._lock.is_held_here() else None
-        with self._lock:
-            if outer is None:
-                self._running_envs.clear()
-            self._unfinished.append(ids)
-            self._running_envs.append(ids[0] if ids else 0)
-            self._reset_env, depth = -1, len(self._running_envs) - 1
-            self._requests += 1
-            self._thread = threading.get_ident()
-            self._watch.begin()
-            token = context.of_thread.set(lambda: self._contexts[self._running_envs[depth]])
-            try:
-                yield
-            finally:
-                self._thread, self._reset_env = outer or (None, -1)
-                context.of_thread.reset(token)
-                del self._running_envs[depth:]
-            self._unfinished.remove(ids)
-            if ids is self.all.ids:
-                self._full_requests += 1
-            else:
-                for index in ids:
-                    self._other_requests[index] += 1
-
-    def _run_reset(
-        self, index: int, seed: int | None, options: Any, raised: list[_RaisedRequest], *, is_asked: bool = False
-    ) -> None:
-        """Reset one env, and keep the outcome.
-
-        Args:
-            index: The env.
-            seed: The user's seed.
-            options: The user's options.
-            raised: Gets the request if the env raises.
-            is_asked: Whether the user has asked for it, rather than autoreset.
-        """
-        self._running_envs[-1] = self._reset_env = index
+    def _run_reset(self, running: _Requests, index: int) -> None:
+        """Reset an env, and keep the outcome."""
+        running.index = running.reset_env = index
         try:
-            fields = self._hosted[index].reset(self._seed_of(index) if seed is None else seed, options)
+            self._outcomes[index] = self._reset(index, *running.asked.get(index, _NOT_ASKED))
         except Exception as error:
-            raised.append(self._note(index, error, was_reset=True, is_asked=is_asked, seed=seed, options=options))
+            self._fail(running, Cause.RAISED, error, in_reset=True)
         else:
-            self._outcomes[index] = self._accept_reset(index, fields)
+            self._others[index] += 1
 
-    def _note(self, index: int, error: Exception, **facts: Any) -> _RaisedRequest:
-        incarnation = self._owners[index].incarnation.index
-        return _RaisedRequest(index, error, Cause.RAISED, incarnation=incarnation, **facts)
+    def _reset(self, index: int, seed: int | None, options: Any) -> Fields:
+        """Reset an env, with the seed and the options of the user if there are any; record and return the result.
+
+        Raises:
+            Exception: Raised by the env.
+        """
+        if seed is None:
+            seed = self.episodes.seed_of_reset(index, self._owners[index].incarnation.index)
+        fields: Fields = self._hosted[index].reset(seed, options)
+        self.episodes.record(index, ends=False, is_reset=True)
+        self._last[index] = (copy_value(fields[0]), *fields[1:]) if self.on_failure != "raise" else fields
+        self.episodes.starts[index] = True
+        return _with_own_info(fields)
+
+    def _fail(self, running: _Requests, cause: Cause, error: BaseException, *, in_reset: bool = False) -> None:
+        """Keep the failure of the env that is running."""
+        self._others[running.index] += 1
+        incarnation = self._owners[running.index].incarnation.index
+        running.failed.append(_Failed(running.index, incarnation, cause, error, in_reset))
 
     def _describe_loss(self, index: int) -> ActorError:
         """Return the error of a step that needs an episode which has ended with the envs before these."""
@@ -410,57 +395,46 @@ class SerialEngine(Engine):
         assert owner.last_crash is not None, "otherwise its envs are the first"
         return owner.errors.not_begun(Step("step", index), owner.last_crash)
 
-    def _recover_all(self, raised: list[_RaisedRequest]) -> None:
-        """Set the outcomes of requests that have raised, once all others of the same envs have run."""
-        for request in raised:
-            self._running_envs[-1] = request.env_id
-            outcome = self._recover(request)
-            self._outcomes[request.env_id] = outcome
+    def _complete(self, running: _Requests) -> None:
+        """Set the outcomes of requests that have failed, once all others have run."""
+        for failed in running.failed:
+            index = running.index = failed.env_id
+            outcome = self._outcomes[index] = self._recover(running, failed)
             if isinstance(outcome, BaseException):
-                self._failed.add(request.env_id)
+                self._failed.add(index)
+        self._unfinished.remove(running)
 
-    def _seed_of(self, index: int) -> int | None:
-        return self.episodes.seed_of_reset(index, self._owners[index].incarnation.index)
-
-    def _accept_reset(self, index: int, fields: Fields) -> Fields:
-        """Record the result of a reset and return it."""
-        self.episodes.record(index, ends=False, is_reset=True)
-        self._last[index] = (copy_value(fields[0]), *fields[1:]) if self.on_failure != "raise" else fields
-        self.episodes.starts[index] = True
-        return _with_own_info(fields)
-
-    def _recover(self, request: _RaisedRequest) -> Fields | BaseException:
-        """Return the outcome of a request whose env has raised, or has lost the episode that it needs."""
-        index, error, owner = request.env_id, request.error, self._owners[request.env_id]
-        last, episodes = self._last[index], self.episodes
+    def _recover(self, running: _Requests, failed: _Failed) -> Fields | BaseException:
+        """Return the outcome of a request that has failed."""
+        index, error, owner = failed.env_id, failed.error, self._owners[failed.env_id]
+        last, episodes, is_asked = self._last[index], self.episodes, index in running.asked
         facts = Facts(
-            request.cause,
+            failed.cause,
             self.on_failure,
             episodes.autoreset,
             None,
-            was_reset=request.was_reset,
-            asked_reset=request.is_asked,
-            needs_episode=not request.was_reset,
+            was_reset=failed.in_reset,
+            asked_reset=is_asked,
+            needs_episode=not failed.in_reset,
             has_process=owner.is_usable,
             has_last=last is not None,
         )
         fate, repeats_reset, needs_new_envs = settle(facts, episodes, index)
-        if needs_new_envs and owner.incarnation.index == request.incarnation:
-            step = Step("reset" if request.was_reset else "step", index)
-            owner.replace(owner.errors.discarded(step, request.incarnation, owner.pid, error, safe_repr(error)))
+        if needs_new_envs and owner.incarnation.index == failed.incarnation:
+            step = Step("reset" if failed.in_reset else "step", index)
+            owner.replace(owner.errors.discarded(step, failed.incarnation, owner.pid, error, safe_repr(error)))
         if fate in (EnvFate.REPORT, EnvFate.FAIL):
             return error
         if fate is EnvFate.TRUNCATE:
             assert last is not None, "otherwise it is reset"
             return last[0], zeros(self.reward_spec), False, True, {"failure": error}
+        seed, options = running.asked.get(index, _NOT_ASKED)
         try:
-            seed = request.seed if repeats_reset and request.seed is not None else self._seed_of(index)
-            fields = self._hosted[index].reset(seed, request.options)
+            fields = self._reset(index, seed if repeats_reset else None, options)
         except Exception as second:
             return second
-        fields = self._accept_reset(index, fields)
-        before = None if request.is_asked or last is None else (last[0], last[4])
-        return *fields[:2], False, not request.is_asked, failure_info(fields[4], error, before)
+        before = None if is_asked or last is None else (last[0], last[4])
+        return *fields[:2], False, not is_asked, failure_info(fields[4], error, before)
 
     def _resolve(self, envs: Selection, futures: Sequence[ActorFuture]) -> None:
         """Deliver outcomes to futures."""
@@ -528,5 +502,4 @@ class SerialEngine(Engine):
 
 def _with_own_info(fields: Fields) -> Fields:
     """Return a result with a copy of the env's info, which the env may change later."""
-    info = fields[4]
-    return fields if type(info) is dict and not info else (*fields[:4], copy_value(info))
+    return (*fields[:4], copy_value(fields[4]))

@@ -1,0 +1,142 @@
+"""The env code that runs in the threads of its callers: whose it is, in which thread, and whether it is slow."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import threading
+import time
+import traceback
+
+from envactors.actor import slow_calls
+from envactors.actor.change import ChangeLock
+from envactors.actor.exits import Step
+from envactors.loop import Loop
+from envactors.system.threads import current_frames
+from envactors.worker import context
+from envactors.worker.context import ActorContext
+
+# How often a request is looked at within the time after which it is slow.
+_LOOKS = 4
+
+
+class InlineRequest(abc.ABC):
+    """A request that runs env code in the thread of its caller.
+
+    Args:
+        index: The env whose code runs first.
+        is_nested: Whether env code makes this request.
+
+    Attributes:
+        index: The env whose code is running.
+        is_nested: As above.
+        thread: The identifier of the thread.
+        number: How many requests there were before it.
+    """
+
+    thread: int
+    number: int
+
+    def __init__(self, index: int, *, is_nested: bool) -> None:
+        self.index = index
+        self.is_nested = is_nested
+
+    @abc.abstractmethod
+    def find_context(self) -> ActorContext | None:
+        """Return the context of the env whose code is running."""
+
+    @abc.abstractmethod
+    def describe(self) -> tuple[slow_calls.SlowActor, Step] | None:
+        """Return what is running, and the actor that runs it, for a warning; None if there is to be none."""
+
+
+class RunningCode:
+    """The requests that run env code: those of one in-process actor, or of all that share a lock.
+
+    There is more than one if env code makes requests of other envs. Each runs in ``with lock, code.enter(request):``.
+    A loop looks at them a few times until they are slow. So requests need not record when they begin, and a warning
+    comes up to a quarter later than in a worker.
+
+    Args:
+        lock: The lock.
+        loop: Runs the looks.
+        slow: After how many seconds a request is slow; None to warn about none.
+    """
+
+    def __init__(self, lock: ChangeLock, loop: Loop, slow: float | None) -> None:
+        self._lock = lock
+        self._loop = loop
+        self._slow = slow
+        self._requests: list[InlineRequest] = []  # the outermost one first; an interrupt may leave more
+        self._count = 0
+        self._is_looking = False
+        # The request and the env that were running at the last look, when they were first seen, and whether they were
+        # reported.
+        self._seen: tuple[int, int] | None = None
+        self._since = 0.0
+        self._is_reported = False
+
+    def enter(self, request: InlineRequest) -> _Scope:
+        """Return the context in which a request runs env code, under the lock."""
+        requests = self._requests
+        if not request.is_nested:
+            requests.clear()
+        self._count += 1
+        request.thread, request.number = threading.get_ident(), self._count
+        requests.append(request)
+        if not self._is_looking and self._slow is not None:
+            self._look_later(self._slow)
+        return _Scope(requests, request)
+
+    def thread_of(self, envs: range) -> int | None:
+        """Return the thread that runs code of one of these envs; None if none does."""
+        return next((request.thread for request in tuple(self._requests) if request.index in envs), None)
+
+    def is_within(self, envs: range) -> bool:
+        """Return whether the calling thread runs code of one of these envs."""
+        return bool(self._requests) and self._lock.is_held_here() and self.thread_of(envs) is not None
+
+    def _look_later(self, slow: float) -> None:
+        self._is_looking = True
+        self._loop.call_at(time.monotonic() + slow / _LOOKS, functools.partial(self._look, slow))
+
+    def _look(self, slow: float) -> None:
+        self._is_looking = False
+        running, now = self._requests[-1:], time.monotonic()
+        if not running:
+            return
+        request = running[0]
+        seen = request.number, request.index
+        if seen != self._seen:
+            self._seen, self._since, self._is_reported = seen, now, False
+        elif not self._is_reported and now - self._since >= slow:
+            self._is_reported = True
+            described = request.describe()
+            if described is not None:
+                read_stack = functools.partial(stack_of, request.thread)
+                slow_calls.warn(*described, now - self._since, read_stack)
+        self._look_later(slow)
+
+
+def stack_of(thread: int | None) -> str:
+    """Return the stack of a thread of this process that runs env code; None if there is none."""
+    frame = None if thread is None else current_frames().get(thread)
+    return "no env code is running\n" if frame is None else "".join(traceback.format_stack(frame))
+
+
+class _Scope:
+    """The context in which a request runs env code."""
+
+    __slots__ = ("_depth", "_find_context", "_requests", "_token")
+
+    def __init__(self, requests: list[InlineRequest], request: InlineRequest) -> None:
+        self._requests = requests
+        self._depth = len(requests) - 1
+        self._find_context = request.find_context
+
+    def __enter__(self) -> None:
+        self._token = context.of_thread.set(self._find_context)
+
+    def __exit__(self, *_: object) -> None:
+        del self._requests[self._depth :]
+        context.of_thread.reset(self._token)
