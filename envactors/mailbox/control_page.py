@@ -44,7 +44,7 @@ STEP: Final = 2
 STREAM: Final = 3
 # How the worker waits for the next request: for how many rounds it spins before it sleeps.
 WAIT: Final = 4
-# The worker rings for a streamed result if at least this many rows are complete then; 0 if nobody waits.
+# The worker rings for a result if at least this many rows are complete then; 0 if nobody waits for single results.
 RING_AT: Final = 5
 # The call id of the last streamed step whose end the worker rings for; it rings for the end of any other step.
 WATCHED: Final = 6
@@ -186,9 +186,11 @@ class ControlPage:
         self.to_worker.ring_open()
 
     def ring_at(self, count: int) -> None:
-        """Have the worker ring for a streamed result once ``count`` rows are complete; 0 if nobody waits.
+        """Have the worker ring for a result once ``count`` rows are complete; 0 if nobody waits for single results.
 
-        It does not ring for results that were complete before, so look for these afterwards.
+        It does not ring for results that were complete before, so look for these afterwards. In a step that is not
+        streamed, the worker reads the counter without a memory barrier. Its stores before that are visible long before
+        the caller looks, since processors keep them back for less than a microsecond.
         """
         self.counters[RING_AT] = count
         with self._barrier:

@@ -166,6 +166,10 @@ class HostedWorker:
                 self._forward(Frame(record.frame_kind, record.incarnation, record.call_id, record.payload))
             elif record.kind == RecordKind.REQUESTS:
                 self._post_rows(record)
+            elif record.kind == RecordKind.STREAM:
+                self._steps = deque((call_id, True, rows) for call_id, _, rows in self._steps)
+                self._page.ring_at(1)
+                self.send_results()
             elif record.kind == RecordKind.COLUMNS:
                 self._open_columns(record.payload)
             elif record.kind == RecordKind.KILL:
@@ -228,8 +232,8 @@ class HostedWorker:
         rows = mirrored.apply_requests(record.payload)
         self._last_call = record.call_id
         self._steps.append((record.call_id, stream, rows))
+        self._page.ring_at(int(any(stream for _, stream, _ in self._steps)))
         if stream:
-            self._page.ring_at(1)
             self._page.ring_at_end(record.call_id)
         self._page.post_step(record.call_id, ASLEEP, stream, rows)
 

@@ -51,6 +51,7 @@ class RecordKind(enum.IntEnum):
     REQUESTS = 7  # rows of requests; the call id is that of their step; the kind of frame is 1 if results stream
     BEGIN_TIMING = 8  # time steps and resets; the kind of frame is 1 if spans are to be sent
     PART = 9  # the place and the content of a part of a memory; the call id is that of the memory; no content: free it
+    STREAM = 12  # send single results of all steps that run
     # A pickled `ColumnsNote` and the columns of a trajectory that the next request of the worker starts with.
     COLUMNS = 11
 

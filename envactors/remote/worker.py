@@ -77,13 +77,17 @@ class MirroredPage(ControlPage):
     Args:
         envs: How many envs the worker has.
         post: Sends the rows of a batch step: (call id, whether results stream, rows).
+        stream: Has the node send single results of all steps that run.
     """
 
-    def __init__(self, envs: int, post: Callable[[int, bool, Sequence[int]], None]) -> None:
+    def __init__(self, envs: int, post: Callable[[int, bool, Sequence[int]], None], stream: Callable[[], None]) -> None:
         # The worker is reached through the link.
         super().__init__(bytearray(page_size(envs)), Doorbell(-1), Doorbell())
         self.clock_lead: float = float("inf")
         self._post = post
+        self._stream = stream
+        # The call id of the last step whose results the node sends together.
+        self._together = 0
         self._report = ProgressReport(0, 0, ended=True, position=0, method=0, age=0.0, rss=0)
         self._reported = time.monotonic()
 
@@ -115,7 +119,15 @@ class MirroredPage(ControlPage):
         self.counters[STREAM] = stream
         self.counters[STEP] = call_id
         self.last_call = call_id
+        if not stream:
+            self._together = call_id
         self._post(call_id, stream, rows)
+
+    def ring_at(self, count: int) -> None:
+        """Have the node send single results of all steps that run; 0 if nobody waits for them."""
+        if count and self.counters[FINISHED] < self._together:
+            self._stream()
+            self._together = 0
 
     def finish_rows(self, finished: int, overflows: int) -> None:
         """Record that the results of all steps up to this one have arrived, and wake the waiter."""
@@ -176,7 +188,7 @@ class RemoteWorker(Worker):
         self.order: LaunchOrder = LaunchOrder(name, dict(env_vars), 0 if memory is None else memory.memory_id, envs)
         self.pid: int | None = None
         self.node: Host | None = None
-        self.page = MirroredPage(envs, self._send_rows)
+        self.page = MirroredPage(envs, self._send_rows, self._send_stream)
         self.loss: NodeLoss | None = None
         self.is_over: bool = False
         self.has_ended: bool = False
@@ -275,6 +287,9 @@ class RemoteWorker(Worker):
         self._sent = time.monotonic()
         payload = self.memory.rows.pack_requests(rows)
         self._send(Record(RecordKind.REQUESTS, self.worker_id, payload, int(stream), call_id=call_id))
+
+    def _send_stream(self) -> None:
+        self._send(Record(RecordKind.STREAM, self.worker_id))
 
     def _send(self, record: Record) -> None:
         with self._lock:

@@ -285,6 +285,8 @@ class EnvTable:
         self._set(self.status, envs, POSTED)
         self._set(self.rings_each, envs, rings_each)
         slab.posted[at] = call_id
+        if self.waiters.count:
+            self.waiters.ring()  # others wait for a number of complete rows, and now fewer are complete
         return payloads
 
     def complete(self, index: int, outcome: Outcome | None, when: float | None = None) -> None:

@@ -114,18 +114,21 @@ class ResultWaiters:
         Raises:
             RuntimeError: The thread runs code of an env, and without a limit it would wait for envs of the same actor.
         """
-        slab, rings_each = self._slab, self._rings_each
+        rings_each = self._rings_each
         sleeper = self._idle.pop() if self._idle else _Sleeper(self._bell)
         self.count += 1
         last_missing = -1
         try:
             while True:
                 sleeper.watch_workers(self.actors, self._process_changes)
-                # Counted first: a row that is completed in between makes workers ring too early, but never too late.
-                complete = int(np.count_nonzero(slab.posted == slab.completed))
+                complete = self._count_complete()
                 missing = count_missing()
-                if missing and 1 in rings_each:
-                    self._wanted[sleeper] = min(complete + missing, len(rings_each))
+                wanted = min(complete + missing, len(rings_each))
+                if missing and wanted < len(rings_each) and complete != self._count_complete():
+                    continue  # the two numbers do not belong together
+                # At the end of the rows of `step`, workers ring anyway.
+                if missing and (wanted < len(rings_each) or 1 in rings_each):
+                    self._wanted[sleeper] = wanted
                     self._publish_wanted()
                     missing = count_missing()  # workers do not ring for rows that were complete before
                 if not missing:
@@ -147,6 +150,10 @@ class ResultWaiters:
                 self._idle.append(sleeper)
             elif not self.count:
                 self._close_bell()
+
+    def _count_complete(self) -> int:
+        """Return how many rows are complete."""
+        return int(np.count_nonzero(self._slab.posted == self._slab.completed))
 
     def _check_not_within(self, missing: int) -> None:
         """Raise if env code of this vector would wait for more outcomes than its other actors can provide."""

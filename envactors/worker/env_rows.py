@@ -18,6 +18,7 @@ from envactors.mailbox.control_page import (
     METHOD,
     METHOD_RESET,
     METHOD_STEP,
+    RING_AT,
     SINCE,
     TIMED,
     ControlPage,
@@ -89,7 +90,7 @@ def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
         if has_failed is None:
             has_failed = row.finish(op, call_id, result, failed_with, forks)
             begun = None  # the page may name another method
-        if row.page.is_streaming or op & RING:
+        if row.page.is_streaming or op & RING or row.counters[RING_AT]:
             row.page.ring_for_result(row.count_complete, always=bool(has_failed or op & RING))
 
 

@@ -155,7 +155,7 @@ MUTANTS = [
     Mutant(LOCAL + "take_back", "self._loop.take_back(self._channel_fd)", "pass", HANGS),
     Mutant(LOCAL + "take_back", "self._loop.take_back(self.sentinel)", "pass", HANGS),
     Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
-    Mutant(WAITING + "wait", "missing and 1 in rings_each", "False", HANGS),
+    Mutant(WAITING + "wait", "wanted < len(rings_each) or 1 in rings_each", "False", HANGS),
     Mutant(WAITING + "wait", "missing = count_missing()  # workers", "pass  # workers", HANGS),
     Mutant(WAITING + "wait", "min(complete + missing, len(rings_each))", "len(rings_each)", HANGS),
     Mutant(TABLE + "complete", "self.waiters.ring()", "pass", HANGS),

@@ -247,22 +247,12 @@ class SimulatedWaiters(ResultWaiters):
     world: World
 
     def wait(self, count_missing: Callable[[], int], deadline: float | None) -> bool:
-        slab, rings_each = self._slab, self._rings_each
-
-        def is_missing() -> int:
-            # Workers announce the end of the rows of `step`, rather than each row.
-            runs_batch = any(
-                posted != completed and not rings
-                for posted, completed, rings in zip(slab.posted, slab.completed, rings_each, strict=True)
-            )
-            return count_missing() + runs_batch
-
         conditions = self.world.conditions
-        conditions.append(is_missing)
+        conditions.append(count_missing)
         try:
             return super().wait(count_missing, deadline)
         finally:
-            conditions.remove(is_missing)
+            conditions.remove(count_missing)
 
 
 @contextlib.contextmanager

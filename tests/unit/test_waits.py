@@ -90,7 +90,7 @@ def test_a_thread_that_wakes_several_may_stop_at_any_line():
             assert all(thread.ends_within(SOON) for thread in threads), f"stopped after {line} lines"
             assert [thread.result for thread in threads] == [0] * 4
         GATES[0].clear()
-    assert lines.count > 10
+    assert lines.count > 5
 
 
 def test_a_thread_may_stop_at_any_line_on_its_way_to_sleep():
