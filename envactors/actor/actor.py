@@ -12,7 +12,6 @@ import functools
 import itertools
 import logging
 import multiprocessing
-import os
 import time
 from _thread import allocate_lock
 from collections import deque
@@ -21,14 +20,13 @@ from typing import Any
 
 from envactors import runtime as runtimes
 from envactors.actor import recording, slow_calls
+from envactors.actor.base import ActorBase
 from envactors.actor.change import ChangeLock
 from envactors.actor.config import ActorConfig
-from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Exit, Next, Plan, RestartTracker, Step, decide_next
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import START_CALL_ID, ExitReport, Incarnation
 from envactors.actor.jobs import Call, Close, ErrorOf, Job, Renewal, SharedQueue
-from envactors.actor.latch import Latch
 from envactors.actor.loan import ChannelLoan
 from envactors.actor.permits import Permits
 from envactors.actor.spinning import SpinPolicy
@@ -36,12 +34,11 @@ from envactors.actor.states import ActorState, ActorStats, EndReason, Phase
 from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Timers
 from envactors.backends.base import ExitStatus, LendingWorker, Use, Worker
-from envactors.errors import ActorClosedError, ActorError
+from envactors.errors import ActorError
 from envactors.loop import Loop
 from envactors.mailbox.control_page import FINISHED, ControlPage
 from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, unpack_failure
-from envactors.runtime import Runtime
 from envactors.system.polling import remaining
 
 # Its messages also reach users as errors and results, so nothing is printed if they have not set up logging.
@@ -62,28 +59,22 @@ _KILL_GRACE = 0.9
 _LIVE, _FAILED, _REPLIES = Phase.LIVE, Kind.FAILED, (Kind.RESULT, Kind.FAILED)
 
 
-class Actor:
+class Actor(ActorBase):
     """The parent's half of one actor.
 
     Args:
         config: The settings of the actor.
 
     Attributes:
-        config: As above.
         lock: Its lock, which all actors of a vector share.
-        errors: Makes its errors.
         tenant: Lives in its processes.
-        runtime: The threads that serve it, once it has begun.
-        closed: Opened once nothing of the actor is left.
         phase: What it is doing with its process.
-        incarnation: The current process, the one that is starting, or the last one.
         queue: The jobs that wait, the next one first.
         shared: The calls that wait for any actor of a pool; None outside of pools.
         running: The job that the worker runs.
         renewal: The renewal that ends the process, or waits for the next one.
         unfinished: All jobs that were accepted and have not ended. Each is queued, the running one, or the renewal.
         is_closing: Whether it accepts no more jobs.
-        last_crash: The error of the last exit of a process: the reason why an episode was lost.
         timers: Its timers.
         deadline_watch: Checks whether the running job is late.
         permits: The permits that steps and resets need; None if any number of actors may run.
@@ -92,30 +83,23 @@ class Actor:
         longest_replay: How long the longest replay took, in seconds.
     """
 
-    runtime: Runtime
-
     def __init__(self, config: ActorConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self.lock: ChangeLock = config.lock
-        self.errors: ErrorFactory = ErrorFactory(config)
         self.tenant: Tenant = NO_TENANT
-        self.closed: Latch = Latch()
         self.phase: Phase = Phase.NEW
-        self.incarnation: Incarnation = Incarnation(0)
         self.queue: deque[Job] = deque()
         self.shared: SharedQueue | None = None
         self.running: Job | None = None
         self.renewal: Renewal | None = None
         self.unfinished: dict[Job, None] = {}
         self.is_closing: bool = False
-        self.last_crash: ActorError | None = None
         self.completed: int = 0
         self.replays: int = 0
         self.longest_replay: float = 0.0
         self._failed = self._restarts = self._stale = 0
         self._started_in: float | None = None
         self._restart_tracker = RestartTracker(config.restart)
-        self._owner_pid, self._forks = os.getpid(), runtimes.forks
         self.timers: Timers = Timers(self._find_loop, self.run)
         self.deadline_watch: DeadlineWatch = DeadlineWatch(self)
         self.permits: Permits | None = config.permits
@@ -142,11 +126,6 @@ class Actor:
         return self.runtime.loop
 
     # State, whose reading changes nothing ----------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """The name of the actor."""
-        return self.config.name
 
     @property
     def pid(self) -> int | None:
@@ -230,18 +209,6 @@ class Actor:
         """Return the last lines that the process has printed to stderr; empty if there is no process."""
         worker = self.incarnation.worker
         return "" if worker is None else worker.stderr_tail
-
-    def check_owner(self) -> None:
-        """Raise in a forked process, which must not use the actors of its parent.
-
-        Raises:
-            ActorClosedError: This is not the process that made the actor.
-        """
-        if runtimes.forks != self._forks:
-            where = f"process {self._owner_pid} and this is its fork {os.getpid()}"
-            raise ActorClosedError(
-                f"actor {self.name!r} belongs to {where}: make an actor here, or call it there", actor=self.name
-            )
 
     def _current_step(self) -> Step | None:
         job = self.running or self.renewal

@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from envactors import runtime as runtimes
 from envactors.actor import recording
+from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
-from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.jobs import Call, UnreadReply
-from envactors.actor.latch import Latch
 from envactors.actor.running_code import InlineRequest, RunningCode, stack_of
 from envactors.actor.states import ActorState, ActorStats, EndReason
-from envactors.errors import ActorClosedError, ActorError, copy_error
+from envactors.errors import ActorError, copy_error
 from envactors.mailbox.control_page import METHOD_CALL, ControlPage, page_size
 from envactors.mailbox.messages import Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps, pack_failure, unpack_failure
-from envactors.runtime import Runtime
 from envactors.worker.context import ActorContext
 from envactors.worker.host import HostedEnv
 from envactors.worker.main import Server
@@ -65,7 +63,7 @@ class _Request(InlineRequest):
         return None if self.step is None else (self.actor, self.step)
 
 
-class InlineActor:
+class InlineActor(ActorBase):
     """An actor whose envs run in the threads of its callers.
 
     Args:
@@ -78,24 +76,16 @@ class InlineActor:
 
     code: RunningCode
 
-    runtime: Runtime  # once it has begun
-
     def __init__(self, config: ActorConfig) -> None:
-        self.config = config
-        self.errors: ErrorFactory = ErrorFactory(config)
-        self.incarnation: Incarnation = Incarnation(0)
+        super().__init__(config)
         self.pid: int = os.getpid()
         self.node: str | None = None
-        self.closed: Latch = Latch()
-        self._forks = runtimes.forks
         self._lock = config.lock
         self.vector: InlineVector | None = None
         self._completed = self._call_id = 0
         # The error of all calls, if a factory has raised.
         self._start_error: ActorError | None = None
         self._server: Server | None = None
-        # Why the envs before the current ones are gone; None if these are the first.
-        self.last_crash: ActorError | None = None
         self.range: range = range(config.first_index, config.first_index + len(config.start.factories))
 
     def begin(self) -> None:
@@ -109,11 +99,6 @@ class InlineActor:
         self.vector, self.code = vector, code
 
     # State -----------------------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """The name of the actor."""
-        return self.config.name
 
     @property
     def state(self) -> ActorState:
@@ -140,10 +125,9 @@ class InlineActor:
         return None if self._server is None else self._server.page
 
     @property
-    def hosted_envs(self) -> list[tuple[HostedEnv, ActorContext]]:
-        """The envs and their contexts; empty if a factory has raised."""
-        host = None if self._server is None else self._server.host
-        return [] if host is None else list(zip(host.hosted_envs, host._contexts, strict=True))
+    def hosted_envs(self) -> list[HostedEnv]:
+        """The envs; empty if a factory has raised."""
+        return [] if self._server is None else self._server.host.hosted_envs
 
     def stats(self) -> ActorStats:
         """Return counts over the actor's lifetime."""
@@ -164,13 +148,6 @@ class InlineActor:
     def stderr_tail(self) -> str:
         """Return an empty string: envs print to the streams of the program."""
         return ""
-
-    def check_owner(self) -> None:
-        """Raise in a forked process."""
-        if runtimes.forks != self._forks:
-            name = self.config.name
-            text = f"actor {name!r} belongs to process {self.pid} and this is its fork {os.getpid()}: make one here"
-            raise ActorClosedError(text, actor=name)
 
     # Requests --------------------------------------------------------------------------------------------
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from envactors.actor.actor import Actor
 from envactors.actor.future import ActorFuture
+from envactors.actor.inline import InlineActor
 from envactors.errors import VectorInputError
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame
@@ -22,6 +24,11 @@ from envactors.vector.options import OnFailure
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep
 from envactors.vector.table import Selection
 
+# One per env: the user's seeds and options of resets, and the futures of requests.
+Seeds: TypeAlias = Sequence[int | None]
+Options: TypeAlias = Sequence[dict[str, Any] | None]
+Futures: TypeAlias = Sequence[ActorFuture]
+
 
 class Engine(abc.ABC):
     """Steps and resets the envs of a vector.
@@ -30,6 +37,7 @@ class Engine(abc.ABC):
         described: The specs of one env.
         episodes: The episodes of the envs.
         on_failure: What happens after a failure.
+        actor_of: The actor of each env.
 
     Attributes:
         episodes, on_failure: As above.
@@ -38,12 +46,15 @@ class Engine(abc.ABC):
         batcher: Batches results.
     """
 
-    def __init__(self, described: Description, episodes: Episodes, on_failure: OnFailure) -> None:
+    def __init__(
+        self, described: Description, episodes: Episodes, on_failure: OnFailure, actor_of: Sequence[Actor | InlineActor]
+    ) -> None:
         self.episodes = episodes
         self.on_failure: OnFailure = on_failure
         self.all: Selection = Selection(list(range(len(episodes.flags))), slice(None), is_all=True)
         self.action_spec: Spec | None = described.action
         self.batcher: Batcher = Batcher(described)
+        self._actor_of = actor_of
 
     @property
     def observation_spec(self) -> Spec | None:
@@ -106,13 +117,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def start_steps(
-        self,
-        envs: Selection,
-        actions: Any,
-        *,
-        rings_each: bool,
-        futures: Sequence[ActorFuture] = (),
-        is_checked: bool = True,
+        self, envs: Selection, actions: Any, *, rings_each: bool, futures: Futures = (), is_checked: bool = True
     ) -> None:
         """Start a step of some envs.
 
@@ -131,13 +136,7 @@ class Engine(abc.ABC):
         """
 
     @abc.abstractmethod
-    def start_resets(
-        self,
-        envs: Selection,
-        seeds: Sequence[int | None],
-        options: Sequence[dict[str, Any] | None],
-        futures: Sequence[ActorFuture] = (),
-    ) -> None:
+    def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:
         """Start resets; for the errors see `start_steps`."""
 
     @abc.abstractmethod
@@ -174,17 +173,17 @@ class Engine(abc.ABC):
         """
 
     def reset(
-        self,
-        envs: Selection,
-        seeds: Sequence[int | None],
-        options: Sequence[dict[str, Any] | None],
-        timeout: float | None,
-        deadline: float | None,
+        self, envs: Selection, seeds: Seeds, options: Options, timeout: float | None, deadline: float | None
     ) -> Batch:
         """Reset envs, once `discard` has made them idle. For the arguments see `start_resets` and `finish`."""
         self.discard(envs, timeout, deadline)
         self.start_resets(envs, seeds, options)
         return self.finish(envs, timeout, deadline, "reset")
+
+    def _describe_actor(self, index: int) -> str:
+        """Return a description of the actor of an env, for errors."""
+        actor = self._actor_of[index]
+        return f"actor {actor.name!r}, pid {actor.pid}, incarnation {actor.incarnation.index}"
 
     # Last results and snapshots --------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from envactors.actor.exits import Step
-from envactors.actor.future import ActorFuture
 from envactors.actor.spinning import SpinPolicy
 from envactors.errors import (
     AlreadyPendingError,
@@ -28,7 +27,7 @@ from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import HALF, RESET
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.actor_envs import ActorEnvs, post_rows
-from envactors.vector.base import Engine
+from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import LOST
 from envactors.vector.failures import step_error
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, RowReader
@@ -62,11 +61,12 @@ class RowEngine(Engine):
         *,
         may_spin: bool,
     ) -> None:
-        super().__init__(described, table.episodes, table.on_failure)
+        owners = [envs for envs in actors for _ in envs.range]
+        super().__init__(described, table.episodes, table.on_failure, [envs.actor for envs in owners])
         self.table = table
         self.reader = reader
         self.actors = actors
-        self.owners: list[ActorEnvs] = [envs for envs in actors for _ in envs.range]
+        self.owners = owners
         self._lock = table.lock
         self._row_spec = action = table.slab.layout.action
         # The array of actions, if an action is a single array.
@@ -157,13 +157,7 @@ class RowEngine(Engine):
     # Posting ---------------------------------------------------------------------------------------------
 
     def start_steps(
-        self,
-        envs: Selection,
-        actions: Any,
-        *,
-        rings_each: bool,
-        futures: Sequence[ActorFuture] = (),
-        is_checked: bool = True,
+        self, envs: Selection, actions: Any, *, rings_each: bool, futures: Futures = (), is_checked: bool = True
     ) -> None:
         self.check_idle(envs)
         self.check_steppable(envs)
@@ -175,13 +169,7 @@ class RowEngine(Engine):
                 requests[index] = EnvRequest("step", False, future, None, payloads[position] if payloads else None)
         self._post(envs, requests, "step", columns, rings_each=rings_each)
 
-    def start_resets(
-        self,
-        envs: Selection,
-        seeds: Sequence[int | None],
-        options: Sequence[dict[str, Any] | None],
-        futures: Sequence[ActorFuture] = (),
-    ) -> None:
+    def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:
         self.check_idle(envs)
         requests = {}
         for position, index in enumerate(envs.ids):
@@ -510,7 +498,3 @@ class RowEngine(Engine):
                 f"{caller} waited for the results of the envs {gone}, which a signal handler or another thread has "
                 "taken meanwhile: let only one of them wait for these envs"
             )
-
-    def _describe_actor(self, index: int) -> str:
-        actor = self.owners[index].actor
-        return f"actor {actor.name!r}, pid {actor.pid}, incarnation {actor.incarnation.index}"

@@ -24,7 +24,7 @@ from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.specs import Spec, split_batch, zeros
-from envactors.vector.base import Engine
+from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import LOST, NO_EPISODE, NO_RESULT, Episodes
 from envactors.vector.failures import step_error
 from envactors.vector.options import Choices
@@ -80,7 +80,8 @@ class _Requests(InlineRequest):
         self.failed: list[_Failed] = []
 
     def find_context(self) -> ActorContext | None:
-        return self._engine._contexts[self.index]
+        context: ActorContext | None = self._engine._hosted[self.index].context
+        return context
 
     def describe(self) -> tuple[InlineActor, Step]:
         engine, index = self._engine, self.index
@@ -93,6 +94,7 @@ class _MissingEnv:
 
     def __init__(self, actor: InlineActor, index: int, hosted: list[Any]) -> None:
         self._actor, self._index, self._hosted = actor, index, hosted
+        self.context = None
 
     def step(self, *_: Any) -> Fields:
         """Raise the error of its actor."""
@@ -120,7 +122,7 @@ class SerialEngine(Engine):
         self._owners: list[InlineActor] = [actor for actor in self.actors for _ in actor.range]
         count = len(self._owners)
         episodes = Episodes(count, choices.autoreset)
-        super().__init__(described, episodes, "raise" if choices.on_failure == "raise" else "renew")
+        super().__init__(described, episodes, "raise" if choices.on_failure == "raise" else "renew", self._owners)
         if choices.seed_episodes:
             episodes.seed_episodes()
         self.reward_spec: Spec = described.reward
@@ -134,7 +136,6 @@ class SerialEngine(Engine):
         self._lock = self.actors[0].config.lock
         self._code = self.actors[0].code
         self._hosted: list[Any] = [None] * count
-        self._contexts: list[ActorContext | None] = [None] * count
         # The current method of each env, as `HostedEnv` records it on the control page of its actor.
         self._methods: list[Any] = [None] * count
         self._incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
@@ -153,10 +154,9 @@ class SerialEngine(Engine):
         self._pages[actor] = page
         for position, index in enumerate(actor.range):
             if page is None:
-                self._hosted[index] = _MissingEnv(actor, index, self._hosted)
-                self._contexts[index], self._methods[index] = None, {}
+                self._hosted[index], self._methods[index] = _MissingEnv(actor, index, self._hosted), {}
             else:
-                env, self._contexts[index] = found[position]
+                env = found[position]
                 self._hosted[index] = TimedEnv(env, page) if self._is_timing else env
                 self._methods[index] = page.counters
             self._incarnations[index] = actor.incarnation.index
@@ -248,13 +248,7 @@ class SerialEngine(Engine):
     # Running ---------------------------------------------------------------------------------------------
 
     def start_steps(
-        self,
-        envs: Selection,
-        actions: Any,
-        *,
-        rings_each: bool,
-        futures: Sequence[ActorFuture] = (),
-        is_checked: bool = True,
+        self, envs: Selection, actions: Any, *, rings_each: bool, futures: Futures = (), is_checked: bool = True
     ) -> None:
         del rings_each
         self.check_idle(envs)
@@ -303,13 +297,7 @@ class SerialEngine(Engine):
         if futures:
             self._resolve(envs, futures)
 
-    def start_resets(
-        self,
-        envs: Selection,
-        seeds: Sequence[int | None],
-        options: Sequence[dict[str, Any] | None],
-        futures: Sequence[ActorFuture] = (),
-    ) -> None:
+    def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:
         self.check_idle(envs)
         own_options = map(copy_value, options)
         running = _Requests(self, envs.ids, dict(zip(envs.ids, zip(seeds, own_options, strict=True), strict=True)))
@@ -473,10 +461,6 @@ class SerialEngine(Engine):
         if failures := {**failures, **mismatches}:
             raise step_error(failures, batch, len(envs.ids), caller, self._describe_actor)
         return batch
-
-    def _describe_actor(self, index: int) -> str:
-        owner = self._owners[index]
-        return f"actor {owner.name!r}, pid {owner.pid}, incarnation {owner.incarnation.index}"
 
     def _drop(self, envs: Selection) -> None:
         """Forget the outcomes of envs, which are delivered, or nobody wants."""

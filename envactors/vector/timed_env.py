@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, SINCE, ControlPage
+from envactors.worker.context import ActorContext
 from envactors.worker.host import Fields, HostedEnv
 
 
@@ -15,10 +16,14 @@ class TimedEnv:
     Args:
         env: The env.
         page: The page.
+
+    Attributes:
+        context: That of the env.
     """
 
     def __init__(self, env: HostedEnv, page: ControlPage) -> None:
         self._env, self._page, self._position = env, page, env.position
+        self.context: ActorContext | None = env.context
 
     def step(self, action: Any, autoreset: bool, next_seed: int | None) -> Fields:
         """Step the env; see `HostedEnv.step`."""

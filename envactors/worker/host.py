@@ -47,6 +47,7 @@ class HostedEnv:
         reports_seeds: Whether the infos of resets contain their seeds.
 
     Attributes:
+        context: What `envactors.current_actor` returns in its code.
         index: Its index in the vector.
         check: The checksum over all observations since its last seeded reset; 0 without ``journal``.
         dtype, shape: Those of an observation that is one array, else None.
@@ -71,6 +72,7 @@ class HostedEnv:
 
     def identify(self, context: ActorContext) -> None:
         """Assign the env to an actor."""
+        self.context: ActorContext | None = context
         self.index: int = context.index
         # For error messages; made once rather than in every step.
         self._observation_name = f"the observation of env {self.index}"

@@ -247,7 +247,7 @@ def test_a_handle_that_is_kept_keeps_no_env_of_a_closed_vector():
         envs.reset(seed=0)
         envs.step([1, 2])
         actor = envs.actors[0]
-        made = [weakref.ref(hosted.env) for hosted, _ in actor._actor.hosted_envs]
+        made = [weakref.ref(hosted.env) for hosted in actor._actor.hosted_envs]
     del envs
     gc.collect()
     assert [env() for env in made] == [None]
