@@ -259,7 +259,7 @@ class RowEngine(Engine):
             batch = self.take(envs, caller)
             if batch is not None:
                 return batch
-            self._wait(lambda: self._count_missing(envs), envs, timeout, deadline, caller)
+            self._wait(lambda: self._survey(envs)[0], envs, timeout, deadline, caller)
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         table = self.table
@@ -329,15 +329,21 @@ class RowEngine(Engine):
                     pairs.append((worker.page.counters, worker.page.last_call))
             spin_until_all(pairs, FINISHED)
 
-    def _count_missing(self, envs: Selection) -> int:
-        """Return how many envs have no outcome yet."""
-        table = self.table
-        if envs.is_all and table.are_all(POSTED) and not table.overdue:
+    def _survey(self, envs: Selection) -> tuple[int, bool]:
+        """Return how many envs have no outcome yet, and whether the rows of all contain their whole results."""
+        table, encodings = self.table, self.table.infos.encodings
+        is_plain = not self.reader.learns and not table.overdue and table.are_plain(envs)
+        if envs.is_all and is_plain and table.are_all(POSTED):
             if table.completed_of != table.call_id_of:
-                return int(np.count_nonzero(table.slab.completed != table.call_ids))
-            if table.infos.all_plain():
-                return 0
-        return sum(map(table.is_running, envs.ids))  # those of idle envs were taken, and will not come
+                return int(np.count_nonzero(table.slab.completed != table.call_ids)), False
+            if table.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO:
+                return 0, True
+        status, completed, call_ids = table.status, table.completed_of, table.call_id_of
+        if is_plain and all(
+            status[i] == POSTED and completed[i] == call_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
+        ):
+            return 0, True
+        return sum(map(table.is_running, envs.ids)), False  # idle envs were taken, and have none that will come
 
     def _count_missing_to_receive(self, min_envs: int | None) -> int:
         """Return how many outcomes are missing to return from `receive`; none if one is a failure."""
@@ -370,26 +376,11 @@ class RowEngine(Engine):
             VectorStepError: Some envs failed; the results of the others are in ``.batch``.
         """
         version = self.table.version
-        if not self._can_copy_at_once(envs):
-            if any(map(self.table.is_running, envs.ids)):
-                return None
-            return self._take_each(envs, caller)
-        batch = self._take_rows(envs, version)
+        missing, are_whole = self._survey(envs)
+        if missing:
+            return None
+        batch = self._take_rows(envs, version) if are_whole else None
         return self._take_each(envs, caller) if batch is None else batch
-
-    def _can_copy_at_once(self, envs: Selection) -> bool:
-        """Return whether the rows of envs are complete, and contain the whole results."""
-        table = self.table
-        if self.reader.learns or table.overdue or not table.are_plain(envs):
-            return False
-        encodings = table.infos.encodings
-        if envs.is_all:
-            is_complete = table.are_all(POSTED) and table.completed_of == table.call_id_of
-            return is_complete and (table.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
-        status, completed, call_ids = table.status, table.completed_of, table.call_id_of
-        return all(
-            status[i] == POSTED and completed[i] == call_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
-        )
 
     def _take_rows(self, envs: Selection, version: int) -> Batch | None:
         """Copy the results of envs out of their rows, and then make the envs idle, unless something has changed.

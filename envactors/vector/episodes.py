@@ -110,16 +110,7 @@ class Episodes:
             ends: Whether it ended an episode.
             is_reset: Whether it is that of a reset, rather than a step.
         """
-        self.resets_next_of[index] = ends and self.autoreset == "next_step"
-        cleared = NO_EPISODE | LOST | NEEDS_RESET | NO_RESULT
-        if is_reset:
-            cleared |= UNRESET | RETIRING
-            self.advance(index)
-        else:
-            self.steps_of[index] += 1
-        self.flags[index] &= ~cleared
-        if ends:
-            self._end(index)
+        self.record_many(index, bytes([ends]), bytes([is_reset]))
 
     def record_end(self, index: int) -> None:
         """Record the last step of an episode in a process that is replaced now: the next one does the reset."""

@@ -168,7 +168,7 @@ MUTANTS = [
     Mutant(ENVS + "on_overflow", "self.table.waiters.ring()", "pass", HANGS),
     Mutant(ENVS + "queue", "self.actor.enqueue(Renewal())", "pass", RENEWS),
     Mutant(ENVS + "_accept", "table.buffer_index[index] = op & HALF", "pass", LAST),
-    Mutant(ENVS + "on_exit", "if index in begun else", "if True else", BLAMES),
+    Mutant(ENVS + "culprit", "return running", "return self.step_of(unfinished[-1])", BLAMES),
     Mutant(ENVS + "_on_replayed", "self.table.episodes.restore(index)", "pass", REPLAYS),
     Mutant(ENVS + "repair", "table.status[index] = IDLE", "pass", INTERRUPTS),
     Mutant(ROWS + "ids", " and queued_in[index] is self", "", ORDER),
