@@ -92,6 +92,23 @@ class RowMemory(ABC):
         """Close the memory for further workers; slabs that are open stay usable."""
 
 
+class MirroredPart(Protocol):
+    """A part of the memory that a worker on another machine shares with its node only. It is pickled.
+
+    Attributes:
+        places: The places of its regions, from `RowMemory.extend`; None for missing ones.
+    """
+
+    @property
+    def places(self) -> Sequence[tuple[int, int] | None]: ...
+
+    def write(self, regions: Sequence[memoryview | None], content: bytes | memoryview) -> None:
+        """Write a content on the node, before a request."""
+
+    def read(self, regions: Sequence[memoryview | None]) -> bytes | bytearray:
+        """Return what the request has written, for a frame of `Kind.PART`."""
+
+
 class Node(Protocol):
     """The node that runs a worker.
 
@@ -227,12 +244,9 @@ class Worker(ABC):
         del spans  # both sides share the page
         self.page.counters[TIMED] = True
 
-    def mirror(self, note: tuple[Any, ...], content: bytes) -> None:
-        """Send columns of a trajectory to a worker on another machine before its next request.
-
-        What the worker writes there comes back with the reply; see `envactors.rollout.trajectory.ColumnsNote`.
-        """
-        del note, content  # on this machine the memory is shared
+    def mirror(self, part: MirroredPart, content: bytes) -> None:
+        """Have the next request start with this content in a part of the memory, and send back what it writes there."""
+        del part, content  # on this machine the memory is shared
 
     @property
     def stderr_tail(self) -> str:

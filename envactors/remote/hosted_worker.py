@@ -12,7 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from envactors.backends.base import Stacks
+from envactors.backends.base import MirroredPart, Stacks
 from envactors.backends.output import Stream
 from envactors.backends.process import ProcessWorker
 from envactors.mailbox import bundle
@@ -25,8 +25,6 @@ from envactors.remote.oversize import fit_reply
 from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Record, RecordKind
 from envactors.remote.rows import MirroredRows
 from envactors.remote.watches import Watches
-from envactors.rollout.messages import COLUMNS
-from envactors.rollout.trajectory import ColumnsNote, Trajectory
 from envactors.system.polling import WRITABLE
 from envactors.system.processes import resident_memory
 
@@ -78,8 +76,8 @@ class HostedWorker:
         self._envs = order.envs
         self._rows = rows
         self._part = part
-        # The columns of a trajectory that the current request writes.
-        self._columns: tuple[ColumnsNote, Trajectory] | None = None
+        # What the current request writes besides its rows, and the regions of that in the memory.
+        self._mirrored: tuple[MirroredPart, list[memoryview | None]] | None = None
         self._link = link
         self._watches = watches
         self._on_started = on_started
@@ -170,8 +168,8 @@ class HostedWorker:
                 self._steps = deque((call_id, True, rows) for call_id, _, rows in self._steps)
                 self._page.ring_at(1)
                 self.send_results()
-            elif record.kind == RecordKind.COLUMNS:
-                self._open_columns(record.payload)
+            elif record.kind == RecordKind.MIRROR:
+                self._open_mirrored(record.payload)
             elif record.kind == RecordKind.KILL:
                 self._worker.kill()
             elif record.kind == RecordKind.ASK_STACKS:
@@ -197,21 +195,19 @@ class HostedWorker:
         with contextlib.suppress(OSError):  # the caller has ended
             self._link.send(Record(RecordKind.STACKS, self.worker_id, text, call_id=request_id))
 
-    def _open_columns(self, payload: bytes | bytearray | memoryview) -> None:
+    def _open_mirrored(self, payload: bytes | bytearray | memoryview) -> None:
         (_, pickled), (_, content) = bundle.unpack(payload)
-        note = ColumnsNote(*pickle.loads(pickled))
-        regions = [None if place is None else self._part(place) for place in note.places]
-        trajectory = Trajectory(pickle.loads(note.layout), regions)
-        trajectory.unpack(note.envs, content)
-        self._columns = note, trajectory
+        part: MirroredPart = pickle.loads(pickled)
+        regions = [None if place is None else self._part(place) for place in part.places]
+        part.write(regions, content)
+        self._mirrored = part, regions
 
-    def _send_columns(self) -> None:
-        """Send the columns that the last request has written, if any."""
-        if self._columns is not None:
-            note, trajectory = self._columns
-            self._columns = None
-            content = trajectory.pack(note.envs, note.start)
-            payload = bundle.pack([(COLUMNS, content)])
+    def _send_mirrored(self) -> None:
+        """Send what the last request has written besides its rows, if anything."""
+        if self._mirrored is not None:
+            part, regions = self._mirrored
+            self._mirrored = None
+            payload = part.read(regions)
             record = Record(RecordKind.FRAME, self.worker_id, payload, Kind.PART, self._incarnation, self._last_call)
             self._link.send(record)
 
@@ -316,7 +312,7 @@ class HostedWorker:
                 self.starting = False
                 self._on_started()
             if frame.kind in (Kind.RESULT, Kind.FAILED) and frame.call_id == self._last_call:
-                self._send_columns()  # before the reply
+                self._send_mirrored()  # before the reply
             for kind, incarnation, call_id, payload in fit_reply(frame, self._mark_failed):
                 self._overflows += sum(1 for _ in bundle.unpack(payload)) if kind == Kind.OVERFLOW else 0
                 self._link.send(Record(RecordKind.FRAME, self.worker_id, payload, kind, incarnation, call_id))
@@ -347,7 +343,7 @@ class HostedWorker:
         with self.serving():
             while not self._at_end and self._read_frames():
                 pass
-            self._send_columns()
+            self._send_mirrored()
             self.send_results(all_complete=True)
         worker = self._worker
         watches = self._watches

@@ -52,8 +52,8 @@ class RecordKind(enum.IntEnum):
     BEGIN_TIMING = 8  # time steps and resets; the kind of frame is 1 if spans are to be sent
     PART = 9  # the place and the content of a part of a memory; the call id is that of the memory; no content: free it
     STREAM = 12  # send single results of all steps that run
-    # A pickled `ColumnsNote` and the columns of a trajectory that the next request of the worker starts with.
-    COLUMNS = 11
+    # A pickled `MirroredPart` and the content of it that the next request of the worker starts with.
+    MIRROR = 11
 
     FRAME = 10  # either way: a frame of a worker's channel
 

@@ -9,13 +9,13 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from envactors.backends import base
-from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Worker, WorkerEvents
+from envactors.backends.base import ExitStatus, LaunchRefusedError, MirroredPart, NodeLoss, Worker, WorkerEvents
 from envactors.backends.output import Output, Stream
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import (
@@ -269,8 +269,8 @@ class RemoteWorker(Worker):
     def resident_memory(self) -> int:
         return self.page.rss
 
-    def mirror(self, note: tuple[Any, ...], content: bytes) -> None:
-        self._send(Record(RecordKind.COLUMNS, self.worker_id, bundle.pack(enumerate((pickle.dumps(note), content)))))
+    def mirror(self, part: MirroredPart, content: bytes) -> None:
+        self._send(Record(RecordKind.MIRROR, self.worker_id, bundle.pack(enumerate((pickle.dumps(part), content)))))
 
     def reap(self) -> ExitStatus:
         self.unwatch_rings()

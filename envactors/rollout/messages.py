@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from envactors.rollout.trajectory import TrajectoryLayout
+from envactors.mailbox import bundle
+from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
 
 # Values of `Stop.reason`: why a worker has stopped.
 COMPLETE: Final = "complete"
@@ -19,6 +22,33 @@ COLUMNS: Final = (1 << 32) - 1
 # `envactors.rollout.trajectory`); the seed of its next reset (None lets the env choose); the seed that those of later
 # episodes are derived from (None if episodes are not seeded); and the index of its present episode.
 EnvPlan: TypeAlias = "tuple[int, int, int | None, int | None, int]"
+
+
+class MirroredColumns(NamedTuple):
+    """The columns of a trajectory that a worker on another machine writes; see `envactors.backends.base.MirroredPart`.
+
+    Attributes:
+        places: Places of the regions of the trajectory in the shared memory.
+        layout: Pickled `TrajectoryLayout`.
+        envs: Indices of the worker's envs.
+        start: First step.
+    """
+
+    places: RegionPlaces
+    layout: bytes
+    envs: range
+    start: int
+
+    def write(self, regions: Sequence[memoryview | None], content: bytes | memoryview) -> None:
+        """Write the columns of the step before the first one."""
+        self._trajectory(regions).unpack(self.envs, content)
+
+    def read(self, regions: Sequence[memoryview | None]) -> bytes | bytearray:
+        """Return the columns that the worker has written."""
+        return bundle.pack([(COLUMNS, self._trajectory(regions).pack(self.envs, self.start))])
+
+    def _trajectory(self, regions: Sequence[memoryview | None]) -> Trajectory:
+        return Trajectory(pickle.loads(self.layout), regions)
 
 
 class Policy(NamedTuple):

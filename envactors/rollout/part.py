@@ -26,8 +26,7 @@ from envactors.replay import PostedRequest
 from envactors.rollout import runner
 from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
-from envactors.rollout.messages import COLUMNS, ENV_RAISED, NO_POLICY, Order, Parameters, Policy, Stop
-from envactors.rollout.trajectory import ColumnsNote
+from envactors.rollout.messages import COLUMNS, ENV_RAISED, NO_POLICY, MirroredColumns, Order, Parameters, Policy, Stop
 from envactors.vector.actor_envs import ActorEnvs
 from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING
 from envactors.vector.recovery import Cause, EnvFate, Failure, raised
@@ -160,8 +159,8 @@ class RolloutPart(Job):
         """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""
         worker, columns, step = actor.incarnation.worker, self.columns, self.columns.next_step
         assert worker is not None, "jobs start in a live process"
-        note = ColumnsNote(self._buffer.places, self._buffer.pickled_layout, columns.envs, step)
-        worker.mirror(note, columns.trajectory.pack(columns.envs, step, step + 1))
+        part = MirroredColumns(self._buffer.places, self._buffer.pickled_layout, columns.envs, step)
+        worker.mirror(part, columns.trajectory.pack(columns.envs, step, step + 1))
 
     def step(self, actor: JobRunner) -> Step | None:
         """Return the step that is running."""

@@ -53,22 +53,6 @@ class TrajectoryLayout(NamedTuple):
     steps: int
 
 
-class ColumnsNote(NamedTuple):
-    """Names the columns of a trajectory that a worker on another machine is about to write.
-
-    Attributes:
-        places: Places of the regions of the trajectory in the shared memory.
-        layout: Pickled `TrajectoryLayout`.
-        envs: Indices of the worker's envs.
-        start: First step.
-    """
-
-    places: RegionPlaces
-    layout: bytes
-    envs: range
-    start: int
-
-
 class Trajectory:
     """Arrays of a layout in shared memory.
 
