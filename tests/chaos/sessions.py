@@ -6,8 +6,10 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import faulthandler
 import random
 import signal
+import sys
 import time
 from typing import Any
 
@@ -78,6 +80,7 @@ class SessionStorm:
         # The sessions whose blocks have not been left; the pool may have ended some of them before.
         self._entered: set[Any] = set()
         self._are_nodes_lost = False
+        self._has_stalled = False
         self._keeper: NodeKeeper | None = None
         self.report = SessionReport(sessions)
 
@@ -122,14 +125,16 @@ class SessionStorm:
             tasks.add(task)
             task.add_done_callback(lambda _: waiting.release())
             if self._nodes and user == self.report.sessions // 2:
-                self._lose_node()
+                await self._lose_node()
         for error in await asyncio.gather(*tasks, return_exceptions=True):
             if error is not None:
                 self._complain(f"a user ended with {error!r}")
 
-    def _lose_node(self) -> None:
+    async def _lose_node(self) -> None:
         """Kill the agent of one node."""
         assert self._keeper is not None, "there are nodes"
+        while not self._keeper.nodes:
+            await asyncio.sleep(0.02)
         self._are_nodes_lost = True
         self._keeper.end(self._keeper.nodes[0], signal.SIGKILL)
 
@@ -148,6 +153,7 @@ class SessionStorm:
             pass
         except (TimeoutError, asyncio.TimeoutError):
             self._complain(f"user {user} ({fate}) has waited for {_PATIENCE:g} s")
+            self._describe_stall(pool)
         self._check_outcome(user, fate, sessions)
 
     def _choose_fate(self) -> str:
@@ -216,6 +222,16 @@ class SessionStorm:
         del seen["none"]
         if +counted != +seen:
             self._complain(f"the pool has counted {dict(counted)}, the users {dict(seen)}")
+
+    def _describe_stall(self, pool: ea.SessionPool[Ledger]) -> None:
+        """Print what every actor and thread was doing when a user had waited too long for the first time."""
+        if self._has_stalled:
+            return
+        self._has_stalled = True
+        nodes = [] if self._keeper is None else self._keeper.nodes
+        places = [f"{place.phase.name} {place.actor.stats()}" for place in pool._places.all]
+        print(f"stalled, on the nodes {nodes}: {pool.stats()}", *places, sep="\n", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback(sys.__stderr__)
 
     def _complain(self, text: str) -> None:
         self.report.wrong.append(text)
