@@ -12,7 +12,8 @@ from envactors import backends
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, method_name, pickle_call
-from envactors.actor.jobs import Call, SharedQueue
+from envactors.actor.job import SharedQueue
+from envactors.actor.jobs import Call
 from envactors.actor.spawn import SpawnOptions, launch, spawn
 from envactors.actor.type_variables import Item, P, R, T_co
 from envactors.errors import ActorClosedError
@@ -24,6 +25,15 @@ from envactors.runtime import Runtime
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class PoolCall(Call):
+    """A call of any actor of a pool."""
+
+    def start(self) -> bool:
+        """Send the message, to the actor that has taken it."""
+        self.index = self.actor.config.first_index
+        return super().start()
 
 
 class ActorPool(Generic[T_co]):
@@ -67,6 +77,11 @@ class ActorPool(Generic[T_co]):
                 actor.shared = self._shared
 
     @property
+    def _waiting(self) -> list[ActorFuture[Any]]:
+        """The futures of the calls that wait for an actor. The lock must be held."""
+        return [] if self._shared is None else self._shared.futures
+
+    @property
     def runtime(self) -> Runtime:
         return self.actors[0]._actor.runtime
 
@@ -93,7 +108,7 @@ class ActorPool(Generic[T_co]):
         """
         name, actor = method_name(method), self._actors[0]
         future: ActorFuture[Any] = ActorFuture(self, self)
-        call = Call(name, actor.config.first_index, Kind.CALL, future, actor.config.deadlines.of(name))
+        call = PoolCall(name, actor.config.first_index, Kind.CALL, future)
         if not pickle_call(actor, call, messages.Call(0, name, args, kwargs)):  # the same for each actor
             return future
         if self._shared is None:
@@ -153,7 +168,7 @@ class ActorPool(Generic[T_co]):
         check_timeout(timeout, "close(timeout=...)")
         with self._lock:
             self._is_closed = True
-            for future in self._waiting():
+            for future in self._waiting:
                 future.set_canceled()
         close_all(self.actors, timeout)
 
@@ -163,7 +178,7 @@ class ActorPool(Generic[T_co]):
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is None:
             with self._lock:
-                waiting = self._waiting()
+                waiting = self._waiting
             wait(waiting)
         self.close()
 
@@ -175,7 +190,7 @@ class ActorPool(Generic[T_co]):
     def cancel(self, future: ActorFuture[Any]) -> bool:
         """Cancel a call that waits for an actor, or is queued at one."""
         with self._lock:
-            if future in self._waiting():
+            if future in self._waiting:
                 future.set_canceled()
             owner = future.owner
         return future.cancelled() if owner is self else owner.cancel(future)
@@ -193,16 +208,12 @@ class ActorPool(Generic[T_co]):
         if self._is_closed:
             raise ActorClosedError(f"cannot submit {name!r}: the pool is closed")
 
-    def _waiting(self) -> list[ActorFuture[Any]]:
-        """Return the futures of the calls that wait for an actor. The lock must be held."""
-        return [] if self._shared is None else [call.future for call in self._shared.calls if not call.future.done()]
-
     def _send(self, call: Call) -> None:
         """Have an actor run a call, or let it wait for one."""
         actor = self._find_actor()
         if actor is None:
             assert self._shared is not None, "in-process calls run at once"
-            self._shared.calls.append(call)
+            self._shared.jobs.append(call)
             return
         call.index, call.future.owner = actor.config.first_index, actor
         try:
@@ -212,7 +223,7 @@ class ActorPool(Generic[T_co]):
 
     def _find_actor(self) -> Any:
         """Return an idle actor; None if a call has to wait for one."""
-        if self._shared is not None and self._shared.calls:
+        if self._shared is not None and self._shared.jobs:
             return None
         turn = next(self._turns) % len(self._actors)
         in_turn = self._actors[turn:] + self._actors[:turn]

@@ -26,7 +26,7 @@ from envactors.actor.config import ActorConfig
 from envactors.actor.exits import Exit, Next, Plan, RestartTracker, Step, decide_next
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import START_CALL_ID, ExitReport, Incarnation
-from envactors.actor.jobs import Call, Close, ErrorOf, Job, Renewal, SharedQueue
+from envactors.actor.job import Close, ErrorOf, Job, Renewal, SharedQueue
 from envactors.actor.loan import ChannelLoan
 from envactors.actor.permits import Permits
 from envactors.actor.spinning import SpinPolicy
@@ -70,7 +70,7 @@ class Actor(ActorBase):
         tenant: Lives in its processes.
         phase: What it is doing with its process.
         queue: The jobs that wait, the next one first.
-        shared: The calls that wait for any actor of a pool; None outside of pools.
+        shared: The jobs that wait for any actor of a pool; None outside of pools.
         running: The job that the worker runs.
         renewal: The renewal that ends the process, or waits for the next one.
         unfinished: All jobs that were accepted and have not ended. Each is queued, the running one, or the renewal.
@@ -212,32 +212,29 @@ class Actor(ActorBase):
 
     def _current_step(self) -> Step | None:
         job = self.running or self.renewal
-        return None if job is None else job.step(self)
+        return None if job is None else job.step()
 
     # Events of callers -----------------------------------------------------------------------------------
 
-    def accept(self, call: Call) -> None:
-        """Send a pickled call, or queue it.
+    def accept(self, job: Job) -> None:
+        """Send a job, or queue it.
 
         Raises:
             ActorClosedError: The actor was closed.
         """
-        if call.deadline is None or not self.config.backend.traits.can_kill:
-            call.deadline = self.config.deadlines.of(call.method)
-        self._accept(call, call.method, call.index)
-
-    def renew(self, future: ActorFuture | None) -> None:
-        """Queue the replacement of the process; the future gets the new incarnation."""
-        self.check_owner()
-        self._accept(Renewal(future), "renew", self.config.first_index)
-
-    def _accept(self, job: Job, method: str, index: int) -> None:
         with self.lock, self.lock.change(self):
             is_refused = self.is_closing
             if not is_refused:
                 self.enqueue(job)
         if is_refused:
-            raise self.errors.closed(Step(method, index), self.incarnation.index)
+            job.actor = self
+            step = job.step() or Step("", self.config.first_index)
+            raise self.errors.closed(step, self.incarnation.index)
+
+    def renew(self, future: ActorFuture | None) -> None:
+        """Queue the replacement of the process; the future gets the new incarnation."""
+        self.check_owner()
+        self.accept(Renewal(self.config.first_index, future))
 
     def cancel(self, future: ActorFuture) -> bool:
         """Cancel a queued call; return whether it is canceled."""
@@ -304,7 +301,7 @@ class Actor(ActorBase):
         with self.lock, self.lock.change(self):
             if not self.is_closing:
                 self.is_closing = True
-                close = Close()
+                close = Close(self.config.first_index)
                 self.unfinished[close] = None
                 self.queue.append(close)
             if self.config.is_standby and self.phase in (Phase.NEW, Phase.STARTING):
@@ -394,7 +391,7 @@ class Actor(ActorBase):
             return self.tenant.withdraw(future)
         self.queue.remove(job)
         self.unfinished.pop(job, None)
-        return job.step(self)
+        return job.step()
 
     def _close_patience(self, timeout: float | None) -> float | None:
         return self.config.deadlines.close if timeout is None else timeout
@@ -408,6 +405,7 @@ class Actor(ActorBase):
             job: The job.
             first: Whether it runs ahead of all others but the replays that prepare the process.
         """
+        job.actor = self
         job.call_id, job.age = 0, 0 if first or self.permits is None else self.permits.next_age()
         self.unfinished[job] = None
         if first:
@@ -443,7 +441,9 @@ class Actor(ActorBase):
                 return True
             self.queue.popleft()
             job.call_id, job.started, self.running = self.lock.next_call_id(), time.monotonic(), job
-            if not job.start(self):
+            if isinstance(job, Close):
+                self._ask_to_close(job)
+            elif not job.start():
                 self.unfinished.pop(job, None)
                 if self.running is job:
                     self.running = None
@@ -469,13 +469,22 @@ class Actor(ActorBase):
         assert worker is not None, "jobs start in a live process"
         worker.send(Frame(kind, self.incarnation.index, call_id, payload), self.spin.start(time.monotonic()))
 
-    def begin_renewal(self, renewal: Renewal) -> None:
+    def _ask_to_close(self, job: Close) -> None:
+        """Ask the worker to close its envs and to exit."""
+        if isinstance(job, Renewal):
+            self._begin_renewal(job)
+            self._end_process(EndReason.RENEW, kill_in=self.config.deadlines.close)
+        else:
+            self._end_process(EndReason.CLOSE, kill_in=None)
+        self.send(Kind.CLOSE, job.call_id, dumps(()))
+
+    def _begin_renewal(self, renewal: Renewal) -> None:
         """Remember a renewal until the next process has started."""
         self.renewal = renewal
         if renewal.future is not None:
             renewal.future.set_running()
 
-    def end_process(self, reason: EndReason | None, *, kill_in: float | None = 0.0) -> None:
+    def _end_process(self, reason: EndReason | None, *, kill_in: float | None = 0.0) -> None:
         """Send no more requests to the process, and kill it unless it ends by itself in time.
 
         Args:
@@ -584,7 +593,7 @@ class Actor(ActorBase):
     def _end_late(self) -> None:
         """Ask the worker for its stacks, and kill it once it may have written them."""
         self.incarnation.request_stacks()
-        self.end_process(EndReason.TIMEOUT, kill_in=_STACKS_GRACE)
+        self._end_process(EndReason.TIMEOUT, kill_in=_STACKS_GRACE)
 
     def _take_frames(self, worker: Worker, frames: list[Frame]) -> None:
         for frame in frames:
@@ -627,7 +636,7 @@ class Actor(ActorBase):
         assert job is not None, "the frame is its reply"
         self.completed += 1
         self.spin.complete(time.monotonic())
-        if job.on_reply(self, frame):
+        if job.on_reply(frame):
             self.unfinished.pop(job, None)
         if self.queue or self.shared is not None or self.permits is not None:
             if self._loan.is_active:  # the jobs of other threads are not the borrower's work
@@ -636,20 +645,20 @@ class Actor(ActorBase):
                 self._run_next()
 
     def _run_next(self) -> None:
-        """Start queued jobs, or the next call of the shared queue if there are none. Only the loop takes calls."""
+        """Start queued jobs, or the next one of the shared queue if there are none. Only the loop takes those."""
         self.dispatch()
         if self.shared is not None and self.running is None and self.phase is _LIVE and not self.is_closing:
-            call = self.shared.take()
-            if call is not None:
-                call.index, call.future.owner = self.config.first_index, self
-                self.enqueue(call)
+            job = self.shared.take()
+            if job is not None and job.future is not None:
+                job.future.owner = self
+                self.enqueue(job)
 
     # Jobs ------------------------------------------------------------------------------------------------
 
     def _fail(self, job: Job, error_of: ErrorOf) -> None:
         """End a job that no process will run."""
         self._failed += job.future is not None
-        job.fail(self, error_of)
+        job.fail(error_of)
         self.unfinished.pop(job, None)
 
     def _fail_queue(self) -> None:
@@ -660,7 +669,7 @@ class Actor(ActorBase):
             job = self.queue.popleft()
             if isinstance(job, Renewal):
                 job.started = time.monotonic()
-                self.begin_renewal(job)
+                self._begin_renewal(job)
                 self._start_next()
                 return
             self._fail(job, error_of)
@@ -676,8 +685,8 @@ class Actor(ActorBase):
         """Fail the jobs that wait for this actor, and those that wait for any of several if this was the last one."""
         while self.queue:
             self._fail(self.queue.popleft(), error_of)
-        while self.shared is not None and not self.shared.is_served and (call := self.shared.take()) is not None:
-            self._fail(call, error_of)
+        while self.shared is not None and not self.shared.is_served and (job := self.shared.take()) is not None:
+            self._fail(job, error_of)
 
     def _final_error(self) -> ActorError:
         """Return the error of everything that comes after the last process that was allowed."""
@@ -794,7 +803,7 @@ class Actor(ActorBase):
     def _on_start_failure(self, incarnation: Incarnation, cause: BaseException | None) -> None:
         incarnation.failure_cause = cause
         if incarnation is self.incarnation and self.phase is Phase.STARTING:
-            self.end_process(None)
+            self._end_process(None)
 
     def _on_started(self) -> None:
         incarnation = self.incarnation
@@ -809,7 +818,9 @@ class Actor(ActorBase):
             renewal.end(incarnation.index)
             self.unfinished.pop(renewal, None)
         first = self.tenant.on_started(incarnation, is_renewal=renewal is not None)
-        self.unfinished.update(dict.fromkeys(first))
+        for job in first:
+            job.actor = self
+            self.unfinished[job] = None
         self.queue.extendleft(reversed(first))
         self._run_next()
 
@@ -819,7 +830,7 @@ class Actor(ActorBase):
         """Kill the process, or the one that is being launched; start another one if that was the reason."""
         if self.phase is Phase.CLOSED:
             return
-        self.end_process(reason)
+        self._end_process(reason)
         self.proceed_soon()
         if reason is EndReason.CLOSE and not self.config.backend.traits.can_kill:
             self.runtime.loop.call_soon(functools.partial(self.run, self._leave_running))
@@ -870,7 +881,7 @@ class Actor(ActorBase):
         if job is not None:
             job.count_completed()
         # 2. Describe: find the step that it was running.
-        culprit = None if job is None else job.culprit(self)
+        culprit = None if job is None else job.culprit(incarnation)
         error = self._describe_exit(report, culprit)
         # 3. Decide: another process, now or later, or none.
         plan = self._plan(report, error)

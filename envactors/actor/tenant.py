@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from envactors.actor.exits import Exit, Step
     from envactors.actor.future import ActorFuture
     from envactors.actor.incarnation import Incarnation
-    from envactors.actor.jobs import ErrorOf, Job
+    from envactors.actor.job import ErrorOf, Job
 
 
 class Tenant:

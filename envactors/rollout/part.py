@@ -14,8 +14,8 @@ from typing import Protocol
 
 from envactors.actor.exits import Exit, Step
 from envactors.actor.future import Outcome, ReadyOutcome
-from envactors.actor.job_runner import JobRunner
-from envactors.actor.jobs import ErrorOf, Job, Renewal, UnreadReply
+from envactors.actor.job import ErrorOf, Job, Renewal
+from envactors.actor.jobs import UnreadReply
 from envactors.errors import ActorError
 from envactors.mailbox import bundle, messages
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES
@@ -109,7 +109,7 @@ class RolloutPart(Job):
             self._renew_if_due(first=False)
         self._actor.enqueue(self)
 
-    def start(self, actor: JobRunner) -> bool:
+    def start(self) -> bool:
         """Order the next steps."""
         run, table, columns = self._run, self._table, self.columns
         if run is None:
@@ -121,7 +121,7 @@ class RolloutPart(Job):
             self._end()
             return False
         mine = slice(columns.envs.start, columns.envs.stop)
-        table.posted_in[mine] = actor.incarnation.index
+        table.posted_in[mine] = self._actor.incarnation.index
         table.call_ids[mine] = table.slab.posted[mine] = table.slab.completed[mine] = self.call_id
         contents: list[bytes | None] = []
         if columns.contents:
@@ -140,10 +140,10 @@ class RolloutPart(Job):
             contents,
         )
         if self._is_far:
-            self._mirror_columns(actor)
-        self.deadline = actor.config.deadlines.start if self._makes_policy else None
-        actor.deadline_watch.watch(self.started, self.deadline)
-        actor.send(Kind.EXTEND, self.call_id, dumps((runner.run_rollout, tuple(order))))
+            self._mirror_columns()
+        self.deadline = self._actor.config.deadlines.start if self._makes_policy else None
+        self._actor.deadline_watch.watch(self.started, self.deadline)
+        self._actor.send(Kind.EXTEND, self.call_id, dumps((runner.run_rollout, tuple(order))))
         return True
 
     def _begin(self, run: WholeRollout) -> None:
@@ -155,16 +155,16 @@ class RolloutPart(Job):
             if lacks and index in run.last_errors:
                 self.errors[index] = self.failures[0, index] = run.last_errors[index]
 
-    def _mirror_columns(self, actor: JobRunner) -> None:
+    def _mirror_columns(self) -> None:
         """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""
-        worker, columns, step = actor.incarnation.worker, self.columns, self.columns.next_step
+        worker, columns, step = self._actor.incarnation.worker, self.columns, self.columns.next_step
         assert worker is not None, "jobs start in a live process"
         part = MirroredColumns(self._buffer.places, self._buffer.pickled_layout, columns.envs, step)
         worker.mirror(part, columns.trajectory.pack(columns.envs, step, step + 1))
 
-    def step(self, actor: JobRunner) -> Step | None:
+    def step(self) -> Step | None:
         """Return the step that is running."""
-        worker = actor.incarnation.worker
+        worker = self._actor.incarnation.worker
         if self._late is not None:
             return self._late[0]
         if worker is None:
@@ -174,7 +174,7 @@ class RolloutPart(Job):
             return self._order
         method = METHOD_NAMES[progress.method]
         index = self.columns.envs[0 if method == "policy" else progress.position]
-        return Step(method, index, self.call_id, progress.since, actor.config.deadlines.of(method))
+        return Step(method, index, self.call_id, progress.since, self._actor.config.deadlines.of(method))
 
     def on_late(self, step: Step) -> None:
         """Note the progress of the worker, if it is known here: later progress does not count."""
@@ -188,11 +188,11 @@ class RolloutPart(Job):
             else:
                 self.columns.large_infos[key] = bytes(content)
 
-    def on_reply(self, actor: JobRunner, frame: Frame) -> bool:
+    def on_reply(self, frame: Frame) -> bool:
         """Continue, unless the policy has raised or everything is done."""
         self._count()
         if frame.kind == Kind.FAILED:
-            self.policy_error = UnreadReply(actor.errors, self._order, frame, actor.pid)
+            self.policy_error = UnreadReply(self._actor.errors, self._order, frame, self._actor.pid)
             self._end()
             return True
         stop = Stop(*loads(frame.payload))
@@ -200,13 +200,13 @@ class RolloutPart(Job):
         if stop.reason == ENV_RAISED:
             index = self.columns.envs[stop.position]
             step, content = self._step_of(index), messages.Failure(*stop.failure)
-            failure = raised(actor.errors, step, int(self._table.posted_in[index]), actor.pid, content)
+            failure = raised(self._actor.errors, step, int(self._table.posted_in[index]), self._actor.pid, content)
             self._decide(index, failure, has_process=self._actor.is_usable)
         if stop.layout is not None:
             try:
                 self._buffer.add_columns(stop.layout)
             except OSError as error:
-                self.error = actor.errors.out_of_memory(self._order, actor.incarnation.index, error)
+                self.error = self._actor.errors.out_of_memory(self._order, self._actor.incarnation.index, error)
                 self._end()
                 return True
         return self._continue()
@@ -256,9 +256,8 @@ class RolloutPart(Job):
         self._end()
         return False
 
-    def fail(self, actor: JobRunner, error_of: ErrorOf) -> None:
+    def fail(self, error_of: ErrorOf) -> None:
         """End: no process will run the rest."""
-        del actor
         if self._run is not None:
             if not self.has_ended:
                 self.error = error_of(self._order)
@@ -268,7 +267,7 @@ class RolloutPart(Job):
         """Replace the process of an env before its next episode, if that is due."""
         episodes = self._table.episodes
         if any(episodes.flags[index] & RETIRING and episodes.resets_next_of[index] for index in self.columns.envs):
-            self._actor.enqueue(Renewal(), first=first)
+            self._actor.enqueue(Renewal(self.columns.envs.start), first=first)
 
     # Failures --------------------------------------------------------------------------------------------
 

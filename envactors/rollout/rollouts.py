@@ -11,7 +11,8 @@ import numpy as np
 from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, Outcome, results_of
 from envactors.actor.handle import send_call
-from envactors.actor.jobs import Call, ErrorOf
+from envactors.actor.job import ErrorOf
+from envactors.actor.jobs import Call
 from envactors.backends.base import RowMemory
 from envactors.errors import AlreadyPendingError, VectorInputError
 from envactors.mailbox.messages import Extend, Kind
@@ -157,7 +158,7 @@ class Rollouts(RolloutsBase):
         """End the parts of an actor that it does not know of: the change that began the rollout was interrupted."""
         for run in list(self._runs):
             part = run.parts[self.envs.index(envs)]
-            part.fail(envs.actor, error_of)
+            part.fail(error_of)
         self._table.rollouts = len(self._runs)
 
 

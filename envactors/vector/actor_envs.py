@@ -18,8 +18,8 @@ from envactors.actor.actor import Actor
 from envactors.actor.exits import Exit, Step
 from envactors.actor.future import ActorFuture, Outcome, ReadyOutcome
 from envactors.actor.incarnation import ExitReport, Incarnation
-from envactors.actor.job_runner import JobRunner
-from envactors.actor.jobs import Call, ErrorOf, Job, Renewal, Replay
+from envactors.actor.job import ErrorOf, Job, Renewal
+from envactors.actor.jobs import Call, Replay
 from envactors.actor.states import EndReason
 from envactors.actor.tenant import Tenant
 from envactors.errors import ActorError, copy_error
@@ -96,19 +96,17 @@ class QueuedRows(Job):
         """Rows may be posted while earlier rows run."""
         return running is self._envs
 
-    def start(self, actor: JobRunner) -> bool:
+    def start(self) -> bool:
         """Post the envs. They run as `ActorEnvs`."""
-        del actor
         self._envs.post_queued(self.ids, self.call_id)
         self._envs.actor.running = self._envs if self._envs.has_posted else None
         return False
 
-    def step(self, actor: JobRunner) -> None:
+    def step(self) -> None:
         """Return None: it never runs itself."""
 
-    def fail(self, actor: JobRunner, error_of: ErrorOf) -> None:
+    def fail(self, error_of: ErrorOf) -> None:
         """Fail the envs."""
-        del actor
         self._envs.fail_queued(self.ids, error_of)
 
 
@@ -135,7 +133,7 @@ class ActorEnvs(Job, Tenant):
     def __init__(self, table: EnvTable, reader: RowReader, actor: Actor, recycle: RecyclePolicy | None) -> None:
         self.table = table
         self.reader = reader
-        self.actor = actor
+        self.actor: Actor = actor
         self.attach: Attach = table.attach
         self.range: range = actor.config.indices
         self.rollouts: RolloutsInFlight | None = None
@@ -210,7 +208,7 @@ class ActorEnvs(Job, Tenant):
         table = self.table
         table.queue(ids)
         if self._is_renewal_due(ids):
-            self.actor.enqueue(Renewal())
+            self.actor.enqueue(Renewal(self._first))
         self.fail_without_episode(ids)
         self.actor.enqueue(QueuedRows(self, list(ids)))
 
@@ -311,7 +309,7 @@ class ActorEnvs(Job, Tenant):
         table.requests[index] = EnvRequest("step", True, request.future, failure=request.failure, ending=ending)
         table.episodes.record_end(index)
         table.queue([index])
-        self.actor.enqueue(Renewal())
+        self.actor.enqueue(Renewal(self._first))
         self.actor.enqueue(QueuedRows(self, [index]))
 
     def _recover(self, index: int, failure: Failure, *, has_process: bool | None = None) -> bool:
@@ -442,9 +440,8 @@ class ActorEnvs(Job, Tenant):
             worker.unwatch_rings()
             self.actor.end_job(self)
 
-    def step(self, actor: JobRunner) -> Step | None:
+    def step(self) -> Step | None:
         """Return the step that the worker runs, or begins next; None if all rows are complete."""
-        del actor
         unfinished, running, since = self._look()
         if not unfinished:
             return None
@@ -626,7 +623,7 @@ class ActorEnvs(Job, Tenant):
         memory, measured = self._memory
         return policy.max_rss is not None and measured == incarnation.index and memory > policy.max_rss
 
-    def culprit(self, actor: JobRunner) -> Step | None:
+    def culprit(self, incarnation: Incarnation) -> Step | None:
         """Return the step that an ended process was running, or missed its deadline in; None if it ran none.
 
         Nobody knows what a worker on a lost node had begun, so its first unfinished env counts as begun.
@@ -635,7 +632,7 @@ class ActorEnvs(Job, Tenant):
         late = [index for index in self.range if index in self.table.overdue]
         if running is not None and late[:1] in ([], [running.index]):
             return running
-        is_lost, reason = self._is_node_lost, actor.incarnation.end_reason
+        is_lost, reason = self._is_node_lost, incarnation.end_reason
         begun = late or (unfinished if is_lost or reason in (EndReason.TIMEOUT, EndReason.ABORT) else [])
         return self.step_of(begun[0], started=self._posted_at if late or is_lost else 0.0) if begun else None
 

@@ -104,6 +104,7 @@ FUTURE = "actor.future:ActorFuture."
 LOAN = "actor.loan:ChannelLoan."
 LOCAL = "backends.local:LocalWorker."
 CHANGE = "actor.change:"
+JOB = "actor.job:"
 JOBS = "actor.jobs:"
 EXITS = "actor.exits:"
 ENVS = "vector.actor_envs:ActorEnvs."
@@ -147,7 +148,7 @@ MUTANTS = [
     Mutant(CHANGE + "_Scope.__exit__", "lock._changing, lock._frame = (), None", "pass", INTERRUPTS),
     # Decisions about calls.
     Mutant(EXITS + "runs_again", "retries > 0 and not", "not", ONCE),
-    Mutant(JOBS + "Job.culprit", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE),
+    Mutant(JOB + "Job.culprit", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE),
     Mutant(JOBS + "Call.on_reply", "actor.tenant.on_call(self.kind, self.index, self.payload, frame)", "pass", REPLAYS),
     Mutant(JOBS + "Call.start", "actor.deadline_watch.watch(self.started, self.deadline)", "pass", HANGS),
     # Waiting.
@@ -166,7 +167,7 @@ MUTANTS = [
     Mutant(ENVS + "on_exit", "table.overdue.discard(index)", "pass", LATE),
     Mutant(ENVS + "on_late", "self.table.overdue.add(step.index)", "pass", LATE),
     Mutant(ENVS + "on_overflow", "self.table.waiters.ring()", "pass", HANGS),
-    Mutant(ENVS + "queue", "self.actor.enqueue(Renewal())", "pass", RENEWS),
+    Mutant(ENVS + "queue", "self.actor.enqueue(Renewal(self._first))", "pass", RENEWS),
     Mutant(ENVS + "_accept", "table.buffer_index[index] = op & HALF", "pass", LAST),
     Mutant(ENVS + "culprit", "return running", "return self.step_of(unfinished[-1])", BLAMES),
     Mutant(ENVS + "_on_replayed", "self.table.episodes.restore(index)", "pass", REPLAYS),

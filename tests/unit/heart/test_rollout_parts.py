@@ -437,7 +437,7 @@ def test_the_part_keeps_its_result_if_its_end_is_interrupted(stages):
     rollout = future.result(SOON)
     part._run = run  # as if the last statement had not run
     with stage.table.lock, stage.table.lock.change(stage.actor()):
-        part.fail(stage.actor(), lambda _: pytest.fail("it has ended"))
+        part.fail(lambda _: pytest.fail("it has ended"))
     assert part.error is None
     assert rollout.valid.all()
 

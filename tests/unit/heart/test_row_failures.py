@@ -520,11 +520,11 @@ def test_each_env_of_a_packed_actor_has_its_own_time(stages):
     worker = stage.worker()
     worker.run_row(0)
     worker.begin_row(1)
-    step = stage.engine.actors[0].step(stage.actor())
+    step = stage.engine.actors[0].step()
     assert (step.method, step.index) == ("step", 1)
     assert step.started == worker.page.progress().since
     stage.worker().run_row(1)
-    assert stage.engine.actors[0].step(stage.actor()) is None
+    assert stage.engine.actors[0].step() is None
     worker.end_rows()
     stage.finish()
 

@@ -1,0 +1,178 @@
+"""The interface of jobs, the entries of an actor's queue, and the jobs that end a process.
+
+`envactors.actor.jobs` has calls and replays. The worker runs one job at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from envactors.actor.exits import Exit, Step
+from envactors.actor.future import ActorFuture
+from envactors.actor.incarnation import Incarnation
+from envactors.actor.states import EndReason
+from envactors.errors import ActorError
+from envactors.mailbox.messages import Frame
+
+# Makes the error of a step that no process will run.
+ErrorOf: TypeAlias = Callable[[Step], ActorError]
+
+
+class Job:
+    """An entry of an actor's queue. The actor calls every method under its lock.
+
+    Attributes:
+        actor: The actor that has queued it.
+        future: The future of its outcome; None if nobody waits for it.
+        call_id: Its call id; 0 as long as the worker has received nothing of it.
+        started: When it was sent (`time.monotonic`); 0.0 until then.
+        deadline: How long it may run, in seconds; None for no limit.
+        age: Its age, for permits; the older a job is, the lower. Jobs that go first have 0.
+        needs_permit: Whether it steps or resets envs, so that it counts for ``max_running``.
+        is_of_process: Whether it ends with the process, since the next process gets another one.
+        survives_interrupt: Whether it stays in the queue when an interrupted change is repaired.
+    """
+
+    actor: Any  # an `Actor`, whose module imports this one
+    future: ActorFuture | None = None
+    call_id: int = 0
+    started: float = 0.0
+    deadline: float | None = None
+    age: int = 0
+    needs_permit: bool = False
+    is_of_process: bool = False
+    survives_interrupt: bool = True
+
+    def can_join(self, running: Job) -> bool:
+        """Return whether it may start before the running job has ended."""
+        del running
+        return False
+
+    def start(self) -> bool:
+        """Send it to the worker, which is free for it; return False if nothing of it is left to run."""
+        raise NotImplementedError
+
+    def is_finished(self) -> bool:
+        """Return whether the worker has ended it without a reply."""
+        return False
+
+    def call_when_finished(self) -> None:
+        """Have the actor notice that it is finished, since another job waits for that."""
+
+    def step(self) -> Step | None:
+        """Return the step that the worker runs, or begins next; None if it is finished."""
+        raise NotImplementedError
+
+    def culprit(self, incarnation: Incarnation) -> Step | None:
+        """Return the step that an ended process was running, or missed its deadline in; None if it had not begun."""
+        worker, step = incarnation.worker, self.step()
+        is_blamed = incarnation.end_reason in (EndReason.TIMEOUT, EndReason.ABORT)
+        has_begun = worker is None or worker.page.progress().call_id == self.call_id
+        return step if has_begun or is_blamed else None
+
+    def on_late(self, step: Step) -> None:
+        """Ignore all later progress of the worker: a step has missed its deadline."""
+        self.deadline = step.deadline
+
+    def on_part(self, frame: Frame) -> None:
+        """Take a part of the reply."""
+
+    def on_reply(self, frame: Frame) -> bool:
+        """Take the reply; return whether the job has ended."""
+        del frame
+        return True
+
+    def count_completed(self) -> None:
+        """Count the steps that an ended process has completed, before anything is decided about its envs."""
+
+    def after_exit(self, exit: Exit) -> bool:  # noqa: A002
+        """End after the exit of the process that it was sent to; return whether it goes on in the next one instead."""
+        del exit
+        return False
+
+    def fail(self, error_of: ErrorOf) -> None:
+        """End with an error: no process will run it."""
+
+
+class Close(Job):
+    """Closes the envs; then the process ends. The actor itself starts this.
+
+    Args:
+        index: The index of the actor's first env.
+    """
+
+    method = "close"
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def step(self) -> Step:
+        """Return the closing."""
+        return Step(self.method, self._index, self.call_id, self.started)
+
+    def culprit(self, incarnation: Incarnation) -> Step:
+        """Return this: the worker ends because of it."""
+        del incarnation
+        return self.step()
+
+
+class Renewal(Close):
+    """Replaces the process. It ends when the next one has started.
+
+    Args:
+        index: The index of the actor's first env.
+        future: Its result is the index of the new incarnation; None if nobody waits for it.
+    """
+
+    method = "renew"
+
+    def __init__(self, index: int, future: ActorFuture | None = None) -> None:
+        super().__init__(index)
+        self.future = future
+
+    def end(self, incarnation: int) -> None:
+        """End with the new incarnation."""
+        if self.future is not None:
+            self.future.set_result(incarnation)
+
+    def fail(self, error_of: ErrorOf) -> None:
+        """End with an error."""
+        if self.future is not None:
+            self.future.set_error(error_of(self.step()))
+
+
+class SharedQueue:
+    """The jobs that wait for any of several equal actors, which share a lock. Use it under that lock.
+
+    An idle actor takes the next job; the last actor that can run jobs fails those that are left.
+
+    Args:
+        actors: The actors.
+
+    Attributes:
+        jobs: The jobs, the next one first.
+    """
+
+    def __init__(self, actors: Sequence[Any]) -> None:
+        self.jobs: deque[Job] = deque()
+        self._actors = actors
+
+    @property
+    def is_served(self) -> bool:
+        """Whether an actor can run jobs, now or later."""
+        return any(actor.is_usable for actor in self._actors)
+
+    @property
+    def futures(self) -> list[ActorFuture]:
+        """The futures of the jobs that were not canceled."""
+        return [job.future for job in self.jobs if job.future is not None and not job.future.done()]
+
+    def take(self) -> Job | None:
+        """Remove and return the next job that was not canceled; None if there is none."""
+        while self.jobs:
+            job = self.jobs.popleft()
+            if job.future is None or not job.future.done():
+                return job
+        return None
