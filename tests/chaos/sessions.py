@@ -231,7 +231,7 @@ class SessionStorm:
         nodes = [] if self._keeper is None else self._keeper.nodes
         places = [f"{place.phase.name} {place.actor.stats()}" for place in pool._places.all]
         print(f"stalled, on the nodes {nodes}: {pool.stats()}", *places, sep="\n", file=sys.stderr, flush=True)
-        faulthandler.dump_traceback(sys.__stderr__)
+        faulthandler.dump_traceback()
 
     def _complain(self, text: str) -> None:
         self.report.wrong.append(text)
