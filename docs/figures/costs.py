@@ -223,16 +223,14 @@ class Switches:
 
     def off(self, seconds: float) -> float:
         """Step with nothing switched on."""
-        self._envs._statistics.clock = None  # type: ignore[assignment]  # noqa: SLF001 # users cannot switch it off
+        self._envs._statistics.is_timing = False  # noqa: SLF001 # users cannot switch it off
         for actor in self._envs.actors:
-            actor._supervisor.core.process.page.counters[TIMED] = 0  # noqa: SLF001
+            actor._actor.page.counters[TIMED] = 0  # noqa: SLF001
         return self._turn(seconds)
 
     def after_stats(self, seconds: float) -> float:
         """Step after a `stats()`."""
         self._envs.stats()
-        for actor in self._envs.actors:
-            actor._supervisor.core.begin_timing()  # noqa: SLF001 # since `off` has switched it off
         return self._turn(seconds)
 
     def all_on(self, seconds: float) -> float:

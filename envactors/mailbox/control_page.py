@@ -76,11 +76,9 @@ METHOD_NAMES: Final = {METHOD_CALL: "call", METHOD_STEP: "step", METHOD_RESET: "
 # How many times to read the progress of a worker if it keeps changing.
 _MOST_READS = 100
 
-# Values of `WAIT`. A round takes about a microsecond. Workers that each have a core spin for longer: from the end of
-# their step until the slowest has ended, too, and the caller has posted the next one.
+# Values of `WAIT`. A round takes about a microsecond.
 ASLEEP: Final = 0
 SPINNING: Final = 150
-SPINNING_LONG: Final = 1000
 
 
 def page_size(envs: int) -> int:
