@@ -6,12 +6,14 @@ The fast path is no separate code: if no env needs attention, all rows are writt
 from __future__ import annotations
 
 import functools
+import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from envactors.actor.actor import Actor
 from envactors.actor.exits import Step
 from envactors.actor.spinning import SpinPolicy
 from envactors.errors import (
@@ -33,6 +35,7 @@ from envactors.vector.failures import step_error
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, RowReader
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, EnvRequest, EnvTable, Selection
 
+_is_closing: Callable[[Actor], bool] = operator.attrgetter("is_closing")
 # Envs by actor: the ids of each actor's envs, in ascending order.
 Groups: TypeAlias = list[tuple[ActorEnvs, list[int]]]
 
@@ -71,17 +74,17 @@ class RowEngine(Engine):
         self._row_spec = action = table.slab.layout.action
         # The array of actions, if an action is a single array.
         self._only = table.slab.actions[0] if isinstance(action, ArraySpec) else None
-        self.all = self.all._replace(groups=self._group(self.all.ids))
+        self.all = self._with_groups(self.all)
         self._spin = SpinPolicy(may_spin)
 
     def select(self, ids: list[int]) -> Selection:
-        return super().select(ids)._replace(groups=self._group(ids))
+        return self._with_groups(super().select(ids))
 
-    def _group(self, ids: list[int]) -> Groups:
+    def _with_groups(self, envs: Selection) -> Selection:
         groups: dict[ActorEnvs, list[int]] = {}
-        for index in sorted(ids):
+        for index in sorted(envs.ids):
             groups.setdefault(self.owners[index], []).append(index)
-        return list(groups.items())
+        return envs._replace(groups=list(groups.items()), actors=[group.actor for group in groups])
 
     def busy(self) -> list[int]:
         return [index for index, status in enumerate(self.table.status) if status != IDLE]
@@ -159,8 +162,7 @@ class RowEngine(Engine):
     def start_steps(
         self, envs: Selection, actions: Any, *, rings_each: bool, futures: Futures = (), is_checked: bool = True
     ) -> None:
-        self.check_idle(envs)
-        self.check_steppable(envs)
+        self._lock.reset_if_interrupted()
         columns, payloads = self._convert_actions(envs, actions, is_checked=is_checked)
         requests = {}
         if payloads or futures:
@@ -170,7 +172,7 @@ class RowEngine(Engine):
         self._post(envs, requests, "step", columns, rings_each=rings_each)
 
     def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:
-        self.check_idle(envs)
+        self._lock.reset_if_interrupted()
         requests = {}
         for position, index in enumerate(envs.ids):
             payload = None if options[position] is None else bytes(dumps(options[position]))
@@ -209,7 +211,6 @@ class RowEngine(Engine):
             rings_each: Whether workers announce each result.
         """
         with self._lock, self._lock.change(*envs.actors):
-            # A signal handler or another thread may have used these envs since they were checked.
             refused = self._find_refusal(envs, method)
             if refused is None:
                 self._post_or_queue(envs, requests, columns, rings_each=rings_each)
@@ -221,8 +222,8 @@ class RowEngine(Engine):
         pending = self._find_pending(envs)
         if pending is not None:
             return pending
-        closing = next((actor for actor in envs.actors if actor.is_closing), None)
-        if closing is not None:
+        if True in map(_is_closing, envs.actors):
+            closing = next(filter(_is_closing, envs.actors))
             return closing.errors.closed(Step(method, envs.ids[0]), closing.incarnation.index)
         return self._find_unreset(envs) if method == "step" else None
 

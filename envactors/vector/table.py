@@ -72,17 +72,14 @@ class Selection(NamedTuple):
         at: The same as an index of arrays.
         is_all: Whether these are all envs in order; ``at`` is a slice then.
         groups: The same by actor: its `ActorEnvs`, and the ids in ascending order. Empty if only the table sees this.
+        actors: The actors of the groups.
     """
 
     ids: list[int]
     at: Any
     is_all: bool = False
     groups: Sequence[tuple[Any, list[int]]] = ()
-
-    @property
-    def actors(self) -> list[Actor]:
-        """Their actors."""
-        return [group.actor for group, _ in self.groups]
+    actors: Sequence[Actor] = ()
 
 
 class EnvTable:
