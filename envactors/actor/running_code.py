@@ -21,7 +21,7 @@ _LOOKS = 4
 
 
 class InlineRequest(abc.ABC):
-    """A request that runs env code in the thread of its caller.
+    """A request that runs env code in the thread of its caller, and the context in which it does; see `RunningCode`.
 
     Args:
         index: The env whose code runs first.
@@ -36,10 +36,25 @@ class InlineRequest(abc.ABC):
 
     thread: int
     number: int
+    _requests: list[InlineRequest]
+    _depth: int
 
     def __init__(self, index: int, *, is_nested: bool) -> None:
         self.index = index
         self.is_nested = is_nested
+
+    def begin(self, requests: list[InlineRequest], number: int) -> None:
+        """Become the innermost of the running requests."""
+        self.thread, self.number = threading.get_ident(), number
+        self._requests, self._depth = requests, len(requests)
+        requests.append(self)
+
+    def __enter__(self) -> None:
+        self._token = context.of_thread.set(self.find_context)
+
+    def __exit__(self, *_: object) -> None:
+        del self._requests[self._depth :]
+        context.of_thread.reset(self._token)
 
     @abc.abstractmethod
     def find_context(self) -> ActorContext | None:
@@ -76,17 +91,15 @@ class RunningCode:
         self._since = 0.0
         self._is_reported = False
 
-    def enter(self, request: InlineRequest) -> _Scope:
+    def enter(self, request: InlineRequest) -> InlineRequest:
         """Return the context in which a request runs env code, under the lock."""
-        requests = self._requests
         if not request.is_nested:
-            requests.clear()
+            self._requests.clear()
         self._count += 1
-        request.thread, request.number = threading.get_ident(), self._count
-        requests.append(request)
+        request.begin(self._requests, self._count)
         if not self._is_looking and self._slow is not None:
             self._look_later(self._slow)
-        return _Scope(requests, request)
+        return request
 
     def thread_of(self, envs: range) -> int | None:
         """Return the thread that runs code of one of these envs; None if none does."""
@@ -122,21 +135,3 @@ def stack_of(thread: int | None) -> str:
     """Return the stack of a thread of this process that runs env code; None if there is none."""
     frame = None if thread is None else current_frames().get(thread)
     return "no env code is running\n" if frame is None else "".join(traceback.format_stack(frame))
-
-
-class _Scope:
-    """The context in which a request runs env code."""
-
-    __slots__ = ("_depth", "_find_context", "_requests", "_token")
-
-    def __init__(self, requests: list[InlineRequest], request: InlineRequest) -> None:
-        self._requests = requests
-        self._depth = len(requests) - 1
-        self._find_context = request.find_context
-
-    def __enter__(self) -> None:
-        self._token = context.of_thread.set(self._find_context)
-
-    def __exit__(self, *_: object) -> None:
-        del self._requests[self._depth :]
-        context.of_thread.reset(self._token)
