@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, decode_alike
 from envactors.mailbox.specs import unflatten
+from envactors.rollout.columns import ActorColumns
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import OP_STEP, OP_TRUNCATED, Trajectory
 from envactors.vector.failures import step_error
@@ -96,34 +96,22 @@ def result_of(
     return rollout, None
 
 
-def read_contents(
-    trajectory: Trajectory,
-    envs: range,
-    last_contents: Mapping[StepKey, bytes | None],
-    large_infos: Mapping[int, bytes],
-    contents: Contents,
-) -> None:
-    """Read the infos and object leaves of an actor's steps.
-
-    Args:
-        trajectory: The trajectory.
-        envs: The actor's envs.
-        last_contents: The encoded object leaves of observations that no worker wrote.
-        large_infos: Infos that did not fit into the trajectory, by cell.
-        contents: Gets everything.
+def read_contents(columns: ActorColumns, contents: Contents) -> None:
+    """Add the infos and object leaves of an actor's steps to the contents of a rollout.
 
     Raises:
         BaseException: Whatever unpickling raises.
     """
-    layout, mine = trajectory.layout, slice(envs.start, envs.stop)
-    for key, content in last_contents.items():
+    trajectory, layout = columns.trajectory, columns.trajectory.layout
+    first, mine = columns.envs.start, slice(columns.envs.start, columns.envs.stop)
+    for key, content in columns.contents.items():
         contents.objects[key] = [] if content is None else decode(content)[1]
     encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]
     if not encodings.any():
         return
     steps, positions = (encodings != PLAIN).nonzero()
     is_done = steps < trajectory.done[mine][positions]
-    steps, indices = steps[is_done], positions[is_done] + envs.start
+    steps, indices = steps[is_done], positions[is_done] + first
     cells = steps * layout.envs + indices
     reader = Infos(trajectory)
     # Infos of one size are most often of one layout, too, and are then decoded together.
@@ -136,7 +124,7 @@ def read_contents(
             contents.infos.update(zip(keys, alike, strict=True))
             continue
         for cell, (step, index) in zip(cells[places].tolist(), keys, strict=True):
-            info, leaves = reader.decode(cell, large_infos.get(cell))
+            info, leaves = reader.decode(cell, columns.large_infos.get(cell))
             if leaves:
                 contents.objects[step + 1, index] = leaves
             if not (isinstance(info, dict) and not info):

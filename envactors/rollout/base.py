@@ -29,7 +29,7 @@ class RolloutsBase(abc.ABC):
         self._seed: int | None = None
         # Whether the policy can load parameters.
         self._loads = False
-        self._base_engine = engine
+        self._engine = engine
 
     @property
     def has_policy(self) -> bool:
@@ -77,7 +77,7 @@ class RolloutsBase(abc.ABC):
 
     def check_idle(self) -> None:
         """Raise `AlreadyPendingError` if a rollout is in flight or a result is pending."""
-        if busy := self._base_engine.busy():
+        if busy := self._engine.busy():
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them before a rollout")
 
     # Evaluations -----------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ class ActorColumns:
     Attributes:
         envs: As above.
         steps: Number of steps of the rollout.
+        have_begun: Whether the rollout has begun to use them.
         counted: How many steps of each env are counted, by env.
         renewing: Envs that the next process resets within a step that has failed, as ``autoreset="same_step"`` demands.
         contents: The object leaves of observations that no worker wrote, by (step, env).
@@ -38,6 +39,7 @@ class ActorColumns:
     def __init__(self, table: EnvTable, envs: range, buffer: TrajectoryBuffer) -> None:
         self.envs = envs
         self.steps: int = buffer.trajectory.layout.steps
+        self.have_begun: bool = False
         self.counted: dict[int, int] = dict.fromkeys(envs, 0)
         self.renewing: set[int] = set()
         self.contents: dict[tuple[int, int], bytes | None] = {}
@@ -45,6 +47,8 @@ class ActorColumns:
         self._table = table
         self._buffer = buffer
         self._slice = slice(envs.start, envs.stop)
+        # How many steps the worker had completed when it missed a deadline, by position.
+        self._done_in_time: list[int] | None = None
 
     @property
     def trajectory(self) -> Trajectory:
@@ -64,6 +68,7 @@ class ActorColumns:
     def begin(self) -> None:
         """Write the last observations of the envs as the first ones of the trajectory."""
         table, slab, trajectory, mine = self._table, self._table.slab, self.trajectory, self._slice
+        self.have_begun = True
         trajectory.done[mine] = trajectory.chosen[mine] = 0
         trajectory.starts[0, mine] = table.starts(mine)
         for last, array in zip(slab.observations, trajectory.observations, strict=True):
@@ -137,30 +142,25 @@ class ActorColumns:
 
     # Counting --------------------------------------------------------------------------------------------
 
-    def read_done(self) -> list[int]:
-        """Return how many steps the worker has completed, by position."""
-        done: list[int] = self.trajectory.done[self._slice].tolist()
-        return done
+    def ignore_later(self) -> None:
+        """Count no steps that the worker completes from now on, since it has missed a deadline."""
+        self._done_in_time = self.trajectory.done[self._slice].tolist()
 
     def forget_later(self) -> None:
-        """Forget all steps that are not counted, since they were completed after a deadline."""
+        """Forget the steps that are not counted: the worker that has missed a deadline has ended."""
+        self._done_in_time = None
         self.trajectory.done[self._slice] = list(self.counted.values())
         chosen, first = self.trajectory.chosen, self.envs.start
         chosen[first] = min(int(chosen[first]), self.next_step + 1)
 
-    def count(self, done: list[int]) -> int:
-        """Count completed steps.
-
-        Args:
-            done: How many steps are complete, by position.
-
-        Returns:
-            How many are new.
-        """
+    def count(self) -> int:
+        """Count the steps that the worker has completed; return how many are new."""
         trajectory, mine = self.trajectory, self._slice
-        before = list(self.counted.values())
+        done, before = self._done_in_time, list(self.counted.values())
+        if done is None:
+            done = trajectory.done[mine].tolist()
         done = [min(max(new, old), self.steps) for new, old in zip(done, before, strict=True)]
-        if done == before:
+        if done == before or not self.have_begun:
             return 0
         low, high = min(before), max(done)
         # As bytes, env by env, which are searched in a tenth of the time that short arrays take.

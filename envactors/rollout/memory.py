@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 
@@ -14,14 +14,6 @@ from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLay
 
 # Alignment of arrays in bytes: a pair of cache lines.
 _ALIGNMENT = 128
-
-
-class Holder(Protocol):
-    """A rollout that uses a buffer."""
-
-    @property
-    def is_read(self) -> bool:
-        """Whether its results were read."""
 
 
 class TrajectoryBuffer:
@@ -45,7 +37,8 @@ class TrajectoryBuffer:
         self._memory = memory
         # The place of each region, and the region; None for regions that the layout does not need.
         self._regions: list[tuple[Any, Any]] = [(None, None)] * 3
-        self._holder: weakref.ref[Holder] | None = None
+        # The rollout that uses the buffer, whose attribute ``is_read`` tells whether its results were read.
+        self._holder: weakref.ref[Any] | None = None
         self._set_layout(layout)
 
     def add_columns(self, layout: TrajectoryLayout) -> None:
@@ -65,7 +58,7 @@ class TrajectoryBuffer:
         self.trajectory = Trajectory(layout, regions)
         self.pickled_layout = pickle.dumps(layout, 5)
 
-    def hold(self, holder: Holder) -> None:
+    def hold(self, holder: Any) -> None:
         """Keep the buffer for a rollout until its results were read, or nobody can read them any more."""
         self._holder = weakref.ref(holder)
 

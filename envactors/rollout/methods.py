@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import abc
 import concurrent.futures
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from envactors.actor.future import ActorFuture
@@ -21,28 +20,16 @@ from envactors.vector.engine import RowEngine
 from envactors.vector.serial import SerialEngine
 
 
-class RolloutMethods(abc.ABC):
+class RolloutMethods:
     """Base class of `envactors.VectorEnv` with the methods for rollouts."""
 
+    _check_open: Callable[[], None]
     _engine: Engine
     _memory: Any
     _rollouts: RolloutsBase | None = None
     num_envs: int
+    reset: Callable[..., tuple[Any, list[dict[str, Any]]]]
     reward_spec: Any
-
-    @abc.abstractmethod
-    def _check_open(self) -> None:
-        """Raise `ActorClosedError` if the vector is closed."""
-
-    @abc.abstractmethod
-    def reset(
-        self,
-        seed: int | Sequence[int | None] | None = None,
-        options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
-        env_ids: Iterable[int] | None = None,
-        timeout: float | None = None,
-    ) -> tuple[Any, list[dict[str, Any]]]:
-        """Reset envs; see `envactors.VectorEnv.reset`."""
 
     def set_policy(self, make_policy: Callable[[], Any], seed: int = 0) -> None:
         """Make a policy in each worker, for `rollout` to call there.

@@ -53,12 +53,11 @@ class RolloutPart(Job):
         run: The rollout.
 
     Attributes:
-        columns: What the envs have done.
+        columns: What they have done.
         failures: Exceptions of envs, by (step, env). They are read by the thread that reads the result.
         errors: Errors to raise, by env.
         policy_error: The exception that the policy raised.
         error: Error of the actor as a whole.
-        version: How often the user has given parameters.
         has_ended: Whether the part has ended; its end may have to be repeated after an interrupt.
     """
 
@@ -71,18 +70,16 @@ class RolloutPart(Job):
         self.errors: dict[int, Outcome] = {}
         self.policy_error: UnreadReply | None = None
         self.error: ActorError | None = None
-        self.version: int = 0 if run.parameters is None else run.parameters.version
         self.has_ended: bool = False
         self._envs = envs
         self._table = envs.table
         self._actor = envs.actor
         self._run: WholeRollout | None = run
         self._buffer = run.buffer
-        self._has_begun = False
         # Whether the worker makes the policy before it runs the steps of the present order.
         self._makes_policy = False
-        # The step that has missed its deadline, and how many steps each env had completed by then, if that is known.
-        self._late: tuple[Step, list[int] | None] | None = None
+        # The step that has missed its deadline.
+        self._late: Step | None = None
         # Whether the worker is on another machine, whose columns come with replies.
         self._is_far: bool = envs.actor.config.backend.traits.is_remote
 
@@ -109,12 +106,18 @@ class RolloutPart(Job):
             self._renew_if_due(first=False)
         self._actor.enqueue(self)
 
+    def _renew_if_due(self, *, first: bool) -> None:
+        """Replace the process of an env before its next episode, if that is due."""
+        flags, resets_next = self._table.episodes.flags, self._table.episodes.resets_next_of
+        if any(flags[index] & RETIRING and resets_next[index] for index in self.columns.envs):
+            self._actor.enqueue(Renewal(self.columns.envs.start), first=first)
+
     def start(self) -> bool:
         """Order the next steps."""
         run, table, columns = self._run, self._table, self.columns
         if run is None:
             return False
-        if not self._has_begun:
+        if not columns.have_begun:
             self._begin(run)
         self._fail_without_episode()
         if self._is_done:
@@ -148,7 +151,6 @@ class RolloutPart(Job):
 
     def _begin(self, run: WholeRollout) -> None:
         """Begin, and fail the envs that an earlier rollout has lost."""
-        self._has_begun = True
         self.columns.begin()
         for index in self.columns.envs:
             lacks = self._table.episodes.flags[index] & (NEEDS_RESET | NO_EPISODE) == NEEDS_RESET | NO_EPISODE
@@ -166,7 +168,7 @@ class RolloutPart(Job):
         """Return the step that is running."""
         worker = self._actor.incarnation.worker
         if self._late is not None:
-            return self._late[0]
+            return self._late
         if worker is None:
             return None
         progress = worker.page.progress()
@@ -177,8 +179,10 @@ class RolloutPart(Job):
         return Step(method, index, self.call_id, progress.since, self._actor.config.deadlines.of(method))
 
     def on_late(self, step: Step) -> None:
-        """Note the progress of the worker, if it is known here: later progress does not count."""
-        self._late = step, None if self._is_far else self.columns.read_done()
+        """Ignore later progress of the worker, if its progress is known here."""
+        self._late = step
+        if not self._is_far:
+            self.columns.ignore_later()
 
     def on_part(self, frame: Frame) -> None:
         """Keep infos that did not fit into the trajectory, and write columns that come from another machine."""
@@ -190,7 +194,7 @@ class RolloutPart(Job):
 
     def on_reply(self, frame: Frame) -> bool:
         """Continue, unless the policy has raised or everything is done."""
-        self._count()
+        self._actor.completed += self.columns.count()
         if frame.kind == Kind.FAILED:
             self.policy_error = UnreadReply(self._actor.errors, self._order, frame, self._actor.pid)
             self._end()
@@ -221,15 +225,9 @@ class RolloutPart(Job):
 
     def count_completed(self) -> None:
         """Count the steps that an ended process has completed, and forget those after a deadline."""
-        self._count()
+        self._actor.completed += self.columns.count()
         if self._late is not None:
             self.columns.forget_later()
-
-    def _count(self) -> None:
-        """Count the steps that the worker has completed."""
-        known = None if self._late is None else self._late[1]
-        if self._has_begun:
-            self._actor.completed += self.columns.count(self.columns.read_done() if known is None else known)
 
     def after_exit(self, exit: Exit) -> bool:  # noqa: A002
         """Decide about the envs of an ended process, and continue in the next one."""
@@ -262,12 +260,6 @@ class RolloutPart(Job):
             if not self.has_ended:
                 self.error = error_of(self._order)
             self._end()
-
-    def _renew_if_due(self, *, first: bool) -> None:
-        """Replace the process of an env before its next episode, if that is due."""
-        episodes = self._table.episodes
-        if any(episodes.flags[index] & RETIRING and episodes.resets_next_of[index] for index in self.columns.envs):
-            self._actor.enqueue(Renewal(self.columns.envs.start), first=first)
 
     # Failures --------------------------------------------------------------------------------------------
 

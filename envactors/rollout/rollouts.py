@@ -47,6 +47,8 @@ class Rollouts(RolloutsBase):
         last_errors: Last error of each env that failed in a rollout.
     """
 
+    _engine: RowEngine
+
     def __init__(self, engine: RowEngine, memory: RowMemory) -> None:
         super().__init__(engine)
         self.envs: Sequence[ActorEnvs] = engine.actors
@@ -55,7 +57,6 @@ class Rollouts(RolloutsBase):
         self._actors = [envs.actor for envs in self.envs]
         self.runtime: Runtime = self._actors[0].runtime
         self.last_errors: dict[int, Outcome] = {}
-        self._engine = engine
         self._table = engine.table
         self._memory = memory
         self._policy_ids = itertools.count(1)
@@ -248,13 +249,13 @@ class Run:
         failures: dict[int, BaseException] = {}
         policy_error: BaseException | None = None
         for part in parts:
-            read_contents(trajectory, part.columns.envs, part.columns.contents, part.columns.large_infos, contents)
+            read_contents(part.columns, contents)
             contents.failures.update(_read(part.failures))
             failures.update(_read(part.errors) if part.error is None else dict.fromkeys(part.columns.envs, part.error))
             if part.policy_error is not None and policy_error is None:
                 policy_error = part.policy_error.read()[1]
         report_failures(trajectory, contents)
-        versions = np.array([part.version for part in parts])
+        versions = np.full(len(parts), 0 if self.parameters is None else self.parameters.version)
         envs = range(parts[0].columns.envs.start, parts[-1].columns.envs.stop)
         rollout = assemble(trajectory, envs, contents, versions, copies=self._copies)
         self._unread -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import pickle
@@ -61,44 +62,38 @@ def run_rollout(server: Server, *fields: Any) -> tuple[Any, ...]:
     return tuple(runner.run(order))
 
 
+@dataclasses.dataclass(eq=False)
 class EnvCursor:
     """One env in a rollout, and what its next step does.
 
-    Args:
+    Attributes:
         hosted: Env to step.
         start: First step that it takes.
         op: What its next step does: `OP_STEP`, `OP_RESET`, or `OP_REPEAT`.
         seed: Seed of its next reset; None lets the env choose.
         root_seed: Seed that the seeds of later episodes are derived from; None if episodes are not seeded.
         episode: Index of the present episode.
+        position, index, env_step: Attributes of the env that each step reads.
     """
 
-    def __init__(
-        self, hosted: HostedEnv, start: int, op: int, seed: int | None, root_seed: int | None, episode: int
-    ) -> None:
-        self.hosted = hosted
-        self.start = start
-        self.position: int = hosted.position
-        self.index: int = hosted.index
-        self.env_step: Callable[[Any], Any] = hosted.env.step
-        self.op: int = op
-        self.seed = seed
-        self._root_seed = root_seed
-        self._episode = episode
+    hosted: HostedEnv
+    start: int
+    op: int
+    seed: int | None
+    root_seed: int | None
+    episode: int
+
+    def __post_init__(self) -> None:
+        self.position: int = self.hosted.position
+        self.index: int = self.hosted.index
+        self.env_step: Callable[[Any], Any] = self.hosted.env.step
 
     def begin_episode(self) -> None:
         """Choose the next operation, and the seed of the next reset, after a reset."""
         self.op, self.seed = OP_STEP, None
-        if self._root_seed is not None:
-            self._episode += 1
-            self.seed = episode_seed(self._root_seed, self._episode)
-
-    def end_episode(self, autoreset: str) -> None:
-        """Choose the next operation after the last step of an episode."""
-        if autoreset == "same_step":
-            self.begin_episode()
-        else:
-            self.op = OP_RESET if autoreset == "next_step" else OP_REPEAT
+        if self.root_seed is not None:
+            self.episode += 1
+            self.seed = episode_seed(self.root_seed, self.episode)
 
 
 class RolloutRunner:
@@ -207,8 +202,8 @@ class RolloutRunner:
                                     writer.write_boundary(cursor, step, terminated, truncated, order.autoreset)
                                 done[index] = step + 1
                                 continue
-                            except (TypeError, ValueError, BufferError):
-                                pass  # the observation has another type, dtype, or shape
+                            except Exception:  # noqa: S110 # `finish` converts the observation, or raises the error
+                                pass
                     writer.finish(cursor, step, result, order.autoreset)
                 except BaseException as error:
                     return Stop(ENV_RAISED, cursor.position, tuple(as_failure(error, page)))
@@ -303,10 +298,9 @@ class TrajectoryWriter:
         for view in (*seen, self.starts):
             if view is not None:
                 view.flags.writeable = False
-        self.observed: Any = seen[0] if isinstance(self._spec, ArraySpec) and trajectory.is_whole else None
-        self._only: Any = None if self.observed is None else trajectory.observations[0]
-        if self.observed is None:
-            self.observed = _ObservationBatches(self, seen)
+        is_single = isinstance(self._spec, ArraySpec) and trajectory.is_whole
+        self.observed: Any = seen[0] if is_single else _ObservationBatches(self, seen)
+        self._only: Any = trajectory.observations[0] if is_single else None
         self.chosen: memoryview[int] = trajectory.chosen.data
         self.done: memoryview[int] = trajectory.done.data
         self.rewards: Any = trajectory.rewards.reshape(-1).data if layout.reward == PLAIN_REWARD else None
@@ -332,15 +326,15 @@ class TrajectoryWriter:
     def write_boundary(self, cursor: EnvCursor, step: int, terminated: Any, truncated: Any, autoreset: str) -> None:
         """Write that an episode has ended, or that a reset has begun one, and choose the env's next operation."""
         trajectory, index = self.trajectory, cursor.index
-        is_over = bool(terminated) or bool(truncated)
+        is_reset = cursor.op == OP_RESET or autoreset == "same_step"
         trajectory.terminated[step, index], trajectory.truncated[step, index] = bool(terminated), bool(truncated)
         trajectory.ops[step, index] = cursor.op
         trajectory.seeds[step, index] = -1 if cursor.seed is None else cursor.seed
-        trajectory.starts[step + 1, index] = cursor.op == OP_RESET or (is_over and autoreset == "same_step")
-        if cursor.op == OP_RESET:
+        trajectory.starts[step + 1, index] = is_reset
+        if is_reset:
             cursor.begin_episode()
-        elif is_over:
-            cursor.end_episode(autoreset)
+        else:
+            cursor.op = OP_RESET if autoreset == "next_step" else OP_REPEAT
 
     def finish(self, cursor: EnvCursor, step: int, result: Any, autoreset: str) -> None:
         """Write the result of a step or a reset.
@@ -373,8 +367,6 @@ class TrajectoryWriter:
             self.objects[cursor.position] = objects
             if cursor.op == OP_RESET or terminated or truncated:
                 self.write_boundary(cursor, step, terminated, truncated, autoreset)
-        except PayloadError:
-            raise
         except BaseException as error:
             raise PayloadError(pack_failure(error, Fault.RESULT)) from error
         self.done[index] = step + 1
@@ -383,12 +375,9 @@ class TrajectoryWriter:
         """Write an info and the leaves that have no place.
 
         Raises:
-            PayloadError: They cannot be pickled.
+            Exception: They do not pickle.
         """
-        try:
-            part = self._infos.put(cell, self._infos.pack(info, objects))
-        except BaseException as error:
-            raise PayloadError(pack_failure(error, Fault.RESULT)) from error
+        part = self._infos.put(cell, self._infos.pack(info, objects))
         if part is not None:
             self._server.send_part(cell, part)
 

@@ -35,9 +35,10 @@ class SerialRollouts(RolloutsBase):
         engine: Steps the envs.
     """
 
+    _engine: SerialEngine
+
     def __init__(self, engine: SerialEngine) -> None:
         super().__init__(engine)
-        self._engine = engine
         self._version = 0
         # The policy of each actor.
         self._policies: list[Any] = []
@@ -116,7 +117,8 @@ class SerialRollouts(RolloutsBase):
                 run.write_results(step, engine.finish(selection, None, None, "rollout"))
             except VectorStepError as error:
                 run.write_results(step, error.batch)
-                run.write_errors(step, error.failures)
+                run.errors.update(error.failures)
+                run.contents.failures.update({(step, index): each for index, each in error.failures.items()})
                 return
         run.write_observations(steps, envs)
 
@@ -197,8 +199,3 @@ class _Run:
             if (failure := failure_in(info)) is not None:
                 self.contents.failures[step, index] = failure
                 trajectory.ops[step, index] = OP_TRUNCATED
-
-    def write_errors(self, step: int, errors: dict[int, BaseException]) -> None:
-        """Write the errors of envs in a step."""
-        self.errors.update(errors)
-        self.contents.failures.update({(step, index): error for index, error in errors.items()})
