@@ -128,12 +128,9 @@ class ActorColumns:
     def truncate(self, index: int) -> None:
         """Answer the next step of an env, which has failed, with its last observation."""
         step, trajectory = self.counted[index], self.trajectory
-        for array in trajectory.observations:
-            if array is not None:
-                array[step + 1, index] = array[step, index]
+        trajectory.repeat_observation(step, index)
         if self.contents:
             self.contents[step + 1, index] = self.content_at(step, index)
-        trajectory.rewards[step, index] = 0
         trajectory.terminated[step, index] = trajectory.starts[step + 1, index] = False
         trajectory.truncated[step, index] = True
         trajectory.ops[step, index] = OP_TRUNCATED

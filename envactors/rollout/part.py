@@ -196,7 +196,8 @@ class RolloutPart(Job):
         """Continue, unless the policy has raised or everything is done."""
         self._actor.completed += self.columns.count()
         if frame.kind == Kind.FAILED:
-            self.policy_error = UnreadReply(self._actor.errors, self._order, frame, self._actor.pid)
+            step = self.step() or self._order
+            self.policy_error = UnreadReply(self._actor.errors, step, frame, self._actor.pid)
             self._end()
             return True
         stop = Stop(*loads(frame.payload))

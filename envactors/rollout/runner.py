@@ -384,10 +384,7 @@ class TrajectoryWriter:
     def repeat(self, hosted: HostedEnv, step: int) -> None:
         """Write the last observation of an env again."""
         trajectory, index = self.trajectory, hosted.index
-        for array in trajectory.observations:
-            if array is not None:
-                array[step + 1, index] = array[step, index]
-        trajectory.rewards[step, index] = 0
+        trajectory.repeat_observation(step, index)
         if self.objects[hosted.position]:
             self.write_info(step * self.envs + index, {}, self.objects[hosted.position])
         trajectory.ops[step, index] = OP_REPEAT

@@ -117,8 +117,8 @@ class SerialRollouts(RolloutsBase):
                 run.write_results(step, engine.finish(selection, None, None, "rollout"))
             except VectorStepError as error:
                 run.write_results(step, error.batch)
-                run.errors.update(error.failures)
-                run.contents.failures.update({(step, index): each for index, each in error.failures.items()})
+                for index, failure in error.failures.items():
+                    run.errors[index] = run.contents.failures[step, index] = failure
                 return
         run.write_observations(steps, envs)
 
@@ -136,16 +136,10 @@ class _Run:
     """
 
     def __init__(self, engine: SerialEngine, steps: int) -> None:
-        assert engine.observation_spec is not None, "the envs have been reset"
-        reward = engine.reward_spec
-        layout = TrajectoryLayout(
-            engine.observation_spec,
-            engine.action_spec,
-            reward if isinstance(reward, ArraySpec) and reward.batchable else None,
-            (),
-            len(engine.all.ids),
-            steps,
-        )
+        observation, reward, count = engine.observation_spec, engine.reward_spec, len(engine.all.ids)
+        assert observation is not None, "the envs have been reset"
+        plain_reward = reward if isinstance(reward, ArraySpec) and reward.batchable else None
+        layout = TrajectoryLayout(observation, engine.action_spec, plain_reward, (), count, steps)
         self.contents: Contents = Contents({}, {}, {})
         self.errors: dict[int, BaseException] = {}
         self._engine = engine

@@ -126,6 +126,13 @@ class Trajectory:
         """Return the encoded info of a cell."""
         return self.inline_infos[cell, : self.inline_info_sizes[cell]].data
 
+    def repeat_observation(self, step: int, index: int) -> None:
+        """Write the observation before a step of an env once more after it, with reward 0."""
+        for array in self.observations:
+            if array is not None:
+                array[step + 1, index] = array[step, index]
+        self.rewards[step, index] = 0
+
     def pack(self, envs: range, start: int, end: int | None = None) -> bytes:
         """Serialize the columns of some envs for another machine.
 
