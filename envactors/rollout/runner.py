@@ -31,7 +31,7 @@ from envactors.mailbox.specs import ArraySpec, flatten, unflatten
 from envactors.rollout.context import PolicyContext, StepGenerators
 from envactors.rollout.messages import COMPLETE, ENV_RAISED, NO_POLICY, NO_ROOM, Order, Parameters, Stop
 from envactors.rollout.policy_output import actions_at, write_output
-from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, RegionPlaces, Trajectory
+from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, RegionPlaces, Trajectory, TrajectoryLayout
 from envactors.worker import context
 from envactors.worker.env_rows import PayloadError, as_failure
 from envactors.worker.host import Fields, HostedEnv
@@ -143,12 +143,10 @@ class RolloutRunner:
     def _run(self, writer: TrajectoryWriter, order: Order, cursors: list[EnvCursor]) -> Stop:
         """Alternate between the policy and the envs. Loops of light envs spend most of their time in this function."""
         page, policy, env_ids, generators = self._server.page, self._policy, self._env_ids, self._generators
-        counters, times, now, array, forks = page.counters, page.times, time.monotonic, np.ndarray, context.forks
-        observed, starts, chosen, first, envs = writer.observed, writer.starts, writer.chosen, writer.first, writer.envs
-        my_actions, dtype, shape = writer.my_actions, writer.plain_action_dtype, writer.action_shape
+        counters, times, now, forks = page.counters, page.times, time.monotonic, context.forks
+        observed, starts, chosen, first = writer.observed, writer.starts, writer.chosen, writer.envs.start
         done, rewards, numbers, copies = writer.done, writer.rewards, writer.numbers, writer.copies_action
-        trajectory, is_within = writer.trajectory, order.autoreset == "same_step"
-        my_envs = range(first, first + len(cursors))
+        trajectory, count, is_within = writer.trajectory, writer.count, order.autoreset == "same_step"
         due: list[EnvCursor] = []
         size = 0 if page.is_timing else writer.size  # of a plain observation; 0 if results are not plain
         for step in range(order.start, order.stop):
@@ -156,21 +154,18 @@ class RolloutRunner:
                 os._exit(1)  # env code forked, and its child returned to this loop
             if chosen[first] <= step:  # else they were chosen in a process that has ended
                 if self._kept is not None and self._kept[0] == (order.rollout, step):
-                    returned, self._kept = self._kept[1], None
+                    output, self._kept = self._kept[1], None
                 else:
                     times[SINCE] = now()
                     counters[METHOD] = METHOD_POLICY
-                    returned = policy(observed[step], PolicyContext(env_ids, starts[step], step, generators))
-                # Most actions are written here: the same as `write_output`, without its calls.
-                if type(returned) is array and returned.dtype is dtype and returned.shape == shape:
-                    my_actions[step] = returned
-                elif (layout := write_output(trajectory, my_envs, step, returned)) is not None:
-                    self._kept = (order.rollout, step), returned
+                    output = policy(observed[step], PolicyContext(env_ids, starts[step], step, generators))
+                if (layout := writer.write_output(step, output)) is not None:
+                    self._kept = (order.rollout, step), output
                     return Stop(NO_ROOM, layout=layout)
                 chosen[first] = step + 1
             if len(due) < len(cursors):
                 due = [cursor for cursor in cursors if cursor.start <= step]
-            first_cell = step * envs
+            first_cell = step * count
             actions = actions_at(trajectory, step)
             for cursor in due:
                 index, op = cursor.index, cursor.op
@@ -192,7 +187,7 @@ class RolloutRunner:
                         is_boundary = terminated or truncated or op == OP_RESET
                         if isinstance(reward, float) and type(info) is dict and not (is_boundary and is_within):
                             cell = first_cell + index
-                            at = (cell + envs) * size
+                            at = (cell + count) * size
                             try:
                                 numbers[at : at + size] = obs
                                 rewards[cell] = reward
@@ -259,15 +254,12 @@ class TrajectoryWriter:
 
     Attributes:
         trajectory: Trajectory to write to.
-        first: Index of the worker's first env.
-        envs: Number of envs of the trajectory.
+        envs: Indices of the worker's envs.
+        count: Number of envs of the trajectory.
         objects: Leaves of each env's last observation that have no place in the trajectory.
         observed, starts: Read-only batches by step: the observations before it, and whether each is the first of its
             episode; starts is bool, shape (t + 1, n).
-        my_actions: Actions that are single arrays, shape (t, n, ...); None for others.
-        copies_action: Whether the env gets a copy of such an action, since it may modify it.
-        action_shape: Shape of one step's actions in it.
-        plain_action_dtype: Their dtype, as policies return it; None if the policy returns more than such actions.
+        copies_action: Whether an env gets a copy of its action, since it may modify it.
         chosen, done, rewards: Memory of the trajectory; single numbers are written to it in a third of the time.
         numbers: All observations as one sequence of numbers, if they are arrays of one axis and may be written without
             `finish`. Assigning a slice of a memoryview checks the dtype and the shape, and takes half of the time that
@@ -281,17 +273,16 @@ class TrajectoryWriter:
         self._server = server
         self._infos = Infos(trajectory)
         self._spec = layout.observation
-        self.envs: int = layout.envs
-        self.first: int = hosted[0].index
-        count = len(hosted)
-        mine = slice(self.first, self.first + count)
+        self.count: int = layout.envs
+        self.envs: range = range(hosted[0].index, hosted[0].index + len(hosted))
+        mine = slice(self.envs.start, self.envs.stop)
         self.objects: list[list[Any]] = [[] for _ in hosted]
         single = trajectory.actions[0] if isinstance(layout.action, ArraySpec) else None
         self.copies_action: bool = single is not None and single.ndim > 2
-        self.my_actions: Any = None if single is None else single[:, mine]
-        self.action_shape: tuple[int, ...] = () if single is None else (count, *single.shape[2:])
+        self._actions: Any = None if single is None else single[:, mine]
+        self._action_shape = () if single is None else (len(hosted), *single.shape[2:])
         # NumPy's own object, as policies return it: one that was unpickled is another.
-        self.plain_action_dtype: Any = None if single is None or layout.extras else np.dtype(single.dtype.type)
+        self._action_dtype = None if single is None or layout.extras else np.dtype(single.dtype.type)
         # The policy gets read-only views, since they also are the observations of the result.
         seen = [None if array is None else array[:, mine] for array in trajectory.observations]
         self.starts: npt.NDArray[np.bool_] = trajectory.starts[:, mine]
@@ -321,7 +312,15 @@ class TrajectoryWriter:
         for cursor in cursors:
             if cursor.start < last:
                 self.trajectory.flags[:, cursor.start + 1 : last + 1, cursor.index] = 0
-        self.trajectory.flags[:, last + 1 :, self.first : self.first + len(cursors)] = 0
+        self.trajectory.flags[:, last + 1 :, self.envs.start : self.envs.stop] = 0
+
+    def write_output(self, step: int, output: Any) -> TrajectoryLayout | None:
+        """Write what the policy has returned; see `envactors.rollout.policy_output.write_output`."""
+        # Most actions are written here, in a tenth of the time.
+        if type(output) is np.ndarray and output.dtype is self._action_dtype and output.shape == self._action_shape:
+            self._actions[step] = output
+            return None
+        return write_output(self.trajectory, self.envs, step, output)
 
     def write_boundary(self, cursor: EnvCursor, step: int, terminated: Any, truncated: Any, autoreset: str) -> None:
         """Write that an episode has ended, or that a reset has begun one, and choose the env's next operation."""
@@ -363,7 +362,7 @@ class TrajectoryWriter:
             if hosted.journal:
                 self.trajectory.checks[step, index] = hosted.check
             if type(info) is not dict or info or objects:
-                self.write_info(step * self.envs + index, info, objects)
+                self.write_info(step * self.count + index, info, objects)
             self.objects[cursor.position] = objects
             if cursor.op == OP_RESET or terminated or truncated:
                 self.write_boundary(cursor, step, terminated, truncated, autoreset)
@@ -386,7 +385,7 @@ class TrajectoryWriter:
         trajectory, index = self.trajectory, hosted.index
         trajectory.repeat_observation(step, index)
         if self.objects[hosted.position]:
-            self.write_info(step * self.envs + index, {}, self.objects[hosted.position])
+            self.write_info(step * self.count + index, {}, self.objects[hosted.position])
         trajectory.ops[step, index] = OP_REPEAT
         trajectory.checks[step, index] = hosted.check
         self.done[index] = step + 1
