@@ -797,11 +797,11 @@ def test_steps_count_if_the_process_crashes_after_its_reply(monkeypatch, tmp_pat
     """The next process brings the envs to where the reply has left them."""
     on_reply, killed = RolloutPart.on_reply, []
 
-    def on_reply_after_a_kill(part, actor, frame):
+    def on_reply_after_a_kill(part, frame):
         if not killed:
             killed.append(envs.actors[0].pid)
             os.kill(killed[0], signal.SIGKILL)
-        return on_reply(part, actor, frame)
+        return on_reply(part, frame)
 
     def make():
         factories = [Walk, lambda: Walk(tmp_path / "orders" if fault else None, fault, 3)]
