@@ -35,7 +35,7 @@ from envactors.vector.episodes import LOST, NO_RESULT, RETIRING
 from envactors.vector.recovery import Cause, Decision, EnvFate, Facts, Failure, raised, settle
 from envactors.vector.results import EnvSnapshot, RowOutcome, RowReader, RowResult
 from envactors.vector.step_times import StepTimes
-from envactors.vector.table import IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
+from envactors.vector.table import POSTED, QUEUED, EnvRequest, EnvTable, Selection
 
 # Retries of a request that saves a state, since the exit of the process need not be its fault.
 _SAVE_RETRIES = 3
@@ -461,8 +461,7 @@ class ActorEnvs(Job, Tenant):
 
     def on_late(self, step: Step) -> None:
         """Ignore the result of a row that has missed its deadline."""
-        self.table.overdue.add(step.index)
-        self.table.version += 1
+        self.table.miss_deadline(step.index)
 
     def _look(self) -> tuple[list[int], Step | None, float]:
         """Return the envs whose rows are not complete, the step that runs (None if none does), and when it began."""
@@ -588,14 +587,12 @@ class ActorEnvs(Job, Tenant):
             frame: The worker's reply.
         """
         table = self.table
-        table.version += 1
         if frame.kind == Kind.FAILED:
             table.episodes.lose(index)
             table.journals[index].forget()
             return
         table.episodes.resume(index, snapshot.root_seed, snapshot.episode, resets_next=snapshot.resets_next)
-        table.posted_in[index] = frame.incarnation
-        table.ops[index] = table.buffer_index[index] | (RESET if snapshot.starts else 0)
+        table.restore(index, frame.incarnation, starts=snapshot.starts)
         if last is not None:
             self.reader.put_back(index, last)
         if table.replays:
@@ -667,17 +664,8 @@ class ActorEnvs(Job, Tenant):
             cause = Cause.RUNNING if index in begun else Cause.WAITING
             reason = exit.reason if is_culprit or is_discard else None
             failures[index] = Failure(cause, ReadyOutcome(None, error), exit.incarnation.index, step, reason=reason)
-        for index in self.range:
-            table.overdue.discard(index)
-            table.episodes.lose_process(index)
-        # The next worker runs all rows that are posted and not completed.
-        mine = slice(self._first, self._stop)
-        table.slab.posted[mine] = table.slab.completed[mine] = table.call_ids[mine]
-        again: list[int] = []
-        for index, failure in failures.items():
-            table.status[index] = QUEUED
-            if self._recover(index, failure, has_process=has_process):
-                again.append(index)
+        table.end_process(self.range)
+        again = [i for i, failure in failures.items() if self._recover(i, failure, has_process=has_process)]
         if again:
             self.queue_first(again)
         if has_process:
@@ -724,20 +712,12 @@ class ActorEnvs(Job, Tenant):
     def repair(self, error_of: ErrorOf) -> None:
         """Make all envs idle, which need a reset then. Requests with a future fail; other results are lost."""
         table = self.table
-        table.version += 1
         for index in self.range:
             future = table.future_of(index)
             if future is not None:
                 error = error_of(self.step_of(index))
                 future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error))
-            table.requests.pop(index, None)
-            table.outcomes.pop(index, None)
-            table.completed_at.pop(index, None)
-            table.status[index] = IDLE
-            table.overdue.discard(index)
-            table.episodes.lose(index)
-            table.episodes.lose_process(index)
-            table.journals[index].forget()
+            table.clear(index)
         if self.rollouts is not None:
             self.rollouts.repair(self, error_of)
         table.waiters.on_process_change()

@@ -318,6 +318,45 @@ class EnvTable:
         if self.waiters.count:
             self.waiters.ring()  # others may wait for these, such as the thread below a signal handler
 
+    # Other changes ---------------------------------------------------------------------------------------
+
+    def miss_deadline(self, index: int) -> None:
+        """Ignore the result of a posted env, until its process has ended."""
+        self.version += 1
+        self.overdue.add(index)
+
+    def end_process(self, ids: range) -> None:
+        """Take the rows of an actor back from its ended process, and mark those that are posted as queued."""
+        self.version += 1
+        # The next worker runs all rows that are posted and not completed.
+        mine = slice(ids.start, ids.stop)
+        self.slab.posted[mine] = self.slab.completed[mine] = self.call_ids[mine]
+        for index in ids:
+            if self.status[index] == POSTED:
+                self.status[index] = QUEUED
+            self.overdue.discard(index)
+            self.episodes.lose_process(index)
+
+    def restore(self, index: int, incarnation: int, *, starts: bool) -> None:
+        """Record that a process has restored the state of an idle env.
+
+        Args:
+            index: The env.
+            incarnation: The process.
+            starts: Whether the last observation is the first of an episode.
+        """
+        self.version += 1
+        self.posted_in[index] = incarnation
+        self.ops[index] = self.buffer_index[index] | (RESET if starts else 0)
+
+    def clear(self, index: int) -> None:
+        """Make an env idle from any state. It needs a reset then, in another process."""
+        self.overdue.discard(index)
+        self.deliver(Selection([index], [index]))
+        self.episodes.lose(index)
+        self.episodes.lose_process(index)
+        self.journals[index].forget()
+
     def _set(self, column: bytearray, envs: Selection, value: int) -> None:
         if envs.is_all:
             column[:] = self._columns[value]
