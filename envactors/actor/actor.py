@@ -32,7 +32,7 @@ from envactors.actor.permits import Permits
 from envactors.actor.spinning import SpinPolicy
 from envactors.actor.states import ActorState, ActorStats, EndReason, Phase
 from envactors.actor.tenant import NO_TENANT, Tenant
-from envactors.actor.timers import DeadlineWatch, Timers
+from envactors.actor.timers import DeadlineWatch, Judgment, Timers
 from envactors.backends.base import ExitStatus, LendingWorker, Use, Worker
 from envactors.errors import ActorError
 from envactors.loop import Loop
@@ -101,7 +101,7 @@ class Actor(ActorBase):
         self._started_in: float | None = None
         self._restart_tracker = RestartTracker(config.restart)
         self.timers: Timers = Timers(self._find_loop, self.run)
-        self.deadline_watch: DeadlineWatch = DeadlineWatch(self)
+        self.deadline_watch: DeadlineWatch = DeadlineWatch(config.deadlines, self.timers, self._check_deadlines)
         self.permits: Permits | None = config.permits
         self.spin: SpinPolicy = SpinPolicy(config.backend.traits.may_spin)
         self._loan = ChannelLoan(self._find_loop, self.lock)
@@ -559,6 +559,18 @@ class Actor(ActorBase):
                 if self.incarnation.is_launching:
                     self._submit_launch()
 
+    def _check_deadlines(self) -> None:
+        """Report the current step if it is slow, and end the process if it is late."""
+        step, worker = self.find_current_step(), self.incarnation.worker
+        if step is None or worker is None:
+            return
+        judgment = self.deadline_watch.judge(step)
+        if judgment is Judgment.LATE:
+            self._on_late(step)
+        elif judgment is Judgment.SLOW:
+            read_stacks = functools.partial(worker.ask_stacks().wait, slow_calls.STACKS_PATIENCE)
+            slow_calls.warn(self, step, time.monotonic() - step.started, read_stacks)
+
     def find_current_step(self) -> Step | None:
         """Return the step that the worker runs, once its replies were read; None if it runs none, or is ending."""
         worker = self.incarnation.worker
@@ -580,7 +592,7 @@ class Actor(ActorBase):
                 return None
         return step
 
-    def on_late(self, step: Step) -> None:
+    def _on_late(self, step: Step) -> None:
         """End the process because a step has missed its deadline."""
         if self.running is not None:
             self.running.on_late(step)

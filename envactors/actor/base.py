@@ -10,6 +10,7 @@ from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.incarnation import Incarnation
 from envactors.actor.latch import Latch
 from envactors.errors import ActorClosedError, ActorError
+from envactors.mailbox.control_page import ControlPage
 from envactors.runtime import Runtime
 
 
@@ -42,6 +43,16 @@ class ActorBase:
     def name(self) -> str:
         """The name of the actor."""
         return self.config.name
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None while there is no process."""
+        raise NotImplementedError
+
+    @property
+    def page(self) -> ControlPage | None:
+        """The control page of the process; None while there is no process."""
+        raise NotImplementedError
 
     def check_owner(self) -> None:
         """Raise in a forked process, which must not use the actors of its parent.

@@ -6,7 +6,6 @@ and results are pickled all the same, so that neither side can change the other'
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -78,7 +77,6 @@ class InlineActor(ActorBase):
 
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
-        self.pid: int = os.getpid()
         self.node: str | None = None
         self._lock = config.lock
         self.vector: InlineVector | None = None
@@ -118,6 +116,11 @@ class InlineActor(ActorBase):
     def is_idle(self) -> bool:
         """Whether no code of its envs is running."""
         return self.state is ActorState.IDLE
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is that of the caller."""
+        return self._owner_pid
 
     @property
     def page(self) -> ControlPage | None:

@@ -10,21 +10,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from envactors.actor.config import ActorConfig
+    from envactors.actor.base import ActorBase
     from envactors.actor.exits import Step
-    from envactors.actor.incarnation import Incarnation
-    from envactors.mailbox.control_page import ControlPage
-
-
-class RecordedActor(Protocol):
-    """An actor, as a recorder uses it."""
-
-    config: ActorConfig
-    incarnation: Incarnation
-
-    @property
-    def page(self) -> ControlPage | None:
-        """The control page of its process; None while there is no process."""
 
 
 class RecordedVector(Protocol):
@@ -47,13 +34,13 @@ class Recorder:
     def on_vector(self, vector: RecordedVector) -> None:
         """Record that a vector was made. No lock is held."""
 
-    def on_span(self, actor: RecordedActor, name: str, begin: float) -> None:
+    def on_span(self, actor: ActorBase, name: str, begin: float) -> None:
         """Record what a process has done from ``begin`` until now: its start, or a call."""
 
-    def on_notice(self, actor: RecordedActor | None, text: str) -> None:
+    def on_notice(self, actor: ActorBase | None, text: str) -> None:
         """Record a log message about an actor, or about something else if that is None."""
 
-    def on_exit(self, actor: RecordedActor, step: Step | None) -> None:
+    def on_exit(self, actor: ActorBase, step: Step | None) -> None:
         """Record that the process of an actor has ended, which is still ``actor.incarnation``.
 
         Args:

@@ -9,6 +9,7 @@ import time
 import traceback
 
 from envactors.actor import slow_calls
+from envactors.actor.base import ActorBase
 from envactors.actor.change import ChangeLock
 from envactors.actor.exits import Step
 from envactors.loop import Loop
@@ -61,7 +62,7 @@ class InlineRequest(abc.ABC):
         """Return the context of the env whose code is running."""
 
     @abc.abstractmethod
-    def describe(self) -> tuple[slow_calls.SlowActor, Step] | None:
+    def describe(self) -> tuple[ActorBase, Step] | None:
         """Return what is running, and the actor that runs it, for a warning; None if there is to be none."""
 
 

@@ -6,12 +6,9 @@ import logging
 import pickle
 import re
 from collections.abc import Callable
-from typing import Protocol
 
-from envactors.actor.config import ActorConfig
+from envactors.actor.base import ActorBase
 from envactors.actor.exits import Step
-from envactors.actor.incarnation import Incarnation
-from envactors.runtime import Runtime
 
 _log = logging.getLogger("envactors")
 # How long a worker may take to write its stacks, in seconds.
@@ -23,19 +20,7 @@ _LIBRARY = re.compile(
 )
 
 
-class SlowActor(Protocol):
-    """An actor, as warnings about it need it."""
-
-    config: ActorConfig
-    incarnation: Incarnation
-    runtime: Runtime
-
-    @property
-    def pid(self) -> int | None:
-        """The process id."""
-
-
-def warn(actor: SlowActor, step: Step, seconds: float, read_stacks: Callable[[], str]) -> None:
+def warn(actor: ActorBase, step: Step, seconds: float, read_stacks: Callable[[], str]) -> None:
     """Log a warning about a slow step.
 
     Args:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
 
-from envactors.actor import slow_calls
 from envactors.actor.exits import Step
 from envactors.loop import Loop, Timer
 from envactors.mailbox.control_page import METHOD_NAMES
@@ -70,16 +69,12 @@ class Timers:
             named.callback()
 
 
-class WatchedActor(slow_calls.SlowActor, Protocol):
-    """An actor, as the watch over its deadlines sees it."""
+class Judgment(enum.Enum):
+    """Whether a step takes too long."""
 
-    timers: Timers
-
-    def find_current_step(self) -> Step | None:
-        """Return the step that the worker runs; None if it runs none."""
-
-    def on_late(self, step: Step) -> None:
-        """End the process because a step has missed its deadline."""
+    IN_TIME = enum.auto()
+    SLOW = enum.auto()  # and nobody was told yet
+    LATE = enum.auto()
 
 
 class DeadlineWatch:
@@ -88,16 +83,18 @@ class DeadlineWatch:
     There is one timer. It stays set when a step has ended, so that a loop of short steps sets no timers.
 
     Args:
-        actor: The actor.
+        deadlines: The time limits of the actor.
+        timers: The timers of the actor.
+        check: Called when a step may be late or slow; it then calls `judge`.
 
     Attributes:
         shortest: The shortest deadline or slow threshold, in seconds; infinity if there is none.
         next_check_at: When the next check is due (`time.monotonic`); infinity if none is.
     """
 
-    def __init__(self, actor: WatchedActor) -> None:
-        deadlines = actor.config.deadlines
-        self._actor = actor
+    def __init__(self, deadlines: Deadlines, timers: Timers, check: Callable[[], object]) -> None:
+        self._timers = timers
+        self._check = check
         self._slow = deadlines.slow
         self.shortest: float = _shortest(deadlines)
         self.next_check_at: float = math.inf
@@ -118,37 +115,33 @@ class DeadlineWatch:
     def stop(self) -> None:
         """Check nothing more of an ended process."""
         self.next_check_at = math.inf
-        self._actor.timers.cancel("check")
+        self._timers.cancel("check")
 
     def _check_at(self, when: float) -> None:
         self.next_check_at = when
-        self._actor.timers.set("check", when, self._check)
+        self._timers.set("check", when, self._on_time)
 
-    def _check(self) -> None:
-        """Report the current step if it is slow, and end the process if it is late."""
+    def _on_time(self) -> None:
         self.next_check_at = math.inf
-        actor = self._actor
-        step = actor.find_current_step()
-        if step is None:
-            return
+        self._check()
+
+    def judge(self, step: Step) -> Judgment:
+        """Say whether the current step is late or slow, and schedule the next check unless it is late."""
         now = time.monotonic()
         checks = [now + self.shortest]
+        judgment = Judgment.IN_TIME
         if step.deadline is not None:
             if now >= step.started + step.deadline:
-                actor.on_late(step)
-                return
+                return Judgment.LATE
             checks.append(step.started + step.deadline)
         if self._slow is not None:
             if now >= step.started + self._slow and step.started != self._reported:
-                self._reported = step.started
-                worker = actor.incarnation.worker
-                assert worker is not None, "it runs the step"
-                read_stacks = functools.partial(worker.ask_stacks().wait, slow_calls.STACKS_PATIENCE)
-                slow_calls.warn(actor, step, now - step.started, read_stacks)
+                self._reported, judgment = step.started, Judgment.SLOW
             checks.append(step.started + self._slow)
         later = min(check for check in checks if check > now)
         if later < math.inf:
             self._check_at(later)
+        return judgment
 
 
 def _shortest(deadlines: Deadlines) -> float:

@@ -19,8 +19,9 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from envactors.actor import recording
+from envactors.actor.base import ActorBase
 from envactors.actor.exits import Step
-from envactors.actor.recording import RecordedActor, RecordedVector
+from envactors.actor.recording import RecordedVector
 from envactors.mailbox.control_page import ControlPage
 from envactors.mailbox.durations import METHOD_RESET
 from envactors.mailbox.spans import SPANS_KEPT, Spans
@@ -142,11 +143,11 @@ class TraceRecorder(recording.Recorder):
         self._lock = threading.RLock()
         # By track: the names of actors.
         self._names: list[str] = []
-        self._tracks: WeakKeyDictionary[RecordedActor, int] = WeakKeyDictionary()
+        self._tracks: WeakKeyDictionary[ActorBase, int] = WeakKeyDictionary()
         # How many spans of each process were collected.
         self._seen: WeakKeyDictionary[ControlPage, int] = WeakKeyDictionary()
         # When the last process of an actor ended, until the next one has started.
-        self._losses: WeakKeyDictionary[RecordedActor, float] = WeakKeyDictionary()
+        self._losses: WeakKeyDictionary[ActorBase, float] = WeakKeyDictionary()
         self._rows: deque[Rows] = deque()
         self.row_count: int = 0
         self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
@@ -187,7 +188,7 @@ class TraceRecorder(recording.Recorder):
         """Collect the steps and resets of all actors; return how many there were of the actor with the most."""
         return max(map(self._take_rows, find_actors()), default=0)
 
-    def _take_rows(self, actor: RecordedActor) -> int:
+    def _take_rows(self, actor: ActorBase) -> int:
         """Collect the new steps and resets of an actor; return how many there were."""
         page = actor.page
         if page is None:
@@ -205,7 +206,7 @@ class TraceRecorder(recording.Recorder):
                 self.row_count -= min(surplus, len(oldest.spans))
         return len(spans)
 
-    def _track(self, actor: RecordedActor) -> int:
+    def _track(self, actor: ActorBase) -> int:
         """Return the number of the track of an actor."""
         if actor not in self._tracks:
             self._tracks[actor] = len(self._names)
@@ -221,7 +222,7 @@ class TraceRecorder(recording.Recorder):
             self._waits.append(vector.waits)
         vector.begin_timing()
 
-    def on_span(self, actor: RecordedActor, name: str, begin: float) -> None:
+    def on_span(self, actor: ActorBase, name: str, begin: float) -> None:
         """Record a span; with a start, also the renewal that it ends."""
         end = time.monotonic()
         with self._lock:
@@ -231,13 +232,13 @@ class TraceRecorder(recording.Recorder):
                 self._spans.append(Span(track, "renewal", lost, end, incarnation))
             self._spans.append(Span(track, name, begin, end, incarnation))
 
-    def on_notice(self, actor: RecordedActor | None, text: str) -> None:
+    def on_notice(self, actor: ActorBase | None, text: str) -> None:
         """Record an instant."""
         with self._lock:
             track = None if actor is None else self._track(actor)
             self._notices.append(Notice(track, text, time.monotonic()))
 
-    def on_exit(self, actor: RecordedActor, step: Step | None) -> None:
+    def on_exit(self, actor: ActorBase, step: Step | None) -> None:
         """Record the step that was lost, and collect what the process has left."""
         with self._lock:
             if step is not None and step.started and step.method not in _ENDINGS:

@@ -140,7 +140,7 @@ MUTANTS = [
     Mutant(ACTOR + "_after_exit", "self.queue.remove(replay)", "pass", REPLAYS),
     Mutant(ACTOR + "_continue", "self._fail_queue()", "pass", HANGS),
     Mutant(ACTOR + "_lose", "self.queue.appendleft(job)", "self.queue.append(job)", ORDER),
-    Mutant(ACTOR + "on_late", "self.running.on_late(step)", "pass", LATE),
+    Mutant(ACTOR + "_on_late", "self.running.on_late(step)", "pass", LATE),
     Mutant(ACTOR + "repair", "self.tenant.repair(error_of)", "pass", INTERRUPTS),
     Mutant(ACTOR + "repair", "self._fail(job, error_of)", "pass", INTERRUPTS),
     Mutant(ACTOR + "repair", "self._end(reason)", "pass", INTERRUPTS),
