@@ -78,7 +78,7 @@ class BaseDoorbell(ABC):
                 return  # another file may have the number of a descriptor by now
             self._closed = True
             for poller in self._pollers:
-                with contextlib.suppress(ValueError):  # the poller was closed meanwhile
+                with contextlib.suppress(ValueError, OSError):  # the poller was closed meanwhile
                     poller.remove(self._hearing)
             for fd in {self._hearing, self._ringing}:
                 os.close(fd)

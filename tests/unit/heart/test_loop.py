@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import threading
@@ -248,3 +249,18 @@ def test_a_function_that_is_submitted_after_the_end_of_a_pool_runs():
     pool.submit(done.set)
     assert done.wait(SOON)
     pool.join(SOON)
+
+
+def test_a_doorbell_is_closed_although_a_poller_of_it_is_being_closed():
+    class ClosingPoller:
+        def add_bell(self, bell):
+            pass
+
+        def remove(self, fd):
+            raise OSError(errno.EBADF, "another thread has just closed the poller")
+
+    poller, bell = ClosingPoller(), Doorbell()
+    bell.register(poller)
+    bell.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(bell.fileno())
