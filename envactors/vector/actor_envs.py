@@ -373,6 +373,7 @@ class ActorEnvs(Job, Tenant):
             needs_episode=table.needs_episode(index),
             has_process=has_process,
             has_last=not table.episodes.flags[index] & NO_RESULT,
+            is_reset=posted.is_reset,
             has_failed=request is not None and request.failure is not None,
             can_replay=journal.can_replay,
             can_retry=can_retry,

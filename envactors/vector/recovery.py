@@ -104,6 +104,7 @@ class Facts(NamedTuple):
         needs_episode: Whether the request needs the episode that the env had.
         has_process: Whether the actor has a process now, or will have another one.
         has_last: Whether the env has an earlier result.
+        is_reset: Whether the worker ran nothing but a reset.
         has_failed: Whether the same request has failed before.
         can_replay: Whether a replay brings the env to where it was.
         can_retry: Whether the same inputs may be tried once more after a replay.
@@ -118,6 +119,7 @@ class Facts(NamedTuple):
     needs_episode: bool
     has_process: bool
     has_last: bool
+    is_reset: bool = False
     has_failed: bool = False
     can_replay: bool = False
     can_retry: bool = False
@@ -185,7 +187,7 @@ def settle(facts: Facts, episodes: Episodes, index: int, journal: Journal | None
     # Inputs that have failed twice are not tried a third time.
     may_repeat = facts.on_failure != "replay" or facts.reason not in (None, EndReason.TIMEOUT)
     repeats_reset = fate is EnvFate.RESET and facts.asked_reset and not facts.has_failed and may_repeat
-    if facts.was_reset and fate is not EnvFate.REDO and is_begun and not repeats_reset:
+    if facts.is_reset and fate is not EnvFate.REDO and is_begun and not repeats_reset:
         episodes.advance(index)  # the next episode has another seed, in case this one's is the cause
     continues = fate in (EnvFate.REDO, EnvFate.RESET, EnvFate.TRUNCATE)
     return Decision(fate, repeats_reset, facts.cause is Cause.RAISED and continues)

@@ -406,6 +406,7 @@ class SerialEngine(Engine):
             needs_episode=not failed.in_reset,
             has_process=owner.is_usable,
             has_last=last is not None,
+            is_reset=failed.in_reset and (is_asked or episodes.autoreset != "same_step"),
         )
         fate, repeats_reset, needs_new_envs = settle(facts, episodes, index)
         if needs_new_envs and owner.incarnation.index == failed.incarnation:

@@ -189,15 +189,15 @@ def test_a_result_that_comes_while_anothers_failure_is_handled_is_delivered(tmp_
     with ea.VectorEnv([Refusing, lambda: Late(path)], envs_per_actor=2, on_failure="renew", restart=ALWAYS) as envs:
         envs.reset(seed=0)
         state = envs._engine.table
-        fail = row_module.recover
+        fail = row_module.settle
 
         def fail_late(*args, **kwargs):
-            row_module.recover = fail
+            row_module.settle = fail
             path.touch()
             wait_until(lambda: state.slab.completed[1] == state.call_ids[1])
             return fail(*args, **kwargs)
 
-        row_module.recover = fail_late
+        row_module.settle = fail_late
         envs.send([1, 7])
         infos, observations = {}, {}
         while len(infos) < 2:
@@ -232,8 +232,8 @@ def test_a_result_after_its_deadline_does_not_count(on_failure, call, moment, tm
                 end_step()
             set_timer(timer, when, callback)
 
-        def ends_as_it_is_looked_at(rows, actor):
-            late = step(rows, actor)
+        def ends_as_it_is_looked_at(*args):
+            late = step(*args)
             if late is not None and time.monotonic() >= late.started + 1.0:
                 monkeypatch.setattr(ActorEnvs, "step", step)
                 end_step()
