@@ -24,7 +24,7 @@ import pytest
 from budget import LONG, examples
 from helpers import FORK_SERVER, kept_fork_server
 from hypothesis import HealthCheck, settings
-from leaks import describe, inventory, settled_inventory
+from leaks import describe, inventory, settled_inventory, targets
 from portable import why_not_portable
 from program_server import ProgramServer
 from slow import is_slow
@@ -194,4 +194,4 @@ def nothing_left_behind(helper_processes):
     before = inventory()
     yield
     after = settled_inventory(before)
-    assert after == before, "\n".join(describe(pid) for pid in {*after.children} - {*before.children})
+    assert after == before, "\n".join([*(describe(pid) for pid in {*after.children} - {*before.children}), *targets()])
