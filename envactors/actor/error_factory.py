@@ -29,7 +29,7 @@ from envactors.errors import (
     describe_end,
 )
 from envactors.mailbox.messages import Failure, Fault, Frame, Kind
-from envactors.mailbox.pickling import loads, safe_repr, unpack_failure
+from envactors.mailbox.pickling import loads, safe_repr, try_to_read, unpack_failure
 
 
 class ErrorFactory:
@@ -74,12 +74,11 @@ class ErrorFactory:
 
     def outcome(self, step: Step, frame: Frame, pid: int | None) -> tuple[Any, BaseException | None]:
         """Read a reply: return the call's (value, None), or (None, the exception that it ended with)."""
-        try:
-            content = loads(frame.payload)
-            failure = Failure(*content) if frame.kind == Kind.FAILED else None
-        except (Exception, SystemExit) as error:  # unpickling runs any code; its error fails this call alone
+        has_failed = frame.kind == Kind.FAILED
+        content, error = try_to_read(lambda: Failure(*loads(frame.payload)) if has_failed else loads(frame.payload))
+        if error is not None:
             return None, self.unreadable(step, frame.incarnation, pid, error)
-        return (content, None) if failure is None else (None, self.raised(step, frame.incarnation, pid, failure))
+        return (None, self.raised(step, frame.incarnation, pid, content)) if has_failed else (content, None)
 
     def unreadable(self, step: Step, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:
         """Return the error of a result that cannot be unpickled. Formats the cause, so not under the lock."""

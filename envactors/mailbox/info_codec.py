@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.mailbox.messages import Failure, Fault
-from envactors.mailbox.pickling import dumps, loads
+from envactors.mailbox.pickling import dumps, loads, try_to_read
 
 # The values of `Slab.info_encoding`.
 PLAIN: Final = 0
@@ -145,10 +145,9 @@ class Infos:
     def failure(self, overflow: bytes | memoryview | None) -> Failure:
         """Return the failure of an env, given the part of its result that was sent as overflow."""
         assert overflow is not None, "a failure always overflows"
-        try:
-            return Failure(*loads(overflow))
-        except Exception as error:  # env code has overwritten it
-            return Failure(Fault.RESULT, None, f"its description cannot be read: {type(error).__name__}", "")
+        failure, error = try_to_read(lambda: Failure(*loads(overflow)))
+        # Env code may have overwritten it.
+        return failure or Failure(Fault.RESULT, None, f"its description cannot be read: {type(error).__name__}", "")
 
 
 # Records -------------------------------------------------------------------------------------------------

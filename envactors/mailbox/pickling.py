@@ -12,6 +12,7 @@ import copyreg
 import io
 import pickle
 import sys
+import time
 import traceback
 import types
 from collections.abc import Callable
@@ -46,6 +47,8 @@ _REFERENCE: Final = pickle.STACK_GLOBAL[0]
 
 # In place of a value that was not loaded.
 UNREAD: Final = object()
+# An attempt that has taken longer, in seconds, is not repeated.
+_QUICK: Final = 0.5
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no annotations
@@ -142,6 +145,41 @@ def loads(data: bytes | bytearray | memoryview) -> Any:
     return pickle.loads(pickled, buffers=large)
 
 
+def try_to_read(
+    read: Callable[[], object],
+    is_current: Callable[[], bool] = lambda: True,
+    kinds: tuple[type[BaseException], ...] = (Exception, SystemExit),
+) -> tuple[Any, BaseException | None]:
+    """Read bytes from a worker, which may run code of users.
+
+    An exception of a signal handler, or one that another thread raises here, is not about the bytes. Since these can be
+    read at the next attempt, the exception is raised. After a long attempt there is no other one, which might hang.
+
+    Args:
+        read: Reads the bytes.
+        is_current: Returns whether they are still the same.
+        kinds: The kinds of exceptions that may be about the bytes; others are raised.
+
+    Returns:
+        The value and None, or None and the exception that says why it cannot be read.
+    """
+    began = time.monotonic()
+    try:
+        return read(), None
+    except kinds as error:
+        if time.monotonic() - began < _QUICK and is_current() and _succeeds(read, kinds):
+            raise
+        return None, error
+
+
+def _succeeds(read: Callable[[], object], kinds: tuple[type[BaseException], ...]) -> bool:
+    try:
+        read()
+    except kinds:
+        return False
+    return True
+
+
 class _ExceptionPickler(_Pickler):
     """Pickles each exception in a value as its class, arguments, and state."""
 
@@ -167,11 +205,13 @@ def pack_failure(error: BaseException, fault: Fault) -> Failure:
 
 def unpack_failure(failure: Failure) -> BaseException | None:
     """Rebuild the exception of a failure, with a `RemoteTraceback` as its cause; None if it cannot be rebuilt."""
-    try:
+
+    def rebuild() -> BaseException:
         error: BaseException = pickle.loads(failure.pickled or b"")
         set_cause(error, RemoteTraceback(failure.traceback))
-    except BaseException:  # unpickling runs any code, and returns anything
-        return None
+        return error
+
+    error: BaseException | None = try_to_read(rebuild, kinds=(BaseException,))[0]
     return error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from envactors.actor.jobs import Call
 from envactors.backends.base import RowMemory
 from envactors.errors import AlreadyPendingError, VectorInputError
 from envactors.mailbox.messages import Extend, Kind
-from envactors.mailbox.pickling import dumps_by_value
+from envactors.mailbox.pickling import dumps_by_value, try_to_read
 from envactors.mailbox.specs import ArraySpec, Spec
 from envactors.rollout import runner
 from envactors.rollout.assembly import Contents, assemble, read_contents, report_failures, result_of
@@ -182,7 +183,8 @@ class Run:
         futures: The futures; empty once all parts have ended.
     """
 
-    _unread = 0  # of a rollout that was interrupted before it began
+    # The first env of each future that was not read; none of a rollout that was interrupted before it began.
+    _unread: AbstractSet[int] = frozenset()
 
     def __init__(
         self,
@@ -209,12 +211,12 @@ class Run:
             future.set_running()
         self._rollouts = rollouts
         self._copies = copies
-        self._unread = len(self.futures)
+        self._unread = {envs.range.start for envs in (rollouts.envs if each else rollouts.envs[:1])}
 
     @property
     def is_read(self) -> bool:
         """Whether all futures were read, so that the memory may be used again."""
-        return self._unread == 0
+        return not self._unread
 
     # For futures -----------------------------------------------------------------------------------------
 
@@ -258,7 +260,7 @@ class Run:
         versions = np.full(len(parts), 0 if self.parameters is None else self.parameters.version)
         envs = range(parts[0].columns.envs.start, parts[-1].columns.envs.stop)
         rollout = assemble(trajectory, envs, contents, versions, copies=self._copies)
-        self._unread -= 1
+        self._unread -= {envs.start}  # again, if an interrupt has followed
         return result_of(rollout, failures, policy_error)
 
 
@@ -277,7 +279,5 @@ class RolloutOutcome:
 
     def read(self) -> tuple[Rollout | None, BaseException | None]:
         """Return the rollout, or the error."""
-        try:
-            return self._run.read(self._parts)
-        except (Exception, SystemExit) as error:  # of code that unpickles an info
-            return None, error
+        outcome, error = try_to_read(lambda: self._run.read(self._parts))
+        return outcome or (None, error)

@@ -15,6 +15,7 @@ import numpy as np
 
 from envactors.actor.actor import Actor
 from envactors.actor.exits import Step
+from envactors.actor.future import Outcome
 from envactors.actor.spinning import SpinPolicy
 from envactors.errors import (
     AlreadyPendingError,
@@ -25,7 +26,7 @@ from envactors.mailbox.control_page import FINISHED, spin_until_all
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.messages import Description, Frame
-from envactors.mailbox.pickling import dumps
+from envactors.mailbox.pickling import dumps, try_to_read
 from envactors.mailbox.slab import HALF, RESET
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.actor_envs import ActorEnvs, post_rows
@@ -396,10 +397,9 @@ class RowEngine(Engine):
         table, reader, groups = self.table, self.reader, envs.groups
         contents = None
         if not table.infos.all_plain():
-            try:
-                contents = reader.decode(envs.ids)
-            except (Exception, SystemExit):  # raised by code that unpickles; `_take_each` finds out which env's it is
-                return None
+            contents, error = try_to_read(lambda: reader.decode(envs.ids), lambda: version == table.version)
+            if error is not None:
+                return None  # `_take_each` finds out which env's it is
         at = envs.at
         buffers = table.ops[at] & HALF
         batch = reader.batch(envs, buffers, contents)
@@ -450,22 +450,26 @@ class RowEngine(Engine):
         steps: list[EnvStep] = []
         failures: dict[int, BaseException] = {}
         unreadable: dict[int, BaseException] = {}
-        taken = [(table.call_id_of[index], table.outcomes.get(index)) for index in ids]
+
+        def find_outcomes() -> list[tuple[int, Outcome | None]]:
+            return [(table.call_id_of[index], table.outcomes.get(index)) for index in ids]
+
+        taken = find_outcomes()
         for index, (_, outcome) in zip(ids, taken, strict=True):  # without the lock, since this runs code of users
             if outcome is None:
-                try:
-                    steps.append(self.reader.read(self.reader.copy_row(index)))
-                except (Exception, SystemExit) as error:
+                read = functools.partial(self.reader.read_row, index)
+                step, error = try_to_read(read, lambda: find_outcomes() == taken)
+                if error is not None:
                     unreadable[index] = self.owners[index].unreadable_of(index)(error)
             else:
-                step, failure = outcome.read()
-                if failure is not None:
-                    failures[index] = failure
-                else:
-                    steps.append(step)
+                step, error = outcome.read()
+                if error is not None:
+                    failures[index] = error
+            if error is None:
+                steps.append(step)
         with self._lock, self._lock.change(*envs.actors):
             is_done = all(table.status[index] in (DONE, FAILED) for index in ids)
-            if not is_done or taken != [(table.call_id_of[index], table.outcomes.get(index)) for index in ids]:
+            if not is_done or find_outcomes() != taken:
                 return None  # a signal handler or another thread has taken some
             for index, failure in unreadable.items():
                 self.owners[index].give_up(index, failure)

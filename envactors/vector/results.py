@@ -12,6 +12,7 @@ import numpy.typing as npt
 from envactors.errors import ActorError
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, decode, encode
 from envactors.mailbox.messages import Description
+from envactors.mailbox.pickling import try_to_read
 from envactors.mailbox.specs import ArraySpec, Spec, conform, flatten, stack, unflatten
 from envactors.vector.episodes import NO_EPISODE, NO_RESULT
 from envactors.vector.table import EnvRequest, EnvTable, Selection
@@ -308,6 +309,10 @@ class RowReader:
         table.last_infos[env_id] = bytes(row.content) if row.content is not None and self.keeps_infos else None
         table.episodes.flags[env_id] &= ~NO_RESULT
 
+    def read_row(self, env_id: int) -> EnvStep:
+        """Copy a complete result out of its row, and unpickle it. Runs code of users; for the errors see `read`."""
+        return self.read(self.copy_row(env_id))
+
     def read(self, row: RowResult) -> EnvStep:
         """Unpickle a result. Runs code of users.
 
@@ -356,12 +361,8 @@ class RowOutcome:
 
     def read(self) -> tuple[EnvStep | None, BaseException | None]:
         """Return the result, or the error."""
-        try:
-            return self._read(), None
-        except Exception as error:
-            return None, self._unreadable(error)
-        except SystemExit as error:  # raised by the code that unpickles it
-            return None, self._unreadable(error)
+        step, error = try_to_read(self._read)
+        return step, None if error is None else self._unreadable(error)
 
     def _read(self) -> EnvStep:
         step, request = self._reader.read(self._row), self._request

@@ -25,9 +25,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
+from envactors.mailbox import pickling
 from envactors.mailbox.channel import Channel, ChannelCorruptError
 from envactors.mailbox.messages import Failure, Fault, Frame, Pickled
-from envactors.mailbox.pickling import content_of, dumps, loads, pack_failure, unpack_failure
+from envactors.mailbox.pickling import content_of, dumps, loads, pack_failure, try_to_read, unpack_failure
 
 quick = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
@@ -596,6 +597,35 @@ def explode():
 class ExplodesOnArrival(Exception):
     def __reduce__(self):
         return explode, ()
+
+
+class Reading:
+    """Raises errors, one at each call, before it returns a value."""
+
+    def __init__(self, *errors):
+        self.errors = list(errors)
+
+    def __call__(self):
+        if self.errors:
+            raise self.errors.pop(0)
+        return "value"
+
+
+def test_an_exception_that_comes_once_is_raised_and_another_one_is_that_of_the_bytes():
+    assert try_to_read(Reading()) == ("value", None)
+    with pytest.raises(ZeroDivisionError):
+        try_to_read(Reading(ZeroDivisionError()))
+    error = ZeroDivisionError()
+    assert try_to_read(Reading(error, ValueError())) == (None, error)
+    with pytest.raises(KeyboardInterrupt):
+        try_to_read(Reading(KeyboardInterrupt(), KeyboardInterrupt()))
+
+
+def test_bytes_that_have_changed_or_take_long_are_not_read_again(monkeypatch):
+    error = ZeroDivisionError()
+    assert try_to_read(Reading(error), lambda: False) == (None, error)
+    monkeypatch.setattr(pickling, "_QUICK", 0.0)
+    assert try_to_read(Reading(error)) == (None, error)
 
 
 def test_unpack_failure_returns_none_unless_it_unpickles_to_an_exception():
