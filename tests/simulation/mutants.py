@@ -99,6 +99,7 @@ INTERRUPTS = "after an interrupt, a reset is all that it takes"
 
 PAGE = "mailbox.control_page:ControlPage."
 SERVER = "worker.main:Server."
+ENV_ROW = "worker.env_rows:EnvRow."
 ACTOR = "actor.actor:Actor."
 FUTURE = "actor.future:ActorFuture."
 LOAN = "actor.loan:ChannelLoan."
@@ -107,6 +108,8 @@ CHANGE = "actor.change:"
 JOB = "actor.job:"
 JOBS = "actor.jobs:"
 EXITS = "actor.exits:"
+LAUNCHER = "runtime:Launcher."
+WATCH = "actor.timers:DeadlineWatch."
 ENVS = "vector.actor_envs:ActorEnvs."
 ROWS = "vector.actor_envs:QueuedRows."
 TABLE = "vector.table:EnvTable."
@@ -121,6 +124,11 @@ MUTANTS = [
     Mutant(PAGE + "post_step", "self.to_worker.ring_open()", "pass", HANGS),
     Mutant(PAGE + "finish_step", "self.to_parent.ring_open()", "pass", HANGS),
     Mutant(SERVER + "_run_rows", "posted_id != completed[index]", "True", ONCE),
+    Mutant(PAGE + "ring_for_result", "always or", "", HANGS),
+    Mutant(ENV_ROW + "write", "self.completed[index] = call_id", "self.completed[index] = call_id - 1", HANGS),
+    Mutant(ENV_ROW + "write", "self._send_overflow(index, overflow)", "pass", HANGS),
+    Mutant(ENV_ROW + "_write_arrays", "self._slab.checks[half, self.index] = self.hosted.check", "pass", REPLAYS),
+    Mutant(ENV_ROW + "begin", "counters[BEGUN] = call_id", "pass", BLAMES),
     # The actor: its queue.
     Mutant(ACTOR + "_on_reply", "self.unfinished.pop(job, None)", "pass", STATES),
     Mutant(ACTOR + "_on_reply", "self.proceed_soon()", "pass", HANGS),
@@ -130,6 +138,12 @@ MUTANTS = [
     Mutant(ACTOR + "_on_frame", "is_reply and self.phase is _LIVE", "False", HANGS),
     Mutant(ACTOR + "abort", "future.set_error", "(lambda error: None)", HANGS),
     Mutant(ACTOR + "_withdraw", "self.queue.remove(job)", "pass", ONCE),
+    Mutant(ACTOR + "_withdraw", "self.unfinished.pop(job, None)", "pass", STATES),
+    Mutant(ACTOR + "end_job", "self.dispatch()", "pass", HANGS),
+    Mutant(ACTOR + "_fail", "self.unfinished.pop(job, None)", "pass", STATES),
+    Mutant(ACTOR + "_fail_queue", "self._start_next()", "pass", HANGS),
+    Mutant(ACTOR + "_fail_renewal", "self._fail(renewal, error_of)", "pass", HANGS),
+    Mutant(ACTOR + "_begin_renewal", "self.renewal = renewal", "pass", HANGS),
     # The actor: starts and exits.
     Mutant(ACTOR + "_launch", "incarnation.kill()", "pass", HANGS),
     Mutant(ACTOR + "_on_started", "self._run_next()", "pass", HANGS),
@@ -146,11 +160,27 @@ MUTANTS = [
     Mutant(ACTOR + "repair", "self._end(reason)", "pass", INTERRUPTS),
     Mutant(CHANGE + "ChangeLock.change", "self._reset()", "pass", INTERRUPTS),
     Mutant(CHANGE + "_Scope.__exit__", "lock._changing, lock._frame = (), None", "pass", INTERRUPTS),
+    Mutant(ACTOR + "_on_started", "self.queue.extendleft(reversed(first))", "self.queue.extend(first)", REPLAYS),
+    Mutant(ACTOR + "_after_exit", "del self.unfinished[replay]", "pass", STATES),
+    Mutant(ACTOR + "_after_exit", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
+    Mutant(ACTOR + "_after_exit", "self.tenant.on_exit(exit)", "pass", LOSSES),
+    Mutant(ACTOR + "_lose", "self.unfinished.pop(job, None)", "pass", STATES),
+    Mutant(ACTOR + "_end", "self.proceed_soon()", "pass", HANGS),
+    Mutant(ACTOR + "_end_process", "self.incarnation.blame(reason)", "pass", BLAMES),
+    Mutant(ACTOR + "_end_process", "self.incarnation.kill()", "pass", HANGS),
+    Mutant(ACTOR + "_close", "self._fail(self.queue.popleft(), error_of)", "self.queue.popleft()", HANGS),
+    Mutant(ACTOR + "discard", "self.phase = Phase.ENDING", "pass", RENEWS),
+    Mutant(ACTOR + "_on_discard_error", "incarnation.kill()", "pass", HANGS),
+    Mutant(LAUNCHER + "finish", "self._begin_waiting()", "pass", HANGS),
+    Mutant(WATCH + "stop", "self.next_check_at = math.inf", "pass", HANGS),
     # Decisions about calls.
     Mutant(EXITS + "runs_again", "retries > 0 and not", "not", ONCE),
     Mutant(JOB + "Job.culprit", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE),
     Mutant(JOBS + "Call.on_reply", "actor.tenant.on_call(self.kind, self.index, self.payload, frame)", "pass", REPLAYS),
     Mutant(JOBS + "Call.start", "actor.deadline_watch.watch(self.started, self.deadline)", "pass", HANGS),
+    Mutant(JOBS + "Call.after_exit", "self.future.set_error(exit.error)", "pass", HANGS),
+    Mutant(JOBS + "Replay.start", "actor.deadline_watch.watch(self.started)", "pass", HANGS),
+    Mutant(JOBS + "Call.after_exit", "self.retries -= 1", "pass", ONCE),
     # Waiting.
     Mutant(FUTURE + "_notify", "self._ended.open()", "pass", HANGS),
     Mutant(LOCAL + "take_back", "self._loop.take_back(self._channel_fd)", "pass", HANGS),
@@ -173,6 +203,18 @@ MUTANTS = [
     Mutant(ENVS + "_on_replayed", "self.table.episodes.restore(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.deliver(Selection([index], [index]))", "pass", INTERRUPTS),
     Mutant(ROWS + "ids", " and queued_in[index] is self", "", ORDER),
+    Mutant(ENVS + "fail_queued", "self._recover(index, failure, has_process=False)", "pass", HANGS),
+    Mutant(ENVS + "call_when_finished", "worker.watch_rings(self._on_ring)", "pass", HANGS),
+    Mutant(ENVS + "collect_completed", "self.queue_first(again)", "pass", STATES),
+    Mutant(ENVS + "on_started", "table.waiters.on_process_change()", "pass", HANGS),
+    Mutant(ENVS + "on_call", "table.journals[index].record_call(kind, bytes(payload), failed=failed)", "pass", REPLAYS),
+    Mutant(ENVS + "on_exit", "table.end_process(self.range)", "pass", ONCE),
+    Mutant(ENVS + "repair", "table.clear(index)", "pass", INTERRUPTS),
+    Mutant(TABLE + "is_complete", " or index in self.overflow", "", MIXES),
+    Mutant(TABLE + "post", "self.buffer_index[at] ^ HALF", "self.buffer_index[at]", LAST),
+    Mutant(TABLE + "post", "self.overflow.pop(index, None)", "pass", MIXES),
+    Mutant(TABLE + "deliver", "self.outcomes.pop(index, None)", "pass", STATES),
+    Mutant(ENVS + "repair", "future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
     # The engine.
     Mutant(ENGINE + "_take_rows", "table.buffer_index[at] = buffers", "pass", LAST),
     Mutant(ENGINE + "_take_rows", "self._record(envs.ids)", "pass", REPLAYS),
@@ -187,9 +229,15 @@ MUTANTS = [
     Mutant(RECOVERY + "decide", "not facts.needs_episode or (replays and facts.can_replay)", "True", LOSSES),
     Mutant(RECOVERY + "settle", "journal.count_crash()", "pass", "no third time"),
     Mutant(ENVS + "_recover", "payload, failure=error)", "payload, failure=None)", LOSSES),
+    Mutant(EPISODES + "lose_process", "LOST if self.holds(index) else 0", "0", LOSSES),
+    Mutant(EPISODES + "restore", "~(NO_EPISODE | LOST | UNRESET)", "~(NO_EPISODE | LOST)", SEEDS),
+    Mutant(EPISODES + "seed_of_reset", "and incarnation > 0", "and False", SEEDS),
+    Mutant(RECOVERY + "decide", "if not facts.has_process:", "if False:", HANGS),
     # Journals.
     Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),
     Mutant(JOURNAL + "record_row", "check, is_reset=is_reset", "check, is_reset=False", REPLAYS),
     Mutant(JOURNAL + "record_row", "self.begin(", "(lambda *_: None)(", REPLAYS),
     Mutant(JOURNAL + "can_retry", " and self._crashed_at != self._size", "", "no third time"),
+    Mutant(JOURNAL + "record_steps", "steps.resets.extend(resets)", "steps.resets.extend(bytes(len(resets)))", REPLAYS),
+    Mutant(JOURNAL + "forget", "self.can_replay = False", "pass", REPLAYS),
 ]
