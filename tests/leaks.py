@@ -108,10 +108,10 @@ def _used_by_strangers() -> set[str]:
 
 def targets() -> list[str]:
     """Return what each open descriptor of this process refers to, for a message about a leak."""
-    found = []
-    for fd in sorted(os.listdir("/proc/self/fd"), key=int) if os.path.isdir("/proc/self/fd") else ():
+    folder, found = Path("/proc/self/fd"), []
+    for path in folder.iterdir() if folder.is_dir() else ():
         with contextlib.suppress(OSError):  # it was that of the listing
-            found.append(f"{fd}: {os.readlink(f'/proc/self/fd/{fd}')}")
+            found.append(f"{path.name}: {path.readlink()}")
     return found
 
 
