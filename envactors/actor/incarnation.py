@@ -98,6 +98,7 @@ class Incarnation:
 
     def reap(self, worker: Worker) -> ExitReport:
         """Reap the ended process, and return the facts about its exit."""
-        stacks = "" if self._stacks is None else self._stacks.read()
+        request, self._stacks = self._stacks, None  # it holds a descriptor
+        stacks = "" if request is None else request.read()
         status = worker.reap()
         return ExitReport(worker.pid, status, worker.stderr_tail, stacks, worker.corruption)

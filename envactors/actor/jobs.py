@@ -50,7 +50,8 @@ class Call(Job):
     take_reply: Callable[[Frame], object] | None = None
 
     def __post_init__(self) -> None:
-        self.needs_permit = self.kind == Kind.CALL and self.method in ("step", "reset")
+        # Adapters of drop-ins step and reset in methods with this prefix.
+        self.needs_permit = self.kind == Kind.CALL and self.method.removeprefix("envactors_") in ("step", "reset")
 
     def start(self) -> bool:
         """Send the message."""

@@ -112,6 +112,7 @@ def test_a_thread_is_replaced_once_it_has_ended():
         assert len(worker_threads()) == 1
         Waits.go_on.set()
         wait_until(lambda: envs.actors[0].incarnation == 1)
+        wait_until(worker_threads)
         assert len(worker_threads()) == 1
         while envs._engine.busy():
             envs.recv(timeout=SOON)
