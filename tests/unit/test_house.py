@@ -18,7 +18,7 @@ CONTRACTS = Path(__file__).parents[2] / "pyproject.toml"
 
 # Lines of code, without docstrings, comments, and blank lines.
 MOST_PACKAGE_LINES = 22_700
-MOST_HEART_LINES = 5_600
+MOST_HEART_LINES = 5_610
 HEART = ("actor", "vector", "loop.py", "runtime.py", "replay.py")
 
 
