@@ -60,7 +60,7 @@ def check_one_backend(name: str, start_method: str | None, given: CommonOptions)
 
 
 def as_start_method(context: str | None) -> StartMethod:
-    """Return the start method for the name that a library gives to one of its own.
+    """Return the start method for the name of a start method in another library.
 
     All of their names stand for the default; ``"loky"`` is only ours.
 

@@ -15,7 +15,7 @@ from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, SnapshotP
 
 
 class CommonOptions(TypedDict, total=False):
-    """`VectorOptions` without ``copy``, which some libraries have as an argument of their own."""
+    """`VectorOptions` without ``copy``, which some libraries have as their own argument."""
 
     envs_per_actor: int | Literal["auto"]
     autoreset: Autoreset
