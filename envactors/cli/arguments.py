@@ -69,13 +69,10 @@ def seconds(text: str) -> float:
     return value
 
 
-def new_file(text: str) -> Path:
-    """Parse the path of a file that can be written."""
-    path = Path(text)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text} cannot be written")
-    return path
-
-
 def _json_target(text: str) -> str:
-    return text if text == STDOUT else str(new_file(text))
+    """Parse the path of a file that can be written, or `STDOUT`."""
+    path = Path(text)
+    is_writable = not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
+    if text != STDOUT and not is_writable:
+        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+    return text

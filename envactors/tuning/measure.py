@@ -148,7 +148,7 @@ def measure_rollout(envs: VectorEnv, seconds: float) -> float:
 
 
 def _count(ended: npt.NDArray[np.bool_]) -> int:
-    """Return the number of results whose episode goes on: the next step of the others only resets them."""
+    """Return how many episodes continue. The next step of the other envs only resets them."""
     return len(ended) - int(np.count_nonzero(ended))
 
 

@@ -185,11 +185,14 @@ def _run_chaos(arguments: argparse.Namespace) -> ChaosReport:
 
 
 def _make_view(title: str) -> ChaosView:
-    from chaos.view import LiveChaosView, PlainChaosView
-    from envactors.cli.views import terminal
+    from rich.console import Console
 
-    console = terminal()
-    return PlainChaosView(sys.stdout, title) if console is None else LiveChaosView(console, title)
+    from chaos.view import LiveChaosView, PlainChaosView
+
+    console = Console()
+    # The environment can make Rich treat a pipe as a terminal, where a live view is of no use.
+    is_live = sys.stdout.isatty() and not console.is_dumb_terminal
+    return LiveChaosView(console, title) if is_live else PlainChaosView(sys.stdout, title)
 
 
 if __name__ == "__main__":
