@@ -235,6 +235,24 @@ def test_the_environment_starts_one(path):
     assert counts(tracks["env-1"])["step"] == 1
 
 
+def test_a_trace_by_environment_gives_way_to_the_programs_own(path, tmp_path):
+    own = tmp_path / "own.json"
+    done = run_script(
+        f"""
+        import envactors as ea
+        from envactors.testing import EchoEnv
+
+        with ea.trace({str(own)!r}), ea.spawn(EchoEnv, backend="inline") as actor:
+            actor.reset(seed=0).result()
+        """,
+        env={**os.environ, "ENVACTORS_TRACE": str(path)},
+    )
+    assert "ENVACTORS_TRACE is set, and nothing is recorded" in done.stderr
+    assert not path.exists()
+    tracks, _ = check(own.read_text())
+    assert counts(tracks["actor-0"])["reset"] == 1
+
+
 def test_threads_that_use_actors_while_traces_begin_and_end(path):
     stop = threading.Event()
 

@@ -39,17 +39,6 @@ def test_an_actor_works_while_its_memory_is_measured():
         assert looking.result.rss == 4711
 
 
-def test_a_trace_by_environment_gives_way_to_the_programs_own(tmp_path, monkeypatch, caplog):
-    path = tmp_path / "environment.json"
-    with ea.trace(tmp_path / "own.json"):
-        monkeypatch.setenv("ENVACTORS_TRACE", str(path))
-        with ea.spawn(Counter, backend="inline") as actor:
-            assert actor.add(2).result(SOON) == 2
-    assert "ENVACTORS_TRACE is set, and nothing is recorded" in caplog.text
-    assert not path.exists()
-    assert "add" in (tmp_path / "own.json").read_text()
-
-
 def test_two_threads_may_make_the_first_actor(monkeypatch):
     def use_one():
         with ea.spawn(Counter, backend="inline") as actor:
