@@ -6,6 +6,7 @@ import ast
 import contextlib
 import functools
 import io
+import logging.config
 import sys
 import tokenize
 from pathlib import Path
@@ -73,6 +74,7 @@ def test_imports_keep_the_contracts(monkeypatch):
     from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 
     monkeypatch.setattr(sys, "path", [*sys.path])  # it adds the current directory
+    monkeypatch.setattr(logging.config, "dictConfig", lambda _: None)  # which would disable our loggers
     assert lint_imports(str(CONTRACTS), no_cache=True) == EXIT_STATUS_SUCCESS
 
 
