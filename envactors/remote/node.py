@@ -210,8 +210,9 @@ class Node:
 
     def give_up(self, reason: str) -> None:
         """Count the node as lost, and its workers as ended; they are over when the lease is."""
-        if not self._close_link(reason):
+        if not self._lose(reason):
             return
+        self._link.close()
         workers = tuple(self.workers.values())
         text = "node %s, %s, is lost with %d workers"
         log_node(self._runtime, logging.WARNING, self.name, text, self.name, reason, len(workers))
@@ -219,15 +220,14 @@ class Node:
             self._end_lost(worker)
         self._on_change(self)
 
-    def _close_link(self, reason: str) -> bool:
-        """Count the node as lost; return False if it is lost already."""
+    def _lose(self, reason: str) -> bool:
+        """Count the node as lost, and watch its link no more; return False if it is lost already."""
         with self._watch_lock:
             if self.is_lost:
                 return False
             self._loss = NodeLoss(self.name, reason)
             self.is_lost = True
             self._loop.unwatch(self._link.fileno())
-        self._link.close()
         return True
 
     def _end_lost(self, worker: RemoteWorker) -> None:
@@ -246,9 +246,9 @@ class Node:
 
     def end(self) -> None:
         """End the agent with all its workers."""
-        if not self.is_lost:
+        if self._lose("which was ended"):
             with contextlib.suppress(OSError):
                 self._link.send(Record(RecordKind.END))
-        self._close_link("which was ended")
+            self._link.close()
         self._lease_timer.cancel()
         self.is_over = True

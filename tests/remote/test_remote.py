@@ -16,6 +16,8 @@ from nodes import preloading_backend, standing
 
 import envactors as ea
 from envactors.remote import LocalNodes
+from envactors.remote.link import Link
+from envactors.remote.records import RecordKind
 from envactors.testing import EchoEnv
 
 pytestmark = pytest.mark.timeout(120)
@@ -346,3 +348,17 @@ def test_local_backends_load_nothing_of_it():
     code = "import sys, envactors as ea; ea.spawn(dict).close(); print(*[m for m in sys.modules if '.remote' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_an_agent_that_ends_when_it_is_told_to_is_not_reported_as_lost(monkeypatch, caplog):
+    send = Link.send
+
+    def send_slowly(self, record):
+        send(self, record)
+        if record.kind == RecordKind.END:
+            time.sleep(0.5)  # the agent ends meanwhile
+
+    monkeypatch.setattr(Link, "send", send_slowly)
+    with ea.spawn(Counter, backend=ea.RemoteBackend(LocalNodes(1))) as actor:
+        assert actor.add(1).result(SOON) == 1
+    assert caplog.messages == []
