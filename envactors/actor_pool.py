@@ -32,7 +32,7 @@ class PoolCall(Call):
 
     def start(self) -> bool:
         """Send the message, to the actor that has taken it."""
-        self.index = self.actor.config.first_index
+        self.index: int = self.actor.config.first_index
         return super().start()
 
 

@@ -83,6 +83,9 @@ class Actor(ActorBase):
         longest_replay: How long the longest replay took, in seconds.
     """
 
+    incarnation: Incarnation
+    last_crash: ActorError | None
+
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
         self.lock: ChangeLock = config.lock

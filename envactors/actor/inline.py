@@ -75,6 +75,9 @@ class InlineActor(ActorBase):
 
     code: RunningCode
 
+    incarnation: Incarnation
+    last_crash: ActorError | None
+
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
         self.node: str | None = None

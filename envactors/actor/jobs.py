@@ -51,7 +51,7 @@ class Call(Job):
 
     def __post_init__(self) -> None:
         # Adapters of drop-ins step and reset in methods with this prefix.
-        self.needs_permit = self.kind == Kind.CALL and self.method.removeprefix("envactors_") in ("step", "reset")
+        self.needs_permit: bool = self.kind == Kind.CALL and self.method.removeprefix("envactors_") in ("step", "reset")
 
     def start(self) -> bool:
         """Send the message."""

@@ -13,7 +13,7 @@ class InlineBackend(Backend):
     Nothing can end an env that hangs there: deadlines are not enforced, and a running call cannot be aborted.
     """
 
-    traits = Traits(can_kill=False, is_inline=True)
+    traits: Traits = Traits(can_kill=False, is_inline=True)
 
     def __repr__(self) -> str:
         return "InlineBackend()"

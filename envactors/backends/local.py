@@ -58,7 +58,9 @@ class LocalWorker(LendingWorker):
     def _watch(self, events: WorkerEvents) -> None:
         loop = self._loop = events.runtime.loop
         self._is_watched = True
-        self.outputs = [Output(events.name, stream, events.runtime.printer) for stream, _ in self.pipes]
+        self.outputs: Sequence[Output] = [
+            Output(events.name, stream, events.runtime.printer) for stream, _ in self.pipes
+        ]
         try:
             for output, (_, fd) in zip(self.outputs, self.pipes, strict=True):
                 loop.watch(fd, functools.partial(self._on_output, output, fd))

@@ -160,6 +160,7 @@ class ProcessUse(Use):
             FORK_SERVERS.retain(self._settings, self)
 
     def start(self, name: str, memory: MappedMemory | None, envs: int) -> ProcessWorker:
+        """Start a worker process; see `envactors.backends.base.Use.start`."""
         if not os.path.isdir("/dev/fd"):  # noqa: PTH112
             raise LaunchRefusedError(
                 "/dev/fd does not exist, so /proc is not mounted, which envactors needs to watch workers: mount it "

@@ -70,7 +70,7 @@ class ThreadBackend(Backend):
     replaced before it has ended. ``env_vars`` are refused too, since threads share one environment.
     """
 
-    traits = Traits(can_kill=False)
+    traits: Traits = Traits(can_kill=False)
 
     def __repr__(self) -> str:
         return "ThreadBackend()"

@@ -34,7 +34,7 @@ class RemoteBackend(Backend):
         ValueError: ``lease`` is shorter than two heartbeats, or ``envs_per_node`` is not a positive int.
     """
 
-    traits = Traits(
+    traits: Traits = Traits(
         can_kill=True,
         is_remote=True,
         import_advice="it has to be on the node. Install it there, send it by Dask's client.upload_file before the "
@@ -163,6 +163,7 @@ class RemoteUse(Use):
         self._backend.begin_use(self, self._runtime)
 
     def start(self, name: str, memory: MirroredMemory | None, envs: int) -> RemoteWorker:
+        """Start a worker on a node; see `envactors.backends.base.Use.start`."""
         return self._backend.start_worker(name, self._env_vars, memory, envs)
 
     def close(self) -> None:

@@ -197,7 +197,7 @@ class RemoteWorker(Worker):
         self._queue = queue
         self._loop = queue.runtime.loop
         self._outputs = {code: Output(name, stream, queue.runtime.printer) for code, stream in STREAMS.items()}
-        self.outputs = tuple(self._outputs.values())
+        self.outputs: Sequence[Output] = tuple(self._outputs.values())
         self._is_reporting = False
         # The frames that have come, and the records from before it was placed.
         self._inbox: deque[Frame] = deque()
@@ -246,7 +246,7 @@ class RemoteWorker(Worker):
         frames = []
         while self._inbox:
             frames.append(self._inbox.popleft())
-        self.at_end = self.has_ended and not frames
+        self.at_end: bool = self.has_ended and not frames
         return frames or None
 
     def kill(self) -> None:

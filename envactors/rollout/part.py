@@ -144,7 +144,7 @@ class RolloutPart(Job):
         )
         if self._is_far:
             self._mirror_columns()
-        self.deadline = self._actor.config.deadlines.start if self._makes_policy else None
+        self.deadline: float | None = self._actor.config.deadlines.start if self._makes_policy else None
         self._actor.deadline_watch.watch(self.started, self.deadline)
         self._actor.send(Kind.EXTEND, self.call_id, dumps((runner.run_rollout, tuple(order))))
         return True

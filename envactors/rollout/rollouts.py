@@ -50,6 +50,8 @@ class Rollouts(RolloutsBase):
 
     _engine: RowEngine
 
+    next_index: int
+
     def __init__(self, engine: RowEngine, memory: RowMemory) -> None:
         super().__init__(engine)
         self.envs: Sequence[ActorEnvs] = engine.actors

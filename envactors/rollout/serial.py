@@ -37,6 +37,8 @@ class SerialRollouts(RolloutsBase):
 
     _engine: SerialEngine
 
+    next_index: int
+
     def __init__(self, engine: SerialEngine) -> None:
         super().__init__(engine)
         self._version = 0

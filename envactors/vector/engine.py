@@ -75,7 +75,7 @@ class RowEngine(Engine):
         self._row_spec = action = table.slab.layout.action
         # The array of actions, if an action is a single array.
         self._only = table.slab.actions[0] if isinstance(action, ArraySpec) else None
-        self.all = self._with_groups(self.all)
+        self.all: Selection = self._with_groups(self.all)
         self._spin = SpinPolicy(may_spin)
 
     def select(self, ids: list[int]) -> Selection:
