@@ -178,7 +178,7 @@ class Loop:
             self._contain(self._run_once)
         self._wake.close()
         self._poller.close()
-        # Whoever keeps a reference to an ended loop does not keep the actors of its callbacks.
+        # A reference to an ended loop must not keep the actors of its callbacks alive.
         self._soon.clear()
         self._timers.clear()
         self._descriptors.clear()

@@ -290,7 +290,7 @@ def join(member: Member) -> None:
 
 
 def _start_runtime() -> None:
-    """Start the runtime in a thread of its own, where no exception from a signal handler can leave a half of it."""
+    """Start the runtime in a new thread, where no exception from a signal handler can leave it half built."""
     gate, errors = allocate_lock(), list[BaseException]()
     gate.acquire()
     build = functools.partial(_build_runtime, gate, errors)

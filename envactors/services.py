@@ -1,4 +1,4 @@
-"""Services: what runs beside the actors of this process, from the first actor to the last one.
+"""Services, which run beside the actors of this process, from the first actor to the last one.
 
 Packages above the actors register their services here when they are imported. `envactors.runtime` starts and closes
 them. This module imports nothing, since every program and every worker imports it.

@@ -8,6 +8,7 @@ import functools
 import signal
 import sys
 from pathlib import Path
+from types import CodeType
 
 import envactors as ea
 
@@ -88,3 +89,22 @@ def interrupt(function, number, *, only=None, signum=None):
         sys.settrace(outer)
         before_in.clear()
     return where
+
+
+@functools.cache
+def with_exits(code: CodeType) -> set[int]:
+    """Return the offsets at which a code object leaves ``with`` blocks.
+
+    Python reports the line of the ``with`` statement again there. No signal handler runs at that point, before the
+    context is left.
+    """
+    found, instructions = set(), list(dis.get_instructions(code))
+    for place, one in enumerate(instructions[:-2]):
+        others = instructions[place + 1 : place + 3]
+        is_first = one.opname == "LOAD_CONST" and one.argval is None
+        if is_first and all(i.opname == "DUP_TOP" or (i.opname == "LOAD_CONST" and i.argval is None) for i in others):
+            found.add(one.offset)
+            before = instructions[place - 1]
+            if before.opname in ("SWAP", "ROT_TWO", "ROT_THREE"):  # a ``return`` in the block
+                found.add(before.offset)
+    return found

@@ -15,7 +15,7 @@ point. Nobody tries to prevent or to undo that. Instead:
 Only exceptions in threads that run code of users are interrupts. In the other threads of this library, an exception is
 a bug of the library, which another process would meet again: the repair then closes the actors with it.
 
-An exception while a thread waits is no problem, since no change is made then.
+An exception while a thread waits does no harm, since waiting changes nothing.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class ChangeLock(RLock):
         return self._is_owned()
 
     def is_changing_below(self) -> bool:
-        """Return whether a change goes on below in the stack of this thread, which a handler or finalizer interrupts.
+        """Return whether this thread is in the middle of a change, which a handler or finalizer has interrupted.
 
         In contrast to such a change, one that an exception has ended is repaired by the next one.
         """

@@ -1,7 +1,7 @@
 """In-process actors: a call runs at once, in the thread that makes it, and its future is finished when it returns.
 
 They have the interface of `envactors.actor.actor.Actor`, as far as handles and futures use it. Factories, arguments,
-and results are pickled all the same, so that neither side can change the other's values.
+and results are pickled nevertheless, so that neither side can change the other's values.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class InlineVector(Protocol):
         """Find out the present envs of an actor: they are others, or gone."""
 
     def count_rows(self, actor: InlineActor) -> int:
-        """Return how many steps and resets the envs of an actor have run, which are no calls."""
+        """Return how many steps and resets the envs of an actor have run. Calls do not count."""
 
 
 class _Request(InlineRequest):
@@ -48,7 +48,7 @@ class _Request(InlineRequest):
         actor: The actor.
         index: The env.
         step: The request; None if no warning is to say that it is slow.
-        server: What runs it, once it is known.
+        server: The server that runs it, once it is known.
     """
 
     def __init__(self, actor: InlineActor, index: int, step: Step | None = None, server: Server | None = None) -> None:

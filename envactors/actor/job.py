@@ -88,7 +88,7 @@ class Job:
         """Count the steps that an ended process has completed, before anything is decided about its envs."""
 
     def after_exit(self, exit: Exit) -> bool:  # noqa: A002
-        """End after the exit of the process that it was sent to; return whether it goes on in the next one instead."""
+        """Handle the exit of the process that it was sent to; return whether it continues in the next process."""
         del exit
         return False
 

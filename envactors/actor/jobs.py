@@ -1,4 +1,4 @@
-"""The jobs that run requests: calls, and replays of what an earlier process was asked."""
+"""The jobs that run requests: calls, and replays of the requests to an earlier process."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def launch(
     )
     if not resolved.traits.can_kill:
         config.deadlines = Deadlines(start=None, close=deadlines.close, slow=deadlines.slow)
-        if first == 0:  # the other actors of a vector are alike
+        if first == 0:  # the other actors of a vector have the same settings
             config.warn_of_deadlines(*map(deadlines.of, ("call", "step", "reset", "policy")), stacklevel=3)
     actor = InlineActor(config) if resolved.traits.is_inline else Actor(config)
     handle: ActorHandle = ActorHandle(actor, Lifeline(actor))

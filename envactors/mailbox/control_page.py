@@ -215,7 +215,7 @@ class ControlPage:
 
     def histograms(self, envs: int) -> Histograms:
         """Return the durations of the steps and resets of ``envs`` envs, as far as they were recorded."""
-        found: Histograms = self.spans.histograms[:envs].copy()  # at once, since the worker goes on counting
+        found: Histograms = self.spans.histograms[:envs].copy()  # at once, since the worker continues to count
         return found
 
     def progress(self) -> Progress:

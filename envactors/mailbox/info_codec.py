@@ -5,8 +5,7 @@
     OVERFLOW     pickled, too large for the room, and sent in a `Kind.OVERFLOW` frame
     FAILED       a `Failure` in place of a result, sent in such a frame
 
-If caller and worker are in one process, copies of the objects pass in a list instead, and nothing overflows. The
-memory of rooms and encodings belongs to `envactors.mailbox.slab`.
+The memory of rooms and encodings belongs to `envactors.mailbox.slab`.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Infos:
         self._sizes = slab.inline_info_sizes.data
         all_plain = bytes([PLAIN]) * len(self.encodings)
         self.all_plain: Callable[[], bool] = functools.partial(operator.eq, self.encodings, all_plain)
-        # The layout of the last info, if it was a record: most infos of one worker are alike.
+        # The layout of the last info, if it was a record: most infos of one worker have the same layout.
         self._layout: _Layout | None = None
 
     # The worker ------------------------------------------------------------------------------------------
@@ -120,10 +119,6 @@ class Infos:
     def failed(self, index: int) -> bool:
         """Return whether an env has failed."""
         return self.encodings[index] == FAILED
-
-    def are_inline(self, envs: slice) -> bool:
-        """Return whether none of these envs has failed, or has a result of which a part was sent as overflow."""
-        return max(self.encodings[envs].tobytes()) <= INLINE_INFO
 
     def decode(self, index: int, overflow: bytes | memoryview | None) -> tuple[Any, list[Any]]:
         """Return an env's (info, object leaves).

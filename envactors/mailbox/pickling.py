@@ -216,7 +216,7 @@ def unpack_failure(failure: Failure) -> BaseException | None:
 
 
 def safe_repr(value: object) -> str:
-    """Return the repr of a value of a user's class, or what stands for it if that raises."""
+    """Return the repr of a value of a user's class, or a substitute if that raises."""
     try:
         return repr(value)
     except Exception:
@@ -224,7 +224,7 @@ def safe_repr(value: object) -> str:
 
 
 def safe_str(error: BaseException) -> str:
-    """Return the type and the text of an exception of a user's class, or what stands for it if that raises."""
+    """Return the type and the text of an exception of a user's class, or substitutes if that raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:

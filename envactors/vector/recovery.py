@@ -1,4 +1,4 @@
-"""What becomes of a step or reset that has failed: facts, a pure decision, and its effects on episodes and journals.
+"""The fate of a step or reset that has failed: facts, a pure decision, and its effects on episodes and journals.
 
                          raise              renew                               replay
     its process ended    raised; the env    the last observation, truncated     the same again, in a process that was
@@ -126,7 +126,7 @@ class Facts(NamedTuple):
 
 
 class EnvFate(enum.Enum):
-    """What becomes of the request."""
+    """The fate of the request."""
 
     FAIL = enum.auto()  # the error is the outcome, and the episode is lost
     REPORT = enum.auto()  # the error is the outcome, and the episode continues
@@ -139,7 +139,7 @@ class Decision(NamedTuple):
     """A decision about a failed request.
 
     Attributes:
-        fate: What becomes of it.
+        fate: Its fate.
         repeats_reset: Whether the next process repeats a reset as the user has requested it.
         replaces_process: Whether the env raised and its process is not fit for use any more.
     """
@@ -150,7 +150,7 @@ class Decision(NamedTuple):
 
 
 def decide(facts: Facts) -> EnvFate:
-    """Decide what becomes of a failed request."""
+    """Decide on the fate of a failed request."""
     replays = facts.on_failure == "replay"
     if not facts.has_process:
         return EnvFate.FAIL

@@ -209,7 +209,7 @@ class EnvRow:
             self._slab.when[self.index] = time.monotonic()
 
     def finish(self, op: int, call_id: int, result: Any, error: BaseException | None, forks: int) -> bool:
-        """Run what is no plain step, and write the result of a row that `run_all` has not written.
+        """Run a request unless it is a plain step, and write the result if `run_all` has not.
 
         Args:
             op: The operation, in the bits of `envactors.mailbox.slab`.

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import FORK_SERVER
+from interrupting import with_exits
 
 import envactors as ea
 
@@ -32,20 +33,9 @@ class Hit(Exception):
 def uncovered(code):
     """Return where a code object leaves ``with`` blocks, and its lines without an instruction, such as ``try:``.
 
-    Python reports the line of the ``with`` statement again there. No signal handler runs at that point, before the
-    context is left. Nor does one at a line without an instruction, which the ``with`` block around it does not cover.
+    No signal handler runs at the end of such a line, which the ``with`` block around it does not cover either.
     """
-    instructions = list(dis.get_instructions(code))
-    found = {one.offset for one in instructions if one.opname == "NOP"}
-    for place, one in enumerate(instructions[:-2]):
-        others = instructions[place + 1 : place + 3]
-        is_first = one.opname == "LOAD_CONST" and one.argval is None
-        if is_first and all(i.opname == "DUP_TOP" or (i.opname == "LOAD_CONST" and i.argval is None) for i in others):
-            found.add(one.offset)
-            before = instructions[place - 1]
-            if before.opname in ("SWAP", "ROT_TWO", "ROT_THREE"):  # a ``return`` in the block
-                found.add(before.offset)
-    return found
+    return with_exits(code) | {one.offset for one in dis.get_instructions(code) if one.opname == "NOP"}
 
 
 class Tracer:

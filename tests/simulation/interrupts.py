@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dis
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
+
+from interrupting import with_exits
 
 import envactors as ea
 from simulation.world import World
@@ -23,25 +23,6 @@ _LINES = 60
 
 class InterruptedInside(BaseException):
     """Raised by a signal handler while the library runs."""
-
-
-@functools.lru_cache(None)
-def with_exits(code: CodeType) -> set[int]:
-    """Return the offsets at which a code object leaves ``with`` blocks.
-
-    Python reports the line of the ``with`` statement again there. No signal handler runs at that point, before the
-    context is left.
-    """
-    found, instructions = set(), list(dis.get_instructions(code))
-    for place, one in enumerate(instructions[:-2]):
-        others = instructions[place + 1 : place + 3]
-        is_first = one.opname == "LOAD_CONST" and one.argval is None
-        if is_first and all(i.opname == "DUP_TOP" or (i.opname == "LOAD_CONST" and i.argval is None) for i in others):
-            found.add(one.offset)
-            before = instructions[place - 1]
-            if before.opname in ("SWAP", "ROT_TWO", "ROT_THREE"):  # a ``return`` in the block
-                found.add(before.offset)
-    return found
 
 
 class Interrupter:
