@@ -423,6 +423,18 @@ def wait_for_path(path: Path) -> None:
     wait_until(path.exists)
 
 
+class Gated(EchoEnv):
+    """An env whose steps wait for a file."""
+
+    def __init__(self, env_id, path):
+        super().__init__(env_id)
+        self.path = path
+
+    def step(self, action):
+        wait_for_path(self.path)
+        return super().step(action)
+
+
 def is_gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -9,27 +9,14 @@ import time
 
 import psutil
 import pytest
-from helpers import FORK_SERVER, SOON, wait_for_path, wait_until
+from helpers import FORK_SERVER, SOON, Gated, wait_until
 from interleaving import StoppingThread, when_this_thread_sleeps
 
 import envactors as ea
 from envactors.integrations.access import VectorAccess
 from envactors.remote import LocalNodes
-from envactors.testing import EchoEnv
 
 BACKENDS = [FORK_SERVER, ea.ThreadBackend()]
-
-
-class Gated(EchoEnv):
-    """An env whose steps wait for a file."""
-
-    def __init__(self, env_id, path):
-        super().__init__(env_id)
-        self.path = path
-
-    def step(self, action):
-        wait_for_path(self.path)
-        return super().step(action)
 
 
 @pytest.fixture

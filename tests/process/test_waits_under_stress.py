@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import FORK_SERVER, SOON, Counter, wait_for_path, wait_until
+from helpers import FORK_SERVER, SOON, Counter, Gated, wait_until
 from interleaving import Lines, StoppingThread
 
 import envactors as ea
@@ -178,18 +178,6 @@ def test_two_threads_step_different_envs_whatever_line_they_are_at(backend):
                 assert thread.error is None, f"stopped after {line} lines"
                 assert thread.result[0][0, [0, 2]].tolist() == [number, number + 3], f"stopped after {line} lines"
         assert lines.count > 50
-
-
-class Gated(EchoEnv):
-    """An env whose steps wait for a file."""
-
-    def __init__(self, env_id, path):
-        super().__init__(env_id)
-        self.path = path
-
-    def step(self, action):
-        wait_for_path(self.path)
-        return super().step(action)
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=["thread", "process"])

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import logging
-
 import pytest
 
 import envactors as ea
 from envactors.testing import EchoEnv
-from simulation import processes
 from simulation.envs import Misbehaving
 from simulation.processes import SimulatedBackend
-from simulation.runtime import installed
-from simulation.world import World
 
 _DEADLINES = ea.Deadlines(call=1.0, step=1.0, slow=None)
 
@@ -30,21 +24,6 @@ class Hanging(Misbehaving, EchoEnv):
 
     def hang(self):
         self._process.sleep(None)
-
-
-@pytest.fixture(params=range(5))
-def world(request, monkeypatch):
-    world = World(request.param)
-    monkeypatch.setattr(processes, "REFUSALS", 0.0)
-    gc.disable()  # finalizers do not run in simulated processes
-    logging.disable()
-    with installed(world):
-        try:
-            yield world
-        finally:
-            world.end()
-            gc.enable()
-            logging.disable(logging.NOTSET)
 
 
 def pass_deadline(world, actor):

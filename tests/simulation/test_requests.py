@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import logging
-
-import pytest
-
 import envactors as ea
 from envactors.testing import EchoEnv
-from simulation import processes
 from simulation.processes import SimulatedBackend
-from simulation.runtime import installed
-from simulation.world import World
 
 
 class Failing(EchoEnv):
@@ -31,21 +23,6 @@ class Failing(EchoEnv):
 
     def count_resets(self):
         return self.resets
-
-
-@pytest.fixture(params=range(5))
-def world(request, monkeypatch):
-    world = World(request.param)
-    monkeypatch.setattr(processes, "REFUSALS", 0.0)
-    gc.disable()  # finalizers do not run in simulated processes
-    logging.disable()
-    with installed(world):
-        try:
-            yield world
-        finally:
-            world.end()
-            gc.enable()
-            logging.disable(logging.NOTSET)
 
 
 def test_a_submitted_step_that_has_raised_gets_its_exception_although_its_process_is_killed(world):
