@@ -1,7 +1,8 @@
 """The envs of one actor: post their requests, collect their results, and recover after an exit.
 
-`RowEngine` decides when to post and waits for results; `envactors.vector.recovery` decides about failed requests. All
-methods need the lock of the vector, except `ActorEnvs.measure_memory` and where the docstring says otherwise.
+`RowEngine` decides when to post and waits for results; `envactors.vector.recovery` decides about failed requests. Every
+change here happens under the lock of the vector, except that `ActorEnvs.measure_memory`, which may take long, runs
+without it. Waiting threads also read without the lock.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from envactors.vector.table import POSTED, QUEUED, EnvRequest, EnvTable, Selecti
 
 # How often a request to save a state is retried after a crash, which another request may have caused.
 _SAVE_RETRIES = 3
-# The parent ended the process for a reason other than the request that was running.
+# Reasons of the parent to end a process that do not blame the request that was running.
 _NOT_BLAMED = (EndReason.ABORT, EndReason.DISCARD, EndReason.INTERRUPT)
-# The request that was running is to blame for the exit.
+# Reasons for an exit that blame the request that was running.
 _CRASHES = (None, EndReason.TIMEOUT)
 
 
@@ -74,7 +75,8 @@ class QueuedRows(Job):
     """Envs that wait in the queue of their actor to be posted.
 
     While an env waits, its request may fail or be canceled, and the next one may be queued in another job. This job
-    then skips the env, so that requests run in the order in which they were made.
+    then skips the env, so that requests run in the order in which they were made: only the last job created for an
+    env posts it.
 
     Args:
         envs: All envs of the actor.
@@ -255,16 +257,14 @@ class ActorEnvs(Job, Tenant):
         return bool(table.episodes.flags[index] & LOST) and not can_replay and table.needs_episode(index)
 
     def fail_queued(self, ids: list[int], error_of: ErrorOf) -> None:
-        """Fail queued envs that will not be posted."""
+        """Fail queued envs that no process will run."""
         for index in ids:
-            if self.table.status[index] == QUEUED:
-                request = self.table.requests.get(index)
-                # A closing actor reports the failure that led to the retry, rather than that it is closed.
-                earlier = request.failure if request is not None and self.actor.is_closing else None
-                step = self.step_of(index)
-                error = earlier or ReadyOutcome(None, error_of(step))
-                failure = Failure(Cause.WAITING, error, self.actor.incarnation.index, step)
-                self._recover(index, failure, has_process=False)
+            request, step = self.table.requests.get(index), self.step_of(index)
+            # A closing actor reports the failure that led to the retry, rather than that it is closed.
+            earlier = request.failure if request is not None and self.actor.is_closing else None
+            error = earlier or ReadyOutcome(None, error_of(step))
+            failure = Failure(Cause.WAITING, error, self.actor.incarnation.index, step)
+            self._recover(index, failure, has_process=False)
 
     # Results ---------------------------------------------------------------------------------------------
 
@@ -342,7 +342,7 @@ class ActorEnvs(Job, Tenant):
         last = self.reader.copy_last(index, has_info=False) if decision.fate is EnvFate.TRUNCATE else None
         if last is not None:
             failed, unreadable = EnvRequest("step", failure=error), self.unreadable_of(index)
-            error = RowOutcome(self.reader, last, failed, None, unreadable, failure.incarnation + 1)
+            error = RowOutcome(self.reader, last, failed, None, unreadable, continues_in=failure.incarnation + 1)
         table.complete(index, error)
         return False
 
@@ -444,14 +444,12 @@ class ActorEnvs(Job, Tenant):
     def _on_ring(self) -> None:
         """Handle a ring of the worker, in the loop and without the lock."""
         self.measure_memory()
-        self.actor.run(self._on_rows)
+        self.actor.run(self._end_if_finished)
 
-    def _on_rows(self) -> None:
-        """Start the next job if all rows are complete."""
+    def _end_if_finished(self) -> None:
+        """Start the next job of the actor if all rows are complete."""
         worker = self.actor.incarnation.worker
-        if worker is None:
-            return
-        if self.is_finished():
+        if worker is not None and self.is_finished():
             worker.unwatch_rings()
             self.actor.end_job(self)
 
@@ -522,7 +520,7 @@ class ActorEnvs(Job, Tenant):
     # Times -----------------------------------------------------------------------------------------------
 
     def begin_timing(self) -> None:
-        """Time steps and resets from now on, in this process and in later ones. Further calls have no effect."""
+        """Time steps and resets from now on, in this process and in later ones. Call it again if a recording begins."""
         self._is_timing = True
         worker = self.actor.incarnation.worker
         if worker is not None:
@@ -577,9 +575,11 @@ class ActorEnvs(Job, Tenant):
 
     def save_due_states(self) -> None:
         """Queue requests that save the states of envs, so that replays stay short. Nobody waits for them."""
-        actor, table = self.actor, self.table
-        for index in sorted(table.saves_due.intersection(self.range)):
-            table.saves_due.discard(index)
+        actor, due = self.actor, self.table.saves_due
+        if not due:
+            return
+        for index in sorted(due.intersection(self.range)):
+            due.discard(index)
             save = Call(
                 "snapshot",
                 index,
@@ -675,13 +675,14 @@ class ActorEnvs(Job, Tenant):
         if isinstance(self.actor.running, Replay) and exit.culprit is not None and exit.reason in _CRASHES:
             table.journals[exit.culprit.index].record_replay(crashed=True)
         unfinished, running, _ = self._read_progress()
-        # A step that missed its deadline may still have ended, and the next one begun: both have run then.
+        # A step that missed its deadline may still have ended, and the next one begun: then both have begun.
         begun = [step.index for step in (exit.culprit, running) if step is not None]
         is_discard = exit.reason is EndReason.DISCARD
+        culprit = None if exit.culprit is None or is_discard else exit.culprit.index
         again: list[int] = []
         table.end_process(self.range)
         for step in unfinished:
-            is_culprit = step.index in begun[:1] and not is_discard
+            is_culprit = step.index == culprit
             error = exit.error if is_culprit else self.crash_error_for(step)
             cause = Cause.RUNNING if step.index in begun else Cause.WAITING
             reason = exit.reason if is_culprit or is_discard else None
