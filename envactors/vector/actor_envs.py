@@ -1,6 +1,8 @@
 """The envs of one actor: post their requests, collect their results, and recover after an exit.
 
-Everything but `ActorEnvs.measure_memory` runs under the lock of the vector.
+`RowEngine` decides when to post and waits for results; `envactors.vector.recovery` decides about failed requests. Every
+change here happens under the lock of the vector, except that `ActorEnvs.measure_memory`, which may take long, runs
+without it. Waiting threads also read without the lock.
 """
 
 from __future__ import annotations
@@ -37,46 +39,48 @@ from envactors.vector.results import EnvSnapshot, RowOutcome, RowReader, RowResu
 from envactors.vector.step_times import StepTimes
 from envactors.vector.table import POSTED, QUEUED, EnvRequest, EnvTable, Selection
 
-# Retries of a request that saves a state, since the exit of the process need not be its fault.
+# How often a request to save a state is retried after a crash, which another request may have caused.
 _SAVE_RETRIES = 3
-# Why a process ends without any of its envs being the cause.
-_REQUESTED = (EndReason.ABORT, EndReason.DISCARD, EndReason.INTERRUPT)
-# Why a process ends that its envs have ended themselves, rather than a request of the user.
+# Reasons of the parent to end a process that do not blame the request that was running.
+_NOT_BLAMED = (EndReason.ABORT, EndReason.DISCARD, EndReason.INTERRUPT)
+# Reasons for an exit that blame the request that was running.
 _CRASHES = (None, EndReason.TIMEOUT)
 
 
 class RolloutsInFlight(Protocol):
-    """The rollouts of a vector, as the repair of its envs sees them."""
+    """The rollouts of a vector, as `ActorEnvs.repair` sees them."""
 
     def repair(self, envs: ActorEnvs, error_of: ErrorOf) -> None:
-        """End the parts of an actor that it does not know of."""
+        """End the rollout parts of an actor that are no longer among its unfinished jobs."""
 
 
 def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, rings_each: bool) -> None:
-    """Post envs whose actions are in their rows, and ring their workers.
+    """Post requests whose actions are already in the rows, and ring the workers.
 
     Args:
         table: The envs of the vector.
-        envs: The envs; their actors are free.
-        call_id: The call id.
+        envs: The envs to post; their actors are free.
+        call_id: The call id of all these requests.
         wait: How the workers wait for the next request; see `envactors.mailbox.control_page`.
         rings_each: Whether workers announce each result.
     """
     payloads, now = table.post(envs, call_id, rings_each), time.monotonic()
     pages = [group.post(call_id, ids, payloads, now) for group, ids in envs.groups]
-    for page, (_, ids) in zip(pages, envs.groups, strict=True):  # at once, since workers that wake up take cores
+    # Workers that wake up compete with this thread for cores, so everything slow comes before the first ring.
+    for page, (_, ids) in zip(pages, envs.groups, strict=True):
         page.post_step(call_id, wait, rings_each, ids)
 
 
 class QueuedRows(Job):
     """Envs that wait in the queue of their actor to be posted.
 
-    An env may get an outcome while it waits, and be queued again in another job. This job then skips it, so that
-    requests run in the order in which they were made.
+    While an env waits, its request may fail or be canceled, and the next one may be queued in another job. This job
+    then skips the env, so that requests run in the order in which they were made: only the last job created for an
+    env posts it.
 
     Args:
-        envs: The envs of the actor.
-        ids: The envs.
+        envs: All envs of the actor.
+        ids: The envs that wait.
     """
 
     needs_permit = True
@@ -97,13 +101,13 @@ class QueuedRows(Job):
         return running is self._envs
 
     def start(self) -> bool:
-        """Post the envs. They run as `ActorEnvs`."""
+        """Post the envs. From then on, the running job is the `ActorEnvs`."""
         self._envs.post_queued(self.ids, self.call_id)
         self._envs.actor.running = self._envs if self._envs.has_posted else None
         return False
 
     def step(self) -> None:
-        """Return None: it never runs itself."""
+        """Return None: this job is never the running one."""
 
     def fail(self, error_of: ErrorOf) -> None:
         """Fail the envs."""
@@ -117,18 +121,18 @@ class ActorEnvs(Job, Tenant):
         table: The envs of the vector.
         reader: Reads results out of rows.
         actor: The actor.
-        recycle: When its processes are replaced between two episodes; None for never.
+        recycle: When to replace a process between two episodes; None for never.
 
     Attributes:
-        attach: The message that has workers use the rows.
-        range: The indices of its envs.
+        table, reader, actor: As above.
+        attach: The part of the first message that tells a worker where the rows are.
+        range: The indices of the envs of the actor.
         rollouts: The rollouts of the vector; None until it has a policy.
         queued_in: The job in which each env was queued last.
     """
 
-    call_id = -1  # no reply is for it
+    call_id = -1  # workers complete rows without a reply
     needs_permit = True
-    is_of_process = True
 
     def __init__(self, table: EnvTable, reader: RowReader, actor: Actor, recycle: RecyclePolicy | None) -> None:
         self.table = table
@@ -138,12 +142,13 @@ class ActorEnvs(Job, Tenant):
         self.range: range = actor.config.indices
         self.rollouts: RolloutsInFlight | None = None
         self.queued_in: dict[int, QueuedRows] = {}
-        self._first, self._stop = self.range.start, self.range.stop
+        self._first = self.range.start
+        self._slice = slice(self.range.start, self.range.stop)
         self._posted_at = 0.0
         self._recycle = recycle
-        # The memory of a process when it was measured last, in bytes, and the incarnation of that process.
+        # The last measurement: bytes, and the incarnation that was measured. One tuple, as it is set without the lock.
         self._memory = 0, -1
-        # How many steps each env had made when its current process began.
+        # How many steps each env had taken when the current process started.
         self._steps_before = dict.fromkeys(self.range, 0)
         self._is_timing = False
         self._times = StepTimes(len(self.range))
@@ -154,8 +159,8 @@ class ActorEnvs(Job, Tenant):
 
     @property
     def has_posted(self) -> bool:
-        """Whether a row is posted whose result was not delivered."""
-        return POSTED in self.table.status[self._first : self._stop]
+        """Whether any env is `POSTED`, with a complete row or not."""
+        return POSTED in self.table.status[self._slice]
 
     def count_running(self) -> int:
         """Return how many envs have a request without an outcome."""
@@ -164,22 +169,23 @@ class ActorEnvs(Job, Tenant):
     # Posting ---------------------------------------------------------------------------------------------
 
     def post(self, call_id: int, ids: Sequence[int], payloads: Mapping[int, bytes], now: float) -> ControlPage:
-        """Prepare for rows that are written to run.
+        """Make written rows the running job, and send the payloads that go with them.
 
         Args:
-            call_id: Their call id.
+            call_id: The call id of the rows.
             ids: The envs.
-            payloads: The payloads that do not fit into the rows of the vector, by env.
+            payloads: The payloads of any envs of the vector that do not fit into rows, by env.
             now: The time (`time.monotonic`).
 
         Returns:
-            The control page of the worker, which has to be rung.
+            The control page of the worker. The caller posts the call id there and rings.
         """
         actor, table = self.actor, self.table
         worker = actor.incarnation.worker
         assert worker is not None, "rows are posted to a live process"
         actor.running = self
         self._posted_at = now
+        # Inlined from `watch`: a call that schedules nothing would slow down each step.
         if actor.deadline_watch.next_check_at > now + actor.deadline_watch.shortest:
             actor.deadline_watch.watch(now)
         if payloads:
@@ -188,80 +194,82 @@ class ActorEnvs(Job, Tenant):
                 worker.send(Frame(Kind.PAYLOADS, actor.incarnation.index, call_id, bundle.pack(mine)))
         if table.requests and any(table.future_of(index) is not None for index in ids):
             worker.watch_rings(self._on_ring)
-        if actor.permits is not None:  # others wait for the end of these rows
+        if actor.permits is not None:  # other actors may wait until these rows end
             worker.watch_rings(self._on_ring)
             worker.page.ring_at_end(call_id)
         return worker.page
 
     def post_queued(self, ids: list[int], call_id: int) -> None:
-        """Post the envs among these that are still queued."""
+        """Post queued envs, except those whose requests need an episode that was lost."""
         table = self.table
-        self.fail_without_episode([index for index in ids if table.status[index] == QUEUED])
+        self.fail_without_episode(ids)
         queued = [index for index in ids if table.status[index] == QUEUED]
         if queued:
             envs = Selection(queued, queued, groups=[(self, queued)])
             post_rows(table, envs, call_id, ASLEEP, rings_each=True)
-            table.waiters.on_process_change()  # a thread that waits may know only an earlier process
+            table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
 
     def queue(self, ids: list[int]) -> None:
-        """Queue envs, once their process was replaced if that is due before their next reset."""
+        """Queue envs, behind a renewal of the process if that is due."""
         table = self.table
         table.queue(ids)
         if self._is_renewal_due(ids):
             self.actor.enqueue(Renewal(self._first))
         self.fail_without_episode(ids)
-        self.actor.enqueue(QueuedRows(self, list(ids)))
+        self.actor.enqueue(QueuedRows(self, ids))
 
     def queue_first(self, ids: list[int]) -> None:
-        """Queue envs ahead of everything that waits."""
+        """Queue envs ahead of everything except replays."""
         self.table.queue(ids)
         self.actor.enqueue(QueuedRows(self, ids), first=True)
 
     def must_queue(self, ids: list[int]) -> bool:
-        """Return whether envs cannot be posted at once: an episode was lost, or the process is to be replaced."""
+        """Return whether envs must not be posted directly: an episode was lost, or a renewal of the process is due."""
         flags = self.table.episodes.flags
         return any(flags[index] & LOST for index in ids) or self._is_renewal_due(ids)
 
     def _is_renewal_due(self, ids: list[int]) -> bool:
-        """Return whether the process is to be replaced before the requests of these envs run."""
+        """Return whether the process must be replaced before these envs run: only between episodes, at a reset."""
         flags = self.table.episodes.flags
-        resetting = [index for index in ids if self.resets(index)]
+        resetting = [index for index in ids if self._resets(index)]
         if any(flags[index] & RETIRING for index in resetting):
             return True
         return self._is_node_draining and len(resetting) == len(self.range)
 
-    def resets(self, index: int) -> bool:
-        """Return whether the request of an env resets it."""
+    def _resets(self, index: int) -> bool:
+        """Return whether the next request of an env resets it, by autoreset or because the user asked for a reset."""
         request = self.table.requests.get(index)
         return bool(self.table.episodes.resets_next_of[index]) or (request is not None and request.method == "reset")
 
     def fail_without_episode(self, ids: Sequence[int]) -> None:
-        """Decide about queued envs whose requests need an episode that was lost."""
+        """Settle the requests of those envs that are queued but need an episode that was lost.
+
+        A request either gets its outcome now, or becomes a reset and stays in the queue.
+        """
         for index in ids:
             if self.table.status[index] == QUEUED and self.lacks_episode(index):
                 self._recover(index, self.lost_failure(self.step_of(index)))
 
     def lacks_episode(self, index: int) -> bool:
-        """Return whether the request of an env needs an episode that was lost, and no replay brings back."""
+        """Return whether the request of an env needs an episode that was lost and that no replay can bring back."""
         table = self.table
-        is_lost = table.episodes.flags[index] & LOST and not (table.replays and table.journals[index].can_replay)
-        return bool(is_lost) and table.needs_episode(index)
+        can_replay = table.replays and table.journals[index].can_replay
+        return bool(table.episodes.flags[index] & LOST) and not can_replay and table.needs_episode(index)
 
     def fail_queued(self, ids: list[int], error_of: ErrorOf) -> None:
-        """Fail queued envs that will not be posted."""
+        """Fail queued envs that no process will run."""
         for index in ids:
-            if self.table.status[index] == QUEUED:
-                request = self.table.requests.get(index)
-                earlier = request.failure if request is not None and self.actor.is_closing else None
-                step = self.step_of(index)
-                error = earlier or ReadyOutcome(None, error_of(step))
-                failure = Failure(Cause.WAITING, error, self.actor.incarnation.index, step)
-                self._recover(index, failure, has_process=False)
+            request, step = self.table.requests.get(index), self.step_of(index)
+            # A closing actor reports the failure that led to the retry, rather than that it is closed.
+            earlier = request.failure if request is not None and self.actor.is_closing else None
+            error = earlier or ReadyOutcome(None, error_of(step))
+            failure = Failure(Cause.WAITING, error, self.actor.incarnation.index, step)
+            self._recover(index, failure, has_process=False)
 
     # Results ---------------------------------------------------------------------------------------------
 
     def collect_completed(self) -> None:
-        """Record complete rows."""
+        """Record the results of complete rows; queue failed requests that run again."""
         table = self.table
         if not self.has_posted:
             return
@@ -278,12 +286,12 @@ class ActorEnvs(Job, Tenant):
         self.save_due_states()
 
     def _accept(self, index: int) -> None:
-        """Record a complete row that is no failure."""
+        """Record the result in a complete row."""
         table, request = self.table, self.table.requests.get(index)
         slab, op = table.slab, int(table.ops[index])
         before = None
         if request is not None and request.failure is not None and request.method == "step":
-            before = self.reader.copy_last(index)
+            before = self.reader.copy_last(index)  # from the buffer that was current until now
         table.buffer_index[index] = op & HALF
         if table.replays:
             table.journals[index].record_row(slab, index, table.posted_request(index))
@@ -293,8 +301,7 @@ class ActorEnvs(Job, Tenant):
             return
         table.episodes.record(index, ends=ends, is_reset=bool(op & RESET))
         outcome = None
-        additions = () if request is None else (request.future, request.failure, request.ending)
-        if request is not None and any(addition is not None for addition in additions):
+        if request is not None and (request.future or request.failure or request.ending):
             row = self.reader.copy_row(index)
             outcome = RowOutcome(self.reader, row, request, before, self.unreadable_of(index))
             if request.future is not None:
@@ -302,7 +309,7 @@ class ActorEnvs(Job, Tenant):
         table.complete(index, outcome, float(slab.when[index]) if table.rings_each[index] else None)
 
     def _reset_in_next_process(self, index: int) -> None:
-        """Replace the process of an env whose episode has ended, and reset the env in the next one."""
+        """Replace the process of an env whose episode has ended, and do the autoreset of that step in the next one."""
         table = self.table
         request = table.requests.get(index) or EnvRequest("step")
         ending = RowOutcome(self.reader, self.reader.copy_row(index), request, None, self.unreadable_of(index))
@@ -313,7 +320,13 @@ class ActorEnvs(Job, Tenant):
         self.actor.enqueue(QueuedRows(self, [index]))
 
     def _recover(self, index: int, failure: Failure, *, has_process: bool | None = None) -> bool:
-        """Decide about a failed request and apply the decision; return whether the env must be queued again."""
+        """Decide about a failed request and apply the decision; return whether the request must run again.
+
+        Args:
+            index: The env.
+            failure: The failure.
+            has_process: See `decide`; None asks the actor.
+        """
         table, request = self.table, self.table.requests.get(index) or EnvRequest("step")
         has_process = self.actor.is_usable if has_process is None else has_process
         posted = table.posted_request(index)
@@ -321,7 +334,7 @@ class ActorEnvs(Job, Tenant):
         if decision.fate is EnvFate.REDO:
             return True
         if decision.fate is EnvFate.RESET:
-            # With the user's seed once more, and with the user's options.
+            # A repeated reset keeps the seed and the options of the user.
             seed = request.seed if decision.repeats_reset else None
             payload = request.payload if request.method == "reset" else None
             table.requests[index] = EnvRequest(request.method, True, request.future, seed, payload, failure=error)
@@ -329,7 +342,7 @@ class ActorEnvs(Job, Tenant):
         last = self.reader.copy_last(index, has_info=False) if decision.fate is EnvFate.TRUNCATE else None
         if last is not None:
             failed, unreadable = EnvRequest("step", failure=error), self.unreadable_of(index)
-            error = RowOutcome(self.reader, last, failed, None, unreadable, failure.incarnation + 1)
+            error = RowOutcome(self.reader, last, failed, None, unreadable, continues_in=failure.incarnation + 1)
         table.complete(index, error)
         return False
 
@@ -342,13 +355,13 @@ class ActorEnvs(Job, Tenant):
         *,
         has_process: bool,
     ) -> tuple[Decision, Outcome]:
-        """Decide about a failed step or reset, and replace the process if an env has raised there.
+        """Decide about a failed step or reset, and discard the process if the decision requires that.
 
         Args:
             index: The env.
             failure: The failure.
-            posted: What the env was to run.
-            actions: The array of the envs' actions, for each leaf of the action.
+            posted: The request as it was posted.
+            actions: The actions of all envs, one array per leaf of the action.
             has_process: Whether the actor has a process now, or will have another one.
 
         Returns:
@@ -357,11 +370,11 @@ class ActorEnvs(Job, Tenant):
         table, journal, error = self.table, self.table.journals[index], failure.error
         request, cause, reason = table.requests.get(index), failure.cause, failure.reason
         can_retry = table.replays and not failure.has_run and journal.can_retry(posted)
-        is_poison = cause is Cause.RUNNING and table.replays and not can_retry and reason not in _REQUESTED
+        is_poison = cause is Cause.RUNNING and table.replays and not can_retry and reason not in _NOT_BLAMED
         inputs = journal.inputs(actions, index, posted, self.attach) if is_poison else None
         if inputs is not None:
             crash = error.read()[1]
-            assert isinstance(crash, ActorError), "its process has ended"
+            assert isinstance(crash, ActorError), "a running request fails only with its process"
             error = ReadyOutcome(None, self.actor.errors.poison(crash, inputs))
         facts = Facts(
             cause,
@@ -385,14 +398,14 @@ class ActorEnvs(Job, Tenant):
         return decision, error
 
     def _discard_error(self, failure: Failure, pid: int | None) -> ActorError:
-        """Return the error of a process in which an env has raised. Runs code of users, without the lock."""
+        """Return the error of a process that is discarded since an env raised. Runs code of users, without the lock."""
         cause = failure.error.read()[1]
         assert cause is not None, "the env has raised"
         return self.actor.errors.discarded(failure.step, failure.incarnation, pid, cause, failure.text)
 
     def give_up(self, index: int, error: BaseException) -> None:
-        """Decide about an env whose result cannot be unpickled."""
-        self.table.buffer_index[index] ^= HALF  # the observation before is the last one of a complete result
+        """Turn a result that cannot be unpickled into a failure."""
+        self.table.buffer_index[index] ^= HALF  # back to the observation before it, which may be returned instead
         incarnation = int(self.table.posted_in[index])
         outcome, step = ReadyOutcome(None, error), self.step_of(index)
         failure = Failure(Cause.RAISED, outcome, incarnation, step, type(error).__name__, has_run=True)
@@ -400,15 +413,15 @@ class ActorEnvs(Job, Tenant):
             self.queue_first([index])
 
     def _failure_in_row(self, index: int) -> Failure:
-        """Return the failure of a complete row whose env has raised."""
+        """Return the failure in a complete row, whose env raised."""
         table, actor = self.table, self.actor
         failure = table.infos.failure(table.overflow.get(index))
         return raised(actor.errors, self.step_of(index), int(table.posted_in[index]), actor.pid, failure)
 
     def unreadable_of(self, index: int) -> Callable[[BaseException], ActorError]:
-        """Return a function that makes the error of an env's result that cannot be unpickled.
+        """Return a function that turns the exception of unpickling an env's result into the error for the user.
 
-        It runs code of users, and so is called without the lock.
+        The function runs code of users, so callers must not hold the lock.
         """
         incarnation = int(self.table.posted_in[index])
         return functools.partial(self.actor.errors.unreadable, self.step_of(index), incarnation, self.actor.pid)
@@ -416,47 +429,45 @@ class ActorEnvs(Job, Tenant):
     # The running job -------------------------------------------------------------------------------------
 
     def is_finished(self) -> bool:
-        """Return whether no row is posted any more, once complete rows are recorded."""
+        """Record complete rows, then return whether no row is posted."""
         self.collect_completed()
         return not self.has_posted
 
     def call_when_finished(self) -> None:
-        """Have the worker ring after its rows: another job is queued behind them."""
+        """Have the worker ring at the end of its rows, since another job waits for that."""
         worker = self.actor.incarnation.worker
         if worker is not None:
             worker.watch_rings(self._on_ring)
             worker.page.ring_at_end(max(self.table.call_id_of[index] for index in self.range))
-            self.actor.runtime.loop.call_soon(self._on_ring)  # they may have ended before that
+            self.actor.runtime.loop.call_soon(self._on_ring)  # the rows may have ended without a ring
 
     def _on_ring(self) -> None:
+        """Handle a ring of the worker, in the loop and without the lock."""
         self.measure_memory()
-        self.actor.run(self._on_rows)
+        self.actor.run(self._end_if_finished)
 
-    def _on_rows(self) -> None:
-        """Start the next job if all rows are complete."""
+    def _end_if_finished(self) -> None:
+        """Start the next job of the actor if all rows are complete."""
         worker = self.actor.incarnation.worker
-        if worker is None:
-            return
-        if self.is_finished():
+        if worker is not None and self.is_finished():
             worker.unwatch_rings()
             self.actor.end_job(self)
 
     def step(self) -> Step | None:
         """Return the step that the worker runs, or begins next; None if all rows are complete."""
-        unfinished, running, since = self._look()
-        if not unfinished:
-            return None
-        # Between two envs, the next one has had its time since the last one began.
-        return running or self.step_of(unfinished[0], started=max(since, self._posted_at))
+        unfinished, running, since = self._read_progress()
+        if running is not None or not unfinished:
+            return running
+        # When the next env begins is unknown. Its time counts from the start of the env before it.
+        return unfinished[0]._replace(started=max(since, self._posted_at))
 
     def step_of(self, index: int, *, started: float = 0.0, method: str | None = None) -> Step:
         """Return the request of an env, for deadlines and errors."""
-        table = self.table
-        # The operation in the row of a queued env belongs to the request before.
-        op = 0 if table.status[index] == QUEUED else int(table.ops[index])
+        table, request = self.table, self.table.requests.get(index)
         if method is None:
-            request = table.requests.get(index)
-            is_reset = op & RESET or (request is not None and request.method == "reset")
+            # Until a queued env is posted, its row has the operation of an earlier request.
+            is_posted_reset = table.status[index] != QUEUED and table.ops[index] & RESET
+            is_reset = is_posted_reset or (request is not None and request.method == "reset")
             method = "reset" if is_reset else "step"
         return Step(method, index, table.call_id_of[index], started, self.actor.config.deadlines.of(method))
 
@@ -464,24 +475,30 @@ class ActorEnvs(Job, Tenant):
         """Ignore the result of a row that has missed its deadline."""
         self.table.miss_deadline(step.index)
 
-    def _look(self) -> tuple[list[int], Step | None, float]:
-        """Return the envs whose rows are not complete, the step that runs (None if none does), and when it began."""
+    def _read_progress(self) -> tuple[list[Step], Step | None, float]:
+        """Read how far the worker has come.
+
+        Returns:
+            The steps whose rows are not complete, the one of them that runs (None if none does), and the time at which
+            the worker last began one.
+        """
         table, worker, running = self.table, self.actor.incarnation.worker, None
         if worker is None:
             return [], None, 0.0
-        unfinished = [index for index in self.range if table.status[index] == POSTED and not table.is_complete(index)]
+        ids = [index for index in self.range if table.status[index] == POSTED and not table.is_complete(index)]
         progress = worker.page.progress()
         index = self._first + progress.position
-        if index in unfinished and progress.call_id == table.call_id_of[index] != table.completed_of[index]:
+        if index in ids and progress.call_id == table.call_id_of[index] != table.completed_of[index]:
+            # An autoreset within a step counts as a reset.
             method = "reset" if progress.method == METHOD_RESET else None
             running = self.step_of(index, started=progress.since, method=method)
-        return unfinished, running, progress.since
+        return list(map(self.step_of, ids)), running, progress.since
 
     def check_memory(self, finished: int) -> str:
-        """Return a text if the worker claims to have finished rows which are not complete.
+        """Return an error text if the worker claims to have finished rows that are not complete; else an empty one.
 
         Args:
-            finished: The call id up to which it claimed that, before its frames were read.
+            finished: The call id up to which the worker claimed to have finished, before its frames were read.
         """
         table = self.table
         for index in self.range:
@@ -498,12 +515,12 @@ class ActorEnvs(Job, Tenant):
         self.table.waiters.ring()
         worker = self.actor.incarnation.worker
         if worker is not None and worker.watches_rings:
-            self.actor.runtime.loop.call_soon(self._on_ring)  # the worker's ring may have come before this
+            self.actor.runtime.loop.call_soon(self._on_ring)  # the ring may have come before this frame
 
     # Times -----------------------------------------------------------------------------------------------
 
     def begin_timing(self) -> None:
-        """Have steps and resets timed from now on, in this process and in later ones; may be called again."""
+        """Time steps and resets from now on, in this process and in later ones. Call it again if a recording begins."""
         self._is_timing = True
         worker = self.actor.incarnation.worker
         if worker is not None:
@@ -517,8 +534,9 @@ class ActorEnvs(Job, Tenant):
 
     def on_started(self, incarnation: Incarnation, *, is_renewal: bool) -> list[Job]:
         """Prepare for a new process; return the replays that it runs first."""
-        table, jobs = self.table, list[Job]()
-        table.incarnations[self._first : self._stop] = incarnation.index
+        table = self.table
+        jobs: list[Job] = []
+        table.incarnations[self._slice] = incarnation.index
         table.waiters.on_process_change()
         if self._is_timing:
             self.begin_timing()
@@ -526,7 +544,7 @@ class ActorEnvs(Job, Tenant):
             self._steps_before[index] = table.episodes.steps_of[index]
             journal = table.journals[index]
             if is_renewal:
-                journal.forget()  # the user wants a fresh process; only attributes are set again
+                journal.forget()  # in a fresh process, only attributes are set again
             message = journal.replay(self.attach) if table.replays else None
             if message is not None:
                 jobs.append(Replay(index, dumps(tuple(message)), functools.partial(self._on_replayed, index)))
@@ -535,18 +553,17 @@ class ActorEnvs(Job, Tenant):
         return jobs
 
     def _on_replayed(self, index: int, is_same: bool) -> None:
-        """Continue the episode of an env, or lose it."""
+        """Continue the episode of an env if the replay reached the same point; otherwise the episode stays lost."""
         journal = self.table.journals[index]
         journal.record_replay(crashed=False)
         if is_same and journal.can_replay:
             self.table.episodes.restore(index)
         else:
             journal.forget()
-        if not is_same:
-            self.fail_without_episode([index])
+        self.fail_without_episode([index])
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
-        """Record a call in the journal of its env, which begins anew with a state that was saved."""
+        """Record a call in the journal of its env. A saved state replaces what the journal had."""
         table, failed = self.table, frame.kind == Kind.FAILED
         if not table.replays:
             return
@@ -557,9 +574,11 @@ class ActorEnvs(Job, Tenant):
         self.save_due_states()
 
     def save_due_states(self) -> None:
-        """Queue requests that save the states of envs, for shorter replays. Nobody waits for them."""
+        """Queue requests that save the states of envs, so that replays stay short. Nobody waits for them."""
         actor, due = self.actor, self.table.saves_due
-        for index in sorted(due.intersection(self.range)) if due else ():
+        if not due:
+            return
+        for index in sorted(due.intersection(self.range)):
             due.discard(index)
             save = Call(
                 "snapshot",
@@ -579,7 +598,7 @@ class ActorEnvs(Job, Tenant):
             self.actor.log(logging.WARNING, f"the state of env {index} cannot be saved: {text}")
 
     def on_restored(self, index: int, snapshot: EnvSnapshot, last: RowResult | None, frame: Frame) -> None:
-        """Continue the episode of a snapshot that the worker has restored; without that, the env needs a reset.
+        """Continue the episode of a snapshot that the worker has restored. If that failed, the env needs a reset.
 
         Args:
             index: The env.
@@ -600,14 +619,14 @@ class ActorEnvs(Job, Tenant):
             table.journals[index].begin_with_state(snapshot.check, snapshot.state)
 
     def measure_memory(self) -> None:
-        """Measure the memory of the process if it is limited. That may take long, so it is done without the lock."""
+        """Measure the memory of the process if it is limited. Call this without the lock, since it may take long."""
         incarnation = self.actor.incarnation
         worker = incarnation.worker
         if self._recycle is not None and self._recycle.max_rss is not None and worker is not None:
             self._memory = worker.resident_memory(), incarnation.index
 
     def is_recycling_due(self, index: int) -> bool:
-        """Return whether the process of an env is to be replaced now that an episode has ended."""
+        """Return whether to replace the process now that an env has ended an episode."""
         incarnation, policy = self.actor.incarnation, self._recycle
         if incarnation.worker is None:
             return False
@@ -622,27 +641,29 @@ class ActorEnvs(Job, Tenant):
         return policy.max_rss is not None and measured == incarnation.index and memory > policy.max_rss
 
     def culprit(self, incarnation: Incarnation) -> Step | None:
-        """Return the step that an ended process was running, or missed its deadline in; None if it ran none.
+        """Return the step that an ended process was running, or that missed its deadline; None if it ran none.
 
-        Nobody knows what a worker on a lost node had begun, so its first unfinished env counts as begun.
+        Nobody knows which env a worker on a lost node had begun, so its first unfinished one counts as begun.
         """
-        unfinished, running, _ = self._look()
-        late = [index for index in self.range if index in self.table.overdue]
-        if running is not None and late[:1] in ([], [running.index]):
+        unfinished, running, _ = self._read_progress()
+        late = [step for step in unfinished if step.index in self.table.overdue]
+        if running is not None and (not late or running.index == late[0].index):
             return running
-        is_lost, reason = self._is_node_lost, incarnation.end_reason
-        begun = late or (unfinished if is_lost or reason in (EndReason.TIMEOUT, EndReason.ABORT) else [])
-        return self.step_of(begun[0], started=self._posted_at if late or is_lost else 0.0) if begun else None
+        begun = late or (unfinished if self._is_node_lost else [])
+        if begun:
+            return begun[0]._replace(started=self._posted_at)
+        is_blamed = incarnation.end_reason in (EndReason.TIMEOUT, EndReason.ABORT)
+        return unfinished[0] if unfinished and is_blamed else None
 
     @property
     def _is_node_lost(self) -> bool:
-        """Whether the process has ended, or counts as ended, because its node is lost."""
+        """Whether the process has ended, or is taken to have ended, since its node was lost."""
         report = self.actor.incarnation.report
         return report is not None and report.status.loss is not None
 
     @property
     def _is_node_draining(self) -> bool:
-        """Whether the process must be replaced, since its node is being drained."""
+        """Whether the process must move, since its node is being drained."""
         worker = self.actor.incarnation.worker
         return worker is not None and worker.node is not None and worker.node.draining
 
@@ -653,29 +674,29 @@ class ActorEnvs(Job, Tenant):
             self._times.add(self.actor.page)
         if isinstance(self.actor.running, Replay) and exit.culprit is not None and exit.reason in _CRASHES:
             table.journals[exit.culprit.index].record_replay(crashed=True)
-        unfinished, running, _ = self._look()
-        # There are two if one has missed its deadline, ended after all, and the next one began before the kill.
+        unfinished, running, _ = self._read_progress()
+        # A step that missed its deadline may still have ended, and the next one begun: then both have begun.
         begun = [step.index for step in (exit.culprit, running) if step is not None]
         is_discard = exit.reason is EndReason.DISCARD
-        failures: dict[int, Failure] = {}
-        for index in unfinished:
-            is_culprit = index in begun[:1] and not is_discard
-            step = self.step_of(index)
-            error = exit.error if is_culprit else self.crash_error_for(step)
-            cause = Cause.RUNNING if index in begun else Cause.WAITING
-            reason = exit.reason if is_culprit or is_discard else None
-            failures[index] = Failure(cause, ReadyOutcome(None, error), exit.incarnation.index, step, reason=reason)
+        culprit = None if exit.culprit is None or is_discard else exit.culprit.index
+        again: list[int] = []
         table.end_process(self.range)
-        again = [i for i, failure in failures.items() if self._recover(i, failure, has_process=has_process)]
+        for step in unfinished:
+            is_culprit = step.index == culprit
+            error = exit.error if is_culprit else self.crash_error_for(step)
+            cause = Cause.RUNNING if step.index in begun else Cause.WAITING
+            reason = exit.reason if is_culprit or is_discard else None
+            failure = Failure(cause, ReadyOutcome(None, error), exit.incarnation.index, step, reason=reason)
+            if self._recover(step.index, failure, has_process=has_process):
+                again.append(step.index)
         if again:
             self.queue_first(again)
         if has_process:
-            waiting = [index for job in self.actor.queue if isinstance(job, QueuedRows) for index in job.ids]
-            self.fail_without_episode([index for index in waiting if index not in again])
+            self.fail_without_episode([index for index in self.range if index not in again])
         table.waiters.ring()
 
     def lost_failure(self, step: Step) -> Failure:
-        """Return the failure of a request whose episode was lost with an earlier process."""
+        """Return the failure of a request that needs an episode which ended with an earlier process."""
         actor = self.actor
         incarnation = actor.last_crash.incarnation if actor.last_crash is not None else None
         ended = actor.incarnation.index if incarnation is None else incarnation
@@ -711,7 +732,7 @@ class ActorEnvs(Job, Tenant):
         return None
 
     def repair(self, error_of: ErrorOf) -> None:
-        """Make all envs idle, which need a reset then. Requests with a future fail; other results are lost."""
+        """Make all envs idle and in need of a reset. Requests with a future fail; other results are lost."""
         table = self.table
         for index in self.range:
             future = table.future_of(index)

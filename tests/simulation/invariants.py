@@ -94,7 +94,7 @@ class Invariants:
             return ""
         if incarnation.worker is None:
             return "it has no process"
-        if envs._look()[0] and running is not envs:
+        if envs._read_progress()[0] and running is not envs:
             return "rows run, and another job is said to run"
         if actor.runtime.loop._soon:  # type: ignore[attr-defined] # of a `SimulatedLoop`
             return ""  # that may be `Actor._proceed`

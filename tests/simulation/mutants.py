@@ -199,7 +199,7 @@ MUTANTS = [
     Mutant(ENVS + "on_overflow", "self.table.waiters.ring()", "pass", HANGS),
     Mutant(ENVS + "queue", "self.actor.enqueue(Renewal(self._first))", "pass", RENEWS),
     Mutant(ENVS + "_accept", "table.buffer_index[index] = op & HALF", "pass", LAST),
-    Mutant(ENVS + "culprit", "return running", "return self.step_of(unfinished[-1])", BLAMES),
+    Mutant(ENVS + "culprit", "return running", "return unfinished[-1]", BLAMES),
     Mutant(ENVS + "_on_replayed", "self.table.episodes.restore(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.deliver(Selection([index], [index]))", "pass", INTERRUPTS),
     Mutant(ROWS + "ids", " and queued_in[index] is self", "", ORDER),
