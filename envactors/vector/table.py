@@ -26,7 +26,7 @@ from envactors.actor.actor import Actor
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture, Outcome
 from envactors.mailbox.info_codec import OVERFLOW, Infos
-from envactors.mailbox.messages import Attach, Pickled
+from envactors.mailbox.messages import Pickled
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab
 from envactors.replay import Journal, PostedRequest
@@ -111,7 +111,8 @@ class EnvTable:
         autoreset: What happens at the end of an episode.
         replays: Whether lost episodes are brought back by replay.
         status: The status of each env.
-        version: Grows with each transition. A reader that copies results without the lock compares it before and after.
+        version: Grows with each transition. A thread that copies results without the lock reads the version under the
+            lock, before and after. If it has not changed, the copies are valid.
         call_ids: int64, shape (n,): the call id of each env's last post. Workers cannot overwrite it.
         call_id_of: The same memory; single values are read in a third of the time.
         completed_of: The call ids that workers have written into the rows: the memory of ``slab.completed``.
@@ -176,21 +177,14 @@ class EnvTable:
     # Facts -----------------------------------------------------------------------------------------------
 
     @property
-    def attach(self) -> Attach:
-        """The message that makes workers use the rows."""
-        return Attach(self.slab.layout, self.autoreset == "same_step")
-
-    @property
     def are_all_plain(self) -> bool:
         """Whether all envs run plain steps: no env has a request of another kind, or a flag of `Episodes`."""
         return not self.requests and not self.episodes.has_flags
 
     def are_plain(self, envs: Selection) -> bool:
         """Return whether these envs run plain steps; see `are_all_plain`."""
-        if self.are_all_plain:
-            return True
         flags, requests = self.episodes.flags, self.requests
-        return not any(flags[index] or index in requests for index in envs.ids)
+        return self.are_all_plain or not any(flags[index] or index in requests for index in envs.ids)
 
     def are_all(self, status: int) -> bool:
         """Return whether all envs have a status."""
@@ -223,10 +217,9 @@ class EnvTable:
 
     def starts(self, at: Any) -> Any:
         """Return whether the last observations of envs are the first of their episodes; for ``at`` see `Selection`."""
-        starts = self.ops[at] & RESET != 0
-        if self.autoreset == "same_step":
-            starts |= self.slab.terminated[at] | self.slab.truncated[at]
-        return starts
+        were_reset = self.ops[at] & RESET != 0
+        have_ended = self.slab.terminated[at] | self.slab.truncated[at]
+        return were_reset | have_ended if self.autoreset == "same_step" else were_reset
 
     def posted_seed(self, index: int) -> int | None:
         """Return the seed of an env's last posted operation; None without a seed."""
@@ -328,6 +321,11 @@ class EnvTable:
 
     # Other changes ---------------------------------------------------------------------------------------
 
+    def add_overflow(self, parts: dict[int, memoryview]) -> None:
+        """Keep the parts of results that did not fit into the rows of envs. This may complete the rows."""
+        self.overflow.update(parts)
+        self.waiters.ring()
+
     def miss_deadline(self, index: int) -> None:
         """Ignore the result of a posted env until its process has ended."""
         self.version += 1
@@ -344,6 +342,12 @@ class EnvTable:
         mine = slice(ids.start, ids.stop)
         self.slab.posted[mine] = self.slab.completed[mine] = self.call_ids[mine]
         self.version += 1
+
+    def begin_rollout(self, ids: range, call_id: int) -> None:
+        """Record that the current process of an actor begins or continues a rollout, and that it has no rows to run."""
+        mine = slice(ids.start, ids.stop)
+        self.posted_in[mine] = self.incarnations[mine]
+        self.call_ids[mine] = self.slab.posted[mine] = self.slab.completed[mine] = call_id
 
     def restore(self, index: int, incarnation: int, *, starts: bool) -> None:
         """Record that a process has restored an idle env from a snapshot.
@@ -375,8 +379,7 @@ class EnvTable:
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:
         """Encode the request of an env that runs no plain step; return the operation and the payload."""
         request, episodes = self.requests.get(index, _PLAIN_STEP), self.episodes
-        if request.resets:
-            op |= RESET
+        op |= RESET if request.resets else 0
         if request.future is not None:
             op |= RING
             request.future.set_running()
