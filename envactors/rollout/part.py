@@ -123,9 +123,7 @@ class RolloutPart(Job):
         if self._is_done:
             self._end()
             return False
-        mine = slice(columns.envs.start, columns.envs.stop)
-        table.posted_in[mine] = self._actor.incarnation.index
-        table.call_ids[mine] = table.slab.posted[mine] = table.slab.completed[mine] = self.call_id
+        table.begin_rollout(columns.envs, self.call_id)
         contents: list[bytes | None] = []
         if columns.contents:
             contents = [columns.content_at(columns.counted[index], index) for index in columns.envs]

@@ -138,7 +138,7 @@ class ActorEnvs(Job, Tenant):
         self.table = table
         self.reader = reader
         self.actor: Actor = actor
-        self.attach: Attach = table.attach
+        self.attach: Attach = Attach(table.slab.layout, table.autoreset == "same_step")
         self.range: range = actor.config.indices
         self.rollouts: RolloutsInFlight | None = None
         self.queued_in: dict[int, QueuedRows] = {}
@@ -509,10 +509,8 @@ class ActorEnvs(Job, Tenant):
 
     def on_overflow(self, frame: Frame) -> None:
         """Keep the parts of results that did not fit into their rows."""
-        for index, payload in bundle.unpack(frame.payload):
-            if index in self.range:
-                self.table.overflow[index] = payload
-        self.table.waiters.ring()
+        parts = bundle.unpack(frame.payload)
+        self.table.add_overflow({index: payload for index, payload in parts if index in self.range})
         worker = self.actor.incarnation.worker
         if worker is not None and worker.watches_rings:
             self.actor.runtime.loop.call_soon(self._on_ring)  # the ring may have come before this frame

@@ -377,7 +377,8 @@ class RowEngine(Engine):
             NothingPendingError: A signal handler or another thread has taken them.
             VectorStepError: Some envs failed; the results of the others are in ``.batch``.
         """
-        version = self.table.version
+        with self._lock:
+            version = self.table.version
         missing, are_whole = self._survey(envs)
         if missing:
             return None

@@ -1,11 +1,14 @@
-"""The requests of a vector's envs, as columns with one entry per env.
+"""The table of a vector's envs: for each env the status of its request, and the parent's record of its row.
 
     IDLE ──▶ QUEUED ──▶ POSTED ──▶ DONE or FAILED ──delivered──▶ IDLE
                 ▲          │
-                └──────────┘  the process has ended or the env has raised, and the request runs again
+                └──────────┘
 
-A posted row is *complete* once the worker has written the call id of the request into it. That alone changes no status:
-rows are delivered from this state, or `ActorEnvs.collect_completed` makes them `DONE`.
+An env whose actor is free skips `QUEUED`. A posted request that must run again, after a crash or an exception of the
+env, returns to `QUEUED`.
+
+A posted row is *complete* once the worker has written the call id of the request into it. That changes no status: the
+vector delivers the row directly, or `ActorEnvs.collect_completed` makes it `DONE` or `FAILED` first.
 """
 
 from __future__ import annotations
@@ -23,36 +26,37 @@ from envactors.actor.actor import Actor
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture, Outcome
 from envactors.mailbox.info_codec import OVERFLOW, Infos
-from envactors.mailbox.messages import Attach, Pickled
+from envactors.mailbox.messages import Pickled
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab
 from envactors.replay import Journal, PostedRequest
-from envactors.vector.episodes import RETIRING, SEEDED, Episodes
+from envactors.vector.episodes import RETIRING, Episodes
 from envactors.vector.options import Autoreset, OnFailure
 from envactors.vector.waiting import ResultWaiters
 
 IDLE: Final = 0
-QUEUED: Final = 1  # waits in the queue of its actor
-POSTED: Final = 2  # in its row, complete or not
-DONE: Final = 3  # the result is in `EnvTable.outcomes`, or else in the row
+QUEUED: Final = 1  # the request waits in the queue of the actor
+POSTED: Final = 2  # the request is in the row, which may be complete
+DONE: Final = 3  # the result is in `EnvTable.outcomes`, or in the row if there is no entry
 FAILED: Final = 4  # the failure is in `EnvTable.outcomes`
 
-# Larger seeds do not fit into rows.
+# The largest seed that fits into a row.
 _LARGEST_SEED: Final = (1 << 64) - 1
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class EnvRequest:
-    """The request of an env, if it is more than a plain step.
+    """The request of an env. A plain step, whose action is in the row and whose result the vector delivers, has none.
 
     Attributes:
         method: The method that the user called.
-        resets: Whether the worker runs a reset.
+        resets: Whether the worker runs a reset, even if the user called ``step``.
         future: The future of the outcome; None if the vector delivers it.
         seed: The user's seed for a reset.
-        payload: The action, or the options of a reset, pickled; None if the row has everything.
-        failure: An earlier failure, which the result reports.
-        ending: The outcome of the step that ended the episode, if the next process does the reset within that step.
+        payload: The pickled action, or the pickled options of a reset; None if the row contains all of the request.
+        failure: The failure of an earlier attempt, which the result reports.
+        ending: The outcome of the step that ended the episode, if the process is replaced before the autoreset that
+            belongs to this step.
     """
 
     method: Literal["step", "reset"]
@@ -64,14 +68,18 @@ class EnvRequest:
     ending: Outcome | None = None
 
 
+# Stands for the request of an env that has no entry in `EnvTable.requests`.
+_PLAIN_STEP: Final = EnvRequest("step")
+
+
 class Selection(NamedTuple):
     """Some envs of a vector.
 
     Attributes:
         ids: Their ids, in the user's order.
-        at: The same as an index of arrays.
-        is_all: Whether these are all envs in order; ``at`` is a slice then.
-        groups: The same by actor: its `ActorEnvs`, and the ids in ascending order. Empty if only the table sees this.
+        at: The ids as an index into arrays with one entry per env.
+        is_all: Whether these are all envs in ascending order; ``at`` is then a slice.
+        groups: The `ActorEnvs` of each actor and its ids in ascending order. Methods of `EnvTable` do not need them.
         actors: The actors of the groups.
     """
 
@@ -83,14 +91,14 @@ class Selection(NamedTuple):
 
 
 class EnvTable:
-    """The requests of all envs, and the parent's own copy of the facts about their rows.
+    """The requests of all envs, and the parent's own record of their rows.
 
-    Everything but reads that tolerate a stale answer happens under the lock. Between changes this holds:
+    Callers hold the lock, except to read facts that they check again under the lock. Between changes this holds:
 
-    - A `QUEUED` env is in a `QueuedRows` in the queue of its actor.
-    - A `POSTED` env has its row posted to the current process of its actor, with its entry of ``call_ids``.
-    - Only an env that is not `IDLE` has an entry in ``requests``, only a `DONE` or `FAILED` one in ``outcomes``.
-    - A future of a request that is not in ``requests`` any more is done.
+    - A `QUEUED` env is in a `QueuedRows` job in the queue of its actor.
+    - The row of a `POSTED` env was posted to the current process of its actor, with the call id in ``call_ids``.
+    - An `IDLE` env has no entry in ``requests``. Only a `DONE` or `FAILED` env has one in ``outcomes``.
+    - The future of a request that was removed from ``requests`` is done.
 
     Args:
         lock: The lock of all actors.
@@ -103,25 +111,28 @@ class EnvTable:
         autoreset: What happens at the end of an episode.
         replays: Whether lost episodes are brought back by replay.
         status: The status of each env.
-        version: Grows with each transition. Results that were copied without the lock are stale if it has changed.
-        call_ids: int64, shape (n,): the call id of each env's last post. No worker can overwrite it.
+        version: Grows with each transition. A thread that copies results without the lock reads the version under the
+            lock, before and after. If it has not changed, the copies are valid.
+        call_ids: int64, shape (n,): the call id of each env's last post. Workers cannot overwrite it.
+        call_id_of: The same memory; single values are read in a third of the time.
+        completed_of: The call ids that workers have written into the rows: the memory of ``slab.completed``.
         ops: uint8, shape (n,): each env's last posted operation, in the bits of `envactors.mailbox.slab`.
-        seeds: The seed of that operation.
+        seeds: The seed of that operation, if its bits say that it has one.
         buffer_index: uint8, shape (n,): the buffer with each env's last complete observation.
         incarnations: int64, shape (n,): the current process of each env.
-        posted_in: int64, shape (n,): the process that each env was posted to last.
-        rings_each: Whether the worker announces each env's result, rather than the end of all its rows.
-        requests: The requests that are more than a plain step, by env.
-        outcomes: The outcomes that are not in rows, by env.
-        completed_at: When the outcomes came that are `DONE` or `FAILED` (`time.monotonic`), by env.
-        overflow: The parts of results that did not fit into their rows, by env.
-        overdue: The envs that have missed a deadline: their results do not count until their process has ended.
-        last_infos: The info and the object leaves of each env's last result, not unpickled; None if they are empty.
-            Kept only if failures are not raised, since they may have to be returned again.
+        posted_in: int64, shape (n,): the process that each env was last posted to.
+        rings_each: Whether the worker rings for each env's result, rather than at the end of all its rows.
+        requests: The requests of envs, except plain steps.
+        outcomes: The outcomes of `DONE` and `FAILED` envs, except results that are in rows.
+        completed_at: When the outcome of each `DONE` or `FAILED` env came (`time.monotonic`).
+        overflow: The parts of results that did not fit into the rows of envs.
+        overdue: The envs that missed a deadline. Their results are ignored until their process has ended.
+        last_infos: The info and the object leaves of each env's last result, pickled; None if there are none. They are
+            kept only where they may have to be returned again; see `RowReader.keeps_infos`.
         journals: The journal of each env.
-        saves_due: The envs whose states are to be saved, for their journals to begin there.
+        saves_due: The envs whose journals are long enough to be replaced by a saved state.
         waiters: The threads that wait for results.
-        rollouts: How many rollouts are in flight.
+        rollouts: Number of rollouts in flight.
     """
 
     def __init__(self, lock: ChangeLock, slab: Slab, infos: Infos, episodes: Episodes, on_failure: OnFailure) -> None:
@@ -152,14 +163,13 @@ class EnvTable:
         self.saves_due: set[int] = set()
         self.waiters: ResultWaiters = ResultWaiters(slab, self.rings_each)
         self.rollouts: int = 0
-        # A single number is read through a memoryview in a third of the time that an array takes.
         self.call_id_of: memoryview[int] = self.call_ids.data
         self.completed_of: memoryview[int] = slab.completed.data
-        # Columns that have the same value for all envs, by value.
-        self._columns = [bytes([value]) * count for value in range(FAILED + 1)]
+        # For each status, which includes the two values of a boolean, a column in which all envs have it.
+        self._uniform_columns = [bytes([value]) * count for value in range(FAILED + 1)]
 
     def add_journals(self, ids: range, max_journal: int, save_every: int | None) -> None:
-        """Add the journals of an actor's envs; for the other arguments see `Journal`."""
+        """Add the journals of an actor's envs. See `Journal` for the other arguments."""
         for position, index in enumerate(ids):
             on_save_due = functools.partial(self.saves_due.add, index)
             self.journals.append(Journal(position, max_journal, save_every, on_save_due))
@@ -167,28 +177,21 @@ class EnvTable:
     # Facts -----------------------------------------------------------------------------------------------
 
     @property
-    def attach(self) -> Attach:
-        """The message that has workers use the rows."""
-        return Attach(self.slab.layout, self.autoreset == "same_step")
-
-    @property
     def are_all_plain(self) -> bool:
-        """Whether all envs only need an action, or have only needed one."""
+        """Whether all envs run plain steps: no env has a request of another kind, or a flag of `Episodes`."""
         return not self.requests and not self.episodes.has_flags
 
     def are_plain(self, envs: Selection) -> bool:
-        """Return whether some envs only need an action, or have only needed one."""
-        if self.are_all_plain:
-            return True
+        """Return whether these envs run plain steps; see `are_all_plain`."""
         flags, requests = self.episodes.flags, self.requests
-        return not any(flags[index] or index in requests for index in envs.ids)
+        return self.are_all_plain or not any(flags[index] or index in requests for index in envs.ids)
 
     def are_all(self, status: int) -> bool:
         """Return whether all envs have a status."""
-        return self.status == self._columns[status]
+        return self.status == self._uniform_columns[status]
 
     def is_complete(self, index: int) -> bool:
-        """Return whether a posted env's whole result is there, and came before its deadline."""
+        """Return whether the result of a posted env has come completely, and before the deadline."""
         if self.completed_of[index] != self.call_id_of[index] or index in self.overdue:
             return False
         return self.infos.encodings[index] < OVERFLOW or index in self.overflow
@@ -199,45 +202,43 @@ class EnvTable:
         return status >= DONE or (status == POSTED and self.is_complete(index))
 
     def has_failed(self, index: int) -> bool:
-        """Return whether an env has an outcome, and it is a failure."""
+        """Return whether an env has a failure as its outcome."""
         status = self.status[index]
         return status == FAILED or (status == POSTED and self.infos.failed(index) and self.is_complete(index))
 
     def is_running(self, index: int) -> bool:
-        """Return whether an env has a request without an outcome."""
+        """Return whether the request of an env has no outcome yet."""
         status = self.status[index]
         return status == QUEUED or (status == POSTED and not self.is_complete(index))
 
     def future_of(self, index: int) -> ActorFuture | None:
         """Return the future of an env's request; None if the vector delivers the outcome."""
-        request = self.requests.get(index)
-        return None if request is None else request.future
+        return self.requests.get(index, _PLAIN_STEP).future
 
     def starts(self, at: Any) -> Any:
-        """Return whether the last observation of envs is the first of an episode; ``at`` is an index of arrays."""
-        starts = self.ops[at] & RESET != 0
-        if self.autoreset == "same_step":
-            starts |= self.slab.terminated[at] | self.slab.truncated[at]
-        return starts
+        """Return whether the last observations of envs are the first of their episodes; for ``at`` see `Selection`."""
+        were_reset = self.ops[at] & RESET != 0
+        have_ended = self.slab.terminated[at] | self.slab.truncated[at]
+        return were_reset | have_ended if self.autoreset == "same_step" else were_reset
 
     def posted_seed(self, index: int) -> int | None:
-        """Return the seed that an env was posted last; None if there was none."""
-        seed, op = self.seeds[index], int(self.ops[index])
-        return seed if op & SEED or (op & PAYLOAD and (seed or 0) > _LARGEST_SEED) else None
+        """Return the seed of an env's last posted operation; None without a seed."""
+        return self.seeds[index] if self.ops[index] & (SEED | PAYLOAD) else None
 
     def posted_request(self, index: int) -> PostedRequest:
-        """Return the request that an env was posted last, as its journal takes it."""
-        op, request = int(self.ops[index]), self.requests.get(index)
-        payload = request.payload if request is not None and op & PAYLOAD else None
+        """Return an env's last posted operation in the form that its journal records."""
+        op = int(self.ops[index])
+        payload = self.requests.get(index, _PLAIN_STEP).payload if op & PAYLOAD else None
         autoreset = self.autoreset == "same_step" and not op & NO_AUTORESET
         return PostedRequest(op, self.posted_seed(index), payload, autoreset)
 
     def needs_episode(self, index: int) -> bool:
-        """Return whether the request of an env needs the episode that was lost with its process."""
-        request = self.requests.get(index)
-        if request is not None and (request.method == "reset" or request.failure is not None or request.ending):
+        """Return whether the request of an env cannot run without the episode that was lost with its process."""
+        request = self.requests.get(index, _PLAIN_STEP)
+        if request.method == "reset" or request.failure is not None or request.ending is not None:
             return False
-        # If failures are not raised, they are reported first, even between two episodes.
+        # An autoreset needs no episode. Still, a crash between two episodes is reported in place of the autoreset,
+        # unless failures are raised, or the process was to be replaced anyway.
         is_retiring = self.episodes.flags[index] & RETIRING
         return not (self.episodes.resets_next_of[index] and (self.on_failure == "raise" or is_retiring))
 
@@ -251,17 +252,17 @@ class EnvTable:
             self.rings_each[index] = True
 
     def post(self, envs: Selection, call_id: int, rings_each: bool) -> dict[int, bytes]:
-        """Write requests into the rows of envs, whose actions are there already.
+        """Write the requests of envs into their rows. The caller has written the actions.
 
         Args:
             envs: The envs.
             call_id: The call id of the requests.
-            rings_each: Whether workers announce each result.
+            rings_each: Whether workers ring for each result.
 
         Returns:
             The payloads that do not fit into rows, by env.
         """
-        at, slab, payloads = envs.at, self.slab, {}
+        at, slab, payloads = envs.at, self.slab, dict[int, bytes]()
         ops = self.buffer_index[at] ^ HALF
         resets = self.episodes.resets_next[at]
         if True in resets.tobytes():
@@ -281,18 +282,18 @@ class EnvTable:
         self.posted_in[at] = self.incarnations[at]
         self._set(self.status, envs, POSTED)
         self._set(self.rings_each, envs, rings_each)
-        slab.posted[at] = call_id
+        slab.posted[at] = call_id  # a worker that is running other rows may now run these as well
         if self.waiters.count:
-            self.waiters.ring()  # others wait for a number of complete rows, and now fewer are complete
+            self.waiters.ring()  # other threads count complete rows, which are fewer now
         return payloads
 
     def complete(self, index: int, outcome: Outcome | None, when: float | None = None) -> None:
-        """Record the outcome of an env; deliver it, if a future waits for it.
+        """Record the outcome of an env. If its request has a future, resolve the future and make the env idle.
 
         Args:
             index: The env.
-            outcome: The outcome; None if it is in the row.
-            when: When it came (`time.monotonic`); None for now.
+            outcome: The outcome; None for a result that stays in the row.
+            when: The time at which it came (`time.monotonic`); None for now.
         """
         future = self.future_of(index)
         self.version += 1
@@ -301,13 +302,13 @@ class EnvTable:
         if outcome is not None:
             self.outcomes[index] = outcome
         if future is not None:
-            assert outcome is not None, "rows are copied before a future gets their content"
+            assert outcome is not None, "a future needs a copy of the row"
             future.set_outcome(outcome)
             self.deliver(Selection([index], [index]))
         self.waiters.ring()
 
     def deliver(self, envs: Selection) -> None:
-        """Make envs idle, whose outcomes the caller delivers or drops."""
+        """Make envs idle. The caller has taken their outcomes, or drops them."""
         self.version += 1
         self._set(self.status, envs, IDLE)
         if self.requests or self.completed_at:
@@ -316,29 +317,40 @@ class EnvTable:
                 self.outcomes.pop(index, None)
                 self.completed_at.pop(index, None)
         if self.waiters.count:
-            self.waiters.ring()  # others may wait for these, such as the thread below a signal handler
+            self.waiters.ring()  # other threads, or the code below a signal handler, may wait for these envs
 
     # Other changes ---------------------------------------------------------------------------------------
 
+    def add_overflow(self, parts: dict[int, memoryview]) -> None:
+        """Keep the parts of results that did not fit into the rows of envs. This may complete the rows."""
+        self.overflow.update(parts)
+        self.waiters.ring()
+
     def miss_deadline(self, index: int) -> None:
-        """Ignore the result of a posted env, until its process has ended."""
+        """Ignore the result of a posted env until its process has ended."""
         self.version += 1
         self.overdue.add(index)
 
     def end_process(self, ids: range) -> None:
-        """Take the rows of an actor back from its ended process, and mark those that are posted as queued."""
-        self.version += 1
-        # The next worker runs all rows that are posted and not completed.
-        mine = slice(ids.start, ids.stop)
-        self.slab.posted[mine] = self.slab.completed[mine] = self.call_ids[mine]
+        """Mark the posted envs of an actor, whose process has ended, as queued."""
         for index in ids:
             if self.status[index] == POSTED:
                 self.status[index] = QUEUED
             self.overdue.discard(index)
             self.episodes.lose_process(index)
+        # A worker runs all rows that are posted and not completed. The next one must find none.
+        mine = slice(ids.start, ids.stop)
+        self.slab.posted[mine] = self.slab.completed[mine] = self.call_ids[mine]
+        self.version += 1
+
+    def begin_rollout(self, ids: range, call_id: int) -> None:
+        """Record that the current process of an actor begins or continues a rollout, and that it has no rows to run."""
+        mine = slice(ids.start, ids.stop)
+        self.posted_in[mine] = self.incarnations[mine]
+        self.call_ids[mine] = self.slab.posted[mine] = self.slab.completed[mine] = call_id
 
     def restore(self, index: int, incarnation: int, *, starts: bool) -> None:
-        """Record that a process has restored the state of an idle env.
+        """Record that a process has restored an idle env from a snapshot.
 
         Args:
             index: The env.
@@ -350,7 +362,7 @@ class EnvTable:
         self.ops[index] = self.buffer_index[index] | (RESET if starts else 0)
 
     def clear(self, index: int) -> None:
-        """Make an env idle from any state. It needs a reset then, in another process."""
+        """Make an env idle, whatever its state. It needs a reset, which another process will run."""
         self.overdue.discard(index)
         self.deliver(Selection([index], [index]))
         self.episodes.lose(index)
@@ -359,32 +371,31 @@ class EnvTable:
 
     def _set(self, column: bytearray, envs: Selection, value: int) -> None:
         if envs.is_all:
-            column[:] = self._columns[value]
+            column[:] = self._uniform_columns[value]
         else:
             for index in envs.ids:
                 column[index] = value
 
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:
-        """Return the operation and the payload of an env that needs more than an action."""
-        request, episodes, payload = self.requests.get(index), self.episodes, None
-        seed = episodes.next_seeds[index] if episodes.flags[index] & SEEDED else None
-        if request is not None:
-            op |= (RESET if request.resets else 0) | (RING if request.future is not None else 0)
-            if request.future is not None:
-                request.future.set_running()
-            # A reset that takes the place of a step ignores the action.
-            payload = request.payload if request.method == "reset" or not op & RESET else None
+        """Encode the request of an env that runs no plain step; return the operation and the payload."""
+        request, episodes = self.requests.get(index, _PLAIN_STEP), self.episodes
+        op |= RESET if request.resets else 0
+        if request.future is not None:
+            op |= RING
+            request.future.set_running()
+        payload = request.payload if request.method == "reset" or not op & RESET else None  # an autoreset has no action
         if op & RESET:
-            is_given = request is not None and request.seed is not None
-            given = request.seed if request is not None else None
-            seed = given if is_given else episodes.seed_of_reset(index, int(self.incarnations[index]))
-        elif episodes.flags[index] & RETIRING and self.autoreset == "same_step":
-            op |= NO_AUTORESET  # the next process does the reset
-        self.seeds[index] = seed
+            seed, incarnation = request.seed, int(self.incarnations[index])
+            seed = episodes.seed_of_reset(index, incarnation) if seed is None else seed
+        else:
+            seed = episodes.next_seeds[index]  # for a reset within the step
+            if episodes.flags[index] & RETIRING and self.autoreset == "same_step":
+                op |= NO_AUTORESET  # the next process does the reset
+        self.seeds[index] = large_seed = seed
         if seed is not None and seed <= _LARGEST_SEED:
-            self.slab.seeds[index] = seed
+            self.slab.seeds[index], large_seed = seed, None
             op |= SEED
-        if op & RESET and (payload is not None or (seed or 0) > _LARGEST_SEED):
+        if op & RESET and (payload is not None or large_seed is not None):
             options = None if payload is None else Pickled(payload)
-            payload = bytes(dumps((None if op & SEED else seed, options)))
+            payload = bytes(dumps((large_seed, options)))
         return (op, None) if payload is None else (op | PAYLOAD, payload)

@@ -196,7 +196,7 @@ MUTANTS = [
     Mutant(TABLE + "end_process", "self.episodes.lose_process(index)", "pass", LOSSES),
     Mutant(TABLE + "end_process", "self.overdue.discard(index)", "pass", LATE),
     Mutant(TABLE + "miss_deadline", "self.overdue.add(index)", "pass", LATE),
-    Mutant(ENVS + "on_overflow", "self.table.waiters.ring()", "pass", HANGS),
+    Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
     Mutant(ENVS + "queue", "self.actor.enqueue(Renewal(self._first))", "pass", RENEWS),
     Mutant(ENVS + "_accept", "table.buffer_index[index] = op & HALF", "pass", LAST),
     Mutant(ENVS + "culprit", "return running", "return unfinished[-1]", BLAMES),

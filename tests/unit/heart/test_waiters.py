@@ -144,3 +144,32 @@ def test_the_bell_stays_open_while_a_thread_waits(stages):
     thread.join(SOON)
     assert results == [True]
     assert waiters._bell_is_closed
+
+
+def test_results_that_another_thread_is_taking_are_not_taken_twice(stages, monkeypatch):
+    """The other thread has begun to make the envs idle, and has not finished, when this one looks at them."""
+    stage = stages(2)
+    stage.start([1, 1])
+    stage.run()
+    engine, table, results = stage.engine, stage.table, []
+    set_status, steps = table._set, table.episodes.steps.tolist()
+
+    def run():
+        try:
+            results.append(engine.take(engine.all, "step"))
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+
+    def set_later(*args):
+        monkeypatch.undo()
+        thread.start()
+        time.sleep(0.05)
+        set_status(*args)
+
+    monkeypatch.setattr(table, "_set", set_later)
+    assert engine.take(engine.all, "step") is not None
+    thread.join(SOON)
+    assert isinstance(results[0], ea.NothingPendingError)
+    assert table.episodes.steps.tolist() == [count + 1 for count in steps]
