@@ -515,7 +515,7 @@ class Actor(ActorBase):
                 callback thread calls it before the process is killed.
         """
         if incarnation == self.incarnation.index and self.phase is _LIVE:
-            self.phase = Phase.ENDING
+            self.phase = Phase.ENDING  # so it gets no more requests until it is killed
             self.incarnation.blame(EndReason.DISCARD)
             self.runtime.callbacks.submit(functools.partial(self._read_discard_error, self.incarnation, make_error))
 
@@ -574,7 +574,9 @@ class Actor(ActorBase):
             return
         judgment = self.deadline_watch.judge(step)
         if judgment is Judgment.LATE:
-            self._on_late(step)
+            if self.running is not None:
+                self.running.on_late(step)
+            self._kill_after_stacks()
         elif judgment is Judgment.SLOW:
             read_stacks = functools.partial(worker.ask_stacks().wait, slow_calls.STACKS_PATIENCE)
             slow_calls.warn(self, step, time.monotonic() - step.started, read_stacks)
@@ -600,12 +602,6 @@ class Actor(ActorBase):
             return step
         worker.kill_corrupted(corruption)
         return None
-
-    def _on_late(self, step: Step) -> None:
-        """End the process because a step has missed its deadline."""
-        if self.running is not None:
-            self.running.on_late(step)
-        self._kill_after_stacks()
 
     def _on_start_deadline(self) -> None:
         if self.phase is Phase.STARTING:
@@ -692,7 +688,7 @@ class Actor(ActorBase):
                 self._start_next_process()
                 return
             self._fail(job, error_of)
-        self._fail_waiting(error_of)
+        self._fail_shared(error_of)
 
     def _fail_renewal(self, error_of: ErrorOf) -> None:
         """Fail the renewal that waits for the next process, if there is one."""
@@ -700,10 +696,13 @@ class Actor(ActorBase):
         if renewal is not None:
             self._fail(renewal, error_of)
 
-    def _fail_waiting(self, error_of: ErrorOf) -> None:
-        """Fail the queued jobs, and those of the shared queue if no other actor can take them."""
+    def _fail_queue(self, error_of: ErrorOf) -> None:
+        """Fail all queued jobs."""
         while self.queue:
             self._fail(self.queue.popleft(), error_of)
+
+    def _fail_shared(self, error_of: ErrorOf) -> None:
+        """Fail the jobs of the shared queue if no other actor can take them."""
         while self.shared is not None and not self.shared.is_served and (job := self.shared.take()) is not None:
             self._fail(job, error_of)
 
@@ -790,22 +789,23 @@ class Actor(ActorBase):
         self.run(self._on_launched, incarnation, worker, refusal)
 
     def _on_launched(self, incarnation: Incarnation, worker: Worker | None, refusal: BaseException | None) -> None:
-        config, incarnation.is_launching = self.config, False
+        """Send the worker its first message, or handle the failure of its launch."""
+        incarnation.is_launching = False
         if worker is not None:
             try:
                 worker.report_to(self)
-                incarnation.worker = worker
             except Exception as error:
-                refusal = error
-        if incarnation.worker is None:
+                worker, refusal = None, error
+        incarnation.worker = worker
+        if worker is None:
             self._after_exit(ExitReport(status=ExitStatus(refusal=refusal)))
         elif self.phase is Phase.STARTING:
             # The key is for managers of `multiprocessing`, which workers on other machines cannot reach.
-            authkey = None if config.backend.traits.is_remote else bytes(multiprocessing.current_process().authkey)
-            start = config.start._replace(attach=self.tenant.attach, authkey=authkey)
-            incarnation.worker.send(Frame(Kind.START, incarnation.index, START_CALL_ID, dumps(tuple(start))))
+            key = None if self.config.backend.traits.is_remote else bytes(multiprocessing.current_process().authkey)
+            start = self.config.start._replace(attach=self.tenant.attach, authkey=key)
+            worker.send(Frame(Kind.START, incarnation.index, START_CALL_ID, dumps(tuple(start))))
         else:
-            incarnation.kill()  # the actor has ended it during the launch
+            worker.kill()  # the actor has ended the process during its launch
 
     def _on_start_reply(self, frame: Frame) -> None:
         incarnation = self.incarnation
@@ -871,7 +871,9 @@ class Actor(ActorBase):
             if not is_wanted and self._withdraw_launch():
                 self._after_exit(ExitReport())
         elif self.phase is Phase.CLOSED:
-            self._fail_waiting(functools.partial(self.errors.closed, incarnation=incarnation.index))
+            error_of = functools.partial(self.errors.closed, incarnation=incarnation.index)
+            self._fail_queue(error_of)
+            self._fail_shared(error_of)
         elif self.phase is Phase.DEAD and not (self.is_closing or incarnation.is_replaced):
             self._fail_queue_until_renewal()
         elif self.phase is Phase.NEW and is_needed:
@@ -895,6 +897,7 @@ class Actor(ActorBase):
         self.deadline_watch.stop()
         if self.permits is not None:
             self.permits.give_back(self)
+        # The next process queues its own replays.
         for replay in [queued for queued in self.queue if queued.is_of_process]:
             self.queue.remove(replay)
             del self.unfinished[replay]
@@ -983,15 +986,15 @@ class Actor(ActorBase):
             self._restart()
 
     def _restart(self, standby: Worker | None = None) -> None:
+        """Start the next process, and count it as a restart."""
         self._restarts += 1
         self._start_next_process(standby)
 
     def _close(self, error_of: ErrorOf) -> None:
         """Fail all jobs that are left, and free the resources of the actor."""
         self.phase, self.incarnation.worker = Phase.CLOSED, None
-        while self.queue:
-            self._fail(self.queue.popleft(), error_of)
-        self._fail_waiting(functools.partial(self.errors.closed, incarnation=self.incarnation.index))
+        self._fail_queue(error_of)
+        self._fail_shared(functools.partial(self.errors.closed, incarnation=self.incarnation.index))
         self.timers.cancel_all()
         self.tenant = NO_TENANT  # frees the memory of the vector
         self.runtime.callbacks.submit(self._release)
