@@ -721,7 +721,7 @@ class Actor(ActorBase):
 
         A new process waits until the last one has certainly ended.
         """
-        self.timers.cancel("start", "kill", "backoff")  # they are about the last process
+        self.timers.cancel("start", "kill", "backoff")  # timers of the last process
         self.phase, self.incarnation = Phase.STARTING, incarnation
         incarnation.launched = time.monotonic()
         if worker is not None:
