@@ -554,7 +554,7 @@ class Actor(ActorBase):
             report = incarnation.reap(worker)
             is_requested = self.is_closing or incarnation.end_reason not in (None, EndReason.TIMEOUT)
             if incarnation.is_standby and not incarnation.has_started and not is_requested:
-                # A standby that exits before it has served this actor is no crash of the actor: launch a process.
+                # Not a crash of this actor, which the standby has not served yet: launch a process instead.
                 self._start_process(Incarnation(incarnation.index))
             else:
                 self._after_exit(report)
