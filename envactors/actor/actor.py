@@ -1,19 +1,19 @@
 """The parent's half of one actor: its phase, its queue of jobs, the running job, and its process.
 
-Every method is an event: callers submit, cancel, and close; the loop reports frames, exits, and timers. Each event is a
-change under the lock, as `envactors.actor.change` describes. Threads of callers send jobs to an idle worker, and kill
-the process; processes are started, and their exits are handled, by the threads of this library alone.
+Callers submit, cancel, and close; the loop reports frames, exits, and timers. Each of these events is one change under
+the lock; see `envactors.actor.change`. An exception inside a change counts as an interrupt, so a method that refuses
+raises after its change. A caller's thread may send jobs to a free worker, and kill it. Only threads of this library
+start processes and handle their exits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import multiprocessing
 import time
-from _thread import allocate_lock
+from _thread import LockType, allocate_lock
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -41,21 +41,21 @@ from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, unpack_failure
 from envactors.system.polling import remaining
 
-# Its messages also reach users as errors and results, so nothing is printed if they have not set up logging.
+# Users also get these messages as errors and results, so the null handler keeps them off stderr by default.
 _log = logging.getLogger("envactors.actors")
 _log.addHandler(logging.NullHandler())
-# Its messages reach users in no other way.
+# Users get these messages in no other way, so they are printed by default.
 _notices = logging.getLogger("envactors")
 
 # How long a worker that has closed its envs, or its channel, may take to exit, in seconds.
 _EXIT_GRACE = 1.0
 # How long a worker may take to write its stacks before it is killed for a deadline, in seconds.
 _STACKS_GRACE = 0.2
-# How long a standby may take to begin its work for another actor, in seconds. It only records whose it is now.
+# How long a standby may take to switch to another actor, in seconds. It only records its new identity.
 _ADOPTION_GRACE = 1.0
 # How long a killed worker may take to exit, in seconds.
 _KILL_GRACE = 0.9
-# Before Python 3.12 looking up a member of an enum takes as long as a function call.
+# Before Python 3.12, looking up a member of an enum takes as long as a function call.
 _LIVE, _FAILED, _REPLIES = Phase.LIVE, Kind.FAILED, (Kind.RESULT, Kind.FAILED)
 
 
@@ -66,21 +66,21 @@ class Actor(ActorBase):
         config: The settings of the actor.
 
     Attributes:
-        lock: Its lock, which all actors of a vector share.
-        tenant: Lives in its processes.
-        phase: What it is doing with its process.
-        queue: The jobs that wait, the next one first.
+        lock: The lock of the actor, which all actors of a vector share.
+        tenant: Keeps track of the envs in the process; `NO_TENANT` for a lone actor.
+        phase: The phase of the current process.
+        queue: The jobs that wait for this actor, next one first. Replays come before all others.
         shared: The jobs that wait for any actor of a pool; None outside of pools.
-        running: The job that the worker runs.
-        renewal: The renewal that ends the process, or waits for the next one.
+        running: The job that the worker runs; None if it is free.
+        renewal: The renewal that is replacing the process, until the next process has started.
         unfinished: All jobs that were accepted and have not ended. Each is queued, the running one, or the renewal.
-        is_closing: Whether it accepts no more jobs.
-        timers: Its timers.
-        deadline_watch: Checks whether the running job is late.
+        is_closing: Whether the actor accepts no more jobs.
+        timers: The timers of the actor.
+        deadline_watch: Checks whether the running job is late or slow.
         permits: The permits that steps and resets need; None if any number of actors may run.
-        spin: Decides who spins.
+        spin: Decides whether callers and the worker spin before they sleep.
         completed, replays: How many requests have returned or raised, and how many of them were replays.
-        longest_replay: How long the longest replay took, in seconds.
+        longest_replay: Duration of the longest replay, in seconds.
     """
 
     incarnation: Incarnation
@@ -108,14 +108,14 @@ class Actor(ActorBase):
         self.permits: Permits | None = config.permits
         self.spin: SpinPolicy = SpinPolicy(config.backend.traits.may_spin)
         self._loan = ChannelLoan(self._find_loop, self.lock)
-        # The last worker, as long as its code may still be running although it counts as ended.
-        self._uncertain: Worker | None = None
-        self._use: Use | None = None  # its use of the backend
+        # The last worker, if it counts as ended while its code may still be running, as on a node that is unreachable.
+        self._unconfirmed: Worker | None = None
+        self._use: Use | None = None
 
     def begin(self) -> None:
-        """Join the runtime, whose loop then starts the first process.
+        """Join the runtime, and have its loop start the first process.
 
-        Its handle exists already: if an exception interrupts this, `abandon` closes the actor, however far it has come.
+        If an exception interrupts this, `abandon` still closes the actor.
 
         Raises:
             Exception: The backend cannot be used.
@@ -128,11 +128,11 @@ class Actor(ActorBase):
     def _find_loop(self) -> Loop:
         return self.runtime.loop
 
-    # State, whose reading changes nothing ----------------------------------------------------------------
+    # State, read-only -------------------------------------------------------------------------------------
 
     @property
     def pid(self) -> int | None:
-        """The process id; None while there is no process."""
+        """The process id; None without a process."""
         worker = self.incarnation.worker
         return None if worker is None else worker.pid
 
@@ -144,7 +144,7 @@ class Actor(ActorBase):
 
     @property
     def page(self) -> ControlPage | None:
-        """The control page of the process; None while there is no process."""
+        """The control page of the process; None without a process."""
         worker = self.incarnation.worker
         return None if worker is None else worker.page
 
@@ -161,7 +161,7 @@ class Actor(ActorBase):
                 return ActorState.STARTING
             if phase in (Phase.STARTING, Phase.BACKOFF) or incarnation.end_reason is EndReason.RENEW:
                 return ActorState.RENEWING
-            return ActorState.IDLE if self._current_step() is None else ActorState.BUSY
+            return ActorState.IDLE if self._running_step() is None else ActorState.BUSY
 
     @property
     def is_usable(self) -> bool:
@@ -170,16 +170,16 @@ class Actor(ActorBase):
 
     @property
     def is_idle(self) -> bool:
-        """Whether its process has nothing to do, once it has started. Takes no lock."""
+        """Whether a new job would start at once, or as soon as the process has started. Takes no lock."""
         has_process = self.phase in (_LIVE, Phase.STARTING, Phase.NEW)
         return has_process and self.running is None and not self.queue and not self.is_closing
 
     def stats(self) -> ActorStats:
-        """Return counts over the actor's lifetime. The worker notices nothing."""
+        """Return counts over the actor's lifetime, without involving the worker."""
         worker = self.incarnation.worker
         rss = 0 if worker is None else worker.resident_memory()  # may take long, so not under the lock
         with self.lock:
-            step = self._current_step()
+            step = self._running_step()
             return ActorStats(
                 completed=self.completed,
                 failed=self._failed,
@@ -209,11 +209,11 @@ class Actor(ActorBase):
         return stacks.wait(timeout)
 
     def stderr_tail(self) -> str:
-        """Return the last lines that the process has printed to stderr; empty if there is no process."""
+        """Return the last lines that the process has printed to stderr; empty without a process."""
         worker = self.incarnation.worker
         return "" if worker is None else worker.stderr_tail
 
-    def _current_step(self) -> Step | None:
+    def _running_step(self) -> Step | None:
         job = self.running or self.renewal
         return None if job is None else job.step()
 
@@ -235,12 +235,12 @@ class Actor(ActorBase):
             raise self.errors.closed(step, self.incarnation.index)
 
     def renew(self, future: ActorFuture | None) -> None:
-        """Queue the replacement of the process; the future gets the new incarnation."""
+        """Queue a renewal; its future gets the index of the new incarnation."""
         self.check_owner()
         self.accept(Renewal(self.config.first_index, future))
 
     def cancel(self, future: ActorFuture) -> bool:
-        """Cancel a queued call; return whether it is canceled."""
+        """Cancel a call if it is queued; return whether it is canceled."""
         self.check_owner()
         with self.lock, self.lock.change(self):
             if not future.running() and self._withdraw(future) is not None:
@@ -255,16 +255,15 @@ class Actor(ActorBase):
         """
         if self.cancel(future):
             return True
-        step: Step | None = None
         with self.lock, self.lock.change(self):
             self._process_results()
             jobs = [job for job in (self.running, self.renewal) if job is not None]
             is_running = any(job.future is future for job in jobs) or self.tenant.is_running(future)
             is_refused = is_running and not self.config.backend.traits.can_kill
             if is_running and not is_refused:
-                self._end(EndReason.ABORT)
-            elif not is_running and not future.done():
-                step = self._withdraw(future)  # it waits to run again
+                self._kill_and_proceed(EndReason.ABORT)
+            # A call that was running in an earlier process may be queued for another try.
+            step = None if is_running or future.done() else self._withdraw(future)
             if step is not None:
                 report = ExitReport(reason=EndReason.ABORT)
                 future.set_error(self.errors.exit(report, self.incarnation.index, step))
@@ -280,12 +279,10 @@ class Actor(ActorBase):
         """
         self.check_owner()
         with self.lock, self.lock.change(self):
-            is_refused = not self.config.backend.traits.can_kill and self._current_step() is not None
-            if not restart and not is_refused:
-                self.is_closing = True
-                self._end(EndReason.CLOSE)
-            elif not self.is_closing and not is_refused:
-                self._end(EndReason.ABORT)
+            is_refused = not self.config.backend.traits.can_kill and self._running_step() is not None
+            if not is_refused and not (restart and self.is_closing):
+                self.is_closing |= not restart
+                self._kill_and_proceed(EndReason.ABORT if restart else EndReason.CLOSE)
         if is_refused:
             raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
 
@@ -293,12 +290,12 @@ class Actor(ActorBase):
         """Let queued jobs run and the envs close, then end the process.
 
         Args:
-            timeout: When the process is killed, in seconds; None for the close deadline.
-            began: When that time began (`time.monotonic`), the same for actors that are closed together: their jobs
-                may wait for one another. None for now.
+            timeout: Seconds until the process is killed; None for the close deadline.
+            began: Start of the timeout (`time.monotonic`); None for now. Actors that are closed together share it,
+                since their jobs may wait for one another.
         """
         began = time.monotonic() if began is None else began
-        if self.lock.is_changing_below():
+        if self.lock.is_changing_below():  # a finalizer or a signal handler closes the actor in the middle of a change
             self.runtime.loop.call_soon(functools.partial(self.begin_close, timeout, began))
             return
         with self.lock, self.lock.change(self):
@@ -308,27 +305,27 @@ class Actor(ActorBase):
                 self.unfinished[close] = None
                 self.queue.append(close)
             if self.config.is_standby and self.phase in (Phase.NEW, Phase.STARTING):
-                self._end(EndReason.CLOSE)  # nobody waits for its process
-            patience = self._close_patience(timeout)
-            if patience is not None and self.phase is not Phase.CLOSED:
-                end = functools.partial(self._end, EndReason.CLOSE)
-                self.timers.set_earliest("close", began + patience, end)
+                self._kill_and_proceed(EndReason.CLOSE)  # no actor waits for its process
+            timeout = self._close_timeout(timeout)
+            if timeout is not None and self.phase is not Phase.CLOSED:
+                kill = functools.partial(self._kill_and_proceed, EndReason.CLOSE)
+                self.timers.set_earliest("close", began + timeout, kill)
             self.proceed_soon()
 
     def wait_closed(self, timeout: float | None, began: float | None = None) -> None:
-        """Wait until nothing of the actor is left; return at once where the loop, which ends it, waits for this.
+        """Wait until the actor is closed and its resources are freed. For the arguments see `begin_close`.
 
-        For the arguments see `begin_close`.
+        Return at once in the loop's thread, or in a thread that holds the lock: either would block the closing.
         """
         if self.runtime.loop.is_current_thread() or self.lock.is_held_here():
             return
-        patience = self._close_patience(timeout)
+        timeout = self._close_timeout(timeout)
         began = time.monotonic() if began is None else began
-        self.closed.wait(remaining(None if patience is None else began + patience + _KILL_GRACE))
+        self.closed.wait(remaining(None if timeout is None else began + timeout + _KILL_GRACE))
         self.runtime.join_if_ended()
 
     def abandon(self) -> None:
-        """Close the actor without waiting. Takes no lock, so finalizers may call it."""
+        """Have the loop close the actor. Takes no lock, so finalizers may call it."""
         runtime = runtimes.runtime_of(self)
         if runtime is not None:
             runtime.loop.call_soon(lambda: self.begin_close(None))
@@ -337,24 +334,23 @@ class Actor(ActorBase):
         """Read the reply to the running call in the thread that waits for it; see `ChannelLoan`.
 
         Args:
-            future: The future of the call. If that is not running, do nothing.
+            future: The future of the call. If another call is running, the loop reads, and this does nothing.
             deadline: When to stop (`time.monotonic`); None for no limit.
 
         Raises:
-            RuntimeError: The thread runs code of an env of this actor, and would wait without a limit.
+            RuntimeError: The thread runs env code of this actor, and would wait for itself forever.
         """
         self.lock.reset_if_interrupted()
         if self.runs_this_thread:
-            self._check_not_within(future, deadline)
+            self._check_no_deadlock(future, deadline)
             return
         held = allocate_lock()
         with held:
             try:
                 with self.lock:
-                    worker = self._find_lender(future)
-                    if worker is None:
-                        return
-                    self._loan.begin(held, worker)
+                    worker = self._borrow_channel(future, held)
+                if worker is None:
+                    return
                 spins = self.spin.caller_spins
                 while not future.done() and worker.wait_for_reply(deadline, spins=spins) and self._loan.is_held(held):
                     self.on_frames(worker)
@@ -366,29 +362,31 @@ class Actor(ActorBase):
 
     @property
     def runs_this_thread(self) -> bool:
-        """Whether the calling thread runs code of an env of this actor."""
+        """Whether the calling thread runs env code of this actor."""
         worker = self.incarnation.worker
         return worker is not None and worker.is_current_thread()
 
-    def _check_not_within(self, future: ActorFuture, deadline: float | None) -> None:
-        """Raise if an env of this actor would wait, without a limit, for a call that can only run after it."""
-        self.run(self.tenant.collect_completed)  # env code may wait for an env that has stepped before
+    def _check_no_deadlock(self, future: ActorFuture, deadline: float | None) -> None:
+        """Raise if env code of this actor would wait forever, for a call that can only run once it has returned."""
+        self.run(self.tenant.collect_completed)  # an env before it in the same process may already have stepped
         if deadline is None and not future.done():
             raise self.errors.within_envs()
 
-    def _find_lender(self, future: ActorFuture) -> LendingWorker | None:
-        """Return the worker whose channel the thread that waits for a future may read; None if it may not."""
+    def _borrow_channel(self, future: ActorFuture, held: LockType) -> LendingWorker | None:
+        """Lend the channel to the thread that waits for a future; return the worker, or None if the loop must read."""
         worker = self.incarnation.worker
         if self._loan.is_mine and worker is not None:
-            # A signal handler waits in the thread that reads. The loop reads from now on, also for the outer wait.
+            # A signal handler waits in the thread that has the loan. The wait that it interrupted leaves reading to
+            # the loop from now on.
             self._loan.end()
         is_running = self.phase is _LIVE and self.running is not None and self.running.future is future
-        if not is_running or worker is None or self._loan.is_active:
-            return None
-        return worker.as_lender()
+        lender = worker.as_lender() if is_running and worker is not None and not self._loan.is_active else None
+        if lender is not None:
+            self._loan.begin(held, lender)
+        return lender
 
     def _withdraw(self, future: ActorFuture) -> Step | None:
-        """Take the request of a future out of the queue; return its step, or None if it is not there."""
+        """Remove the request of a future from the queue; return its step, or None if it is not queued."""
         job = next((job for job in self.queue if job.future is future), None)
         if job is None:
             return self.tenant.withdraw(future)
@@ -396,7 +394,7 @@ class Actor(ActorBase):
         self.unfinished.pop(job, None)
         return job.step()
 
-    def _close_patience(self, timeout: float | None) -> float | None:
+    def _close_timeout(self, timeout: float | None) -> float | None:
         return self.config.deadlines.close if timeout is None else timeout
 
     # For jobs and tenants, under the lock ----------------------------------------------------------------
@@ -406,13 +404,13 @@ class Actor(ActorBase):
 
         Args:
             job: The job.
-            first: Whether it runs ahead of all others but the replays that prepare the process.
+            first: Whether it runs before everything that is queued, except replays.
         """
-        job.actor = self
-        job.call_id, job.age = 0, 0 if first or self.permits is None else self.permits.next_age()
+        job.actor, job.call_id = self, 0
+        job.age = 0 if first or self.permits is None else self.permits.next_age()
         self.unfinished[job] = None
         if first:
-            replays = sum(1 for _ in itertools.takewhile(lambda queued: queued.is_of_process, self.queue))
+            replays = sum(queued.is_of_process for queued in self.queue)
             self.queue.insert(replays, job)
         else:
             self.queue.append(job)
@@ -422,24 +420,24 @@ class Actor(ActorBase):
             self.proceed_soon()
 
     def dispatch(self) -> None:
-        """Start queued jobs that the worker can accept."""
+        """Start queued jobs that the worker can accept, and give back a permit that none of them needs."""
         waits_for_permit = self._start_jobs()
-        is_limited = self.running is not None and self.running.needs_permit
-        if self.permits is not None and not waits_for_permit and not is_limited:
+        uses_permit = self.running is not None and self.running.needs_permit
+        if self.permits is not None and not waits_for_permit and not uses_permit:
             self.permits.give_back(self)
 
     def _start_jobs(self) -> bool:
         """Start queued jobs that the worker can accept; return whether the next one waits for a permit."""
         while self.queue and self.phase is _LIVE:
             job, running = self.queue[0], self.running
-            # With permits, a job of another actor may be older than the next one of this actor.
+            # With permits no job joins: the permit may be due to another actor, whose next job is older.
             if running is not None and (self.permits is not None or not job.can_join(running)):
                 if not running.is_finished():
                     running.call_when_finished()
                     return False
                 if self.running is running:
                     self.running = None
-                continue  # that may have queued another job, or started one
+                continue  # recording the results may have queued or started other jobs
             if self.permits is not None and job.needs_permit and not self.permits.may_start(self, job.age):
                 return True
             self.queue.popleft()
@@ -460,7 +458,7 @@ class Actor(ActorBase):
         self.dispatch()
 
     def can_post(self, rows: Job) -> bool:
-        """Return whether rows may be posted now: nothing runs but earlier rows, and nothing waits."""
+        """Return whether rows may be posted now: only earlier rows are running, and the queue is empty."""
         is_free = self.running is None or (self.running is rows and self.permits is None)
         if not is_free or self.phase is not _LIVE or self.queue or self.is_closing:
             return False
@@ -482,7 +480,7 @@ class Actor(ActorBase):
         self.send(Kind.CLOSE, job.call_id, dumps(()))
 
     def _begin_renewal(self, renewal: Renewal) -> None:
-        """Remember a renewal until the next process has started."""
+        """Mark a renewal as running; it stays until the next process has started."""
         self.renewal = renewal
         if renewal.future is not None:
             renewal.future.set_running()
@@ -492,26 +490,32 @@ class Actor(ActorBase):
 
         Args:
             reason: Why it ends; None if it has failed to start.
-            kill_in: How long it may take to end, in seconds; None for no limit.
+            kill_in: How long it may take to end by itself, in seconds: 0.0 kills it now, None lets it take any time.
         """
         if reason is not None:
             self.incarnation.blame(reason)
-        self.phase = Phase.ENDING if kill_in == 0.0 else Phase.STOPPING
         if kill_in == 0.0:
+            self.phase = Phase.ENDING
             self.incarnation.kill()
-        elif kill_in is not None:
-            self.timers.set_earliest("kill", time.monotonic() + kill_in, self.incarnation.kill)
+        else:
+            self.phase = Phase.STOPPING
+            self._kill_in(kill_in)
+
+    def _kill_in(self, seconds: float | None) -> None:
+        """Kill the process unless it ends by itself within this time; None for no limit."""
+        if seconds is not None:
+            self.timers.set_earliest("kill", time.monotonic() + seconds, self.incarnation.kill)
 
     def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
-        """Replace a process whose envs are not fit for use any more; this counts as a restart.
+        """Replace a process because one of its envs has raised; this counts as a restart.
 
         Args:
-            incarnation: The process; another one is left alone.
-            make_error: Returns the error that says which env raised there. Unpickling the exception of that env may run
-                code of users, so another thread calls it, and then kills the process.
+            incarnation: The index of that process. Nothing happens if the current one is another.
+            make_error: Returns the error that names the env. It unpickles an exception, which runs user code, so a
+                callback thread calls it before the process is killed.
         """
         if incarnation == self.incarnation.index and self.phase is _LIVE:
-            self.phase = Phase.ENDING
+            self.phase = Phase.ENDING  # so it gets no more requests until it is killed
             self.incarnation.blame(EndReason.DISCARD)
             self.runtime.callbacks.submit(functools.partial(self._read_discard_error, self.incarnation, make_error))
 
@@ -530,11 +534,11 @@ class Actor(ActorBase):
             event(*args)
 
     def on_frames(self, worker: Worker) -> None:
-        """Handle the frames that have come, unless another thread reads them."""
+        """Receive and handle frames, unless another thread has borrowed the channel."""
         with self.lock, self.lock.change(self):
             is_current = worker is self.incarnation.worker and not worker.at_end
             if is_current and (not self._loan.is_active or self._loan.is_mine):
-                self._take_frames(worker, worker.receive() or [])
+                self._handle_frames(worker, worker.receive() or [])
 
     def on_exit(self, worker: Worker) -> None:
         """Handle the exit of the process."""
@@ -548,17 +552,18 @@ class Actor(ActorBase):
             for frame in worker.drain():
                 self._on_frame(frame)
             report = incarnation.reap(worker)
-            is_unasked = incarnation.end_reason in (None, EndReason.TIMEOUT) and not self.is_closing
-            if incarnation.is_standby and not incarnation.has_started and is_unasked:
-                self._start(Incarnation(incarnation.index))  # as if there had been no standby
+            is_requested = self.is_closing or incarnation.end_reason not in (None, EndReason.TIMEOUT)
+            if incarnation.is_standby and not incarnation.has_started and not is_requested:
+                # Not a crash of this actor, which the standby has not served yet: launch a process instead.
+                self._start_process(Incarnation(incarnation.index))
             else:
                 self._after_exit(report)
 
     def on_certain_end(self, worker: Worker) -> None:
-        """Start the process that waits until none of the code of the last one can be running."""
+        """Launch the next process if it has waited for the certain end of the last one."""
         with self.lock, self.lock.change(self):
-            if worker is self._uncertain:
-                self._uncertain = None
+            if worker is self._unconfirmed:
+                self._unconfirmed = None
                 if self.incarnation.is_launching:
                     self._submit_launch()
 
@@ -569,74 +574,69 @@ class Actor(ActorBase):
             return
         judgment = self.deadline_watch.judge(step)
         if judgment is Judgment.LATE:
-            self._on_late(step)
+            if self.running is not None:
+                self.running.on_late(step)
+            self._kill_after_stacks()
         elif judgment is Judgment.SLOW:
             read_stacks = functools.partial(worker.ask_stacks().wait, slow_calls.STACKS_PATIENCE)
             slow_calls.warn(self, step, time.monotonic() - step.started, read_stacks)
 
     def find_current_step(self) -> Step | None:
-        """Return the step that the worker runs, once its replies were read; None if it runs none, or is ending."""
+        """Process results, then return the step that still runs; None if there is none, or the process is ending.
+
+        A worker that has corrupted the memory it shares with this process is killed.
+        """
         worker = self.incarnation.worker
         if self.phase is not _LIVE or worker is None:
             return None
-        # By now the results of everything up to this call are in the rows and the channel.
+        # The worker claims that the results up to this call are written. If so, the next lines find all of them.
         finished = worker.page.counters[FINISHED]
-        # After SIGCONT, replies and expired deadlines are pending together. Replies count first, also those that a
-        # thread would read that has borrowed the channel.
+        # A reply beats a deadline that has passed meanwhile, as while this process was stopped (SIGSTOP).
         self._process_results()
-        step = self._current_step() if self.phase is _LIVE else None
-        if step is not None:
-            untrue = worker.page.find_untrue(len(self.config.start.factories))
-            corruption = (
-                f"{untrue} on its control page cannot be true" if untrue else self.tenant.check_memory(finished)
-            )
-            if corruption:
-                worker.kill_corrupted(corruption)
-                return None
-        return step
-
-    def _on_late(self, step: Step) -> None:
-        """End the process because a step has missed its deadline."""
-        if self.running is not None:
-            self.running.on_late(step)
-        self._end_late()
+        step = self._running_step() if self.phase is _LIVE else None
+        if step is None:
+            return None
+        untrue = worker.page.find_untrue(len(self.config.start.factories))
+        corruption = f"{untrue} on its control page cannot be true" if untrue else self.tenant.check_memory(finished)
+        if not corruption:
+            return step
+        worker.kill_corrupted(corruption)
+        return None
 
     def _on_start_deadline(self) -> None:
         if self.phase is Phase.STARTING:
-            self._end_late()
+            self._kill_after_stacks()
 
-    def _end_late(self) -> None:
-        """Ask the worker for its stacks, and kill it once it may have written them."""
+    def _kill_after_stacks(self) -> None:
+        """Ask a late worker for its stacks, and kill it once it has had time to write them."""
         self.incarnation.request_stacks()
         self._end_process(EndReason.TIMEOUT, kill_in=_STACKS_GRACE)
 
-    def _take_frames(self, worker: Worker, frames: list[Frame]) -> None:
+    def _handle_frames(self, worker: Worker, frames: list[Frame]) -> None:
         for frame in frames:
             self._on_frame(frame)
         if worker.at_end and self.incarnation.worker is worker and self.phase is not Phase.STOPPING:
-            # Only `on_exit` reports the exit. Until then the worker cannot do any work.
-            self.timers.set_earliest("kill", time.monotonic() + _EXIT_GRACE, self.incarnation.kill)
+            self._kill_in(_EXIT_GRACE)  # without a channel the worker is useless; its exit leads to `on_exit`
 
     def _process_results(self) -> None:
-        """Process the replies and the rows that the worker has completed, also those that the loop has not seen yet."""
+        """Process all results that the worker has completed by now, even if another thread has borrowed the channel."""
         worker = self.incarnation.worker
         if worker is not None and not worker.at_end:
-            self._take_frames(worker, worker.drain())
+            self._handle_frames(worker, worker.drain())
         self.tenant.collect_completed()
 
     def _on_frame(self, frame: Frame) -> None:
-        kind, incarnation, call_id, payload = frame
+        kind, incarnation_index, call_id, payload = frame
         job = self.running
         is_reply = job is not None and call_id == job.call_id and kind in _REPLIES
         if kind == Kind.LOGGED:
             self.runtime.log(functools.partial(slow_calls.handle_record, payload))
-        elif incarnation != self.incarnation.index:
+        elif incarnation_index != self.incarnation.index:
             self._stale += 1
         elif is_reply and self.phase is _LIVE:
             self._on_reply(frame)
         elif is_reply and self.phase is Phase.STOPPING and not self.incarnation.is_late:
-            # The envs are closed. If something keeps the process alive, such as a thread that never ends, kill it.
-            self.timers.set_earliest("kill", time.monotonic() + _EXIT_GRACE, self.incarnation.kill)
+            self._kill_in(_EXIT_GRACE)  # its envs are closed, but a thread of theirs may keep the process alive
         elif kind == Kind.OVERFLOW:
             self.tenant.on_overflow(frame)
         elif kind == Kind.PART and job is not None:
@@ -654,13 +654,13 @@ class Actor(ActorBase):
         if job.on_reply(frame):
             self.unfinished.pop(job, None)
         if self.queue or self.shared is not None or self.permits is not None:
-            if self._loan.is_active:  # the jobs of other threads are not the borrower's work
-                self.proceed_soon()
+            if self._loan.is_active:
+                self.proceed_soon()  # the borrower returns with its result; the loop starts the jobs of others
             else:
-                self._run_next()
+                self._dispatch_with_shared()
 
-    def _run_next(self) -> None:
-        """Start queued jobs, or the next one of the shared queue if there are none. Only the loop takes those."""
+    def _dispatch_with_shared(self) -> None:
+        """Start queued jobs; if the worker is free then, take a job from the shared queue."""
         self.dispatch()
         if self.shared is not None and self.running is None and self.phase is _LIVE and not self.is_closing:
             job = self.shared.take()
@@ -676,19 +676,19 @@ class Actor(ActorBase):
         job.fail(error_of)
         self.unfinished.pop(job, None)
 
-    def _fail_queue(self) -> None:
-        """Fail the jobs that wait for a dead actor, up to a renewal, which starts a process."""
-        error_of = functools.partial(self.errors.after_last, self._final_error())
+    def _fail_queue_until_renewal(self) -> None:
+        """Fail the queue of a dead actor. If there is a renewal, it starts a process, which runs the jobs behind it."""
+        error_of = functools.partial(self.errors.after_last, self._exhausted_error())
         self._fail_renewal(error_of)
         while self.queue:
             job = self.queue.popleft()
             if isinstance(job, Renewal):
                 job.started = time.monotonic()
                 self._begin_renewal(job)
-                self._start_next()
+                self._start_next_process()
                 return
             self._fail(job, error_of)
-        self._fail_all(error_of)
+        self._fail_shared(error_of)
 
     def _fail_renewal(self, error_of: ErrorOf) -> None:
         """Fail the renewal that waits for the next process, if there is one."""
@@ -696,43 +696,46 @@ class Actor(ActorBase):
         if renewal is not None:
             self._fail(renewal, error_of)
 
-    def _fail_all(self, error_of: ErrorOf) -> None:
-        """Fail the jobs that wait for this actor, and those that wait for any of several if this was the last one."""
+    def _fail_queue(self, error_of: ErrorOf) -> None:
+        """Fail all queued jobs."""
         while self.queue:
             self._fail(self.queue.popleft(), error_of)
+
+    def _fail_shared(self, error_of: ErrorOf) -> None:
+        """Fail the jobs of the shared queue if no other actor can take them."""
         while self.shared is not None and not self.shared.is_served and (job := self.shared.take()) is not None:
             self._fail(job, error_of)
 
-    def _final_error(self) -> ActorError:
-        """Return the error of everything that comes after the last process that was allowed."""
+    def _exhausted_error(self) -> ActorError:
+        """Return the error that jobs get once the restart policy allows no more processes."""
         return self.errors.exhausted(self._restart_tracker.errors, self.incarnation.index)
 
     # Starting --------------------------------------------------------------------------------------------
 
-    def _start_next(self, worker: Worker | None = None) -> None:
-        """Start the next incarnation, in a process of a standby if there is one."""
-        self._start(Incarnation(self.incarnation.index + 1), worker or self._take_standby(0.0))
+    def _start_next_process(self, worker: Worker | None = None) -> None:
+        """Start the next incarnation, in the given process or that of a standby if there is one."""
+        self._start_process(Incarnation(self.incarnation.index + 1), worker or self._take_standby(0.0))
 
-    def _start(self, incarnation: Incarnation, worker: Worker | None = None) -> None:
-        """Start an incarnation: in the process of a standby, or in a new one.
+    def _start_process(self, incarnation: Incarnation, worker: Worker | None = None) -> None:
+        """Start an incarnation, in the process of a standby or in a new one.
 
-        A new process starts once none of the code of the last one can be running.
+        A new process waits until the last one has certainly ended.
         """
-        self.timers.cancel("start", "kill", "backoff")  # those of the last process
+        self.timers.cancel("start", "kill", "backoff")  # timers of the last process
         self.phase, self.incarnation = Phase.STARTING, incarnation
         incarnation.launched = time.monotonic()
         if worker is not None:
             self._adopt(worker)
             return
         incarnation.is_launching = True
-        if self._uncertain is None:
+        if self._unconfirmed is None:
             self._submit_launch()
 
     def _submit_launch(self) -> None:
         self.runtime.launcher.submit(self._launch, self.config.backend.traits.max_starting)
 
     def _adopt(self, worker: Worker) -> None:
-        """Have the process of a standby work for this actor."""
+        """Take over the process of a standby."""
         config, incarnation = self.config, self.incarnation
         incarnation.is_standby, incarnation.worker = True, worker
         worker.report_to(self)
@@ -741,11 +744,11 @@ class Actor(ActorBase):
         worker.send(Frame(Kind.ADOPT, incarnation.index, START_CALL_ID, dumps(tuple(message))))
 
     def _take_standby(self, delay: float) -> Worker | None:
-        """Return the process of a standby that is ready; the standby starts another one after a delay, in seconds.
+        """Take the process of a ready standby, which starts another one after a delay, in seconds.
 
-        None is taken while code of the last process may still be running.
+        Return None if no standby is ready, or while code of the last process may still be running.
         """
-        if self._uncertain is not None:
+        if self._unconfirmed is not None:
             return None
         offers = (standby.give_process(delay) for standby in self.config.standbys)
         return next((worker for worker in offers if worker is not None), None)
@@ -753,7 +756,7 @@ class Actor(ActorBase):
     def give_process(self, delay: float) -> Worker | None:
         """Give the process of this standby away if it is ready, and start another one after a delay, in seconds.
 
-        The lock is that of the taker, too, whose change then concerns this standby.
+        The taker has the same lock, and calls this within its own change.
         """
         worker = self.incarnation.worker
         if self.phase is not _LIVE or worker is None or worker.at_end or self.running is not None or self.queue:
@@ -765,8 +768,8 @@ class Actor(ActorBase):
         return worker
 
     def _withdraw_launch(self) -> bool:
-        """Return whether a launch that was still waiting will not happen."""
-        return self._uncertain is not None or self.runtime.launcher.withdraw(self._launch)
+        """Withdraw the launch unless it has begun; return whether it is withdrawn."""
+        return self._unconfirmed is not None or self.runtime.launcher.withdraw(self._launch)
 
     def _launch(self) -> None:
         """Launch a worker, in the launcher's thread."""
@@ -783,23 +786,26 @@ class Actor(ActorBase):
                 worker = self._use.start(config.name, config.memory, len(config.start.factories))
             except Exception as error:
                 refusal = error
-        with self.lock, self.lock.change(self):
-            incarnation.is_launching = False
-            if worker is not None:
-                try:
-                    worker.report_to(self)
-                    incarnation.worker = worker
-                except Exception as error:
-                    refusal = error
-            if incarnation.worker is None:
-                self._after_exit(ExitReport(status=ExitStatus(refusal=refusal)))
-            elif self.phase is Phase.STARTING:
-                # Workers on other machines cannot reach the managers of this process.
-                authkey = None if config.backend.traits.is_remote else bytes(multiprocessing.current_process().authkey)
-                start = config.start._replace(attach=self.tenant.attach, authkey=authkey)
-                incarnation.worker.send(Frame(Kind.START, incarnation.index, START_CALL_ID, dumps(tuple(start))))
-            else:
-                incarnation.kill()  # it was ended meanwhile
+        self.run(self._on_launched, incarnation, worker, refusal)
+
+    def _on_launched(self, incarnation: Incarnation, worker: Worker | None, refusal: BaseException | None) -> None:
+        """Send the worker its first message, or handle the failure of its launch."""
+        incarnation.is_launching = False
+        if worker is not None:
+            try:
+                worker.report_to(self)
+            except Exception as error:
+                worker, refusal = None, error
+        incarnation.worker = worker
+        if worker is None:
+            self._after_exit(ExitReport(status=ExitStatus(refusal=refusal)))
+        elif self.phase is Phase.STARTING:
+            # The key is for managers of `multiprocessing`, which workers on other machines cannot reach.
+            key = None if self.config.backend.traits.is_remote else bytes(multiprocessing.current_process().authkey)
+            start = self.config.start._replace(attach=self.tenant.attach, authkey=key)
+            worker.send(Frame(Kind.START, incarnation.index, START_CALL_ID, dumps(tuple(start))))
+        else:
+            worker.kill()  # the actor has ended the process during its launch
 
     def _on_start_reply(self, frame: Frame) -> None:
         incarnation = self.incarnation
@@ -812,7 +818,7 @@ class Actor(ActorBase):
             self._on_started()
 
     def _read_start_failure(self, incarnation: Incarnation, failure: Failure) -> None:
-        """Unpickle the exception of a factory, in a thread that code of users may block."""
+        """Unpickle the exception of a factory. This runs user code, so it runs in a callback thread."""
         self.run(self._on_start_failure, incarnation, unpack_failure(failure))
 
     def _on_start_failure(self, incarnation: Incarnation, cause: BaseException | None) -> None:
@@ -837,12 +843,12 @@ class Actor(ActorBase):
             job.actor = self
             self.unfinished[job] = None
         self.queue.extendleft(reversed(first))
-        self._run_next()
+        self._dispatch_with_shared()
 
     # Ending ----------------------------------------------------------------------------------------------
 
-    def _end(self, reason: EndReason) -> None:
-        """Kill the process, or the one that is being launched; start another one if that was the reason."""
+    def _kill_and_proceed(self, reason: EndReason) -> None:
+        """Kill the process, or withdraw its launch, and have the loop start the next one or close the actor."""
         if self.phase is Phase.CLOSED:
             return
         self._end_process(reason)
@@ -851,43 +857,47 @@ class Actor(ActorBase):
             self.runtime.loop.call_soon(functools.partial(self.run, self._leave_running))
 
     def proceed_soon(self) -> None:
-        """Have the loop continue after a change: start what can start, or end what must end."""
+        """Have the loop continue after a change: start jobs or a process, fail the queue, or close the actor."""
         self.runtime.loop.call_soon(functools.partial(self.run, self._proceed))
 
     def _proceed(self) -> None:
-        """Continue after a change by a caller, in the loop."""
+        """Continue in the loop after a change by a caller."""
         incarnation = self.incarnation
-        is_needed = not self.is_closing or len(self.queue) > 1  # the last job is the closing
+        is_needed = not self.is_closing or len(self.queue) > 1  # the last job is the `Close`, which needs no process
         if incarnation.worker is not None:
-            self._run_next()  # if it is ending, its exit continues
+            self._dispatch_with_shared()  # does nothing if the process is ending: `on_exit` continues
         elif incarnation.is_launching:
             is_wanted = is_needed and self.phase is Phase.STARTING
             if not is_wanted and self._withdraw_launch():
                 self._after_exit(ExitReport())
         elif self.phase is Phase.CLOSED:
-            self._fail_all(functools.partial(self.errors.closed, incarnation=incarnation.index))
+            error_of = functools.partial(self.errors.closed, incarnation=incarnation.index)
+            self._fail_queue(error_of)
+            self._fail_shared(error_of)
         elif self.phase is Phase.DEAD and not (self.is_closing or incarnation.is_replaced):
-            self._fail_queue()
+            self._fail_queue_until_renewal()
         elif self.phase is Phase.NEW and is_needed:
-            self._start(incarnation)
+            self._start_process(incarnation)
         elif self.phase is not Phase.BACKOFF or not is_needed:
             self._after_exit(ExitReport())
 
     def _leave_running(self) -> None:
-        """Close the actor without waiting for a worker that may hang, and that the backend cannot kill."""
+        """Close the actor without waiting for its worker, which may hang, and which the backend cannot kill."""
         worker = self.incarnation.worker
         if worker is not None and self.phase is Phase.ENDING:
             self._after_exit(self.incarnation.reap(worker))
 
     def _after_exit(self, report: ExitReport) -> None:
-        """Handle the exit of the process, or of a launch that has made none, in five steps."""
-        incarnation, job, self.phase = self.incarnation, self.running, Phase.ENDING
+        """Handle the exit of the process, or a launch that has failed or was withdrawn, in five steps."""
+        incarnation, job = self.incarnation, self.running
+        self.phase = Phase.ENDING
         incarnation.report = report = report._replace(reason=incarnation.end_reason)
         incarnation.is_launching = False
         self.runtime.launcher.finish(self._launch)
         self.deadline_watch.stop()
         if self.permits is not None:
             self.permits.give_back(self)
+        # The next process queues its own replays.
         for replay in [queued for queued in self.queue if queued.is_of_process]:
             self.queue.remove(replay)
             del self.unfinished[replay]
@@ -895,10 +905,10 @@ class Actor(ActorBase):
         self.tenant.collect_completed()
         if job is not None:
             job.count_completed()
-        # 2. Describe: find the step that it was running.
+        # 2. Describe: find the step that was running, and make the error.
         culprit = None if job is None else job.culprit(incarnation)
         error = self._describe_exit(report, culprit)
-        # 3. Decide: another process, now or later, or none.
+        # 3. Decide: start another process now, later, or never.
         plan = self._plan(report, error)
         exit = Exit(incarnation, report.reason, culprit, error, plan)  # noqa: A001
         if incarnation.has_started:
@@ -906,7 +916,7 @@ class Actor(ActorBase):
         if plan.next is not Next.CLOSE:
             self._log_exit(exit)
         recording.recorder.on_exit(self, culprit)
-        # 4. Lose: end the episodes and the job that cannot continue in the next process.
+        # 4. Lose: end the episodes and the running job, or queue them again for the next process.
         self.tenant.on_exit(exit)
         self._lose(job, exit)
         self.running = None
@@ -923,7 +933,7 @@ class Actor(ActorBase):
         return self.errors.start(report, incarnation)
 
     def _plan(self, report: ExitReport, error: ActorError) -> Plan:
-        """Decide whether another process comes; count the exit if it is a crash."""
+        """Decide whether and when to start another process; count the exit if it is a crash."""
         incarnation = self.incarnation
         is_hopeless = report.is_refused or (incarnation.failure is not None and incarnation.index == 0)
         chosen = decide_next(is_closing=self.is_closing, is_replaced=incarnation.is_replaced, is_hopeless=is_hopeless)
@@ -933,11 +943,10 @@ class Actor(ActorBase):
         return Plan(Next.DIE) if delay is None else Plan(Next.RESTART, delay)
 
     def _lose(self, job: Job | None, exit: Exit) -> None:  # noqa: A002
-        """End the job that was running, or queue it again. A renewal goes on until the next process has started."""
-        is_renewal = job is self.renewal
+        """End the job that was running, or queue it again. A renewal stays until the next process has started."""
         if exit.plan.next is Next.CLOSE or exit.reason is EndReason.ABORT:
             self._fail_renewal(lambda _step: exit.error)
-        if job is None or is_renewal:
+        if job is None or isinstance(job, Renewal):
             return
         if job.after_exit(exit):
             job.call_id = 0
@@ -947,49 +956,51 @@ class Actor(ActorBase):
             self.unfinished.pop(job, None)
 
     def _continue(self, exit: Exit, report: ExitReport) -> None:  # noqa: A002
-        """Start the next process, now or later, or fail everything that waits for one."""
-        worker, self.incarnation.worker = self.incarnation.worker, None
+        """Start the next process, now or later, or fail all jobs that wait for it."""
         if not report.status.is_certain:
-            self._uncertain = worker
+            self._unconfirmed = self.incarnation.worker
+        self.incarnation.worker = None
         chosen, delay = exit.plan
         if chosen is Next.START:
-            self._start_next()
+            self._start_next_process()
         elif chosen is Next.RESTART:
-            # A standby waits in place of the actor, so that no more processes start than without standbys.
+            # The standby observes the delay in place of the actor, so no more processes start than without standbys.
             standby = self._take_standby(delay) if exit.incarnation.has_started else None
             if standby is not None:
-                self._restarts += 1
-                self._start_next(standby)
+                self._restart(standby)
             else:
                 self.phase = Phase.BACKOFF
                 self.timers.set("backoff", time.monotonic() + delay, self._on_backoff)
         elif chosen is Next.DIE:
             self.phase = Phase.DEAD
             if self.config.is_standby:
-                text = f"{self.name} cannot be restarted; the actors that it served continue: {self._final_error()}"
+                text = f"{self.name} cannot be restarted; the actors that it served continue: {self._exhausted_error()}"
                 self.runtime.log(lambda: _notices.warning("%s", text))
-            self._fail_queue()
+            self._fail_queue_until_renewal()
         else:
             closing = report if report.reason is None else report._replace(reason=EndReason.CLOSE)
             self._close(functools.partial(self.errors.exit, closing, exit.incarnation.index))
 
     def _on_backoff(self) -> None:
         if self.phase is Phase.BACKOFF:
-            self._restarts += 1
-            self._start_next()
+            self._restart()
+
+    def _restart(self, standby: Worker | None = None) -> None:
+        """Start the next process, and count it as a restart."""
+        self._restarts += 1
+        self._start_next_process(standby)
 
     def _close(self, error_of: ErrorOf) -> None:
-        """Fail everything that is left, and free everything that the actor has."""
+        """Fail all jobs that are left, and free the resources of the actor."""
         self.phase, self.incarnation.worker = Phase.CLOSED, None
-        while self.queue:
-            self._fail(self.queue.popleft(), error_of)
-        self._fail_all(functools.partial(self.errors.closed, incarnation=self.incarnation.index))
+        self._fail_queue(error_of)
+        self._fail_shared(functools.partial(self.errors.closed, incarnation=self.incarnation.index))
         self.timers.cancel_all()
-        self.tenant = NO_TENANT  # the other one has the memory of the vector
+        self.tenant = NO_TENANT  # frees the memory of the vector
         self.runtime.callbacks.submit(self._release)
 
     def _release(self) -> None:
-        """Free everything that the actor has of the backend, which may take long."""
+        """Free the backend, which may take long, and leave the runtime."""
         if self._use is not None:
             with contextlib.suppress(OSError):
                 self._use.close()
@@ -1002,8 +1013,8 @@ class Actor(ActorBase):
         """Establish the invariant from any state; see `envactors.actor.change`.
 
         Args:
-            bug: The error of this library that has ended the change, which closes the actor; None if the change was
-                interrupted, so that a dead actor stays dead, and any other one gets a new process.
+            bug: The error of this library that has ended the change; it closes the actor. None if the change was
+                interrupted: then the process is replaced, but a dead actor stays dead.
         """
         reason = EndReason.INTERRUPT if bug is None else EndReason.CLOSE
         if bug is None:
@@ -1024,9 +1035,9 @@ class Actor(ActorBase):
         if self.phase is Phase.DEAD and bug is None:
             self.proceed_soon()
         elif bug is not None and self.incarnation.report is not None and self.phase is not Phase.CLOSED:
-            self._close(error_of)  # the bug is in the handling of the exit, which would meet it again
+            self._close(error_of)  # the bug is in the handling of the exit, so do not handle it again
         else:
-            self._end(reason)
+            self._kill_and_proceed(reason)
 
     def _log_exit(self, exit: Exit) -> None:  # noqa: A002
         if exit.reason in (EndReason.ABORT, EndReason.RENEW):
@@ -1035,7 +1046,7 @@ class Actor(ActorBase):
             self.log(logging.WARNING, str(exit.error).partition("\n")[0])
 
     def log(self, level: int, text: str, error: BaseException | None = None) -> None:
-        """Log a message, with the traceback of an error, in a thread where handlers may block."""
+        """Log a message, with the traceback of an error, in the thread for printing: handlers may block."""
         recording.recorder.on_notice(self, text)
         extra = {"actor": self.name, "incarnation": self.incarnation.index, "env_id": self.config.first_index}
         self.runtime.log(lambda: _log.log(level, "%s", text, exc_info=error, extra=extra))

@@ -137,7 +137,7 @@ class ResultWaiters:
                 if seconds is not None and seconds <= 0.0:
                     return False
                 if seconds is None:
-                    self._check_not_within(missing)
+                    self._check_no_deadlock(missing)
                 if missing == last_missing:  # a ring without a result
                     self._check_workers()
                 last_missing = missing
@@ -155,7 +155,7 @@ class ResultWaiters:
         """Return how many rows are complete."""
         return int(np.count_nonzero(self._slab.posted == self._slab.completed))
 
-    def _check_not_within(self, missing: int) -> None:
+    def _check_no_deadlock(self, missing: int) -> None:
         """Raise if env code of this vector would wait for more outcomes than its other actors can provide."""
         if self.actors[0].actor.config.backend.traits.can_kill:
             return  # the envs run in processes, not in threads of this one
