@@ -95,7 +95,7 @@ class _Requests(InlineRequest):
 
 
 class _MissingEnv:
-    """Stands in for an env that its actor does not have.
+    """Placeholder for an env that its actor does not have.
 
     The actor is closed, the factory has raised, or an interrupt has ended the start of the env. In the last case, the
     next reset makes the env.
@@ -266,31 +266,33 @@ class SerialEngine(Engine):
         has_flags = self.episodes.has_flags
         if has_flags:
             self.check_steppable(envs)
-        each = split_batch(self.action_spec if is_checked else None, actions, len(envs.ids), "actions")
-        if type(each) is np.ndarray and each.ndim > 1:
-            each = each.copy()  # since an env may modify its action
-        elif type(each) is list:
-            each = [copy_value(action) for action in each]
+        split = split_batch(self.action_spec if is_checked else None, actions, len(envs.ids), "actions")
+        # Envs may modify their actions, so they get copies, except of the numbers in an array of one dimension.
+        if type(split) is np.ndarray and split.ndim > 1:
+            split = split.copy()
+        elif type(split) is list:
+            split = [copy_value(action) for action in split]
         # Local variables make the loop faster.
         episodes, results, hosted, last = self.episodes, self._results, self._hosted_envs, self._last
-        autoreset, keeps_last = episodes.autoreset == "same_step", self.on_failure != "raise"
+        resets_at_end, keeps_last = episodes.autoreset == "same_step", self.on_failure != "raise"
         resets_next, seeds = episodes.resets_next_of, episodes.next_seeds
         steps, starts, flags = episodes.steps_of, episodes.starts, episodes.flags
         running = _Requests(self, envs.ids, {})
         with self._lock, self._code.enter(running):
             self._unfinished.append(running)
-            for index, action in zip(envs.ids, each, strict=True):
+            for index, action in zip(envs.ids, split, strict=True):
                 running.index = index
+                # Under "raise", a step that is a reset anyway needs no episode.
                 if has_flags and flags[index] & LOST and not (resets_next[index] and self.on_failure == "raise"):
                     running.fail(index, Cause.WAITING, self._lost_episode_error(index))
                     continue
                 if resets_next[index]:
                     self._run_reset(running, index)
                     continue
-                if autoreset:
+                if resets_at_end:
                     self._counters[index][METHOD] = METHOD_STEP  # until a reset within the step changes it
                 try:
-                    fields = hosted[index].step(action, autoreset, seeds[index])
+                    fields = hosted[index].step(action, resets_at_end, seeds[index])
                 except Exception as error:
                     running.fail(index, Cause.RAISED, error, in_reset=self._is_within_reset(index))
                     continue
@@ -301,7 +303,7 @@ class SerialEngine(Engine):
                 # Without checks of resets, even a step can begin an episode, which `record` takes into account.
                 if ends or (has_flags and flags[index] & NO_EPISODE):
                     episodes.record(index, ends=bool(ends), is_reset=False)
-                    starts[index] = bool(ends) and autoreset
+                    starts[index] = bool(ends) and resets_at_end
                 else:
                     steps[index] += 1
                     starts[index] = False
