@@ -1,7 +1,7 @@
-"""Steps and resets of envs that run in-process, one after the other, in the thread that steps.
+"""The engine of in-process vectors: it runs their envs one after another, in the thread that steps or resets them.
 
-`SerialEngine` has the interface of `envactors.vector.engine.RowEngine`. A request has run once it is started. With
-``on_failure="replay"`` a failed env is renewed, since its process cannot crash.
+So a request has run when `start_steps` or `start_resets` returns, and nothing has to wait. Calls of the envs are in
+`envactors.actor.inline`; `envactors.vector.engine` is the engine of envs in workers.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from envactors.vector.step_times import StepTimes
 from envactors.vector.table import Selection
 from envactors.vector.timed_env import TimedEnv
 from envactors.worker.context import ActorContext
-from envactors.worker.host import Fields
+from envactors.worker.host import Fields, HostedEnv
 
-# The seed and the options of a reset that the user has not asked for.
-_NOT_ASKED = (None, None)
+# The seed and the options of a reset by autoreset.
+_NO_ARGS = (None, None)
 
 
-class _Failed(NamedTuple):
-    """A request without a result.
+class _Failure(NamedTuple):
+    """A failed step or reset.
 
     Attributes:
         env_id: The env.
-        incarnation: The incarnation of the env in which it has failed.
-        cause: Whether the env has raised, or the request needs an episode that was lost with the envs before it.
+        incarnation: The incarnation of its actor at that time.
+        cause: ``RAISED`` if the env raised. ``WAITING`` if it was not stepped, since its episode was lost.
         error: The error.
-        in_reset: Whether the env has raised in a reset, perhaps within a step.
+        in_reset: Whether the env raised in a reset, which may be the autoreset within a step.
     """
 
     env_id: int
@@ -59,52 +59,61 @@ class _Failed(NamedTuple):
 
 
 class _Requests(InlineRequest):
-    """Steps or resets of some envs, which run one after the other.
+    """Steps or resets of some envs, which run one after another.
 
     Args:
         engine: The engine.
         ids: The envs.
-        asked: The seed and the options of each reset that the user has asked for, by env.
+        reset_args: The seed and the options of each reset that the user requests, by env; empty for steps.
 
     Attributes:
-        ids, asked: As above.
-        reset_env: The env that was last reset, other than within a step; -1 if none was.
-        failed: The requests that have failed.
+        ids, reset_args: As above.
+        reset_env: The last env whose request was a reset, rather than a step; -1 for none.
+        failures: The requests that have failed.
     """
 
-    def __init__(self, engine: SerialEngine, ids: list[int], asked: dict[int, tuple[int | None, Any]]) -> None:
+    def __init__(self, engine: SerialEngine, ids: list[int], reset_args: dict[int, tuple[int | None, Any]]) -> None:
         super().__init__(ids[0] if ids else -1, is_nested=engine._lock.is_held_here())
         self._engine = engine
-        self.ids, self.asked = ids, asked
+        self.ids, self.reset_args = ids, reset_args
         self.reset_env = -1
-        self.failed: list[_Failed] = []
+        self.failures: list[_Failure] = []
+
+    def fail(self, index: int, cause: Cause, error: BaseException, *, in_reset: bool = False) -> None:
+        """Keep the failure of an env until the other envs have run."""
+        self._engine._other_requests[index] += 1
+        incarnation = self._engine._actor_of[index].incarnation.index
+        self.failures.append(_Failure(index, incarnation, cause, error, in_reset))
 
     def find_context(self) -> ActorContext | None:
-        context: ActorContext | None = self._engine._hosted[self.index].context
-        return context
+        return self._engine._hosted_envs[self.index].context
 
     def describe(self) -> tuple[InlineActor, Step]:
         engine, index = self._engine, self.index
         is_reset = index == self.reset_env or engine._is_within_reset(index)
-        return engine._owners[index], Step("reset" if is_reset else "step", index)
+        return engine._actor_of[index], Step("reset" if is_reset else "step", index)
 
 
 class _MissingEnv:
-    """Takes the place of an env that could not be made again, or was not made yet because of an interrupt."""
+    """Placeholder for an env that its actor does not have.
 
-    def __init__(self, actor: InlineActor, index: int, hosted: list[Any]) -> None:
-        self._actor, self._index, self._hosted = actor, index, hosted
-        self.context = None
+    The actor is closed, the factory has raised, or an interrupt has ended the start of the env. In the last case, the
+    next reset makes the env.
+    """
+
+    context = None
+
+    def __init__(self, engine: SerialEngine, index: int) -> None:
+        self._engine, self._index = engine, index
 
     def step(self, *_: Any) -> Fields:
-        """Raise the error of its actor."""
-        raise self._actor.unusable_error(Step("step", self._index))
+        """Raise the error of the actor."""
+        raise self._engine._actor_of[self._index].unusable_error(Step("step", self._index))
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Fields:
-        """Make the env and reset it; raise the error of its actor if there is no env to make."""
-        self._actor.make_missing(Step("reset", self._index))
-        fields: Fields = self._hosted[self._index].reset(seed, options)
-        return fields
+        """Have the actor make the env, and reset it; raise the error of the actor if it cannot."""
+        self._engine._actor_of[self._index].make_missing(Step("reset", self._index))
+        return self._engine._hosted_envs[self._index].reset(seed, options)
 
 
 class SerialEngine(Engine):
@@ -116,58 +125,57 @@ class SerialEngine(Engine):
         described: The specs of one env.
     """
 
+    _actor_of: list[InlineActor]
+
     def __init__(self, choices: Choices, actors: Sequence[ActorHandle], described: Description) -> None:
         found = [handle._actor for handle in actors]
         self.actors: list[InlineActor] = [actor for actor in found if isinstance(actor, InlineActor)]
-        self._owners: list[InlineActor] = [actor for actor in self.actors for _ in actor.range]
-        count = len(self._owners)
-        episodes = Episodes(count, choices.autoreset)
-        super().__init__(described, episodes, "raise" if choices.on_failure == "raise" else "renew", self._owners)
+        actor_of = [actor for actor in self.actors for _ in actor.range]
+        count = len(actor_of)
+        super().__init__(described, Episodes(count, choices.autoreset), choices.on_failure, actor_of)
         if choices.seed_episodes:
-            episodes.seed_episodes()
+            self.episodes.seed_episodes()
         self.reward_spec: Spec = described.reward
         self._all_ids = np.arange(count)
-        self._last: list[Fields | None] = [None] * count
-        # Outcomes that were not delivered yet, in the order of their completion.
-        self._outcomes: dict[int, Fields | BaseException] = {}
-        self._failed: set[int] = set()  # the envs whose outcome is an exception
-        # The requests that are running; if an exception has ended one, the next request finds it here.
+        self._last: list[Fields | None] = [None] * count  # the last result of each env
+        # Results that were not delivered yet, in the order of their completion, and the errors of failed requests.
+        self._results: dict[int, Fields] = {}
+        self._errors: dict[int, BaseException] = {}
+        # The running requests, the outermost one first. A request that was interrupted stays until the next one.
         self._unfinished: list[_Requests] = []
         self._lock = self.actors[0].config.lock
         self._code = self.actors[0].code
-        self._hosted: list[Any] = [None] * count
-        # The current method of each env, as `HostedEnv` records it on the control page of its actor.
-        self._methods: list[Any] = [None] * count
+        self._hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv] = [_MissingEnv(self, i) for i in range(count)]
+        # The memory in which each env records its current method: the counters of its actor's control page.
+        self._counters: list[Any] = [None] * count
         self._incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._closed: set[int] = set()  # the envs of closed actors
-        self._others = [0] * count  # how many requests that were no steps, or failed, each env has had
+        self._other_requests = [0] * count  # how many resets, and requests that failed, each env has had
         self._is_timing = False
         self._pages: dict[InlineActor, ControlPage | None] = {}
         self._times = {actor: StepTimes(len(actor.range)) for actor in self.actors}
         for actor in self.actors:
-            self._find_envs(actor)
+            self._take_envs(actor)
             actor.join(self, self._code)
 
-    def _find_envs(self, actor: InlineActor) -> None:
-        """Look up the present envs of an actor."""
-        found, page = actor.hosted_envs, actor.page
+    def _take_envs(self, actor: InlineActor) -> None:
+        """Take the current envs of an actor, to step and reset them."""
+        mine, page = slice(actor.range.start, actor.range.stop), actor.page
+        if page is None:
+            self._hosted_envs[mine] = [_MissingEnv(self, index) for index in actor.range]
+        else:
+            self._hosted_envs[mine] = [TimedEnv(env, page) if self._is_timing else env for env in actor.hosted_envs]
+        self._counters[mine] = [{METHOD: METHOD_STEP} if page is None else page.counters] * len(actor.range)
+        self._incarnations[mine] = actor.incarnation.index
         self._pages[actor] = page
-        for position, index in enumerate(actor.range):
-            if page is None:
-                self._hosted[index], self._methods[index] = _MissingEnv(actor, index, self._hosted), {}
-            else:
-                env = found[position]
-                self._hosted[index] = TimedEnv(env, page) if self._is_timing else env
-                self._methods[index] = page.counters
-            self._incarnations[index] = actor.incarnation.index
 
     # For its actors --------------------------------------------------------------------------------------
 
     def on_change(self, actor: InlineActor) -> None:
-        """Use the present envs of an actor; the episodes of those before are lost."""
+        """Replace the envs of an actor by its current ones; the episodes of the previous ones are lost."""
         if self._is_timing:
             self._times[actor].add(self._pages[actor])
-        self._find_envs(actor)
+        self._take_envs(actor)
         if actor.closed.is_open:
             self._closed.update(actor.range)
         for index in actor.range:
@@ -177,14 +185,14 @@ class SerialEngine(Engine):
     def count_rows(self, actor: InlineActor) -> int:
         """Return how many steps and resets the envs of an actor have run."""
         mine = slice(actor.range.start, actor.range.stop)
-        return int(self.episodes.steps[mine].sum()) + sum(self._others[mine])
+        return int(self.episodes.steps[mine].sum()) + sum(self._other_requests[mine])
 
-    # ---
+    # Statistics ------------------------------------------------------------------------------------------
 
     def begin_timing(self) -> None:
         self._is_timing = True
         for actor in self.actors:
-            self._find_envs(actor)
+            self._take_envs(actor)
 
     def histograms(self) -> Histograms:
         return np.concatenate([times.total(self._pages[actor]) for actor, times in self._times.items()])
@@ -192,22 +200,23 @@ class SerialEngine(Engine):
     def in_turns(self) -> list[int]:
         return [len(self.all.ids)]
 
+    # Requests --------------------------------------------------------------------------------------------
+
     def busy(self) -> list[int]:
         self._reset_if_interrupted()
-        return list(self._outcomes)
+        return [*self._results, *self._errors]
 
     receivable = busy
 
     def close(self) -> None:
-        """Forget the envs."""
-        self._hosted = []
+        """Do nothing: `on_change` has dropped the envs of the closed actors."""
 
     # Snapshots -------------------------------------------------------------------------------------------
 
     def process_with_episode(self, index: int) -> None:
         """Return None; see `RowEngine.process_with_episode`."""
         if self.episodes.flags[index] & LOST:
-            raise self._describe_loss(index)
+            raise self._lost_episode_error(index)
 
     def starts_episode(self, index: int) -> bool:
         return bool(self.episodes.starts[index])
@@ -228,16 +237,18 @@ class SerialEngine(Engine):
 
     def read_last(self, index: int) -> EnvStep | None:
         fields = self._last[index]
-        if fields is not None and self.episodes.flags[index] & NO_EPISODE:
-            fields = fields[0], zeros(self.reward_spec), False, True, fields[4]
-        return None if fields is None else self._as_step(index, fields)._replace(info=copy_value(fields[4]))
+        if fields is None:
+            return None
+        if self.episodes.flags[index] & NO_EPISODE:
+            fields = self._truncate(fields, fields[4])
+        return self._as_step(index, _with_own_info(fields))
 
     # For rollouts ----------------------------------------------------------------------------------------
 
     def last_obs(self, index: int) -> Any:
-        """Return the last observation of an env."""
+        """Return the last observation of an env that has one."""
         last = self._last[index]
-        assert last is not None, "it has been reset"
+        assert last is not None, "the env has been reset"
         return last[0]
 
     def end_episodes(self) -> None:
@@ -255,41 +266,44 @@ class SerialEngine(Engine):
         has_flags = self.episodes.has_flags
         if has_flags:
             self.check_steppable(envs)
-        each = split_batch(self.action_spec if is_checked else None, actions, len(envs.ids), "actions")
-        if type(each) is np.ndarray and each.ndim > 1:
-            each = each.copy()  # an env may modify its action
-        elif type(each) is list:
-            each = [copy_value(action) for action in each]
-        episodes, outcomes, hosted, last = self.episodes, self._outcomes, self._hosted, self._last
-        autoreset, keeps_last = episodes.autoreset == "same_step", self.on_failure != "raise"
+        split = split_batch(self.action_spec if is_checked else None, actions, len(envs.ids), "actions")
+        # Envs may modify their actions, so they get copies, except of the numbers in an array of one dimension.
+        if type(split) is np.ndarray and split.ndim > 1:
+            split = split.copy()
+        elif type(split) is list:
+            split = [copy_value(action) for action in split]
+        # Local variables make the loop faster.
+        episodes, results, hosted, last = self.episodes, self._results, self._hosted_envs, self._last
+        resets_at_end, keeps_last = episodes.autoreset == "same_step", self.on_failure != "raise"
         resets_next, seeds = episodes.resets_next_of, episodes.next_seeds
-        steps, starts = episodes.steps_of, episodes.starts
-        flags = episodes.flags
+        steps, starts, flags = episodes.steps_of, episodes.starts, episodes.flags
         running = _Requests(self, envs.ids, {})
         with self._lock, self._code.enter(running):
             self._unfinished.append(running)
-            for index, action in zip(envs.ids, each, strict=True):
+            for index, action in zip(envs.ids, split, strict=True):
                 running.index = index
+                # Under "raise", a step that is a reset anyway needs no episode.
                 if has_flags and flags[index] & LOST and not (resets_next[index] and self.on_failure == "raise"):
-                    self._fail(running, Cause.WAITING, self._describe_loss(index))
+                    running.fail(index, Cause.WAITING, self._lost_episode_error(index))
                     continue
                 if resets_next[index]:
                     self._run_reset(running, index)
                     continue
-                if autoreset:
-                    self._methods[index][METHOD] = METHOD_STEP  # a reset within the step changes it
+                if resets_at_end:
+                    self._counters[index][METHOD] = METHOD_STEP  # until a reset within the step changes it
                 try:
-                    fields = hosted[index].step(action, autoreset, seeds[index])
+                    fields = hosted[index].step(action, resets_at_end, seeds[index])
                 except Exception as error:
-                    self._fail(running, Cause.RAISED, error, in_reset=self._is_within_reset(index))
+                    running.fail(index, Cause.RAISED, error, in_reset=self._is_within_reset(index))
                     continue
                 info = fields[4]
-                outcomes[index] = fields if type(info) is dict and not info else _with_own_info(fields)
+                results[index] = fields if type(info) is dict and not info else _with_own_info(fields)
                 last[index] = (copy_value(fields[0]), *fields[1:]) if keeps_last else fields
                 ends = fields[2] or fields[3]
-                if ends or (has_flags and flags[index] & NO_EPISODE):  # it was never reset, and nobody checks that
+                # Without checks of resets, even a step can begin an episode, which `record` takes into account.
+                if ends or (has_flags and flags[index] & NO_EPISODE):
                     episodes.record(index, ends=bool(ends), is_reset=False)
-                    starts[index] = bool(ends) and autoreset
+                    starts[index] = bool(ends) and resets_at_end
                 else:
                     steps[index] += 1
                     starts[index] = False
@@ -299,13 +313,11 @@ class SerialEngine(Engine):
 
     def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:
         self.check_idle(envs)
-        own_options = map(copy_value, options)
-        running = _Requests(self, envs.ids, dict(zip(envs.ids, zip(seeds, own_options, strict=True), strict=True)))
+        arguments = zip(seeds, map(copy_value, options), strict=True)
+        running = _Requests(self, envs.ids, dict(zip(envs.ids, arguments, strict=True)))
         with self._lock, self._code.enter(running):
             self._unfinished.append(running)
-            for index, seed in zip(envs.ids, seeds, strict=True):
-                if seed is not None:
-                    self.episodes.set_root_seed(index, seed)
+            for index in envs.ids:
                 self._run_reset(running, index)
             self._complete(running)
         self._resolve(envs, futures)
@@ -314,27 +326,27 @@ class SerialEngine(Engine):
         self._reset_if_interrupted()
         if self._lock.is_held_here():
             self._check_nested(envs.ids)
-        for index in envs.ids if self._closed else ():
-            if index in self._closed:
-                raise self._owners[index].unusable_error(Step("step", index))
-        if self._outcomes and (busy := [index for index in envs.ids if index in self._outcomes]):
+        if self._closed and (closed := [index for index in envs.ids if index in self._closed]):
+            raise self._actor_of[closed[0]].unusable_error(Step("step", closed[0]))
+        results, errors = self._results, self._errors
+        if (results or errors) and (busy := [index for index in envs.ids if index in results or index in errors]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them with recv first")
 
     def _check_nested(self, ids: list[int]) -> None:
-        """Check a request that env code of this vector makes.
+        """Check a request that env code of this vector makes, while the vector steps or resets that env.
 
         Raises:
-            RuntimeError: An env belongs to the actor of that code.
-            AlreadyPendingError: An env belongs to the request that runs that code.
+            RuntimeError: The request is for an env of the same actor.
+            AlreadyPendingError: The request is for an env that is being stepped or reset, too.
         """
         for index in ids:
-            self._owners[index].check_not_within()
-        waiting = {index for running in self._unfinished for index in running.ids}
-        if busy := [index for index in ids if index in waiting]:
+            self._actor_of[index].check_not_within()
+        unfinished = {index for running in self._unfinished for index in running.ids}
+        if busy := [index for index in ids if index in unfinished]:
             raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
 
     def _reset_if_interrupted(self) -> None:
-        """Require a reset of the envs that were running when an exception ended a request, and drop their results."""
+        """After an interrupt, drop the results of the requests that it has ended, and require a reset of their envs."""
         if self._unfinished and not self._lock.is_held_here():
             with self._lock:  # another thread may still run them
                 for interrupted in self._unfinished:
@@ -344,99 +356,109 @@ class SerialEngine(Engine):
                 self._unfinished.clear()
 
     def _is_within_reset(self, index: int) -> bool:
-        """Return whether an env runs the reset within a step, or has raised there."""
-        return self.episodes.autoreset == "same_step" and bool(self._methods[index][METHOD] == METHOD_RESET)
+        """Return whether an env that runs a step, or has raised in it, has come to the reset within that step."""
+        return self.episodes.autoreset == "same_step" and bool(self._counters[index][METHOD] == METHOD_RESET)
 
     def _run_reset(self, running: _Requests, index: int) -> None:
-        """Reset an env, and keep the outcome."""
+        """Run the reset of an env; keep its result or failure."""
         running.index = running.reset_env = index
         try:
-            self._outcomes[index] = self._reset(index, *running.asked.get(index, _NOT_ASKED))
+            self._results[index] = self._reset(index, *running.reset_args.get(index, _NO_ARGS))
         except Exception as error:
-            self._fail(running, Cause.RAISED, error, in_reset=True)
+            running.fail(index, Cause.RAISED, error, in_reset=True)
         else:
-            self._others[index] += 1
+            self._other_requests[index] += 1
 
     def _reset(self, index: int, seed: int | None, options: Any) -> Fields:
-        """Reset an env, with the seed and the options of the user if there are any; record and return the result.
+        """Reset an env, record that, and return the result.
+
+        Args:
+            index: The env.
+            seed: The seed that the user has given; None to use that of the episode, if it has one.
+            options: The options that the user has given; None for none.
 
         Raises:
             Exception: Raised by the env.
         """
-        if seed is None:
-            seed = self.episodes.seed_of_reset(index, self._owners[index].incarnation.index)
-        fields: Fields = self._hosted[index].reset(seed, options)
+        if seed is not None:
+            self.episodes.set_root_seed(index, seed)
+        else:
+            seed = self.episodes.seed_of_reset(index, self._actor_of[index].incarnation.index)
+        fields = self._hosted_envs[index].reset(seed, options)
         self.episodes.record(index, ends=False, is_reset=True)
         self._last[index] = (copy_value(fields[0]), *fields[1:]) if self.on_failure != "raise" else fields
         self.episodes.starts[index] = True
         return _with_own_info(fields)
 
-    def _fail(self, running: _Requests, cause: Cause, error: BaseException, *, in_reset: bool = False) -> None:
-        """Keep the failure of the env that is running."""
-        self._others[running.index] += 1
-        incarnation = self._owners[running.index].incarnation.index
-        running.failed.append(_Failed(running.index, incarnation, cause, error, in_reset))
-
-    def _describe_loss(self, index: int) -> ActorError:
-        """Return the error of a step that needs an episode which has ended with the envs before these."""
-        owner = self._owners[index]
-        assert owner.last_crash is not None, "otherwise its envs are the first"
-        return owner.errors.not_begun(Step("step", index), owner.last_crash)
+    def _lost_episode_error(self, index: int) -> ActorError:
+        """Return the error of a step whose episode was lost when the envs of its actor were replaced."""
+        actor = self._actor_of[index]
+        assert actor.last_crash is not None, "its envs have been replaced"
+        return actor.errors.not_begun(Step("step", index), actor.last_crash)
 
     def _complete(self, running: _Requests) -> None:
-        """Set the outcomes of requests that have failed, once all others have run."""
-        for failed in running.failed:
-            index = running.index = failed.env_id
-            outcome = self._outcomes[index] = self._recover(running, failed)
+        """Handle the failures of a request all of whose envs have run.
+
+        That may replace all envs of an actor, which ends the episodes of those that did not fail.
+        """
+        for failure in running.failures:
+            index = running.index = failure.env_id
+            outcome = self._recover(running, failure)
             if isinstance(outcome, BaseException):
-                self._failed.add(index)
+                self._errors[index] = outcome
+            else:
+                self._results[index] = outcome
         self._unfinished.remove(running)
 
-    def _recover(self, running: _Requests, failed: _Failed) -> Fields | BaseException:
-        """Return the outcome of a request that has failed."""
-        index, error, owner = failed.env_id, failed.error, self._owners[failed.env_id]
-        last, episodes, is_asked = self._last[index], self.episodes, index in running.asked
+    def _recover(self, running: _Requests, failure: _Failure) -> Fields | BaseException:
+        """Replace the envs of an actor after a failure if necessary; return what the user gets for the request."""
+        index, incarnation, cause, error, in_reset = failure
+        actor, last, episodes = self._actor_of[index], self._last[index], self.episodes
+        is_requested = index in running.reset_args
         facts = Facts(
-            failed.cause,
+            cause,
             self.on_failure,
             episodes.autoreset,
             None,
-            was_reset=failed.in_reset,
-            asked_reset=is_asked,
-            needs_episode=not failed.in_reset,
-            has_process=owner.is_usable,
+            was_reset=in_reset,
+            asked_reset=is_requested,
+            needs_episode=not in_reset,
+            has_process=actor.is_usable,
             has_last=last is not None,
-            is_reset=failed.in_reset and (is_asked or episodes.autoreset != "same_step"),
+            is_reset=in_reset and (is_requested or episodes.autoreset != "same_step"),
         )
-        fate, repeats_reset, needs_new_envs = settle(facts, episodes, index)
-        if needs_new_envs and owner.incarnation.index == failed.incarnation:
-            step = Step("reset" if failed.in_reset else "step", index)
-            owner.replace(owner.errors.discarded(step, failed.incarnation, owner.pid, error, safe_repr(error)))
+        fate, repeats_reset, replaces_envs = settle(facts, episodes, index)
+        if replaces_envs and actor.incarnation.index == incarnation:  # no other failure has replaced them yet
+            step = Step("reset" if in_reset else "step", index)
+            actor.replace(actor.errors.discarded(step, incarnation, actor.pid, error, safe_repr(error)))
         if fate in (EnvFate.REPORT, EnvFate.FAIL):
             return error
         if fate is EnvFate.TRUNCATE:
-            assert last is not None, "otherwise it is reset"
-            return last[0], zeros(self.reward_spec), False, True, {"failure": error}
-        seed, options = running.asked.get(index, _NOT_ASKED)
+            assert last is not None, "without a last result, the fate is a reset"
+            return self._truncate(last, {"failure": error})
+        seed, options = running.reset_args.get(index, _NO_ARGS)
         try:
             fields = self._reset(index, seed if repeats_reset else None, options)
         except Exception as second:
             return second
-        before = None if is_asked or last is None else (last[0], last[4])
-        return *fields[:2], False, not is_asked, failure_info(fields[4], error, before)
+        before = None if is_requested or last is None else (last[0], last[4])
+        return *fields[:2], False, not is_requested, failure_info(fields[4], error, before)
+
+    def _truncate(self, last: Fields, info: Any) -> Fields:
+        """Return the last result of an env as that of a step which cuts off the episode."""
+        return last[0], zeros(self.reward_spec), False, True, info
 
     def _resolve(self, envs: Selection, futures: Sequence[ActorFuture]) -> None:
-        """Deliver outcomes to futures."""
+        """Deliver results and errors to futures, if there are any."""
         for index, future in zip(envs.ids, futures, strict=False):
-            outcome = self._outcomes.pop(index)
-            self._failed.discard(index)
-            if isinstance(outcome, BaseException):
-                future.set_error(outcome)
+            error = self._errors.pop(index, None)
+            if error is not None:
+                future.set_error(error)
             else:
-                future.set_outcome(ReadyOutcome(self._as_step(index, outcome)))
+                future.set_outcome(ReadyOutcome(self._as_step(index, self._results.pop(index))))
 
     def _as_step(self, index: int, fields: Fields) -> EnvStep:
-        """Return a result with an observation that the env cannot change."""
+        """Return a result as users get it, with a copy of the observation, which the env may change later."""
         obs, reward, terminated, truncated, info = fields
         flags = bool(terminated), bool(truncated)
         return EnvStep(index, copy_value(obs), reward, *flags, info, int(self._incarnations[index]))
@@ -445,38 +467,38 @@ class SerialEngine(Engine):
 
     def finish(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
         del timeout, deadline
-        pending, failed = self._outcomes, self._failed
-        is_gone = len(pending) < len(envs.ids) if envs.is_all else any(index not in pending for index in envs.ids)
-        if is_gone:
-            raise NothingPendingError(f"{caller} has nothing to wait for, or the results were taken meanwhile")
-        if not failed and self.batcher.is_plain:
-            fields: list[Any] = [pending[index] for index in envs.ids]
-            self._drop(envs)
+        results, errors = self._results, self._errors
+        failures = {index: errors[index] for index in envs.ids if index in errors} if errors else {}
+        ids = [index for index in envs.ids if index not in failures] if failures else envs.ids
+        try:
+            fields = [results[index] for index in ids]
+        except KeyError:
+            raise NothingPendingError(
+                f"{caller} has nothing to wait for, or the results were taken meanwhile"
+            ) from None
+        self._drop(envs)
+        if not failures and self.batcher.is_plain:
             if envs.is_all:
                 return self.batcher.batch(self._all_ids.copy(), fields, self._incarnations.copy())
             return self.batcher.batch(envs.at, fields, self._incarnations[envs.at])
-        outcomes: dict[int, Any] = {index: pending[index] for index in envs.ids}
-        failures = {index: outcomes.pop(index) for index in envs.ids if index in failed}
-        self._drop(envs)
-        batch, mismatches = self.batcher.batch_steps([self._as_step(index, one) for index, one in outcomes.items()])
+        batch, mismatches = self.batcher.batch_steps(list(map(self._as_step, ids, fields)))
         if failures := {**failures, **mismatches}:
             raise step_error(failures, batch, len(envs.ids), caller, self._describe_actor)
         return batch
 
     def _drop(self, envs: Selection) -> None:
-        """Forget the outcomes of envs, which are delivered, or nobody wants."""
+        """Forget the results and errors of envs."""
         if envs.is_all:
-            self._outcomes.clear()
-            self._failed.clear()
+            self._results.clear()
+            self._errors.clear()
             return
         for index in envs.ids:
-            self._outcomes.pop(index, None)
-            self._failed.discard(index)
+            self._results.pop(index, None)
+            self._errors.pop(index, None)
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         del min_envs
-        failed = [index for index in self._outcomes if index in self._failed]
-        ids = [index for index in self._outcomes if index not in failed][:max_envs] + failed
+        ids = list(self._results)[:max_envs] + list(self._errors)
         return self.finish(self.select(ids), None, deadline, "recv")
 
     def discard(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:

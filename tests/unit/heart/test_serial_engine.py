@@ -263,3 +263,10 @@ def test_steps_without_a_reset_begin_an_episode_if_only_envs_check_that(backend)
         assert envs.last_batch().truncated.tolist() == [False, False]
         envs.actors[0].renew().result()
         assert step(envs, 1, 1) == ([1, 2], [True, False], [True, False])
+
+
+def test_the_first_statistics_after_the_vector_was_closed_count_its_steps():
+    with make(Env, Env) as envs:
+        envs.reset()
+        step(envs, 1, 1)
+    assert envs.stats().steps == [1, 1]
