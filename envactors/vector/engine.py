@@ -39,6 +39,7 @@ from envactors.vector.failures import step_error
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, RowReader
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, EnvRequest, EnvTable, Selection
 
+# In C, since each request looks at all actors.
 _is_closing: Callable[[Actor], bool] = operator.attrgetter("is_closing")
 # Some envs by actor: the ids of each actor's envs are in ascending order.
 Groups: TypeAlias = list[tuple[ActorEnvs, list[int]]]
@@ -184,8 +185,8 @@ class RowEngine(Engine):
         """Check actions, and convert them to the form in which they are sent.
 
         Returns:
-            For each leaf of the action spec, the values of all envs; empty if rows cannot hold these actions.
-            In that case, the pickled action of each env.
+            Two lists, one of which is empty: for each leaf of the action spec, the values of all envs, which fit into
+            rows; or else the pickled action of each env.
         """
         spec = self.action_spec if is_checked else None
         values = split_batch(spec, actions, len(envs.ids), "actions")
@@ -214,11 +215,11 @@ class RowEngine(Engine):
             rings_each: Whether workers announce each result.
         """
         with self._lock, self._lock.change(*envs.actors):
-            refused = self._find_refusal(envs, method)
-            if refused is None:
+            error = self._find_refusal(envs, method)
+            if error is None:
                 self._post_or_queue(envs, requests, columns, rings_each=rings_each)
-        if refused is not None:
-            raise refused
+        if error is not None:
+            raise error
 
     def _find_refusal(self, envs: Selection, method: Literal["step", "reset"]) -> Exception | None:
         """Return the error to raise if these envs cannot start a request now."""
@@ -233,7 +234,7 @@ class RowEngine(Engine):
     def _post_or_queue(
         self, envs: Selection, requests: dict[int, EnvRequest], columns: Sequence[Any], *, rings_each: bool
     ) -> None:
-        """Do the change of `_post`, once nothing speaks against it."""
+        """Post or queue requests that were not refused; see `_post`."""
         table, worker_wait = self.table, self._spin.start(time.monotonic())
         for array, column in zip(table.slab.actions, columns, strict=False):
             array[envs.at] = column
@@ -245,9 +246,11 @@ class RowEngine(Engine):
         posted: Groups = []
         queued: Groups = []
         for group, ids in envs.groups:
-            must_wait = must_check and group.must_queue(ids)
-            is_free = not must_wait and group.actor.can_post(group)
-            (posted if is_free else queued).append((group, ids))
+            # `can_post` takes a permit under ``max_running``, or has the actor wait for one.
+            if (must_check and group.must_queue(ids)) or not group.actor.can_post(group):
+                queued.append((group, ids))
+            else:
+                posted.append((group, ids))
         if posted:
             free = self.select([index for _, ids in posted for index in ids]) if queued else envs
             post_rows(table, free, self._lock.next_call_id(), worker_wait, rings_each=rings_each)
@@ -279,7 +282,7 @@ class RowEngine(Engine):
                 )
             failed = [index for index in ready if table.has_failed(index)]
             if any(table.status[index] == POSTED for index in failed):
-                self._collect(self.select(failed))  # this retries the failures, or turns them into other outcomes
+                self._collect(self.select(failed))  # some may be retried, or become truncated results: wait again
                 continue
             succeeded = sorted((index for index in ready if index not in failed), key=self._completed_at)
             batch = self.take(self.select([*succeeded[:max_envs], *failed]), "recv")
@@ -304,7 +307,7 @@ class RowEngine(Engine):
         deadline: float | None,
         caller: str,
     ) -> None:
-        """Wait until nothing is missing, or is not any more when the deadline has passed.
+        """Wait until nothing is missing.
 
         Raises:
             VectorTimeoutError: The deadline has passed, and envs or rollouts are still running.
@@ -336,7 +339,8 @@ class RowEngine(Engine):
     def _survey(self, envs: Selection) -> tuple[int, bool]:
         """Return how many envs have no outcome yet, and whether `_take_rows` can take the results.
 
-        It can if each env has made a plain step, and its whole result is in its row.
+        It can if the spec of observations is known, and each env has made a plain step in time whose whole result is
+        in its row.
         """
         table, encodings = self.table, self.table.infos.encodings
         are_plain = not self.reader.learns and not table.overdue and table.are_plain(envs)
@@ -382,10 +386,10 @@ class RowEngine(Engine):
             VectorStepError: Some envs failed; the results of the others are in ``.batch``.
         """
         version = self.table.version
-        missing, are_whole = self._survey(envs)
+        missing, can_take_rows = self._survey(envs)
         if missing:
             return None
-        batch = self._take_rows(envs, version) if are_whole else None
+        batch = self._take_rows(envs, version) if can_take_rows else None
         if batch is None:
             batch = self._take_each(envs, caller)
         if batch is not None:
