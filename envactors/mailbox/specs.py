@@ -173,19 +173,18 @@ def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequen
     Raises:
         SpaceMismatchError: The length, structure, shape, or dtype does not fit.
     """
-    if isinstance(spec, ArraySpec) and spec.batchable:
-        shape = (count, *spec.shape)
-        # Every step checks its actions here. `_as_array` would find the same in five times the time.
-        if type(values) is np.ndarray and values.dtype == spec.dtype and values.shape == shape:
-            return values
-        _check_length(values, count, what, spec.shape)
-        return _as_array(spec, values, shape, what) if count else np.empty(shape, spec.dtype)
+    if isinstance(spec, ArraySpec) and spec.batchable and _conforms(values, spec.dtype, (count, *spec.shape)):
+        return values  # the checks below would find the same, in five times the time
     if isinstance(spec, (dict, tuple)) and isinstance(values, Mapping if isinstance(spec, dict) else tuple):
         _check_structure(spec, values, what)
         columns = [split_batch(spec[key], values[key], count, f"{what}[{key!r}]") for key in _keys(spec)]
         return [_like(spec, [column[i] for column in columns]) for i in range(count)]
-    _check_length(values, count, what)
-    return [values[i] if spec is None else conform(spec, values[i], f"{what}[{i}]") for i in range(count)]
+    if not isinstance(spec, ArraySpec) or not spec.batchable:
+        _check_length(values, count, what)
+        return [values[i] if spec is None else conform(spec, values[i], f"{what}[{i}]") for i in range(count)]
+    _check_length(values, count, what, spec.shape)
+    shape = (count, *spec.shape)
+    return _as_array(spec, values, shape, what) if count else np.empty(shape, spec.dtype)
 
 
 def _conforms(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> TypeGuard[npt.NDArray[Any]]:

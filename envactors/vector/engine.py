@@ -76,7 +76,10 @@ class RowEngine(Engine):
         self.actors = actors
         self.owners = owners
         self._lock = table.lock
-        self._rows_hold_actions = table.slab.layout.action is not None
+        action = table.slab.layout.action
+        self._rows_hold_actions = action is not None
+        # The array of all actions, if an action is a single array.
+        self._action_array = table.slab.actions[0] if isinstance(action, ArraySpec) else None
         self.all: Selection = self._with_groups(self.all)
         self._spin = SpinPolicy(may_spin)
 
@@ -188,8 +191,13 @@ class RowEngine(Engine):
             Two lists, one of which is empty: for each leaf of the action spec, the values of all envs, which fit into
             rows; or else the pickled action of each env.
         """
-        spec = self.action_spec if is_checked else None
-        values = split_batch(spec, actions, len(envs.ids), "actions")
+        spec, array, count = self.action_spec if is_checked else None, self._action_array, len(envs.ids)
+        if array is not None and spec is not None:
+            # Most steps end here. `split_batch` would take longer to find the same.
+            fits = type(actions) is np.ndarray and actions.dtype == array.dtype
+            if fits and actions.shape == (count, *array.shape[1:]):
+                return [actions], []
+        values = split_batch(spec, actions, count, "actions")
         if spec is None or not self._rows_hold_actions:
             return [], [bytes(dumps(value)) for value in values]
         if isinstance(spec, ArraySpec):
@@ -342,14 +350,15 @@ class RowEngine(Engine):
         It can if the spec of observations is known, and each env has made a plain step in time whose whole result is
         in its row.
         """
-        table, encodings = self.table, self.table.infos.encodings
+        table = self.table
         are_plain = not self.reader.learns and not table.overdue and table.are_plain(envs)
         if envs.is_all and are_plain and table.are_all(POSTED):
             if table.completed_of != table.call_id_of:
                 return int(np.count_nonzero(table.slab.completed != table.call_ids)), False
-            if table.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO:
+            if table.infos.all_plain() or table.infos.are_inline(envs.at):
                 return 0, True
         status, completed, call_ids = table.status, table.completed_of, table.call_id_of
+        encodings = table.infos.encodings
         if are_plain and all(
             status[i] == POSTED and completed[i] == call_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
         ):
