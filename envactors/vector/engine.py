@@ -350,15 +350,14 @@ class RowEngine(Engine):
         It can if the spec of observations is known, and each env has made a plain step in time whose whole result is
         in its row.
         """
-        table = self.table
+        table, encodings = self.table, self.table.infos.encodings
         are_plain = not self.reader.learns and not table.overdue and table.are_plain(envs)
         if envs.is_all and are_plain and table.are_all(POSTED):
             if table.completed_of != table.call_id_of:
                 return int(np.count_nonzero(table.slab.completed != table.call_ids)), False
-            if table.infos.all_plain() or table.infos.are_inline(envs.at):
+            if table.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO:
                 return 0, True
         status, completed, call_ids = table.status, table.completed_of, table.call_id_of
-        encodings = table.infos.encodings
         if are_plain and all(
             status[i] == POSTED and completed[i] == call_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
         ):
