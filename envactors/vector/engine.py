@@ -1,6 +1,8 @@
-"""The one way in which envs in workers step and reset: post requests, wait, and take the results.
+"""The engine of vectors whose envs run in workers: it posts requests into rows, waits, and takes the results.
 
-The fast path is no separate code: if no env needs attention, all rows are written, compared, and copied at once.
+Steps and resets of all kinds are posted and awaited by the same code. Results that lie completely in their rows are
+copied all at once, with one array operation per leaf (`RowEngine._take_rows`). Failures, large infos, and whatever
+else needs attention are taken env by env (`RowEngine._take_each`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from envactors.actor.actor import Actor
 from envactors.actor.exits import Step
@@ -36,8 +39,9 @@ from envactors.vector.failures import step_error
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, RowReader
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, EnvRequest, EnvTable, Selection
 
+# In C, since each request looks at all actors.
 _is_closing: Callable[[Actor], bool] = operator.attrgetter("is_closing")
-# Envs by actor: the ids of each actor's envs, in ascending order.
+# Some envs by actor: the ids of each actor's envs are in ascending order.
 Groups: TypeAlias = list[tuple[ActorEnvs, list[int]]]
 
 
@@ -48,12 +52,12 @@ class RowEngine(Engine):
         described: The specs of one env.
         table: The envs.
         reader: Reads results out of rows.
-        actors: The envs of each actor.
+        actors: One `ActorEnvs` per actor.
         may_spin: Whether the backend lets threads spin.
 
     Attributes:
         table, reader, actors: As above.
-        owners: The actor of each env.
+        owners: The `ActorEnvs` that each env belongs to.
     """
 
     def __init__(
@@ -65,16 +69,17 @@ class RowEngine(Engine):
         *,
         may_spin: bool,
     ) -> None:
-        owners = [envs for envs in actors for _ in envs.range]
-        super().__init__(described, table.episodes, table.on_failure, [envs.actor for envs in owners])
+        owners = [group for group in actors for _ in group.range]
+        super().__init__(described, table.episodes, table.on_failure, [owner.actor for owner in owners])
         self.table = table
         self.reader = reader
         self.actors = actors
         self.owners = owners
         self._lock = table.lock
-        self._row_spec = action = table.slab.layout.action
-        # The array of actions, if an action is a single array.
-        self._only = table.slab.actions[0] if isinstance(action, ArraySpec) else None
+        action = table.slab.layout.action
+        self._rows_hold_actions = action is not None
+        # The array of all actions, if an action is a single array.
+        self._action_array = table.slab.actions[0] if isinstance(action, ArraySpec) else None
         self.all: Selection = self._with_groups(self.all)
         self._spin = SpinPolicy(may_spin)
 
@@ -91,25 +96,23 @@ class RowEngine(Engine):
         return [index for index, status in enumerate(self.table.status) if status != IDLE]
 
     def receivable(self) -> list[int]:
-        table = self.table
-        if not table.requests:
-            return self.busy()
-        return [i for i, status in enumerate(table.status) if status != IDLE and table.future_of(i) is None]
+        busy = self.busy()
+        return [index for index in busy if self.table.future_of(index) is None] if self.table.requests else busy
 
     def begin_timing(self) -> None:
         with self._lock:
-            for envs in self.actors:
-                envs.begin_timing()
+            for group in self.actors:
+                group.begin_timing()
 
     def histograms(self) -> Histograms:
         with self._lock:
-            return np.concatenate([envs.histograms() for envs in self.actors])
+            return np.concatenate([group.histograms() for group in self.actors])
 
     def in_turns(self) -> list[int]:
-        return [len(envs.range) for envs in self.actors]
+        return [len(group.range) for group in self.actors]
 
     def close(self) -> None:
-        """Close the doorbells of the vector, which belong to no actor."""
+        """Close the doorbells of the threads that wait for results: they belong to no actor."""
         self.table.waiters.close()
 
     # Snapshots -------------------------------------------------------------------------------------------
@@ -121,7 +124,7 @@ class RowEngine(Engine):
             raise error
 
     def _find_pending(self, envs: Selection) -> AlreadyPendingError | None:
-        """Return the error of a request while a rollout is in flight, or an env has a result pending."""
+        """Return the error to raise if a rollout is in flight, or if one of the envs has a result pending."""
         table = self.table
         if table.rollouts:
             return AlreadyPendingError(f"{table.rollouts} rollouts are in flight: wait for them first")
@@ -136,15 +139,15 @@ class RowEngine(Engine):
         )
 
     def process_with_episode(self, index: int) -> int | None:
-        """Return the only process whose state of an env counts; None for any, since a replay brings the state back.
+        """Return the incarnation that has the state of an env; None if any will do, since a replay restores the state.
 
         Raises:
             ActorError: The episode of the env was lost with its process.
         """
-        table = self.table
+        table, owner = self.table, self.owners[index]
         with self._lock:
             if table.episodes.flags[index] & LOST and not (table.replays and table.journals[index].can_replay):
-                raise self.owners[index].crash_error_for(self.owners[index].step_of(index))
+                raise owner.crash_error_for(owner.step_of(index))
             return None if table.replays else int(table.incarnations[index])
 
     def read_last(self, index: int) -> EnvStep | None:
@@ -154,7 +157,7 @@ class RowEngine(Engine):
         return bool(self.table.starts(index))
 
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
-        """Return the function that takes the reply of a worker that was sent the state of a snapshot."""
+        """Return the callback for the reply of the worker that restores an env from a snapshot."""
         last = None if snapshot.last is None else self.reader.encode(index, snapshot.last)
         return functools.partial(self.owners[index].on_restored, index, snapshot, last)
 
@@ -167,30 +170,38 @@ class RowEngine(Engine):
         columns, payloads = self._convert_actions(envs, actions, is_checked=is_checked)
         requests = {}
         if payloads or futures:
-            for position, index in enumerate(envs.ids):
-                future = futures[position] if futures else None
-                requests[index] = EnvRequest("step", False, future, None, payloads[position] if payloads else None)
+            none = [None] * len(envs.ids)
+            for index, future, payload in zip(envs.ids, futures or none, payloads or none, strict=True):
+                requests[index] = EnvRequest("step", future=future, payload=payload)
         self._post(envs, requests, "step", columns, rings_each=rings_each)
 
     def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:
         self._lock.reset_if_interrupted()
         requests = {}
-        for position, index in enumerate(envs.ids):
-            payload = None if options[position] is None else bytes(dumps(options[position]))
-            future = futures[position] if futures else None
-            requests[index] = EnvRequest("reset", True, future, seeds[position], payload)
+        none = [None] * len(envs.ids)
+        for index, seed, choices, future in zip(envs.ids, seeds, options, futures or none, strict=True):
+            payload = None if choices is None else bytes(dumps(choices))
+            requests[index] = EnvRequest("reset", resets=True, future=future, seed=seed, payload=payload)
         self._post(envs, requests, "reset", (), rings_each=True)
 
     def _convert_actions(self, envs: Selection, actions: Any, *, is_checked: bool) -> tuple[list[Any], list[bytes]]:
-        """Return the values of each leaf of the actions, or, if they do not fit into rows, each action pickled."""
-        spec, count, only = self.action_spec if is_checked else None, len(envs.ids), self._only
-        if self._row_spec is None or spec is None:
-            return [], [bytes(dumps(value)) for value in split_batch(spec, actions, count, "actions")]
-        if only is not None:
-            fits = type(actions) is np.ndarray and actions.dtype == only.dtype
-            fits = fits and actions.shape == (count, *only.shape[1:])
-            return [actions if fits else split_batch(spec, actions, count, "actions")], []
+        """Check actions, and convert them to the form in which they are sent.
+
+        Returns:
+            Two lists, one of which is empty: for each leaf of the action spec, the values of all envs, which fit into
+            rows; or else the pickled action of each env.
+        """
+        spec, array, count = self.action_spec if is_checked else None, self._action_array, len(envs.ids)
+        if array is not None and spec is not None:
+            # Most steps end here. `split_batch` would take longer to find the same.
+            fits = type(actions) is np.ndarray and actions.dtype == array.dtype
+            if fits and actions.shape == (count, *array.shape[1:]):
+                return [actions], []
         values = split_batch(spec, actions, count, "actions")
+        if spec is None or not self._rows_hold_actions:
+            return [], [bytes(dumps(value)) for value in values]
+        if isinstance(spec, ArraySpec):
+            return [values], []
         return list(zip(*[flatten(spec, value) for value in values], strict=True)), []
 
     def _post(
@@ -207,32 +218,32 @@ class RowEngine(Engine):
         Args:
             envs: The envs.
             requests: Their requests that are more than a plain step.
-            method: What they run.
-            columns: The values of each leaf of their actions; empty if rows have no actions.
+            method: The method that the user called.
+            columns: For each leaf of the action spec, the values of these envs; empty if rows get no actions.
             rings_each: Whether workers announce each result.
         """
         with self._lock, self._lock.change(*envs.actors):
-            refused = self._find_refusal(envs, method)
-            if refused is None:
+            error = self._find_refusal(envs, method)
+            if error is None:
                 self._post_or_queue(envs, requests, columns, rings_each=rings_each)
-        if refused is not None:
-            raise refused
+        if error is not None:
+            raise error
 
     def _find_refusal(self, envs: Selection, method: Literal["step", "reset"]) -> Exception | None:
-        """Return the error of a request that cannot be made now."""
+        """Return the error to raise if these envs cannot start a request now."""
         pending = self._find_pending(envs)
         if pending is not None:
             return pending
-        if True in map(_is_closing, envs.actors):
-            closing = next(filter(_is_closing, envs.actors))
+        closing = next(filter(_is_closing, envs.actors), None)
+        if closing is not None:
             return closing.errors.closed(Step(method, envs.ids[0]), closing.incarnation.index)
         return self._find_unreset(envs) if method == "step" else None
 
     def _post_or_queue(
         self, envs: Selection, requests: dict[int, EnvRequest], columns: Sequence[Any], *, rings_each: bool
     ) -> None:
-        """Write the actions of idle envs, and post them or queue them; see `_post`."""
-        table, wait = self.table, self._spin.start(time.monotonic())
+        """Post or queue requests that were not refused; see `_post`."""
+        table, worker_wait = self.table, self._spin.start(time.monotonic())
         for array, column in zip(table.slab.actions, columns, strict=False):
             array[envs.at] = column
         table.requests.update(requests)
@@ -243,12 +254,14 @@ class RowEngine(Engine):
         posted: Groups = []
         queued: Groups = []
         for group, ids in envs.groups:
-            must_wait = must_check and group.must_queue(ids)
-            is_free = not must_wait and group.actor.can_post(group)
-            (posted if is_free else queued).append((group, ids))
+            # `can_post` takes a permit under ``max_running``, or has the actor wait for one.
+            if (must_check and group.must_queue(ids)) or not group.actor.can_post(group):
+                queued.append((group, ids))
+            else:
+                posted.append((group, ids))
         if posted:
-            some = self.select([index for _, ids in posted for index in ids]) if queued else envs
-            post_rows(table, some, self._lock.next_call_id(), wait, rings_each=rings_each)
+            free = self.select([index for _, ids in posted for index in ids]) if queued else envs
+            post_rows(table, free, self._lock.next_call_id(), worker_wait, rings_each=rings_each)
         for group, ids in queued:
             group.queue(ids)
 
@@ -272,15 +285,17 @@ class RowEngine(Engine):
             in_time = table.waiters.wait(lambda: self._count_missing_to_receive(min_envs), deadline)
             ready = [index for index in self.receivable() if table.has_outcome(index)]
             if not ready and in_time and min_envs != 0:
+                if self.receivable():
+                    continue  # another thread has found that the request of the env that had failed runs again
                 raise NothingPendingError(
                     "recv has no results left to wait for: a signal handler or another thread has taken them"
                 )
             failed = [index for index in ready if table.has_failed(index)]
             if any(table.status[index] == POSTED for index in failed):
-                self._collect(self.select(failed))  # these have another outcome then, or run again
+                self._collect(self.select(failed))  # some may be retried, or become truncated results: wait again
                 continue
-            fine = sorted((index for index in ready if index not in failed), key=self._completed_at)[:max_envs]
-            batch = self.take(self.select([*fine, *failed]), "recv")
+            succeeded = sorted((index for index in ready if index not in failed), key=self._completed_at)
+            batch = self.take(self.select([*succeeded[:max_envs], *failed]), "recv")
             if batch is not None:
                 return batch
 
@@ -305,7 +320,7 @@ class RowEngine(Engine):
         """Wait until nothing is missing.
 
         Raises:
-            VectorTimeoutError: The deadline has passed.
+            VectorTimeoutError: The deadline has passed, and envs or rollouts are still running.
         """
         if self.table.waiters.wait(count_missing, deadline):
             return
@@ -322,7 +337,7 @@ class RowEngine(Engine):
             raise VectorTimeoutError(text, timeout=timeout)
 
     def _spin_for(self, envs: Selection) -> None:
-        """Spin for a short time until the workers of envs have finished, if that has paid off last time."""
+        """Spin for a short time until the workers of envs have finished, if the last request was that quick."""
         if self._spin.caller_spins:
             pairs = []
             for group, _ in envs.groups:
@@ -332,34 +347,37 @@ class RowEngine(Engine):
             spin_until_all(pairs, FINISHED)
 
     def _survey(self, envs: Selection) -> tuple[int, bool]:
-        """Return how many envs have no outcome yet, and whether the rows of all contain their whole results."""
+        """Return how many envs have no outcome yet, and whether `_take_rows` can take the results.
+
+        It can if the spec of observations is known, and each env has made a plain step in time whose whole result is
+        in its row.
+        """
         table, encodings = self.table, self.table.infos.encodings
-        is_plain = not self.reader.learns and not table.overdue and table.are_plain(envs)
-        if envs.is_all and is_plain and table.are_all(POSTED):
+        are_plain = not self.reader.learns and not table.overdue and table.are_plain(envs)
+        if envs.is_all and are_plain and table.are_all(POSTED):
             if table.completed_of != table.call_id_of:
                 return int(np.count_nonzero(table.slab.completed != table.call_ids)), False
             if table.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO:
                 return 0, True
         status, completed, call_ids = table.status, table.completed_of, table.call_id_of
-        if is_plain and all(
+        if are_plain and all(
             status[i] == POSTED and completed[i] == call_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
         ):
             return 0, True
-        return sum(map(table.is_running, envs.ids)), False  # idle envs were taken, and have none that will come
+        # An idle env does not count: another thread has taken its result, and no other result will come.
+        return sum(map(table.is_running, envs.ids)), False
 
     def _count_missing_to_receive(self, min_envs: int | None) -> int:
-        """Return how many outcomes are missing to return from `receive`; none if one is a failure."""
-        table, count, ready = self.table, 0, 0
-        for index in self.receivable():
-            count += 1
-            if table.has_outcome(index):
-                ready += 1
-                if table.has_failed(index):
-                    return 0
-        return max(0, (count if min_envs is None else min(min_envs, count)) - ready)
+        """Return how many more outcomes `receive` waits for. A failure ends its wait at once."""
+        receivable = self.receivable()
+        ready = [index for index in receivable if self.table.has_outcome(index)]
+        if any(map(self.table.has_failed, ready)):
+            return 0
+        wanted = len(receivable) if min_envs is None else min(min_envs, len(receivable))
+        return max(0, wanted - len(ready))
 
     def _completed_at(self, index: int) -> float:
-        """Return when the outcome of an env came."""
+        """Return when an env got its outcome; now, if its worker has not recorded that."""
         table = self.table
         if table.status[index] != POSTED:
             return table.completed_at.get(index, 0.0)
@@ -368,41 +386,46 @@ class RowEngine(Engine):
     # Taking results --------------------------------------------------------------------------------------
 
     def take(self, envs: Selection, caller: str) -> Batch | None:
-        """Deliver the results of envs, if all of them are there: at once where that is possible, or env by env.
+        """Deliver the results of envs if all of them are there.
 
         Returns:
-            The results; None if an env is still running, or runs again.
+            The results; None if an env is still running, or its request has to run again.
 
         Raises:
-            NothingPendingError: A signal handler or another thread has taken them.
+            NothingPendingError: A signal handler or another thread has taken the results.
             VectorStepError: Some envs failed; the results of the others are in ``.batch``.
         """
         with self._lock:
             version = self.table.version
-        missing, are_whole = self._survey(envs)
+        missing, can_take_rows = self._survey(envs)
         if missing:
             return None
-        batch = self._take_rows(envs, version) if are_whole else None
-        return self._take_each(envs, caller) if batch is None else batch
+        batch = self._take_rows(envs, version) if can_take_rows else None
+        if batch is None:
+            batch = self._take_each(envs, caller)
+        if batch is not None:
+            self._spin.complete(time.monotonic())
+        return batch
 
     def _take_rows(self, envs: Selection, version: int) -> Batch | None:
-        """Copy the results of envs out of their rows, and then make the envs idle, unless something has changed.
+        """Copy the results of envs out of their rows without the lock; then record them, and make the envs idle.
 
         Args:
-            envs: The envs, whose rows are complete.
-            version: The version of the table for which that holds.
+            envs: The envs. `_survey` has found that their whole results are in their rows.
+            version: The version of the table before that. If the table has changed since, nothing is recorded.
 
         Returns:
-            The results; None if an info cannot be unpickled, or another thread has taken some.
+            The results; None if the table has changed, or an info cannot be unpickled.
         """
         table, reader, groups = self.table, self.reader, envs.groups
         contents = None
         if not table.infos.all_plain():
             contents, error = try_to_read(lambda: reader.decode(envs.ids), lambda: version == table.version)
             if error is not None:
-                return None  # `_take_each` finds out which env's it is
+                return None  # `_take_each` finds the env whose info it is
         at = envs.at
-        buffers = table.ops[at] & HALF
+        ops = table.ops[at]
+        buffers = ops & HALF
         batch = reader.batch(envs, buffers, contents)
         if table.episodes.may_recycle and (batch.terminated | batch.truncated).any():
             for group, _ in groups:
@@ -412,7 +435,7 @@ class RowEngine(Engine):
                 return None
             table.buffer_index[at] = buffers
             if table.replays:
-                self._record(envs.ids)
+                self._record(envs.ids, ops)
             table.episodes.record_batch(envs.ids, at, batch.terminated, batch.truncated)
             for group, ids in groups:
                 group.actor.completed += len(ids)
@@ -422,19 +445,18 @@ class RowEngine(Engine):
             table.deliver(envs)
             for group, _ in groups if table.saves_due else ():
                 group.save_due_states()
-        self._spin.complete(time.monotonic())
         return batch
 
-    def _record(self, ids: list[int]) -> None:
-        """Record plain steps and autoresets in the journals of envs."""
+    def _record(self, ids: list[int], ops: npt.NDArray[np.uint8]) -> None:
+        """Record plain steps and autoresets in the journals of envs, whose operations are ``ops``."""
         table, slab = self.table, self.table.slab
-        checks = slab.checks[table.buffer_index[ids], ids].tolist()
-        resets = (table.ops[ids] & RESET).tolist()
+        checks = slab.checks[ops & HALF, ids].tolist()
+        resets = (ops & RESET).tolist()
         for index, check, reset in zip(ids, checks, resets, strict=True):
             table.journals[index].record_step(slab, index, check, is_reset=reset != 0)
 
     def _collect(self, envs: Selection) -> None:
-        """Record the complete rows of the actors of these envs."""
+        """Record all complete rows of the actors that these envs belong to."""
         for group, _ in envs.groups:
             group.measure_memory()
         with self._lock, self._lock.change(*envs.actors):
@@ -447,51 +469,45 @@ class RowEngine(Engine):
         self._collect(envs)
         if any(map(table.is_running, ids)):
             return None
-        self._check_ready(ids, caller)
+
+        def find_outcomes() -> list[tuple[int, int, Outcome | None]]:
+            return [(table.status[index], table.call_id_of[index], table.outcomes.get(index)) for index in ids]
+
+        found = find_outcomes()
+        gone = [index for index, (status, _, _) in zip(ids, found, strict=True) if status not in (DONE, FAILED)]
+        if gone:
+            raise NothingPendingError(
+                f"{caller} waited for the results of the envs {gone}, which a signal handler or another thread has "
+                "taken meanwhile: let only one of them wait for these envs"
+            )
         steps: list[EnvStep] = []
         failures: dict[int, BaseException] = {}
         unreadable: dict[int, BaseException] = {}
-
-        def find_outcomes() -> list[tuple[int, Outcome | None]]:
-            return [(table.call_id_of[index], table.outcomes.get(index)) for index in ids]
-
-        taken = find_outcomes()
-        for index, (_, outcome) in zip(ids, taken, strict=True):  # without the lock, since this runs code of users
-            if outcome is None:
-                read = functools.partial(self.reader.read_row, index)
-                step, error = try_to_read(read, lambda: find_outcomes() == taken)
-                if error is not None:
-                    unreadable[index] = self.owners[index].unreadable_of(index)(error)
-            else:
-                step, error = outcome.read()
-                if error is not None:
-                    failures[index] = error
+        for index, (_, _, outcome) in zip(ids, found, strict=True):  # without the lock: this runs code of users
+            step, error = self._read_row(index) if outcome is None else outcome.read()
             if error is None:
                 steps.append(step)
+            else:
+                (unreadable if outcome is None else failures)[index] = error
         with self._lock, self._lock.change(*envs.actors):
-            is_done = all(table.status[index] in (DONE, FAILED) for index in ids)
-            if not is_done or find_outcomes() != taken:
+            if find_outcomes() != found:
                 return None  # a signal handler or another thread has taken some
             for index, failure in unreadable.items():
                 self.owners[index].give_up(index, failure)
             if unreadable and table.on_failure != "raise":
-                return None  # these run again, or have another result now
-            for index in ids:
-                if table.status[index] == DONE and index not in table.outcomes:
+                return None  # their requests run again, or have other outcomes now
+            for index, (_, _, outcome) in zip(ids, found, strict=True):
+                if outcome is None and index not in unreadable:
                     self.reader.keep_info(index)
             table.deliver(envs)
         batch, mismatches = self.batcher.batch_steps(steps)
         failures = {**failures, **unreadable, **mismatches}
         if failures:
             raise step_error(failures, batch, len(ids), caller, self._describe_actor)
-        self._spin.complete(time.monotonic())
         return batch
 
-    def _check_ready(self, ids: list[int], caller: str) -> None:
-        """Raise if the outcomes of envs are gone."""
-        gone = [index for index in ids if self.table.status[index] not in (DONE, FAILED)]
-        if gone:
-            raise NothingPendingError(
-                f"{caller} waited for the results of the envs {gone}, which a signal handler or another thread has "
-                "taken meanwhile: let only one of them wait for these envs"
-            )
+    def _read_row(self, index: int) -> tuple[Any, BaseException | None]:
+        """Return the result in a complete row, or the error of unpickling it. Runs code of users."""
+        call_ids, call_id = self.table.call_id_of, self.table.call_id_of[index]
+        step, error = try_to_read(lambda: self.reader.read_row(index), lambda: call_ids[index] == call_id)
+        return step, None if error is None else self.owners[index].unreadable_of(index)(error)

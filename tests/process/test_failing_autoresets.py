@@ -80,3 +80,25 @@ def test_an_env_whose_step_raises_needs_no_reset(autoreset):
         with pytest.raises(ea.VectorStepError):
             envs.step(np.zeros(1, np.int64))
         assert envs.step(np.zeros(1, np.int64))[0].tolist() == [[2.0]]
+
+
+def test_recv_waits_for_a_reset_that_another_thread_has_found_to_run_again(monkeypatch):
+    """The reset has raised, which ends the wait; before `recv` looks, the other thread has it run in a new process."""
+    with ea.VectorEnv([FailingReset], autoreset="next_step", on_failure="replay") as envs:
+        envs.reset(seed=0)
+        envs.step([0])
+        envs.step([0])
+        engine = envs._engine
+        waiters, found = engine.table.waiters, []
+
+        def wait(count_missing, deadline):
+            in_time = type(waiters).wait(waiters, count_missing, deadline)
+            if not found:
+                found.append(engine.table.has_failed(0))
+                engine._collect(engine.all)
+            return in_time
+
+        monkeypatch.setattr(waiters, "wait", wait, raising=False)
+        envs.send([0])
+        assert envs.recv().env_ids.tolist() == [0]
+        assert found == [True]

@@ -217,7 +217,7 @@ MUTANTS = [
     Mutant(ENVS + "repair", "future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
     # The engine.
     Mutant(ENGINE + "_take_rows", "table.buffer_index[at] = buffers", "pass", LAST),
-    Mutant(ENGINE + "_take_rows", "self._record(envs.ids)", "pass", REPLAYS),
+    Mutant(ENGINE + "_take_rows", "self._record(envs.ids, ops)", "pass", REPLAYS),
     Mutant(ENGINE + "discard", "table.deliver(Selection(done, done))", "pass", HANGS),
     Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
     Mutant(ENGINE + "_post_or_queue", "table.episodes.set_root_seed(index, request.seed)", "pass", SEEDS),
