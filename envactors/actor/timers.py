@@ -14,17 +14,6 @@ from envactors.mailbox.control_page import METHOD_NAMES
 from envactors.options import Deadlines
 
 
-class _NamedTimer:
-    """A timer that is set, and its callback."""
-
-    __slots__ = ("callback", "timer")
-
-    timer: Timer
-
-    def __init__(self, callback: Callable[[], object]) -> None:
-        self.callback = callback
-
-
 class Timers:
     """Named timers, whose callbacks run under the actor's lock.
 
@@ -36,37 +25,34 @@ class Timers:
     def __init__(self, find_loop: Callable[[], Loop], run: Callable[..., None]) -> None:
         self._find_loop = find_loop
         self._run = run
-        self._timers: dict[str, _NamedTimer] = {}
+        self._timers: dict[str, Timer] = {}
 
     def set(self, name: str, when: float, callback: Callable[[], object]) -> None:
         """Run a callback at a time of `time.monotonic`, in place of an earlier timer of this name."""
+
+        def fire() -> None:
+            if self._timers.get(name) is timer:  # else it was canceled while the loop waited for the lock
+                del self._timers[name]
+                callback()
+
         self.cancel(name)
-        named = _NamedTimer(callback)
-        named.timer = self._find_loop().call_at(when, functools.partial(self._run, self._fire, name, named))
-        self._timers[name] = named
+        timer = self._timers[name] = self._find_loop().call_at(when, functools.partial(self._run, fire))
 
     def set_earliest(self, name: str, when: float, callback: Callable[[], object]) -> None:
         """Set a timer, unless one of this name runs earlier."""
-        named = self._timers.get(name)
-        if named is None or when < named.timer.when:
+        timer = self._timers.get(name)
+        if timer is None or when < timer.when:
             self.set(name, when, callback)
 
     def cancel(self, *names: str) -> None:
         """Cancel timers, if they are set."""
         for name in names:
-            named = self._timers.pop(name, None)
-            if named is not None:
-                named.timer.cancel()
+            if name in self._timers:
+                self._timers.pop(name).cancel()
 
     def cancel_all(self) -> None:
         """Cancel all timers."""
         self.cancel(*self._timers)
-
-    def _fire(self, name: str, named: _NamedTimer) -> None:
-        """Run the callback, unless the timer was canceled while the loop waited for the lock."""
-        if self._timers.get(name) is named:
-            del self._timers[name]
-            named.callback()
 
 
 class Judgment(enum.Enum):
