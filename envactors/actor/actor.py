@@ -20,10 +20,11 @@ from typing import Any
 
 from envactors import runtime as runtimes
 from envactors.actor import recording, slow_calls
+from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
 from envactors.actor.change import ChangeLock
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import Exit, Next, Plan, RestartTracker, Step, decide_next
+from envactors.actor.exits import Next, Plan, ProcessExit, RestartTracker, decide_next
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import START_CALL_ID, ExitReport, Incarnation
 from envactors.actor.job import Close, ErrorOf, Job, Renewal, SharedQueue
@@ -161,7 +162,7 @@ class Actor(ActorBase):
                 return ActorState.STARTING
             if phase in (Phase.STARTING, Phase.BACKOFF) or incarnation.end_reason is EndReason.RENEW:
                 return ActorState.RENEWING
-            return ActorState.IDLE if self._running_step() is None else ActorState.BUSY
+            return ActorState.IDLE if self._running_activity() is None else ActorState.BUSY
 
     @property
     def is_usable(self) -> bool:
@@ -179,7 +180,7 @@ class Actor(ActorBase):
         worker = self.incarnation.worker
         rss = 0 if worker is None else worker.resident_memory()  # may take long, so not under the lock
         with self.lock:
-            step = self._running_step()
+            activity = self._running_activity()
             return ActorStats(
                 completed=self.completed,
                 failed=self._failed,
@@ -191,8 +192,8 @@ class Actor(ActorBase):
                 pid=self.pid,
                 node=self.node,
                 incarnation=self.incarnation.index,
-                method=None if step is None else step.method,
-                elapsed=0.0 if step is None else time.monotonic() - step.started,
+                method=None if activity is None else activity.method,
+                elapsed=0.0 if activity is None else time.monotonic() - activity.started,
                 rss=rss,
                 started_in=self._started_in,
                 replays=self.replays,
@@ -213,9 +214,9 @@ class Actor(ActorBase):
         worker = self.incarnation.worker
         return "" if worker is None else worker.stderr_tail
 
-    def _running_step(self) -> Step | None:
+    def _running_activity(self) -> Activity | None:
         job = self.running or self.renewal
-        return None if job is None else job.step()
+        return None if job is None else job.activity()
 
     # Events of callers -----------------------------------------------------------------------------------
 
@@ -226,13 +227,11 @@ class Actor(ActorBase):
             ActorClosedError: The actor was closed.
         """
         with self.lock, self.lock.change(self):
-            is_refused = self.is_closing
-            if not is_refused:
-                self.enqueue(job)
-        if is_refused:
-            job.actor = self
-            step = job.step() or Step("", self.config.first_index)
-            raise self.errors.closed(step, self.incarnation.index)
+            if self.is_closing:
+                activity = job.activity()
+                assert activity is not None, "the job has not ended"
+                raise self.lock.refuse(self.errors.closed(activity, self.incarnation.index))
+            self.enqueue(job)
 
     def renew(self, future: ActorFuture | None) -> None:
         """Queue a renewal; its future gets the index of the new incarnation."""
@@ -259,17 +258,15 @@ class Actor(ActorBase):
             self._process_results()
             jobs = [job for job in (self.running, self.renewal) if job is not None]
             is_running = any(job.future is future for job in jobs) or self.tenant.is_running(future)
-            is_refused = is_running and not self.config.backend.traits.can_kill
-            if is_running and not is_refused:
+            if is_running:
+                self._check_can_kill("abort a running call")
                 self._kill_and_proceed(EndReason.ABORT)
             # A call that was running in an earlier process may be queued for another try.
-            step = None if is_running or future.done() else self._withdraw(future)
-            if step is not None:
+            activity = None if is_running or future.done() else self._withdraw(future)
+            if activity is not None:
                 report = ExitReport(reason=EndReason.ABORT)
-                future.set_error(self.errors.exit(report, self.incarnation.index, step))
-        if is_refused:
-            raise self.errors.unsupported("abort a running call", self.incarnation.index)
-        return is_running or step is not None
+                future.set_error(self.errors.ended(report, self.incarnation.index, activity))
+        return is_running or activity is not None
 
     def kill(self, restart: bool) -> None:
         """Kill the process; without ``restart`` the actor is closed.
@@ -279,12 +276,16 @@ class Actor(ActorBase):
         """
         self.check_owner()
         with self.lock, self.lock.change(self):
-            is_refused = not self.config.backend.traits.can_kill and self._running_step() is not None
-            if not is_refused and not (restart and self.is_closing):
+            if self._running_activity() is not None:
+                self._check_can_kill("kill it in the middle of a call")
+            if not (restart and self.is_closing):
                 self.is_closing |= not restart
                 self._kill_and_proceed(EndReason.ABORT if restart else EndReason.CLOSE)
-        if is_refused:
-            raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
+
+    def _check_can_kill(self, operation: str) -> None:
+        """Refuse to do something that the backend cannot do, since it cannot kill."""
+        if not self.config.backend.traits.can_kill:
+            raise self.lock.refuse(self.errors.unsupported(operation, self.incarnation.index))
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         """Let queued jobs run and the envs close, then end the process.
@@ -385,14 +386,14 @@ class Actor(ActorBase):
             self._loan.begin(held, lender)
         return lender
 
-    def _withdraw(self, future: ActorFuture) -> Step | None:
-        """Remove the request of a future from the queue; return its step, or None if it is not queued."""
+    def _withdraw(self, future: ActorFuture) -> Activity | None:
+        """Remove the request of a future from the queue; return its activity, or None if it is not queued."""
         job = next((job for job in self.queue if job.future is future), None)
         if job is None:
             return self.tenant.withdraw(future)
         self.queue.remove(job)
         self.unfinished.pop(job, None)
-        return job.step()
+        return job.activity()
 
     def _close_timeout(self, timeout: float | None) -> float | None:
         return self.config.deadlines.close if timeout is None else timeout
@@ -569,20 +570,20 @@ class Actor(ActorBase):
 
     def _check_deadlines(self) -> None:
         """Report the current step if it is slow, and end the process if it is late."""
-        step, worker = self.find_current_step(), self.incarnation.worker
-        if step is None or worker is None:
+        activity, worker = self.find_activity(), self.incarnation.worker
+        if activity is None or worker is None:
             return
-        judgment = self.deadline_watch.judge(step)
+        judgment = self.deadline_watch.judge(activity)
         if judgment is Judgment.LATE:
             if self.running is not None:
-                self.running.on_late(step)
+                self.running.on_late(activity)
             self._kill_after_stacks()
         elif judgment is Judgment.SLOW:
             read_stacks = functools.partial(worker.ask_stacks().wait, slow_calls.STACKS_PATIENCE)
-            slow_calls.warn(self, step, time.monotonic() - step.started, read_stacks)
+            slow_calls.warn(self, activity, time.monotonic() - activity.started, read_stacks)
 
-    def find_current_step(self) -> Step | None:
-        """Process results, then return the step that still runs; None if there is none, or the process is ending.
+    def find_activity(self) -> Activity | None:
+        """Process results, then return the activity that goes on; None if there is none, or the process is ending.
 
         A worker that has corrupted the memory it shares with this process is killed.
         """
@@ -593,13 +594,13 @@ class Actor(ActorBase):
         finished = worker.page.counters[FINISHED]
         # A reply beats a deadline that has passed meanwhile, as while this process was stopped (SIGSTOP).
         self._process_results()
-        step = self._running_step() if self.phase is _LIVE else None
-        if step is None:
+        activity = self._running_activity() if self.phase is _LIVE else None
+        if activity is None:
             return None
         untrue = worker.page.find_untrue(len(self.config.start.factories))
         corruption = f"{untrue} on its control page cannot be true" if untrue else self.tenant.check_memory(finished)
         if not corruption:
-            return step
+            return activity
         worker.kill_corrupted(corruption)
         return None
 
@@ -905,31 +906,31 @@ class Actor(ActorBase):
         self.tenant.collect_completed()
         if job is not None:
             job.count_completed()
-        # 2. Describe: find the step that was running, and make the error.
+        # 2. Describe: find out what was running, and make the error.
         culprit = None if job is None else job.culprit(incarnation)
         error = self._describe_exit(report, culprit)
         # 3. Decide: start another process now, later, or never.
         plan = self._plan(report, error)
-        exit = Exit(incarnation, report.reason, culprit, error, plan)  # noqa: A001
+        ended = ProcessExit(incarnation, report.reason, culprit, error, plan)
         if incarnation.has_started:
             self.last_crash = error
         if plan.next is not Next.CLOSE:
-            self._log_exit(exit)
+            self._log_exit(ended)
         recording.recorder.on_exit(self, culprit)
         # 4. Lose: end the episodes and the running job, or queue them again for the next process.
-        self.tenant.on_exit(exit)
-        self._lose(job, exit)
+        self.tenant.on_exit(ended)
+        self._lose(job, ended)
         self.running = None
         # 5. Continue: only this starts a process, fails the queue, or frees anything.
-        self._continue(exit, report)
+        self._continue(ended, report)
 
-    def _describe_exit(self, report: ExitReport, culprit: Step | None) -> ActorError:
+    def _describe_exit(self, report: ExitReport, culprit: Activity | None) -> ActorError:
         """Return the error that says how the process ended."""
         incarnation = self.incarnation
         if report.reason is EndReason.DISCARD and incarnation.discard_error is not None:
             return incarnation.discard_error
         if incarnation.has_started:
-            return self.errors.exit(report, incarnation.index, culprit)
+            return self.errors.ended(report, incarnation.index, culprit)
         return self.errors.start(report, incarnation)
 
     def _plan(self, report: ExitReport, error: ActorError) -> Plan:
@@ -942,30 +943,30 @@ class Actor(ActorBase):
         delay = self._restart_tracker.add(error, time.monotonic(), may_restart=chosen is Next.RESTART)
         return Plan(Next.DIE) if delay is None else Plan(Next.RESTART, delay)
 
-    def _lose(self, job: Job | None, exit: Exit) -> None:  # noqa: A002
+    def _lose(self, job: Job | None, ended: ProcessExit) -> None:
         """End the job that was running, or queue it again. A renewal stays until the next process has started."""
-        if exit.plan.next is Next.CLOSE or exit.reason is EndReason.ABORT:
-            self._fail_renewal(lambda _step: exit.error)
+        if ended.plan.next is Next.CLOSE or ended.reason is EndReason.ABORT:
+            self._fail_renewal(lambda _activity: ended.error)
         if job is None or isinstance(job, Renewal):
             return
-        if job.after_exit(exit):
+        if job.after_exit(ended):
             job.call_id = 0
             self.queue.appendleft(job)
         else:
             self._failed += job.future is not None
             self.unfinished.pop(job, None)
 
-    def _continue(self, exit: Exit, report: ExitReport) -> None:  # noqa: A002
+    def _continue(self, ended: ProcessExit, report: ExitReport) -> None:
         """Start the next process, now or later, or fail all jobs that wait for it."""
         if not report.status.is_certain:
             self._unconfirmed = self.incarnation.worker
         self.incarnation.worker = None
-        chosen, delay = exit.plan
+        chosen, delay = ended.plan
         if chosen is Next.START:
             self._start_next_process()
         elif chosen is Next.RESTART:
             # The standby observes the delay in place of the actor, so no more processes start than without standbys.
-            standby = self._take_standby(delay) if exit.incarnation.has_started else None
+            standby = self._take_standby(delay) if ended.incarnation.has_started else None
             if standby is not None:
                 self._restart(standby)
             else:
@@ -979,7 +980,7 @@ class Actor(ActorBase):
             self._fail_queue_until_renewal()
         else:
             closing = report if report.reason is None else report._replace(reason=EndReason.CLOSE)
-            self._close(functools.partial(self.errors.exit, closing, exit.incarnation.index))
+            self._close(functools.partial(self.errors.ended, closing, ended.incarnation.index))
 
     def _on_backoff(self) -> None:
         if self.phase is Phase.BACKOFF:
@@ -1019,7 +1020,7 @@ class Actor(ActorBase):
         reason = EndReason.INTERRUPT if bug is None else EndReason.CLOSE
         if bug is None:
             text = f"actor {self.name!r} gets another process: a change of its state was interrupted"
-            error_of = functools.partial(self.errors.exit, ExitReport(reason=reason), self.incarnation.index)
+            error_of = functools.partial(self.errors.ended, ExitReport(reason=reason), self.incarnation.index)
         else:
             text = f"actor {self.name!r} is closed by an internal error of envactors; please report it"
             error_of = functools.partial(self.errors.broken, bug, self.incarnation.index)
@@ -1039,11 +1040,11 @@ class Actor(ActorBase):
         else:
             self._kill_and_proceed(reason)
 
-    def _log_exit(self, exit: Exit) -> None:  # noqa: A002
-        if exit.reason in (EndReason.ABORT, EndReason.RENEW):
+    def _log_exit(self, ended: ProcessExit) -> None:
+        if ended.reason in (EndReason.ABORT, EndReason.RENEW):
             self.log(logging.INFO, f"actor {self.name!r} gets a new process, on request")
         else:
-            self.log(logging.WARNING, str(exit.error).partition("\n")[0])
+            self.log(logging.WARNING, str(ended.error).partition("\n")[0])
 
     def log(self, level: int, text: str, error: BaseException | None = None) -> None:
         """Log a message, with the traceback of an error, in the thread for printing: handlers may block."""

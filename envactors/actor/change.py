@@ -3,8 +3,9 @@
 An exception from a signal handler, an asynchronous exception, or a RecursionError can end a change of the state at any
 point. Nobody tries to prevent or to undo that. Instead:
 
-1. Every change is made in ``with lock, lock.change(*actors):``, which names the actors that it concerns. It is short,
-   raises nothing itself, and runs no code of users. Waiting, pickling, and copying happen outside.
+1. Every change is made in ``with lock, lock.change(*actors):``, which names the actors that it concerns. It is short
+   and runs no code of users. It raises nothing itself, except to refuse something while the invariant holds
+   (`ChangeLock.refuse`). Waiting, pickling, and copying happen outside.
 2. Between changes, the state satisfies this invariant. For an actor: every job in `Actor.unfinished` is in the queue,
    or it is the running one or the renewal, and an end of the process is reported to the loop. For an env: see
    `envactors.vector.table.EnvTable`.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from envactors.threads import runs_library_code_only
 
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 else:
     from _thread import RLock
+
+
+AnyError = TypeVar("AnyError", bound=Exception)
 
 
 class Changeable(Protocol):
@@ -94,6 +98,11 @@ class ChangeLock(RLock):
             self._reset()
         self._changing, self._frame = actors, sys._getframe(1)
         return self._scope
+
+    def refuse(self, error: AnyError) -> AnyError:
+        """End the current change, at a point where the invariant holds; return the error to raise there."""
+        self._changing = ()
+        return error
 
     def include(self, actor: Changeable) -> None:
         """Have the current change concern another actor, too."""

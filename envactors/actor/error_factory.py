@@ -11,8 +11,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from envactors.actor.activity import Activity
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import Step
 from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.states import EndReason
 from envactors.backends.base import LaunchRefusedError
@@ -42,21 +42,21 @@ class ErrorFactory:
     def __init__(self, config: ActorConfig) -> None:
         self._config = config
 
-    def unpicklable(self, step: Step, incarnation: int, cause: Exception, text: str) -> ActorError:
+    def unpicklable(self, activity: Activity, incarnation: int, cause: Exception, text: str) -> ActorError:
         """Return the error of arguments that could not be sent; ``text`` is the `repr` of the cause."""
-        who, where = self._locate(incarnation, step=step)
-        text = f"the arguments of {step.method} for {who} cannot be pickled: {text}"
+        who, where = self._locate(incarnation, activity=activity)
+        text = f"the arguments of {activity.method} for {who} cannot be pickled: {text}"
         return _caused(SerializationError(text, **where), cause)
 
-    def closed(self, step: Step, incarnation: int) -> ActorError:
+    def closed(self, activity: Activity, incarnation: int) -> ActorError:
         """Return the error of a call after the actor was closed."""
-        who, where = self._locate(incarnation, step=step)
-        return ActorClosedError(f"cannot run {step.method}: {who} is closed", **where)
+        who, where = self._locate(incarnation, activity=activity)
+        return ActorClosedError(f"cannot run {activity.method}: {who} is closed", **where)
 
-    def broken(self, bug: BaseException, incarnation: int, step: Step) -> ActorError:
+    def broken(self, bug: BaseException, incarnation: int, activity: Activity) -> ActorError:
         """Return the error of a call whose actor was closed by an error of this library."""
-        who, where = self._locate(incarnation, step=step)
-        text = f"{step.method} has failed: {who} was closed by an internal error of envactors: {type(bug).__name__}"
+        who, where = self._locate(incarnation, activity=activity)
+        text = f"{activity.method} has failed: {who} was closed by an internal error of envactors: {type(bug).__name__}"
         return _caused(ActorClosedError(f"{text}. Please report it with this traceback", **where), bug)
 
     def within_envs(self) -> RuntimeError:
@@ -72,25 +72,25 @@ class ErrorFactory:
         text = f"{who} lives in {self._config.backend!r}, which cannot {operation}"
         return ActorError(f"{text}: wait for the call, or use backend='process'", **where)
 
-    def outcome(self, step: Step, frame: Frame, pid: int | None) -> tuple[Any, BaseException | None]:
+    def outcome(self, activity: Activity, frame: Frame, pid: int | None) -> tuple[Any, BaseException | None]:
         """Read a reply: return the call's (value, None), or (None, the exception that it ended with)."""
         has_failed = frame.kind == Kind.FAILED
         content, error = try_to_read(lambda: Failure(*loads(frame.payload)) if has_failed else loads(frame.payload))
         if error is not None:
-            return None, self.unreadable(step, frame.incarnation, pid, error)
-        return (None, self.raised(step, frame.incarnation, pid, content)) if has_failed else (content, None)
+            return None, self.unreadable(activity, frame.incarnation, pid, error)
+        return (None, self.raised(activity, frame.incarnation, pid, content)) if has_failed else (content, None)
 
-    def unreadable(self, step: Step, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:
+    def unreadable(self, activity: Activity, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:
         """Return the error of a result that cannot be unpickled. Formats the cause, so not under the lock."""
-        who, where = self._locate(incarnation, pid, step)
+        who, where = self._locate(incarnation, pid, activity)
         lines = "".join(safe_traceback(cause)).rstrip()
-        text = f"the result of {step.method} cannot be unpickled, {who}{_after(where)}: {safe_repr(cause)}\n{lines}"
+        text = f"the result of {activity.method} cannot be unpickled, {who}{_after(where)}: {safe_repr(cause)}\n{lines}"
         # Without its frames: where rows are read, these refer to memory, which would live as long as the error.
         return _caused(SerializationError(text, **where), cause.with_traceback(None))
 
-    def raised(self, step: Step, incarnation: int, pid: int | None, failure: Failure) -> BaseException:
+    def raised(self, activity: Activity, incarnation: int, pid: int | None, failure: Failure) -> BaseException:
         """Return the exception that a call ended with in the worker. Unpickles it, so not under the lock."""
-        call, cause = step.method, unpack_failure(failure)
+        call, cause = activity.method, unpack_failure(failure)
         if failure.fault in (Fault.RAISED, Fault.RESET) and cause is not None:
             return cause
         raised = f"{call} raised an exception that cannot be pickled or unpickled"
@@ -101,20 +101,20 @@ class ErrorFactory:
             Fault.RESULT: f"the result of {call} cannot be pickled",
             Fault.TOO_LARGE: f"{call} is too large for the link to its node",
         }[failure.fault]
-        who, where = self._locate(incarnation, pid, step)
+        who, where = self._locate(incarnation, pid, activity)
         text = f"{problem}, {who}{_after(where)}: {failure.text}\n{failure.traceback}".rstrip()
         return _caused(SerializationError(text, **where), cause)
 
-    def out_of_memory(self, step: Step, incarnation: int, cause: OSError) -> ActorError:
+    def out_of_memory(self, activity: Activity, incarnation: int, cause: OSError) -> ActorError:
         """Return the error of a step whose results have no room."""
-        who, where = self._locate(incarnation, step=step)
-        text = f"there is too little shared memory for the results of {step.method}, {who}: {cause}"
+        who, where = self._locate(incarnation, activity=activity)
+        text = f"there is too little shared memory for the results of {activity.method}, {who}: {cause}"
         return _caused(ActorError(text, **where), cause)
 
     def start(self, report: ExitReport, incarnation: Incarnation) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made."""
-        step = Step("", self._config.first_index + incarnation.envs_made, started=incarnation.launched)
-        who, where = self._locate(incarnation.index, report.pid, step)
+        activity = Activity("", self._config.first_index + incarnation.envs_made, started=incarnation.launched)
+        who, where = self._locate(incarnation.index, report.pid, activity)
         cause, seconds, ending = report.status.refusal, self._config.deadlines.start, _ending(report)
         failure, is_late = incarnation.failure, report.reason is EndReason.TIMEOUT
         if failure is not None:
@@ -135,20 +135,20 @@ class ErrorFactory:
             cause = _timeout(text, seconds, report, where)
         return _caused(ActorStartError(text, **ending, **where), cause)
 
-    def exit(self, report: ExitReport, incarnation: int, step: Step | None) -> ActorError:
-        """Return the error of a process that ended, in a step or while idle."""
+    def ended(self, report: ExitReport, incarnation: int, activity: Activity | None) -> ActorError:
+        """Return the error of a process that has ended, at work or while idle."""
         aborted = report.reason not in (None, EndReason.TIMEOUT)
-        who, where = self._locate(incarnation, report.pid, step)
-        if step is None:
+        who, where = self._locate(incarnation, report.pid, activity)
+        if activity is None:
             running = "while idle"
-        elif step.started == 0.0:
-            running = f"before {step.method} (call {step.call_id}) could run"
+        elif activity.started == 0.0:
+            running = f"before {activity.method} (call {activity.call_id}) could run"
         else:
-            running = f"in {step.method} (call {step.call_id}){_after(where)}"
+            running = f"in {activity.method} (call {activity.call_id}){_after(where)}"
         running += _appendix(report)
-        if report.reason is EndReason.TIMEOUT and step is not None:
-            text = f"{who} passed its deadline of {step.deadline} s {running}"
-            return _timeout(text, step.deadline, report, where)
+        if report.reason is EndReason.TIMEOUT and activity is not None:
+            text = f"{who} passed its deadline of {activity.deadline} s {running}"
+            return _timeout(text, activity.deadline, report, where)
         was_killed = aborted and report.status.loss is None and not report.corruption
         how = "was ended on purpose" if was_killed else _how(report)
         if report.reason is EndReason.INTERRUPT:
@@ -158,10 +158,12 @@ class ErrorFactory:
             return NodeLostError(text, **report.status.loss._asdict(), **_ending(report), **where)
         return ActorDiedError(text, aborted=aborted, **_ending(report), **where)
 
-    def discarded(self, step: Step, incarnation: int, pid: int | None, cause: BaseException, text: str) -> ActorError:
+    def discarded(
+        self, activity: Activity, incarnation: int, pid: int | None, cause: BaseException, text: str
+    ) -> ActorError:
         """Return the error of a process that was ended because an env raised; ``text`` describes the cause."""
-        who, where = self._locate(incarnation, pid, step)
-        text = f"{who} was replaced since {step.method} raised {text}"
+        who, where = self._locate(incarnation, pid, activity)
+        text = f"{who} was replaced since {activity.method} raised {text}"
         return _caused(ActorDiedError(text, aborted=True, **where), cause)
 
     def poison(self, crash: ActorError, inputs: Callable[[], list[tuple[Any, ...]]]) -> ActorError:
@@ -171,24 +173,24 @@ class ErrorFactory:
         error.read_inputs = inputs
         return error
 
-    def not_begun(self, step: Step, crash: ActorError) -> ActorError:
+    def not_begun(self, activity: Activity, crash: ActorError) -> ActorError:
         """Return the error of a step whose process ended before it could run."""
-        _, where = self._locate(crash.incarnation or 0, crash.pid, step)
+        _, where = self._locate(crash.incarnation or 0, crash.pid, activity)
         whose = "" if crash.method is None else f" while {crash.method} of env {crash.index} was running"
         text = (
-            f"env {step.index} of actor {self._config.name!r} was lost with its process{whose}, before its own "
-            f"{step.method} (call {step.call_id}) could run: {crash}"
+            f"env {activity.env} of actor {self._config.name!r} was lost with its process{whose}, before its own "
+            f"{activity.method} (call {activity.call_id}) could run: {crash}"
         )
         kind = NodeLostError if isinstance(crash, NodeLostError) else ActorDiedError
         names = {**ActorDiedError.__annotations__, **kind.__annotations__}
         ending = {name: value for name, value in vars(crash).items() if name in names}
         return _caused(kind(text, **ending, **where), copy_error(crash))
 
-    def lost_process(self, crash: ActorError | None, incarnation: int) -> Callable[[Step], ActorError]:
+    def lost_process(self, crash: ActorError | None, incarnation: int) -> Callable[[Activity], ActorError]:
         """Return a function that makes the errors of calls which only an earlier process could run."""
         if crash is not None:
-            return lambda _step: copy_error(crash)
-        return functools.partial(self.exit, ExitReport(reason=EndReason.ABORT), incarnation)
+            return lambda _activity: copy_error(crash)
+        return functools.partial(self.ended, ExitReport(reason=EndReason.ABORT), incarnation)
 
     def exhausted(self, crashes: Sequence[ActorError], incarnation: int) -> ActorError:
         """Return the error of every call after the last process that the restart policy allows."""
@@ -208,21 +210,23 @@ class ErrorFactory:
         )
         return _caused(RestartsExhaustedError(text, causes=[copy_error(crash) for crash in crashes], **where), last)
 
-    def after_last(self, final: ActorError, step: Step) -> ActorError:
+    def after_last(self, final: ActorError, activity: Activity) -> ActorError:
         """Return the error of a call to a dead actor, given the error of its last process."""
         error = copy_error(final)
         if isinstance(error, RestartsExhaustedError):
-            error.index, error.method, error.call_id = step.index, step.method, step.call_id
-            error.args = (f"{step.method} of env {step.index} (call {step.call_id}) cannot run: {final}",)
+            error.index, error.method, error.call_id = activity.env, activity.method, activity.call_id
+            error.args = (f"{activity.method} of env {activity.env} (call {activity.call_id}) cannot run: {final}",)
         return error
 
-    def _locate(self, incarnation: int, pid: int | None = None, step: Step | None = None) -> tuple[str, dict[str, Any]]:
-        """Return where an error happened, in which step if any: in words, and as the attributes of `ActorError`."""
-        name, at = self._config.name, step or Step("", self._config.first_index)
+    def _locate(
+        self, incarnation: int, pid: int | None = None, activity: Activity | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Return where an error happened, in which activity if any: in words, and as the attributes of `ActorError`."""
+        name, at = self._config.name, activity or Activity("", self._config.first_index)
         process = "" if pid is None else f"pid {pid}, "
-        return f"actor {name!r} (env {at.index}, {process}incarnation {incarnation})", {
+        return f"actor {name!r} (env {at.env}, {process}incarnation {incarnation})", {
             "actor": name,
-            "index": at.index,
+            "index": at.env,
             "pid": pid,
             "incarnation": incarnation,
             "method": at.method or None,

@@ -17,25 +17,8 @@ from envactors.errors import ActorError, copy_error
 from envactors.options import RestartPolicy
 
 if TYPE_CHECKING:
+    from envactors.actor.activity import Activity
     from envactors.actor.incarnation import Incarnation
-
-
-class Step(NamedTuple):
-    """One step of a job, as errors and deadlines need it.
-
-    Attributes:
-        method: Name of the method.
-        index: Index of the env in its vector; 0 for a lone actor.
-        call_id: Its call id; 0 if it has none yet.
-        started: When the worker was free to begin it (`time.monotonic`); 0.0 if it was not.
-        deadline: How long it may run, in seconds; None for no limit.
-    """
-
-    method: str
-    index: int  # type: ignore[assignment] # the method of this name is not used
-    call_id: int = 0
-    started: float = 0.0
-    deadline: float | None = None
 
 
 class Next(enum.Enum):
@@ -59,7 +42,7 @@ class Plan(NamedTuple):
         return self.next in (Next.START, Next.RESTART)
 
 
-class Exit(NamedTuple):
+class ProcessExit(NamedTuple):
     """The exit of a process, once it is decided what the actor does next.
 
     Attributes:
@@ -72,7 +55,7 @@ class Exit(NamedTuple):
 
     incarnation: Incarnation
     reason: EndReason | None
-    culprit: Step | None
+    culprit: Activity | None
     error: ActorError
     plan: Plan
 

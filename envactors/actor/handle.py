@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
-from envactors.actor.exits import Step
+from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call
 from envactors.actor.states import ActorState, ActorStats
@@ -269,8 +269,8 @@ def pickle_call(actor: Actor | InlineActor, call: Call, message: tuple[Any, ...]
     try:
         call.payload = dumps(tuple(message))
     except Exception as error:  # the reduction of an argument may raise anything
-        step = Step(call.method, call.index)
-        call.future.set_error(actor.errors.unpicklable(step, actor.incarnation.index, error, safe_repr(error)))
+        activity = Activity(call.method, call.index)
+        call.future.set_error(actor.errors.unpicklable(activity, actor.incarnation.index, error, safe_repr(error)))
         return False
     return True
 
@@ -290,8 +290,8 @@ def discard_process(handle: ActorHandle, incarnation: int, method: str, error: E
         error: The exception.
     """
     actor = handle._actor
-    step = Step(method, actor.config.first_index)
-    reason = actor.errors.discarded(step, incarnation, actor.pid, error, safe_repr(error))
+    activity = Activity(method, actor.config.first_index)
+    reason = actor.errors.discarded(activity, incarnation, actor.pid, error, safe_repr(error))
     actor.run(actor.discard, incarnation, lambda: reason)
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from envactors import runtime as runtimes
 from envactors.actor import recording
+from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import Step
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.jobs import Call, UnreadReply
@@ -47,19 +47,21 @@ class _Request(InlineRequest):
     Args:
         actor: The actor.
         index: The env.
-        step: The request; None if no warning is to say that it is slow.
+        activity: The request; None if no warning is to say that it is slow.
         server: The server that runs it, once it is known.
     """
 
-    def __init__(self, actor: InlineActor, index: int, step: Step | None = None, server: Server | None = None) -> None:
+    def __init__(
+        self, actor: InlineActor, index: int, activity: Activity | None = None, server: Server | None = None
+    ) -> None:
         super().__init__(index, is_nested=actor.config.lock.is_held_here())
-        self.actor, self.step, self.server = actor, step, server
+        self.actor, self.activity, self.server = actor, activity, server
 
     def find_context(self) -> ActorContext | None:
         return None if self.server is None else self.server.host.running()
 
-    def describe(self) -> tuple[InlineActor, Step] | None:
-        return None if self.step is None else (self.actor, self.step)
+    def describe(self) -> tuple[InlineActor, Activity] | None:
+        return None if self.activity is None else (self.actor, self.activity)
 
 
 class InlineActor(ActorBase):
@@ -163,34 +165,34 @@ class InlineActor(ActorBase):
         Raises:
             ActorClosedError: The actor was closed.
         """
-        step, future = Step(call.method, call.index), call.future
+        activity, future = Activity(call.method, call.index), call.future
         if self.closed.is_open:
-            raise self.errors.closed(step, self.incarnation.index)
+            raise self.errors.closed(activity, self.incarnation.index)
         self.check_not_within()
         try:
-            self.make_missing(step)
+            self.make_missing(activity)
         except ActorError as error:
             future.set_error(error)
             return
         if call.incarnation not in (None, self.incarnation.index):
-            future.set_error(self.errors.lost_process(self.last_crash, call.incarnation)(step))
+            future.set_error(self.errors.lost_process(self.last_crash, call.incarnation)(activity))
             return
         self._call_id += 1
-        step = step._replace(call_id=self._call_id, started=time.monotonic())
+        activity = activity._replace(call_id=self._call_id, started=time.monotonic())
         future.set_running()
-        request = _Request(self, call.index, step)
+        request = _Request(self, call.index, activity)
         with self._lock, self.code.enter(request):
             request.server = server = self._server
             if server is None:  # another thread has closed the actor, or its factory has raised, meanwhile
-                future.set_error(self.unusable_error(step))
+                future.set_error(self.unusable_error(activity))
                 return
             kind, payload = server.execute(call.kind, call.payload)
         self._completed += 1
-        recording.recorder.on_span(self, call.method, step.started)
+        recording.recorder.on_span(self, call.method, activity.started)
         reply = Frame(kind, self.incarnation.index, self._call_id, payload)
         if call.take_reply is not None:
             call.take_reply(reply)
-        future.set_outcome(UnreadReply(self.errors, step, reply, self.pid))
+        future.set_outcome(UnreadReply(self.errors, activity, reply, self.pid))
 
     def check_not_within(self) -> None:
         """Raise if the calling thread runs code of an env of this actor, whose next request must run after that.
@@ -205,7 +207,7 @@ class InlineActor(ActorBase):
         """Close the envs and make new ones."""
         self.check_owner()
         if self.closed.is_open:
-            raise self.errors.closed(Step("renew", self.config.first_index), self.incarnation.index)
+            raise self.errors.closed(Activity("renew", self.config.first_index), self.incarnation.index)
         self.check_not_within()
         self.replace(self._describe_end(EndReason.RENEW), closes=True)
         future.set_outcome(ReadyOutcome(self.incarnation.index, self._start_error))
@@ -227,11 +229,11 @@ class InlineActor(ActorBase):
                 self._close_envs(server)
             self._start()
 
-    def make_missing(self, step: Step) -> None:
+    def make_missing(self, activity: Activity) -> None:
         """Make the envs, unless they exist; an interrupt may have ended an earlier attempt.
 
         Args:
-            step: The request that needs the envs.
+            activity: The request that needs the envs.
 
         Raises:
             ActorError: The actor is closed, or a factory has raised.
@@ -241,7 +243,7 @@ class InlineActor(ActorBase):
                 if self._server is None:  # no other thread has made them meanwhile
                     self._start()
         if self._server is None:
-            raise self.unusable_error(step)
+            raise self.unusable_error(activity)
 
     def run(self, event: Callable[..., object], *args: object) -> None:
         """Run an event under the lock."""
@@ -254,12 +256,12 @@ class InlineActor(ActorBase):
             self.replace(make_error())
 
     def _describe_end(self, reason: EndReason) -> ActorError:
-        return self.errors.exit(ExitReport(self.pid, reason=reason), self.incarnation.index, None)
+        return self.errors.ended(ExitReport(self.pid, reason=reason), self.incarnation.index, None)
 
-    def unusable_error(self, step: Step) -> ActorError:
+    def unusable_error(self, activity: Activity) -> ActorError:
         """Return the error of a request that cannot run: a factory has raised, or the actor was closed."""
         error = self._start_error
-        return self.errors.closed(step, self.incarnation.index) if error is None else copy_error(error)
+        return self.errors.closed(activity, self.incarnation.index) if error is None else copy_error(error)
 
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""

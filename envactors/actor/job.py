@@ -9,15 +9,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from envactors.actor.exits import Exit, Step
+from envactors.actor.activity import Activity
+from envactors.actor.exits import ProcessExit
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import Incarnation
 from envactors.actor.states import EndReason
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Frame
 
-# Makes the error of a step that no process will run.
-ErrorOf: TypeAlias = Callable[[Step], ActorError]
+# Makes the error of an activity that no process will run.
+ErrorOf: TypeAlias = Callable[[Activity], ActorError]
 
 
 class Job:
@@ -61,20 +62,20 @@ class Job:
     def call_when_finished(self) -> None:
         """Have the actor notice that it is finished, since another job waits for that."""
 
-    def step(self) -> Step | None:
-        """Return the step that the worker runs, or begins next; None if it is finished."""
+    def activity(self) -> Activity | None:
+        """Return what the worker runs for it, or begins next; None if it is finished."""
         raise NotImplementedError
 
-    def culprit(self, incarnation: Incarnation) -> Step | None:
-        """Return the step that an ended process was running, or missed its deadline in; None if it had not begun."""
-        worker, step = incarnation.worker, self.step()
+    def culprit(self, incarnation: Incarnation) -> Activity | None:
+        """Return what an ended process was running of it, or missed its deadline in; None if it had not begun."""
+        worker, activity = incarnation.worker, self.activity()
         is_blamed = incarnation.end_reason in (EndReason.TIMEOUT, EndReason.ABORT)
         has_begun = worker is None or worker.page.progress().call_id == self.call_id
-        return step if has_begun or is_blamed else None
+        return activity if has_begun or is_blamed else None
 
-    def on_late(self, step: Step) -> None:
-        """Ignore all later progress of the worker: a step has missed its deadline."""
-        self.deadline = step.deadline
+    def on_late(self, activity: Activity) -> None:
+        """Ignore all later progress of the worker: an activity has missed its deadline."""
+        self.deadline = activity.deadline
 
     def on_part(self, frame: Frame) -> None:
         """Take a part of the reply."""
@@ -87,9 +88,9 @@ class Job:
     def count_completed(self) -> None:
         """Count the steps that an ended process has completed, before anything is decided about its envs."""
 
-    def after_exit(self, exit: Exit) -> bool:  # noqa: A002
+    def after_exit(self, ended: ProcessExit) -> bool:
         """Handle the exit of the process that it was sent to; return whether it continues in the next process."""
-        del exit
+        del ended
         return False
 
     def fail(self, error_of: ErrorOf) -> None:
@@ -108,14 +109,14 @@ class Close(Job):
     def __init__(self, index: int) -> None:
         self._index = index
 
-    def step(self) -> Step:
+    def activity(self) -> Activity:
         """Return the closing."""
-        return Step(self.method, self._index, self.call_id, self.started)
+        return Activity(self.method, self._index, self.call_id, self.started)
 
-    def culprit(self, incarnation: Incarnation) -> Step:
+    def culprit(self, incarnation: Incarnation) -> Activity:
         """Return this: the worker ends because of it."""
         del incarnation
-        return self.step()
+        return self.activity()
 
 
 class Renewal(Close):
@@ -140,7 +141,7 @@ class Renewal(Close):
     def fail(self, error_of: ErrorOf) -> None:
         """End with an error."""
         if self.future is not None:
-            self.future.set_error(error_of(self.step()))
+            self.future.set_error(error_of(self.activity()))
 
 
 class SharedQueue:

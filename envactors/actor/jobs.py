@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from envactors.actor import recording
+from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.error_factory import ErrorFactory
-from envactors.actor.exits import Exit, Next, Step, runs_again
+from envactors.actor.exits import Next, ProcessExit, runs_again
 from envactors.actor.future import ActorFuture
 from envactors.actor.job import ErrorOf, Job
 from envactors.actor.states import EndReason
@@ -66,9 +67,9 @@ class Call(Job):
         actor.send(self.kind, self.call_id, self.payload)
         return True
 
-    def step(self) -> Step:
+    def activity(self) -> Activity:
         """Return the call."""
-        return Step(self.method, self.index, self.call_id, self.started, self.deadline)
+        return Activity(self.method, self.index, self.call_id, self.started, self.deadline)
 
     def on_reply(self, frame: Frame) -> bool:
         """Pass the reply to the future."""
@@ -77,39 +78,39 @@ class Call(Job):
         actor.tenant.on_call(self.kind, self.index, self.payload, frame)
         if self.take_reply is not None:
             self.take_reply(frame)
-        self.future.set_outcome(UnreadReply(actor.errors, self.step(), frame, actor.pid))
+        self.future.set_outcome(UnreadReply(actor.errors, self.activity(), frame, actor.pid))
         return True
 
-    def after_exit(self, exit: Exit) -> bool:  # noqa: A002
+    def after_exit(self, ended: ProcessExit) -> bool:
         """Run again if the worker had not begun it, or if it has retries."""
-        has_begun, is_discard = exit.culprit is not None, exit.reason is EndReason.DISCARD
-        is_requested = exit.plan.next in (Next.CLOSE, Next.START)
+        has_begun, is_discard = ended.culprit is not None, ended.reason is EndReason.DISCARD
+        is_requested = ended.plan.next in (Next.CLOSE, Next.START)
         is_again = runs_again(
             has_begun=has_begun, retries=self.retries, is_discard=is_discard, is_requested=is_requested
         )
         if not is_again:
-            self.future.set_error(exit.error)
+            self.future.set_error(ended.error)
         elif has_begun:
             self.retries -= 1
         return is_again
 
     def fail(self, error_of: ErrorOf) -> None:
         """End with an error."""
-        self.future.set_error(error_of(self.step()))
+        self.future.set_error(error_of(self.activity()))
 
 
 class UnreadReply:
     """The reply to a call, not read yet; see `envactors.actor.future.Outcome`."""
 
-    __slots__ = ("_errors", "_frame", "_pid", "_step", "is_failure")
+    __slots__ = ("_activity", "_errors", "_frame", "_pid", "is_failure")
 
-    def __init__(self, errors: ErrorFactory, step: Step, frame: Frame, pid: int | None) -> None:
+    def __init__(self, errors: ErrorFactory, activity: Activity, frame: Frame, pid: int | None) -> None:
         self.is_failure: bool = frame.kind == _FAILED
-        self._errors, self._step, self._frame, self._pid = errors, step, frame, pid
+        self._errors, self._activity, self._frame, self._pid = errors, activity, frame, pid
 
     def read(self) -> tuple[Any, BaseException | None]:
         """Unpickle the reply, which runs code of users."""
-        return self._errors.outcome(self._step, self._frame, self._pid)
+        return self._errors.outcome(self._activity, self._frame, self._pid)
 
 
 class Replay(Job):
@@ -137,14 +138,14 @@ class Replay(Job):
         actor.send(Kind.REPLAY, self.call_id, self._payload)
         return True
 
-    def step(self) -> Step:
+    def activity(self) -> Activity:
         """Return the request that is repeated now: each one has its own deadline."""
         worker, deadlines = self.actor.incarnation.worker, self.actor.config.deadlines
         progress = None if worker is None else worker.page.progress()
         if progress is None or progress.call_id != self.call_id:
-            return Step("reset", self.index, self.call_id, self.started, deadlines.of("reset"))
+            return Activity("reset", self.index, self.call_id, self.started, deadlines.of("reset"))
         method = METHOD_NAMES.get(progress.method, "call")
-        return Step(method, self.index, self.call_id, progress.since, deadlines.of(method))
+        return Activity(method, self.index, self.call_id, progress.since, deadlines.of(method))
 
     def on_reply(self, frame: Frame) -> bool:
         """Pass the result on."""

@@ -10,8 +10,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from envactors.actor.activity import Activity
     from envactors.actor.base import ActorBase
-    from envactors.actor.exits import Step
 
 
 class RecordedVector(Protocol):
@@ -40,12 +40,12 @@ class Recorder:
     def on_notice(self, actor: ActorBase | None, text: str) -> None:
         """Record a log message about an actor, or about something else if that is None."""
 
-    def on_exit(self, actor: ActorBase, step: Step | None) -> None:
+    def on_exit(self, actor: ActorBase, activity: Activity | None) -> None:
         """Record that the process of an actor has ended, which is still ``actor.incarnation``.
 
         Args:
             actor: The actor.
-            step: The step that the process was running; None if there was none.
+            activity: What the process was running; None if it was idle.
         """
 
 

@@ -9,9 +9,9 @@ import time
 import traceback
 
 from envactors.actor import slow_calls
+from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
 from envactors.actor.change import ChangeLock
-from envactors.actor.exits import Step
 from envactors.loop import Loop
 from envactors.system.threads import current_frames
 from envactors.worker import context
@@ -62,7 +62,7 @@ class InlineRequest(abc.ABC):
         """Return the context of the env whose code is running."""
 
     @abc.abstractmethod
-    def describe(self) -> tuple[ActorBase, Step] | None:
+    def describe(self) -> tuple[ActorBase, Activity] | None:
         """Return what is running, and the actor that runs it, for a warning; None if there is to be none."""
 
 

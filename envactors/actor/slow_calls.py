@@ -7,8 +7,8 @@ import pickle
 import re
 from collections.abc import Callable
 
+from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
-from envactors.actor.exits import Step
 
 _log = logging.getLogger("envactors")
 # How long a worker may take to write its stacks, in seconds.
@@ -20,24 +20,25 @@ _LIBRARY = re.compile(
 )
 
 
-def warn(actor: ActorBase, step: Step, seconds: float, read_stacks: Callable[[], str]) -> None:
-    """Log a warning about a slow step.
+def warn(actor: ActorBase, activity: Activity, seconds: float, read_stacks: Callable[[], str]) -> None:
+    """Log a warning about a slow activity.
 
     Args:
-        actor: The actor that runs it.
-        step: The step.
+        actor: The actor.
+        activity: What it runs.
         seconds: How long it has been running.
         read_stacks: Returns the stacks of its worker, perhaps after a while.
     """
     config, incarnation = actor.config, actor.incarnation.index
     text = (
-        f"{step.method} of env {step.index} of actor {config.name!r} (pid {actor.pid}, incarnation {incarnation}) "
+        f"{activity.method} of env {activity.env} of actor {config.name!r} (pid {actor.pid}, "
+        f"incarnation {incarnation}) "
         f"has been running for {seconds:.1f} s (Deadlines(slow={config.deadlines.slow:g})) and continues"
     )
 
     def log_with_stacks() -> None:
         evidence = order_stacks(read_stacks())
-        extra = {"actor": config.name, "incarnation": incarnation, "env_id": step.index}
+        extra = {"actor": config.name, "incarnation": incarnation, "env_id": activity.env}
         actor.runtime.log(lambda: _log.warning("%s; the stacks of its worker:\n%s", text, evidence, extra=extra))
 
     actor.runtime.callbacks.submit(log_with_stacks)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from envactors.mailbox.messages import Attach, Frame, Kind
 
 if TYPE_CHECKING:
-    from envactors.actor.exits import Exit, Step
+    from envactors.actor.activity import Activity
+    from envactors.actor.exits import ProcessExit
     from envactors.actor.future import ActorFuture
     from envactors.actor.incarnation import Incarnation
     from envactors.actor.job import ErrorOf, Job
@@ -59,11 +60,11 @@ class Tenant:
         del finished
         return ""
 
-    def on_exit(self, exit: Exit) -> None:  # noqa: A002
+    def on_exit(self, ended: ProcessExit) -> None:
         """Continue or fail everything that was in an ended process."""
 
-    def withdraw(self, future: ActorFuture) -> Step | None:
-        """Take the request of a future out of the queue; return its step, or None if it is not queued."""
+    def withdraw(self, future: ActorFuture) -> Activity | None:
+        """Take the request of a future out of the queue; return its activity, or None if it is not queued."""
         del future
         return None
 

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 
-from envactors.actor.exits import Step
+from envactors.actor.activity import Activity
 from envactors.loop import Loop, Timer
 from envactors.mailbox.control_page import METHOD_NAMES
 from envactors.options import Deadlines
@@ -56,7 +56,7 @@ class Timers:
 
 
 class Judgment(enum.Enum):
-    """Whether a step takes too long."""
+    """Whether an activity takes too long."""
 
     IN_TIME = enum.auto()
     SLOW = enum.auto()  # and nobody was told yet
@@ -71,7 +71,7 @@ class DeadlineWatch:
     Args:
         deadlines: The time limits of the actor.
         timers: The timers of the actor.
-        check: Called when a step may be late or slow; it then calls `judge`.
+        check: Called when an activity may be late or slow; it then calls `judge`.
 
     Attributes:
         shortest: The shortest deadline or slow threshold, in seconds; infinity if there is none.
@@ -88,7 +88,7 @@ class DeadlineWatch:
         self._reported = 0.0
 
     def watch(self, started: float, deadline: float | None = None) -> None:
-        """Schedule a check for a step that starts now.
+        """Schedule a check for an activity that starts now.
 
         Args:
             started: When it starts (`time.monotonic`).
@@ -111,19 +111,19 @@ class DeadlineWatch:
         self.next_check_at = math.inf
         self._check()
 
-    def judge(self, step: Step) -> Judgment:
+    def judge(self, activity: Activity) -> Judgment:
         """Say whether the current step is late or slow, and schedule the next check unless it is late."""
         now = time.monotonic()
         checks = [now + self.shortest]
         judgment = Judgment.IN_TIME
-        if step.deadline is not None:
-            if now >= step.started + step.deadline:
+        if activity.deadline is not None:
+            if now >= activity.started + activity.deadline:
                 return Judgment.LATE
-            checks.append(step.started + step.deadline)
+            checks.append(activity.started + activity.deadline)
         if self._slow is not None:
-            if now >= step.started + self._slow and step.started != self._reported:
-                self._reported, judgment = step.started, Judgment.SLOW
-            checks.append(step.started + self._slow)
+            if now >= activity.started + self._slow and activity.started != self._reported:
+                self._reported, judgment = activity.started, Judgment.SLOW
+            checks.append(activity.started + self._slow)
         later = min(check for check in checks if check > now)
         if later < math.inf:
             self._check_at(later)

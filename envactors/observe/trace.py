@@ -19,8 +19,8 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from envactors.actor import recording
+from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
-from envactors.actor.exits import Step
 from envactors.actor.recording import RecordedVector
 from envactors.mailbox.control_page import ControlPage
 from envactors.mailbox.durations import METHOD_RESET
@@ -238,7 +238,7 @@ class TraceRecorder(recording.Recorder):
             track = None if actor is None else self._track(actor)
             self._notices.append(Notice(track, text, time.monotonic()))
 
-    def on_exit(self, actor: ActorBase, step: Step | None) -> None:
+    def on_exit(self, actor: ActorBase, step: Activity | None) -> None:
         """Record the step that was lost, and collect what the process has left."""
         with self._lock:
             if step is not None and step.started and step.method not in _ENDINGS:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import operator
 from typing import Protocol
 
-from envactors.actor.exits import Exit, Step
+from envactors.actor.activity import Activity
+from envactors.actor.exits import ProcessExit
 from envactors.actor.future import Outcome, ReadyOutcome
 from envactors.actor.job import ErrorOf, Job, Renewal
 from envactors.actor.jobs import UnreadReply
@@ -79,7 +80,7 @@ class RolloutPart(Job):
         # Whether the worker makes the policy before it runs the steps of the present order.
         self._makes_policy = False
         # The step that has missed its deadline.
-        self._late: Step | None = None
+        self._late: Activity | None = None
         # Whether the worker is on another machine, whose columns come with replies.
         self._is_far: bool = envs.actor.config.backend.traits.is_remote
 
@@ -89,10 +90,10 @@ class RolloutPart(Job):
         return any(isinstance(job, RolloutPart) and job is not self for job in self._actor.unfinished)
 
     @property
-    def _order(self) -> Step:
+    def _order(self) -> Activity:
         """The present order as a whole."""
         method = "set_policy" if self._makes_policy else "rollout"
-        return Step(method, self.columns.envs.start, self.call_id, self.started, self.deadline)
+        return Activity(method, self.columns.envs.start, self.call_id, self.started, self.deadline)
 
     @property
     def _is_done(self) -> bool:
@@ -162,7 +163,7 @@ class RolloutPart(Job):
         part = MirroredColumns(self._buffer.places, self._buffer.pickled_layout, columns.envs, step)
         worker.mirror(part, columns.trajectory.pack(columns.envs, step, step + 1))
 
-    def step(self) -> Step | None:
+    def activity(self) -> Activity | None:
         """Return the step that is running."""
         worker = self._actor.incarnation.worker
         if self._late is not None:
@@ -174,9 +175,9 @@ class RolloutPart(Job):
             return self._order
         method = METHOD_NAMES[progress.method]
         index = self.columns.envs[0 if method == "policy" else progress.position]
-        return Step(method, index, self.call_id, progress.since, self._actor.config.deadlines.of(method))
+        return Activity(method, index, self.call_id, progress.since, self._actor.config.deadlines.of(method))
 
-    def on_late(self, step: Step) -> None:
+    def on_late(self, step: Activity) -> None:
         """Ignore later progress of the worker, if its progress is known here."""
         self._late = step
         if not self._is_far:
@@ -194,7 +195,7 @@ class RolloutPart(Job):
         """Continue, unless the policy has raised or everything is done."""
         self._actor.completed += self.columns.count()
         if frame.kind == Kind.FAILED:
-            step = self.step() or self._order
+            step = self.activity() or self._order
             self.policy_error = UnreadReply(self._actor.errors, step, frame, self._actor.pid)
             self._end()
             return True
@@ -202,7 +203,7 @@ class RolloutPart(Job):
         self._makes_policy = stop.reason == NO_POLICY
         if stop.reason == ENV_RAISED:
             index = self.columns.envs[stop.position]
-            step, content = self._step_of(index), messages.Failure(*stop.failure)
+            step, content = self._activity_of(index), messages.Failure(*stop.failure)
             failure = raised(self._actor.errors, step, int(self._table.posted_in[index]), self._actor.pid, content)
             self._decide(index, failure, has_process=self._actor.is_usable)
         if stop.layout is not None:
@@ -228,9 +229,9 @@ class RolloutPart(Job):
         if self._late is not None:
             self.columns.forget_later()
 
-    def after_exit(self, exit: Exit) -> bool:  # noqa: A002
+    def after_exit(self, ended: ProcessExit) -> bool:
         """Decide about the envs of an ended process, and continue in the next one."""
-        running, columns, step = exit.culprit, self.columns, self.columns.next_step
+        running, columns, step = ended.culprit, self.columns, self.columns.next_step
         self._late, self._makes_policy = None, True
         is_complete = step >= columns.steps  # the worker had only to reply
         if running is not None and not is_complete:
@@ -238,18 +239,18 @@ class RolloutPart(Job):
             failed: list[int] = []
             if running.method == "policy" and not columns.are_chosen:
                 failed = [index for index in left if not columns.repeats(index)]
-            elif running.method in ("step", "reset") and running.index in left:
-                failed = [running.index]
+            elif running.method in ("step", "reset") and running.env in left:
+                failed = [running.env]
             for index in failed:
-                error = ReadyOutcome(None, exit.error)
-                failure = Failure(Cause.RUNNING, error, exit.incarnation.index, running, reason=exit.reason)
-                self._decide(index, failure, has_process=exit.plan.has_process)
-        if exit.plan.has_process:
+                error = ReadyOutcome(None, ended.error)
+                failure = Failure(Cause.RUNNING, error, ended.incarnation.index, running, reason=ended.reason)
+                self._decide(index, failure, has_process=ended.plan.has_process)
+        if ended.plan.has_process:
             self._fail_without_episode()
             if not self._is_done:
                 return True
         elif not is_complete:
-            self.error = exit.error
+            self.error = ended.error
         self._end()
         return False
 
@@ -269,7 +270,7 @@ class RolloutPart(Job):
             if counted >= columns.steps or (counted > step and self.errors):
                 break  # the next rollout, or the next call of `step`, finds that the episode was lost
             if flags[index] & LOST and self._envs.lacks_episode(index) and not columns.repeats(index):
-                self._decide(index, self._envs.lost_failure(self._step_of(index)), has_process=True)
+                self._decide(index, self._envs.lost_failure(self._activity_of(index)), has_process=True)
 
     def _decide(self, index: int, failure: Failure, *, has_process: bool) -> None:
         """Decide about the step of an env that has failed."""
@@ -290,9 +291,9 @@ class RolloutPart(Job):
         else:
             self.errors[index] = error
 
-    def _step_of(self, index: int) -> Step:
+    def _activity_of(self, index: int) -> Activity:
         """Return the next step of an env, for errors."""
-        return Step("reset" if self.columns.resets_next(index) else "step", index, self.call_id)
+        return Activity("reset" if self.columns.resets_next(index) else "step", index, self.call_id)
 
     # The end ---------------------------------------------------------------------------------------------
 

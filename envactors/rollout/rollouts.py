@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from envactors.actor.exits import Step
+from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture, Outcome, results_of
 from envactors.actor.handle import send_call
 from envactors.actor.job import ErrorOf
@@ -125,7 +125,7 @@ class Rollouts(RolloutsBase):
                     part.enqueue()
                 table.rollouts = len(self._runs)
         if closing is not None:
-            raise closing.errors.closed(Step("rollout", closing.config.first_index), closing.incarnation.index)
+            raise closing.errors.closed(Activity("rollout", closing.config.first_index), closing.incarnation.index)
         return futures
 
     def check_idle(self) -> None:

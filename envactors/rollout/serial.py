@@ -9,7 +9,7 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.exits import Step
+from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.inline import InlineActor
 from envactors.backends.thread import ThreadMemory
@@ -52,7 +52,7 @@ class SerialRollouts(RolloutsBase):
         self.check_idle()
         for actor, envs in self._actors:
             if not actor.is_usable:
-                raise actor.errors.closed(Step("set_policy", envs.start), actor.incarnation.index)
+                raise actor.errors.closed(Activity("set_policy", envs.start), actor.incarnation.index)
         if self._engine.observation_spec is None:
             raise VectorInputError("rollouts need envs with an observation space: give the envs one")
         pickled = dumps_by_value(make_policy)

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from envactors.actor import recording
+from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
-from envactors.actor.exits import Exit, Step
+from envactors.actor.exits import ProcessExit
 from envactors.actor.future import ActorFuture, Outcome, ReadyOutcome
 from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.job import ErrorOf, Job, Renewal
@@ -106,7 +107,7 @@ class QueuedRows(Job):
         self._envs.actor.running = self._envs if self._envs.has_posted else None
         return False
 
-    def step(self) -> None:
+    def activity(self) -> None:
         """Return None: this job is never the running one."""
 
     def fail(self, error_of: ErrorOf) -> None:
@@ -248,7 +249,7 @@ class ActorEnvs(Job, Tenant):
         """
         for index in ids:
             if self.table.status[index] == QUEUED and self.lacks_episode(index):
-                self._recover(index, self.lost_failure(self.step_of(index)))
+                self._recover(index, self.lost_failure(self.activity_of(index)))
 
     def lacks_episode(self, index: int) -> bool:
         """Return whether the request of an env needs an episode that was lost and that no replay can bring back."""
@@ -259,11 +260,11 @@ class ActorEnvs(Job, Tenant):
     def fail_queued(self, ids: list[int], error_of: ErrorOf) -> None:
         """Fail queued envs that no process will run."""
         for index in ids:
-            request, step = self.table.requests.get(index), self.step_of(index)
+            request, activity = self.table.requests.get(index), self.activity_of(index)
             # A closing actor reports the failure that led to the retry, rather than that it is closed.
             earlier = request.failure if request is not None and self.actor.is_closing else None
-            error = earlier or ReadyOutcome(None, error_of(step))
-            failure = Failure(Cause.WAITING, error, self.actor.incarnation.index, step)
+            error = earlier or ReadyOutcome(None, error_of(activity))
+            failure = Failure(Cause.WAITING, error, self.actor.incarnation.index, activity)
             self._recover(index, failure, has_process=False)
 
     # Results ---------------------------------------------------------------------------------------------
@@ -401,14 +402,14 @@ class ActorEnvs(Job, Tenant):
         """Return the error of a process that is discarded since an env raised. Runs code of users, without the lock."""
         cause = failure.error.read()[1]
         assert cause is not None, "the env has raised"
-        return self.actor.errors.discarded(failure.step, failure.incarnation, pid, cause, failure.text)
+        return self.actor.errors.discarded(failure.activity, failure.incarnation, pid, cause, failure.text)
 
     def give_up(self, index: int, error: BaseException) -> None:
         """Turn a result that cannot be unpickled into a failure."""
         self.table.buffer_index[index] ^= HALF  # back to the observation before it, which may be returned instead
         incarnation = int(self.table.posted_in[index])
-        outcome, step = ReadyOutcome(None, error), self.step_of(index)
-        failure = Failure(Cause.RAISED, outcome, incarnation, step, type(error).__name__, has_run=True)
+        outcome, activity = ReadyOutcome(None, error), self.activity_of(index)
+        failure = Failure(Cause.RAISED, outcome, incarnation, activity, type(error).__name__, has_run=True)
         if self._recover(index, failure):
             self.queue_first([index])
 
@@ -416,7 +417,7 @@ class ActorEnvs(Job, Tenant):
         """Return the failure in a complete row, whose env raised."""
         table, actor = self.table, self.actor
         failure = table.infos.failure(table.overflow.get(index))
-        return raised(actor.errors, self.step_of(index), int(table.posted_in[index]), actor.pid, failure)
+        return raised(actor.errors, self.activity_of(index), int(table.posted_in[index]), actor.pid, failure)
 
     def unreadable_of(self, index: int) -> Callable[[BaseException], ActorError]:
         """Return a function that turns the exception of unpickling an env's result into the error for the user.
@@ -424,7 +425,7 @@ class ActorEnvs(Job, Tenant):
         The function runs code of users, so callers must not hold the lock.
         """
         incarnation = int(self.table.posted_in[index])
-        return functools.partial(self.actor.errors.unreadable, self.step_of(index), incarnation, self.actor.pid)
+        return functools.partial(self.actor.errors.unreadable, self.activity_of(index), incarnation, self.actor.pid)
 
     # The running job -------------------------------------------------------------------------------------
 
@@ -453,7 +454,7 @@ class ActorEnvs(Job, Tenant):
             worker.unwatch_rings()
             self.actor.end_job(self)
 
-    def step(self) -> Step | None:
+    def activity(self) -> Activity | None:
         """Return the step that the worker runs, or begins next; None if all rows are complete."""
         unfinished, running, since = self._read_progress()
         if running is not None or not unfinished:
@@ -461,7 +462,7 @@ class ActorEnvs(Job, Tenant):
         # When the next env begins is unknown. Its time counts from the start of the env before it.
         return unfinished[0]._replace(started=max(since, self._posted_at))
 
-    def step_of(self, index: int, *, started: float = 0.0, method: str | None = None) -> Step:
+    def activity_of(self, index: int, *, started: float = 0.0, method: str | None = None) -> Activity:
         """Return the request of an env, for deadlines and errors."""
         table, request = self.table, self.table.requests.get(index)
         if method is None:
@@ -469,13 +470,13 @@ class ActorEnvs(Job, Tenant):
             is_posted_reset = table.status[index] != QUEUED and table.ops[index] & RESET
             is_reset = is_posted_reset or (request is not None and request.method == "reset")
             method = "reset" if is_reset else "step"
-        return Step(method, index, table.call_id_of[index], started, self.actor.config.deadlines.of(method))
+        return Activity(method, index, table.call_id_of[index], started, self.actor.config.deadlines.of(method))
 
-    def on_late(self, step: Step) -> None:
+    def on_late(self, activity: Activity) -> None:
         """Ignore the result of a row that has missed its deadline."""
-        self.table.miss_deadline(step.index)
+        self.table.miss_deadline(activity.env)
 
-    def _read_progress(self) -> tuple[list[Step], Step | None, float]:
+    def _read_progress(self) -> tuple[list[Activity], Activity | None, float]:
         """Read how far the worker has come.
 
         Returns:
@@ -491,8 +492,8 @@ class ActorEnvs(Job, Tenant):
         if index in ids and progress.call_id == table.call_id_of[index] != table.completed_of[index]:
             # An autoreset within a step counts as a reset.
             method = "reset" if progress.method == METHOD_RESET else None
-            running = self.step_of(index, started=progress.since, method=method)
-        return list(map(self.step_of, ids)), running, progress.since
+            running = self.activity_of(index, started=progress.since, method=method)
+        return list(map(self.activity_of, ids)), running, progress.since
 
     def check_memory(self, finished: int) -> str:
         """Return an error text if the worker claims to have finished rows that are not complete; else an empty one.
@@ -638,14 +639,14 @@ class ActorEnvs(Job, Tenant):
         memory, measured = self._memory
         return policy.max_rss is not None and measured == incarnation.index and memory > policy.max_rss
 
-    def culprit(self, incarnation: Incarnation) -> Step | None:
+    def culprit(self, incarnation: Incarnation) -> Activity | None:
         """Return the step that an ended process was running, or that missed its deadline; None if it ran none.
 
         Nobody knows which env a worker on a lost node had begun, so its first unfinished one counts as begun.
         """
         unfinished, running, _ = self._read_progress()
-        late = [step for step in unfinished if step.index in self.table.overdue]
-        if running is not None and (not late or running.index == late[0].index):
+        late = [activity for activity in unfinished if activity.env in self.table.overdue]
+        if running is not None and (not late or running.env == late[0].env):
             return running
         begun = late or (unfinished if self._is_node_lost else [])
         if begun:
@@ -665,58 +666,58 @@ class ActorEnvs(Job, Tenant):
         worker = self.actor.incarnation.worker
         return worker is not None and worker.node is not None and worker.node.draining
 
-    def on_exit(self, exit: Exit) -> None:  # noqa: A002
+    def on_exit(self, ended: ProcessExit) -> None:
         """Continue or fail the requests of an ended process, and end its episodes."""
-        table, has_process = self.table, exit.plan.has_process
+        table, has_process = self.table, ended.plan.has_process
         if self._is_timing:
             self._times.add(self.actor.page)
-        if isinstance(self.actor.running, Replay) and exit.culprit is not None and exit.reason in _CRASHES:
-            table.journals[exit.culprit.index].record_replay(crashed=True)
+        if isinstance(self.actor.running, Replay) and ended.culprit is not None and ended.reason in _CRASHES:
+            table.journals[ended.culprit.env].record_replay(crashed=True)
         unfinished, running, _ = self._read_progress()
         # A step that missed its deadline may still have ended, and the next one begun: then both have begun.
-        begun = [step.index for step in (exit.culprit, running) if step is not None]
-        is_discard = exit.reason is EndReason.DISCARD
-        culprit = None if exit.culprit is None or is_discard else exit.culprit.index
+        begun = [activity.env for activity in (ended.culprit, running) if activity is not None]
+        is_discard = ended.reason is EndReason.DISCARD
+        culprit = None if ended.culprit is None or is_discard else ended.culprit.env
         again: list[int] = []
         table.end_process(self.range)
-        for step in unfinished:
-            is_culprit = step.index == culprit
-            error = exit.error if is_culprit else self.crash_error_for(step)
-            cause = Cause.RUNNING if step.index in begun else Cause.WAITING
-            reason = exit.reason if is_culprit or is_discard else None
-            failure = Failure(cause, ReadyOutcome(None, error), exit.incarnation.index, step, reason=reason)
-            if self._recover(step.index, failure, has_process=has_process):
-                again.append(step.index)
+        for activity in unfinished:
+            is_culprit = activity.env == culprit
+            error = ended.error if is_culprit else self.crash_error_for(activity)
+            cause = Cause.RUNNING if activity.env in begun else Cause.WAITING
+            reason = ended.reason if is_culprit or is_discard else None
+            failure = Failure(cause, ReadyOutcome(None, error), ended.incarnation.index, activity, reason=reason)
+            if self._recover(activity.env, failure, has_process=has_process):
+                again.append(activity.env)
         if again:
             self.queue_first(again)
         if has_process:
             self.fail_without_episode([index for index in self.range if index not in again])
         table.waiters.ring()
 
-    def lost_failure(self, step: Step) -> Failure:
+    def lost_failure(self, activity: Activity) -> Failure:
         """Return the failure of a request that needs an episode which ended with an earlier process."""
         actor = self.actor
         incarnation = actor.last_crash.incarnation if actor.last_crash is not None else None
         ended = actor.incarnation.index if incarnation is None else incarnation
-        return Failure(Cause.WAITING, ReadyOutcome(None, self.crash_error_for(step)), ended, step)
+        return Failure(Cause.WAITING, ReadyOutcome(None, self.crash_error_for(activity)), ended, activity)
 
-    def crash_error_for(self, step: Step) -> ActorError:
+    def crash_error_for(self, activity: Activity) -> ActorError:
         """Return the error of a request whose process ended before it could run."""
         actor, crash = self.actor, self.actor.last_crash
         if crash is None:
-            return actor.errors.exit(ExitReport(reason=EndReason.ABORT), actor.incarnation.index, step)
-        if (crash.call_id, crash.index) == (step.call_id, step.index):
+            return actor.errors.ended(ExitReport(reason=EndReason.ABORT), actor.incarnation.index, activity)
+        if (crash.call_id, crash.index) == (activity.call_id, activity.env):
             return copy_error(crash)
-        return actor.errors.not_begun(step, crash)
+        return actor.errors.not_begun(activity, crash)
 
-    def withdraw(self, future: ActorFuture) -> Step | None:
+    def withdraw(self, future: ActorFuture) -> Activity | None:
         """Take the request of a future out of the queue; return its step, or None if it is not queued."""
         index = self._index_of(future, QUEUED)
         if index is None:
             return None
-        step = self.step_of(index)
+        activity = self.activity_of(index)
         self.table.deliver(Selection([index], [index]))
-        return step
+        return activity
 
     def is_running(self, future: ActorFuture) -> bool:
         """Return whether the row of this future is posted and not complete."""
@@ -735,7 +736,7 @@ class ActorEnvs(Job, Tenant):
         for index in self.range:
             future = table.future_of(index)
             if future is not None:
-                error = error_of(self.step_of(index))
+                error = error_of(self.activity_of(index))
                 future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error))
             table.clear(index)
         if self.rollouts is not None:

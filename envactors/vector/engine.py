@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
-from envactors.actor.exits import Step
 from envactors.actor.future import Outcome
 from envactors.actor.spinning import SpinPolicy
 from envactors.errors import (
@@ -147,7 +147,7 @@ class RowEngine(Engine):
         table, owner = self.table, self.owners[index]
         with self._lock:
             if table.episodes.flags[index] & LOST and not (table.replays and table.journals[index].can_replay):
-                raise owner.crash_error_for(owner.step_of(index))
+                raise owner.crash_error_for(owner.activity_of(index))
             return None if table.replays else int(table.incarnations[index])
 
     def read_last(self, index: int) -> EnvStep | None:
@@ -236,7 +236,7 @@ class RowEngine(Engine):
             return pending
         closing = next(filter(_is_closing, envs.actors), None)
         if closing is not None:
-            return closing.errors.closed(Step(method, envs.ids[0]), closing.incarnation.index)
+            return closing.errors.closed(Activity(method, envs.ids[0]), closing.incarnation.index)
         return self._find_unreset(envs) if method == "step" else None
 
     def _post_or_queue(

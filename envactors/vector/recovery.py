@@ -17,8 +17,8 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+from envactors.actor.activity import Activity
 from envactors.actor.error_factory import ErrorFactory
-from envactors.actor.exits import Step
 from envactors.actor.future import Outcome
 from envactors.actor.states import EndReason
 from envactors.mailbox import messages
@@ -41,7 +41,7 @@ class RaisedOutcome:
 
     Args:
         errors: Makes the errors of its actor.
-        step: The step or reset.
+        activity: The step or reset.
         incarnation: The process.
         pid: Its process id.
         failure: What the worker has sent.
@@ -50,9 +50,9 @@ class RaisedOutcome:
     is_failure = True
 
     def __init__(
-        self, errors: ErrorFactory, step: Step, incarnation: int, pid: int | None, failure: messages.Failure
+        self, errors: ErrorFactory, activity: Activity, incarnation: int, pid: int | None, failure: messages.Failure
     ) -> None:
-        self._read: Callable[[], BaseException] = functools.partial(errors.raised, step, incarnation, pid, failure)
+        self._read: Callable[[], BaseException] = functools.partial(errors.raised, activity, incarnation, pid, failure)
         self._error: BaseException | None = None
 
     def read(self) -> tuple[None, BaseException]:
@@ -69,7 +69,7 @@ class Failure(NamedTuple):
         cause: Why it has none.
         error: The error.
         incarnation: The process in which it failed, or whose end it did not survive.
-        step: The request.
+        activity: The request.
         text: Description of an exception that an env raised.
         reason: Why the parent ended the process, if that concerns the request.
         in_reset: Whether the env raised in a reset, perhaps within a step.
@@ -79,17 +79,19 @@ class Failure(NamedTuple):
     cause: Cause
     error: Outcome
     incarnation: int
-    step: Step
+    activity: Activity
     text: str = ""
     reason: EndReason | None = None
     in_reset: bool = False
     has_run: bool = False
 
 
-def raised(errors: ErrorFactory, step: Step, incarnation: int, pid: int | None, failure: messages.Failure) -> Failure:
+def raised(
+    errors: ErrorFactory, activity: Activity, incarnation: int, pid: int | None, failure: messages.Failure
+) -> Failure:
     """Return the failure of a step or reset in which the env has raised; see `RaisedOutcome`."""
-    error = RaisedOutcome(errors, step, incarnation, pid, failure)
-    return Failure(Cause.RAISED, error, incarnation, step, failure.text, in_reset=failure.fault == Fault.RESET)
+    error = RaisedOutcome(errors, activity, incarnation, pid, failure)
+    return Failure(Cause.RAISED, error, incarnation, activity, failure.text, in_reset=failure.fault == Fault.RESET)
 
 
 class Facts(NamedTuple):

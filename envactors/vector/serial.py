@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.exits import Step
+from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
@@ -88,10 +88,10 @@ class _Requests(InlineRequest):
     def find_context(self) -> ActorContext | None:
         return self._engine._hosted_envs[self.index].context
 
-    def describe(self) -> tuple[InlineActor, Step]:
+    def describe(self) -> tuple[InlineActor, Activity]:
         engine, index = self._engine, self.index
         is_reset = index == self.reset_env or engine._is_within_reset(index)
-        return engine._actor_of[index], Step("reset" if is_reset else "step", index)
+        return engine._actor_of[index], Activity("reset" if is_reset else "step", index)
 
 
 class _MissingEnv:
@@ -108,11 +108,11 @@ class _MissingEnv:
 
     def step(self, *_: Any) -> Fields:
         """Raise the error of the actor."""
-        raise self._engine._actor_of[self._index].unusable_error(Step("step", self._index))
+        raise self._engine._actor_of[self._index].unusable_error(Activity("step", self._index))
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Fields:
         """Have the actor make the env, and reset it; raise the error of the actor if it cannot."""
-        self._engine._actor_of[self._index].make_missing(Step("reset", self._index))
+        self._engine._actor_of[self._index].make_missing(Activity("reset", self._index))
         return self._engine._hosted_envs[self._index].reset(seed, options)
 
 
@@ -327,7 +327,7 @@ class SerialEngine(Engine):
         if self._lock.is_held_here():
             self._check_nested(envs.ids)
         if self._closed and (closed := [index for index in envs.ids if index in self._closed]):
-            raise self._actor_of[closed[0]].unusable_error(Step("step", closed[0]))
+            raise self._actor_of[closed[0]].unusable_error(Activity("step", closed[0]))
         results, errors = self._results, self._errors
         if (results or errors) and (busy := [index for index in envs.ids if index in results or index in errors]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them with recv first")
@@ -394,7 +394,7 @@ class SerialEngine(Engine):
         """Return the error of a step whose episode was lost when the envs of its actor were replaced."""
         actor = self._actor_of[index]
         assert actor.last_crash is not None, "its envs have been replaced"
-        return actor.errors.not_begun(Step("step", index), actor.last_crash)
+        return actor.errors.not_begun(Activity("step", index), actor.last_crash)
 
     def _complete(self, running: _Requests) -> None:
         """Handle the failures of a request all of whose envs have run.
@@ -429,7 +429,7 @@ class SerialEngine(Engine):
         )
         fate, repeats_reset, replaces_envs = settle(facts, episodes, index)
         if replaces_envs and actor.incarnation.index == incarnation:  # no other failure has replaced them yet
-            step = Step("reset" if in_reset else "step", index)
+            step = Activity("reset" if in_reset else "step", index)
             actor.replace(actor.errors.discarded(step, incarnation, actor.pid, error, safe_repr(error)))
         if fate in (EnvFate.REPORT, EnvFate.FAIL):
             return error

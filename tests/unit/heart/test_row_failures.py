@@ -520,11 +520,11 @@ def test_each_env_of_a_packed_actor_has_its_own_time(stages):
     worker = stage.worker()
     worker.run_row(0)
     worker.begin_row(1)
-    step = stage.engine.actors[0].step()
-    assert (step.method, step.index) == ("step", 1)
+    step = stage.engine.actors[0].activity()
+    assert (step.method, step.env) == ("step", 1)
     assert step.started == worker.page.progress().since
     stage.worker().run_row(1)
-    assert stage.engine.actors[0].step() is None
+    assert stage.engine.actors[0].activity() is None
     worker.end_rows()
     stage.finish()
 
@@ -558,7 +558,7 @@ def test_a_worker_whose_large_info_has_not_been_read_is_no_liar(stages):
     with actor.lock:  # the loop reads nothing meanwhile
         overflow(stage)
         with actor.lock.change(actor):
-            actor.find_current_step()
+            actor.find_activity()
     assert not worker.was_killed
     assert stage.finish().infos[0] == {"text": "x" * HUGE_SIZE}
 
@@ -577,7 +577,7 @@ def test_a_worker_that_finishes_while_its_frames_are_read_is_no_liar(stages, mon
     with actor.lock:
         monkeypatch.setattr(worker, "drain", drain_too_early)
         with actor.lock.change(actor):
-            actor.find_current_step()
+            actor.find_activity()
         monkeypatch.undo()
     assert not worker.was_killed
     assert stage.finish().infos[0] == {"text": "x" * HUGE_SIZE}
