@@ -1,6 +1,6 @@
 """The errors of one actor: what happened, in which call and process, and the end of its stderr.
 
-Every method but `ErrorFactory.outcome` may be called under the lock: it uses no `str` or `repr` of values of users.
+Methods that use values of users, or their `str` or `repr`, say that they must not be called under the lock.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from envactors.actor.activity import Activity
 from envactors.actor.config import ActorConfig
+from envactors.actor.future import LazyOutcome
 from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.states import EndReason
 from envactors.backends.base import LaunchRefusedError
@@ -30,6 +31,9 @@ from envactors.errors import (
 )
 from envactors.mailbox.messages import Failure, Fault, Frame, Kind
 from envactors.mailbox.pickling import loads, safe_repr, try_to_read, unpack_failure
+
+# Before Python 3.12 looking up a member of an enum takes as long as a function call.
+_FAILED = Kind.FAILED
 
 
 class ErrorFactory:
@@ -72,9 +76,13 @@ class ErrorFactory:
         text = f"{who} lives in {self._config.backend!r}, which cannot {operation}"
         return ActorError(f"{text}: wait for the call, or use backend='process'", **where)
 
-    def outcome(self, activity: Activity, frame: Frame, pid: int | None) -> tuple[Any, BaseException | None]:
+    def outcome(self, activity: Activity, frame: Frame, pid: int | None) -> LazyOutcome:
+        """Return the outcome of a call, whose reply is not read yet."""
+        return LazyOutcome(functools.partial(self._read_reply, activity, frame, pid), is_failure=frame.kind == _FAILED)
+
+    def _read_reply(self, activity: Activity, frame: Frame, pid: int | None) -> tuple[Any, BaseException | None]:
         """Read a reply: return the call's (value, None), or (None, the exception that it ended with)."""
-        has_failed = frame.kind == Kind.FAILED
+        has_failed = frame.kind == _FAILED
         content, error = try_to_read(lambda: Failure(*loads(frame.payload)) if has_failed else loads(frame.payload))
         if error is not None:
             return None, self.unreadable(activity, frame.incarnation, pid, error)

@@ -303,6 +303,28 @@ class ReadyOutcome:
         return self._content
 
 
+class LazyOutcome:
+    """An outcome that the first thread that asks for it reads, such as a reply that is not unpickled yet.
+
+    Args:
+        read: Returns the result, or the exception. This may run code of users.
+        is_failure: Whether it is an exception, as far as that is known before it is read.
+    """
+
+    __slots__ = ("_content", "_read", "is_failure")
+
+    def __init__(self, read: Callable[[], tuple[Any, BaseException | None]], *, is_failure: bool) -> None:
+        self.is_failure: bool = is_failure
+        self._read = read
+        self._content: tuple[Any, BaseException | None] | None = None
+
+    def read(self) -> tuple[Any, BaseException | None]:
+        """Return the result, or the exception, the same one each time."""
+        if self._content is None:
+            self._content = self._read()
+        return self._content
+
+
 def results_of(futures: Sequence[ActorFuture[T]]) -> list[T]:
     """Wait for all futures, then return their results or raise the first failure."""
     for future in futures:

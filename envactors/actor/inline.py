@@ -16,7 +16,7 @@ from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.incarnation import ExitReport, Incarnation
-from envactors.actor.jobs import Call, UnreadReply
+from envactors.actor.jobs import Call
 from envactors.actor.running_code import InlineRequest, RunningCode, stack_of
 from envactors.actor.states import ActorState, ActorStats, EndReason
 from envactors.errors import ActorError, copy_error
@@ -192,7 +192,7 @@ class InlineActor(ActorBase):
         reply = Frame(kind, self.incarnation.index, self._call_id, payload)
         if call.take_reply is not None:
             call.take_reply(reply)
-        future.set_outcome(UnreadReply(self.errors, activity, reply, self.pid))
+        future.set_outcome(self.errors.outcome(activity, reply, self.pid))
 
     def check_not_within(self) -> None:
         """Raise if the calling thread runs code of an env of this actor, whose next request must run after that.

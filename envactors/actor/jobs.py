@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
 
 from envactors.actor import recording
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
-from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.exits import Next, ProcessExit, runs_again
 from envactors.actor.future import ActorFuture
 from envactors.actor.job import ErrorOf, Job
@@ -78,7 +76,7 @@ class Call(Job):
         actor.tenant.on_call(self.kind, self.index, self.payload, frame)
         if self.take_reply is not None:
             self.take_reply(frame)
-        self.future.set_outcome(UnreadReply(actor.errors, self.activity(), frame, actor.pid))
+        self.future.set_outcome(actor.errors.outcome(self.activity(), frame, actor.pid))
         return True
 
     def after_exit(self, ended: ProcessExit) -> bool:
@@ -97,20 +95,6 @@ class Call(Job):
     def fail(self, error_of: ErrorOf) -> None:
         """End with an error."""
         self.future.set_error(error_of(self.activity()))
-
-
-class UnreadReply:
-    """The reply to a call, not read yet; see `envactors.actor.future.Outcome`."""
-
-    __slots__ = ("_activity", "_errors", "_frame", "_pid", "is_failure")
-
-    def __init__(self, errors: ErrorFactory, activity: Activity, frame: Frame, pid: int | None) -> None:
-        self.is_failure: bool = frame.kind == _FAILED
-        self._errors, self._activity, self._frame, self._pid = errors, activity, frame, pid
-
-    def read(self) -> tuple[Any, BaseException | None]:
-        """Unpickle the reply, which runs code of users."""
-        return self._errors.outcome(self._activity, self._frame, self._pid)
 
 
 class Replay(Job):

@@ -16,7 +16,6 @@ from envactors.actor.activity import Activity
 from envactors.actor.exits import ProcessExit
 from envactors.actor.future import Outcome, ReadyOutcome
 from envactors.actor.job import ErrorOf, Job, Renewal
-from envactors.actor.jobs import UnreadReply
 from envactors.errors import ActorError
 from envactors.mailbox import bundle, messages
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES
@@ -69,7 +68,7 @@ class RolloutPart(Job):
         self.columns: ActorColumns = ActorColumns(envs.table, envs.range, run.buffer)
         self.failures: dict[tuple[int, int], Outcome] = {}
         self.errors: dict[int, Outcome] = {}
-        self.policy_error: UnreadReply | None = None
+        self.policy_error: Outcome | None = None
         self.error: ActorError | None = None
         self.has_ended: bool = False
         self._envs = envs
@@ -196,7 +195,7 @@ class RolloutPart(Job):
         self._actor.completed += self.columns.count()
         if frame.kind == Kind.FAILED:
             step = self.activity() or self._order
-            self.policy_error = UnreadReply(self._actor.errors, step, frame, self._actor.pid)
+            self.policy_error = self._actor.errors.outcome(step, frame, self._actor.pid)
             self._end()
             return True
         stop = Stop(*loads(frame.payload))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from envactors.actor.activity import Activity
-from envactors.actor.future import ActorFuture, Outcome, results_of
+from envactors.actor.future import ActorFuture, LazyOutcome, Outcome, results_of
 from envactors.actor.handle import send_call
 from envactors.actor.job import ErrorOf
 from envactors.actor.jobs import Call
@@ -238,24 +239,35 @@ class Run:
         """Deliver the result of a part, or that of all parts with the last one; again after an interrupt."""
         is_over, futures = all(other.has_ended for other in self.parts), self.futures
         if len(futures) > 1:
-            futures[self.parts.index(part)].set_outcome(RolloutOutcome(self, [part]))
+            futures[self.parts.index(part)].set_outcome(self._outcome_of([part]))
         elif futures and is_over:
-            futures[0].set_outcome(RolloutOutcome(self, self.parts))
+            futures[0].set_outcome(self._outcome_of(self.parts))
         if is_over:
             self._rollouts.end(self)
             self.futures = []  # they refer to this
 
     # The result ------------------------------------------------------------------------------------------
 
-    def read(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
+    def _outcome_of(self, parts: list[RolloutPart]) -> LazyOutcome:
+        """Return the outcome of consecutive actors, which the thread that waits for it puts together."""
+        is_failure = any(part.errors or part.error or part.policy_error for part in parts)
+        return LazyOutcome(functools.partial(self._read_parts, parts), is_failure=is_failure)
+
+    def _read_parts(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
+        outcome, error = try_to_read(lambda: self._read(parts))
+        return outcome or (None, error)
+
+    def _read(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
         """Return the result of consecutive actors, or the error to raise. Runs code of users."""
         trajectory, contents = self.buffer.trajectory, Contents({}, {}, {})
         failures: dict[int, BaseException] = {}
         policy_error: BaseException | None = None
         for part in parts:
             read_contents(part.columns, contents)
-            contents.failures.update(_read(part.failures))
-            failures.update(_read(part.errors) if part.error is None else dict.fromkeys(part.columns.envs, part.error))
+            contents.failures.update(_exceptions_of(part.failures))
+            failures.update(
+                _exceptions_of(part.errors) if part.error is None else dict.fromkeys(part.columns.envs, part.error)
+            )
             if part.policy_error is not None and policy_error is None:
                 policy_error = part.policy_error.read()[1]
         report_failures(trajectory, contents)
@@ -266,20 +278,7 @@ class Run:
         return result_of(rollout, failures, policy_error)
 
 
-def _read(failures: dict[Any, Outcome]) -> dict[Any, BaseException]:
+def _exceptions_of(failures: dict[Any, Outcome]) -> dict[Any, BaseException]:
     """Return the exceptions of failures. Runs code of users."""
     errors = {key: failure.read()[1] for key, failure in failures.items()}
     return {key: error for key, error in errors.items() if error is not None}
-
-
-class RolloutOutcome:
-    """The outcome of a rollout, which the thread that waits for it puts together."""
-
-    def __init__(self, run: Run, parts: list[RolloutPart]) -> None:
-        self.is_failure: bool = any(part.errors or part.error or part.policy_error for part in parts)
-        self._run, self._parts = run, parts
-
-    def read(self) -> tuple[Rollout | None, BaseException | None]:
-        """Return the rollout, or the error."""
-        outcome, error = try_to_read(lambda: self._run.read(self._parts))
-        return outcome or (None, error)

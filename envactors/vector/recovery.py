@@ -13,13 +13,11 @@ it needs an episode that no replay can bring back. Nothing here starts or ends p
 from __future__ import annotations
 
 import enum
-import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 from envactors.actor.activity import Activity
 from envactors.actor.error_factory import ErrorFactory
-from envactors.actor.future import Outcome
+from envactors.actor.future import LazyOutcome, Outcome
 from envactors.actor.states import EndReason
 from envactors.mailbox import messages
 from envactors.mailbox.messages import Fault
@@ -34,32 +32,6 @@ class Cause(enum.Enum):
     RUNNING = enum.auto()  # its process ended while it ran
     WAITING = enum.auto()  # its process ended before it began
     RAISED = enum.auto()  # the env raised, or its result cannot be read
-
-
-class RaisedOutcome:
-    """The exception that an env raised, not unpickled yet; see `envactors.actor.future.Outcome`.
-
-    Args:
-        errors: Makes the errors of its actor.
-        activity: The step or reset.
-        incarnation: The process.
-        pid: Its process id.
-        failure: What the worker has sent.
-    """
-
-    is_failure = True
-
-    def __init__(
-        self, errors: ErrorFactory, activity: Activity, incarnation: int, pid: int | None, failure: messages.Failure
-    ) -> None:
-        self._read: Callable[[], BaseException] = functools.partial(errors.raised, activity, incarnation, pid, failure)
-        self._error: BaseException | None = None
-
-    def read(self) -> tuple[None, BaseException]:
-        """Return the exception, the same one each time. Runs code of users, without the lock."""
-        if self._error is None:
-            self._error = self._read()
-        return None, self._error
 
 
 class Failure(NamedTuple):
@@ -89,8 +61,8 @@ class Failure(NamedTuple):
 def raised(
     errors: ErrorFactory, activity: Activity, incarnation: int, pid: int | None, failure: messages.Failure
 ) -> Failure:
-    """Return the failure of a step or reset in which the env has raised; see `RaisedOutcome`."""
-    error = RaisedOutcome(errors, activity, incarnation, pid, failure)
+    """Return the failure of a step or reset in which the env has raised; its exception is not unpickled yet."""
+    error = LazyOutcome(lambda: (None, errors.raised(activity, incarnation, pid, failure)), is_failure=True)
     return Failure(Cause.RAISED, error, incarnation, activity, failure.text, in_reset=failure.fault == Fault.RESET)
 
 
