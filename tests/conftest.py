@@ -180,6 +180,13 @@ def run_warm(script_interpreter, tmp_path):
     return run
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections(helper_processes):
+    """Excludes what has been imported since the tests were collected, and what earlier modules keep."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def quick_starts(request, monkeypatch):
     """Where it does not matter how processes start, "process" stands for the session's fork server."""

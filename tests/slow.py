@@ -17,7 +17,7 @@ SLOW = {
     r"test_(promises|left_behind)\.py::\w+\[loky\]": "forkserver; test_backends.py and test_scripts.py have loky",
     r"test_scripts\.py::test_ctrl_c_gives\w+\[loky\]": "forkserver",
     r"test_backends\.py::test_(workers_have|an_actors|a_worker_has)\w+\[(MT19937-)?loky\]": "forkserver",
-    r"test_two_hundred_actors_fit_below": "test_the_soft_limit_is_raised_when_it_is_needed",
+    r"test_two_hundred_actors_fit_where_the_usual_limit": "test_the_soft_limit_is_raised_when_it_is_needed",
     # Hangs in C: the tests of deadlines have them, with every start method.
     r"test_(renewal|standbys)\.py::.*hang_in_c(\]|-\w+_step\])": "a kill, an exit, an exception",
     # Starting afresh: what is the same for all start methods is tested with fork servers, and once with loky.
@@ -69,8 +69,6 @@ SLOW = {
     r"test_node_supervision\.py::.*keeper killed": "the reaper killed",
     r"test_slow_links\.py::.*4 MB-(there-tls|back-plain)": "the other way with each",
     r"test_logging\.py::.*\[loky\]": "forkserver, node",
-    r"test_rollout_spaces\.py::test_rollouts_equal_loops\w+\[thread\]": "in the caller's thread, in processes",
-    r"test_rollout_spaces\.py::test_kills_change_nothing\w+\[(1-array|2-dict)\]": "the others",
     r"test_rollouts\.py::test_with_renew_a_failure\w+\[(1-same|3-next)_step-": "the others",
     r"test_remote_suites\.py::test_kills_at_any_moment\w+_rollouts\[1\]": "four an actor; one each in processes",
     r"test_remote_suites\.py::test_a_raised_failure_contains\w+_rollouts\[(1-raise|3-die|3-hang)\]": "the others",

@@ -13,7 +13,7 @@ import warnings
 
 import numpy as np
 import pytest
-from helpers import wait_until
+from helpers import FORK_SERVER, wait_until
 from optionenvs import Alf, Counting, Managed, Parallel, events
 
 import envactors as ea
@@ -135,7 +135,7 @@ class DIEngine(Driver):
     def make(self, factories, options):
         from envactors.integrations.ding import SyncActorEnvManager
 
-        manager = SyncActorEnvManager(factories, **options)
+        manager = SyncActorEnvManager(factories, **{"backend": FORK_SERVER, **options})
         self.is_reset = False
         manager.launch()  # which also resets
         return manager
@@ -153,6 +153,7 @@ class ALF(Driver):
     def make(self, factories, options):
         from envactors.integrations.alf import ActorParallelEnvironment
 
+        options = {"backend": FORK_SERVER, **options}
         return ActorParallelEnvironment(factories, False, torch_num_threads_per_env=None, **options)
 
     def seeded_reset(self):

@@ -21,8 +21,9 @@ SOON = 20.0
 PACKAGE = str(Path(ea.__file__).parent)
 FOLDERS = ("loop.py", "runtime.py", "replay.py", "actor", "vector", "vector_env.py", "rollout")
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0)
-# Every line is tried by `-m slow`; otherwise each call has this many lines between two tries.
-STRIDE = 5
+# Every line is tried by `-m slow`; otherwise each call has this many lines between two tries, other ones in each of its
+# variants. `tests/unit/heart/test_actor_envs.py` tries steps closer together, without processes.
+STRIDE = 11
 
 
 class Hit(Exception):
@@ -175,7 +176,7 @@ def run_at_lines(call, envs, lines, counter):
 @pytest.mark.parametrize("packed", [1, 2])
 @pytest.mark.parametrize("call", CALLS)
 def test_an_exception_at_some_lines(call, packed, with_thread):
-    start = 1 + (2 * packed + with_thread) % STRIDE
+    start = 1 + 3 * (2 * (packed - 1) + with_thread)
     check_lines(call, packed, with_thread, range(start, 10_000, STRIDE))
 
 

@@ -102,11 +102,11 @@ def test_crashed_envs_are_restored_from_their_last_snapshot(options):
     for disturb in (lambda step: None, kill):
         with make(on_failure="replay", every=50, max_journal=60, **options) as envs:
             envs.reset(seed=3)
-            results.append(run(envs, 500, np.random.default_rng(0), disturb))
+            results.append(run(envs, 250, np.random.default_rng(0), disturb))
             assert all(one.can_replay and one.length <= 60 for actor in envs.actors for one in journals(actor))
             stats = envs.stats().actors
     assert results[0] == results[1]
-    assert sum(one.replays for one in stats) >= 13
+    assert sum(one.replays for one in stats) >= 6
     assert all(0 < one.longest_replay < SOON for one in stats)
 
 

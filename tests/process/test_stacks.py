@@ -136,7 +136,7 @@ def test_many_threads_may_ask_while_processes_are_lost():
 
 
 def test_a_process_that_is_starting_has_stacks_once_it_can():
-    for _ in range(5):
+    for _ in range(2):
         with ea.spawn(Counter, backend=ea.ProcessBackend("loky")) as actor:
             wait_until(lambda actor=actor: actor.pid is not None)
             assert "most recent call first" in actor.stacks(SOON)

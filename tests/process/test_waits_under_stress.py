@@ -203,11 +203,12 @@ class Hanging(EchoEnv):
         time.sleep(2 * SOON)
 
 
-def test_each_of_many_threads_that_step_different_envs_wakes_when_its_worker_dies():
+@pytest.mark.parametrize("rounds", [5, pytest.param(15, marks=pytest.mark.slow)])
+def test_each_of_many_threads_that_step_different_envs_wakes_when_its_worker_dies(rounds):
     """They sleep at the same time, and no ring is for two of them."""
     restart = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
     with ea.VectorEnv([Hanging] * 5, restart=restart) as envs:
-        for _ in range(15):
+        for _ in range(rounds):
             envs.reset()
             pids = [actor.pid for actor in envs.actors]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-import time
 import weakref
 from typing import ClassVar
 
@@ -224,22 +223,13 @@ def test_the_actor_that_runs_is_known_while_another_thread_calls_one_that_has_st
 
 
 def test_the_second_half_of_a_step_returns_rows_that_another_thread_has_run(envs):
-    access = VectorAccess(envs)
-    begun, threads = threading.Event(), []
-
-    def run():
-        if threading.current_thread() is not threading.main_thread():
-            begun.set()
-            time.sleep(0.2)  # so that `finish_step` has to wait
-        elif not threads:
-            threads.append(threading.Thread(target=envs.actors[2].stats))
-            threads[0].start()
-            begun.wait(SOON)
-
-    Shared.during = staticmethod(run)
-    access.start_step([1, 2, 3, 4])
+    access, ran_in = VectorAccess(envs), set()
+    Shared.during = staticmethod(lambda: ran_in.add(threading.current_thread()))
+    thread = threading.Thread(target=lambda: access.start_step([1, 2, 3, 4]))
+    thread.start()
+    thread.join(SOON)
     assert access.finish_step(timeout=SOON)[0][:, 2].tolist() == [1, 2, 3, 4]
-    threads[0].join(SOON)
+    assert ran_in == {thread}
 
 
 def test_a_handle_that_is_kept_keeps_no_env_of_a_closed_vector():
