@@ -7,6 +7,7 @@ without it. Waiting threads also read without the lock.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import time
@@ -231,6 +232,8 @@ class ActorEnvs(Job, Tenant):
 
     def _is_renewal_due(self, ids: list[int]) -> bool:
         """Return whether the process must be replaced before these envs run: only between episodes, at a reset."""
+        if not self.actor.is_usable:
+            return False  # only the user may renew an actor without restarts left
         flags = self.table.episodes.flags
         resetting = [index for index in ids if self._resets(index)]
         if any(flags[index] & RETIRING for index in resetting):
@@ -291,7 +294,7 @@ class ActorEnvs(Job, Tenant):
         table, request = self.table, self.table.requests.get(index)
         slab, op = table.slab, int(table.ops[index])
         before = None
-        if request is not None and request.failure is not None and request.method == "step":
+        if request is not None and request.failure is not None and request.method == "step" and request.ending is None:
             before = self.reader.copy_last(index)  # from the buffer that was current until now
         table.buffer_index[index] = op & HALF
         if table.replays:
@@ -314,7 +317,7 @@ class ActorEnvs(Job, Tenant):
         table = self.table
         request = table.requests.get(index) or EnvRequest("step")
         ending = RowOutcome(self.reader, self.reader.copy_row(index), request, None, self.unreadable_of(index))
-        table.requests[index] = EnvRequest("step", True, request.future, failure=request.failure, ending=ending)
+        table.requests[index] = EnvRequest("step", True, request.future, ending=ending)
         table.episodes.record_end(index)
         table.queue([index])
         self.actor.enqueue(Renewal(self._first))
@@ -338,7 +341,8 @@ class ActorEnvs(Job, Tenant):
             # A repeated reset keeps the seed and the options of the user.
             seed = request.seed if decision.repeats_reset else None
             payload = request.payload if request.method == "reset" else None
-            table.requests[index] = EnvRequest(request.method, True, request.future, seed, payload, failure=error)
+            again = dataclasses.replace(request, resets=True, seed=seed, payload=payload, failure=error)
+            table.requests[index] = again
             return True
         last = self.reader.copy_last(index, has_info=False) if decision.fate is EnvFate.TRUNCATE else None
         if last is not None:

@@ -17,7 +17,7 @@ from envactors.actor.inline import InlineActor
 from envactors.errors import VectorInputError
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame
-from envactors.mailbox.specs import Spec
+from envactors.mailbox.specs import Spec, conform
 from envactors.vector.batching import Batcher
 from envactors.vector.episodes import NEEDS_RESET, Episodes
 from envactors.vector.options import OnFailure
@@ -43,6 +43,7 @@ class Engine(abc.ABC):
         episodes, on_failure: As above.
         all: All envs.
         action_spec: Spec of one env's action; None to leave actions unchecked.
+        reward_spec: Spec of one env's reward.
         batcher: Batches results.
     """
 
@@ -53,6 +54,7 @@ class Engine(abc.ABC):
         self.on_failure: OnFailure = on_failure
         self.all: Selection = Selection(list(range(len(episodes.flags))), slice(None), is_all=True)
         self.action_spec: Spec | None = described.action
+        self.reward_spec: Spec = described.reward
         self.batcher: Batcher = Batcher(described)
         self._actor_of = actor_of
 
@@ -195,9 +197,7 @@ class Engine(abc.ABC):
         """
 
     def last_batch(self) -> Batch | None:
-        """Return the last result of each env; None if an env has none, or under ``on_failure="raise"``."""
-        if self.on_failure == "raise":
-            return None
+        """Return the last result of each env; None if an env has none."""
         steps = [step for index in self.all.ids if (step := self.read_last(index)) is not None]
         return self.batcher.batch_steps(steps)[0] if len(steps) == len(self.all.ids) else None
 
@@ -219,6 +219,18 @@ class Engine(abc.ABC):
         root_seed, number = episodes.root_seeds[index], episodes.numbers[index]
         resets_next, starts = bool(episodes.resets_next_of[index]), self.starts_episode(index)
         return EnvSnapshot(index, state, check, root_seed, number, resets_next, starts, last)
+
+    def _last_of(self, snapshot: EnvSnapshot, index: int) -> EnvStep | None:
+        """Return the last result of a snapshot that an env is to be restored from; for the errors see `restorer`."""
+        last = snapshot.last
+        if last is None:
+            return None
+        whose = f"of the snapshot for env {index}"
+        reward = conform(self.reward_spec, last.reward, f"the last reward {whose}")
+        if self.observation_spec is None:  # the first observation of the vector determines it
+            return last._replace(reward=reward)
+        obs = conform(self.observation_spec, last.obs, f"the last observation {whose}")
+        return last._replace(obs=obs, reward=reward)
 
     @abc.abstractmethod
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:

@@ -158,8 +158,9 @@ class RowEngine(Engine):
 
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
         """Return the callback for the reply of the worker that restores an env from a snapshot."""
-        last = None if snapshot.last is None else self.reader.encode(index, snapshot.last)
-        return functools.partial(self.owners[index].on_restored, index, snapshot, last)
+        last = self._last_of(snapshot, index)
+        row = None if last is None else self.reader.encode(index, last)
+        return functools.partial(self.owners[index].on_restored, index, snapshot, row)
 
     # Posting ---------------------------------------------------------------------------------------------
 

@@ -150,7 +150,8 @@ def check_env_ids(env_ids: Any, count: int) -> list[int]:
     Raises:
         VectorInputError: ``env_ids`` is not an iterable of ints, an id is out of range, or an id occurs twice.
     """
-    if isinstance(env_ids, (str, bytes)) or not isinstance(env_ids, Iterable):
+    is_single = isinstance(env_ids, (str, bytes)) or (isinstance(env_ids, np.ndarray) and not env_ids.ndim)
+    if is_single or not isinstance(env_ids, Iterable):
         raise VectorInputError(f"env_ids is {env_ids!r}: expected an iterable of ints, or None for all")
     ids = env_ids.tolist() if isinstance(env_ids, np.ndarray) and env_ids.dtype.kind in "iu" else list(env_ids)
     for position, one in enumerate(ids):

@@ -13,7 +13,7 @@ from envactors.errors import ActorError
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, decode, encode
 from envactors.mailbox.messages import Description
 from envactors.mailbox.pickling import try_to_read
-from envactors.mailbox.specs import ArraySpec, Spec, conform, flatten, stack, unflatten
+from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
 from envactors.vector.episodes import NO_EPISODE, NO_RESULT
 from envactors.vector.table import EnvRequest, EnvTable, Selection
 
@@ -236,7 +236,7 @@ class RowReader:
             has_info: Whether the copy has the info of that result, which may be one that cannot be unpickled.
         """
         table = self._table
-        if table.episodes.flags[env_id] & NO_RESULT or table.on_failure == "raise":
+        if table.episodes.flags[env_id] & NO_RESULT:
             return None
         return self._copy(env_id, table.last_infos[env_id] if has_info or self.has_objects else None)
 
@@ -269,28 +269,24 @@ class RowReader:
 
         Its info is empty if infos are not kept. A result that was repeated for a failure has reward 0 and is truncated.
         """
-        table = self._table
-        if table.episodes.flags[env_id] & NO_RESULT:
+        last = self.copy_last(env_id)
+        if last is None:
             return None
-        step = self.read(self._copy(env_id, table.last_infos[env_id]))
-        if table.episodes.flags[env_id] & NO_EPISODE:
-            step = step._replace(reward=np.zeros_like(step.reward)[()], terminated=False, truncated=True)
-        return step
+        step = self.read(last)
+        return self.truncate(step) if self._table.episodes.flags[env_id] & NO_EPISODE else step
+
+    def truncate(self, step: EnvStep) -> EnvStep:
+        """Return the last result of an env as that of a step which cuts off the episode."""
+        return step._replace(reward=zeros(self._reward_spec), terminated=False, truncated=True)
 
     def encode(self, env_id: int, step: EnvStep) -> RowResult:
-        """Return a result as `put_back` takes it.
-
-        Raises:
-            SpaceMismatchError: It does not conform to the specs.
-        """
-        spec = self._layout.observation
-        obs = conform(spec, step.obs, f"the last observation of the snapshot for env {env_id}")
+        """Return a result, which conforms to the specs, as `put_back` takes it."""
         leaves: list[Any] = []
         objects: list[Any] = []
-        for array, leaf in zip(self._slab.observations, flatten(spec, obs), strict=True):
+        for array, leaf in zip(self._slab.observations, flatten(self._layout.observation, step.obs), strict=True):
             leaves.append(None if array is None else leaf)
             objects += [leaf] if array is None else []
-        reward = conform(self._reward_spec, step.reward, f"the last reward of the snapshot for env {env_id}")
+        reward = step.reward
         if self._layout.reward is None:
             objects.append(reward)
             reward = None
@@ -368,14 +364,17 @@ class RowOutcome:
         step, request = self._reader.read(self._row), self._request
         failure = None if request.failure is None else request.failure.read()[1]
         if self._continues_in is not None:
-            reward = np.zeros_like(step.reward) if isinstance(step.reward, np.ndarray) else 0.0
-            return EnvStep(step.env_id, step.obs, reward, False, True, {"failure": failure}, self._continues_in)
+            last = self._reader.truncate(step)
+            return last._replace(info={"failure": failure}, incarnation=self._continues_in)
         if request.ending is not None:
+            ending: EnvStep
             ending, error = request.ending.read()
             if error is not None:
                 raise error
             info = {**as_dict(step.info), "final_obs": ending.obs, "final_info": ending.info}
-            step = ending._replace(obs=step.obs, info=info, incarnation=step.incarnation)
+            if failure is not None:
+                info["failure"] = failure
+            return ending._replace(obs=step.obs, info=info, incarnation=step.incarnation)
         if failure is None:
             return step
         before = None if self._before is None else self._reader.read(self._before)

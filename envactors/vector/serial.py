@@ -23,7 +23,7 @@ from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, Co
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
-from envactors.mailbox.specs import Spec, split_batch, zeros
+from envactors.mailbox.specs import split_batch, zeros
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import LOST, NO_EPISODE, NO_RESULT, Episodes
 from envactors.vector.failures import step_error
@@ -135,7 +135,6 @@ class SerialEngine(Engine):
         super().__init__(described, Episodes(count, choices.autoreset), choices.on_failure, actor_of)
         if choices.seed_episodes:
             self.episodes.seed_episodes()
-        self.reward_spec: Spec = described.reward
         self._all_ids = np.arange(count)
         self._last: list[Fields | None] = [None] * count  # the last result of each env
         # Results that were not delivered yet, in the order of their completion, and the errors of failed requests.
@@ -222,15 +221,14 @@ class SerialEngine(Engine):
         return bool(self.episodes.starts[index])
 
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
-        return functools.partial(self._on_restored, index, snapshot)
+        return functools.partial(self._on_restored, index, snapshot, self._last_of(snapshot, index))
 
-    def _on_restored(self, index: int, snapshot: EnvSnapshot, reply: Frame) -> None:
+    def _on_restored(self, index: int, snapshot: EnvSnapshot, last: EnvStep | None, reply: Frame) -> None:
         if reply.kind == Kind.FAILED:
             self.episodes.lose(index)
             return
         self.episodes.resume(index, snapshot.root_seed, snapshot.episode, resets_next=snapshot.resets_next)
         self.episodes.starts[index] = snapshot.starts
-        last = snapshot.last
         if last is not None:
             self._last[index] = copy_value(last.obs), last.reward, last.terminated, last.truncated, last.info
             self.episodes.flags[index] &= ~NO_RESULT
@@ -262,6 +260,8 @@ class SerialEngine(Engine):
         self, envs: Selection, actions: Any, *, rings_each: bool, futures: Futures = (), is_checked: bool = True
     ) -> None:
         del rings_each
+        if self._closed:
+            self._check_open(envs, "step")
         self.check_idle(envs)
         has_flags = self.episodes.has_flags
         if has_flags:
@@ -293,12 +293,14 @@ class SerialEngine(Engine):
                     self._counters[index][METHOD] = METHOD_STEP  # until a reset within the step changes it
                 try:
                     fields = hosted[index].step(action, resets_at_end, seeds[index])
+                    info = fields[4]
+                    result = fields if type(info) is dict and not info else _with_own_info(fields)
+                    kept = (copy_value(fields[0]), *fields[1:]) if keeps_last else fields
                 except Exception as error:
                     running.fail(index, Cause.RAISED, error, in_reset=self._is_within_reset(index))
                     continue
-                info = fields[4]
-                results[index] = fields if type(info) is dict and not info else _with_own_info(fields)
-                last[index] = (copy_value(fields[0]), *fields[1:]) if keeps_last else fields
+                results[index] = result
+                last[index] = kept
                 ends = fields[2] or fields[3]
                 # Without checks of resets, even a step can begin an episode, which `record` takes into account.
                 if ends or (has_flags and flags[index] & NO_EPISODE):
@@ -312,6 +314,8 @@ class SerialEngine(Engine):
             self._resolve(envs, futures)
 
     def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:
+        if self._closed:
+            self._check_open(envs, "reset")
         self.check_idle(envs)
         arguments = zip(seeds, map(copy_value, options), strict=True)
         running = _Requests(self, envs.ids, dict(zip(envs.ids, arguments, strict=True)))
@@ -322,12 +326,16 @@ class SerialEngine(Engine):
             self._complete(running)
         self._resolve(envs, futures)
 
+    def _check_open(self, envs: Selection, method: str) -> None:
+        """Raise the error of a request for an env of a closed actor."""
+        for index in envs.ids:
+            if index in self._closed:
+                raise self._actor_of[index].unusable_error(Activity(method, index))
+
     def check_idle(self, envs: Selection) -> None:
         self._reset_if_interrupted()
         if self._lock.is_held_here():
             self._check_nested(envs.ids)
-        if self._closed and (closed := [index for index in envs.ids if index in self._closed]):
-            raise self._actor_of[closed[0]].unusable_error(Activity("step", closed[0]))
         results, errors = self._results, self._errors
         if (results or errors) and (busy := [index for index in envs.ids if index in results or index in errors]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them with recv first")
@@ -385,10 +393,11 @@ class SerialEngine(Engine):
         else:
             seed = self.episodes.seed_of_reset(index, self._actor_of[index].incarnation.index)
         fields = self._hosted_envs[index].reset(seed, options)
-        self.episodes.record(index, ends=False, is_reset=True)
+        result = _with_own_info(fields)
         self._last[index] = (copy_value(fields[0]), *fields[1:]) if self.on_failure != "raise" else fields
+        self.episodes.record(index, ends=False, is_reset=True)
         self.episodes.starts[index] = True
-        return _with_own_info(fields)
+        return result
 
     def _lost_episode_error(self, index: int) -> ActorError:
         """Return the error of a step whose episode was lost when the envs of its actor were replaced."""

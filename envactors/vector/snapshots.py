@@ -89,12 +89,13 @@ class SnapshotMethods(abc.ABC):
     def last_batch(self) -> Batch:
         """Return the last result of each env again, with reward 0 after a reset.
 
-        Not available under ``on_failure="raise"``.
-
         Raises:
+            VectorEnvError: The vector has ``on_failure="raise"``, and keeps no results.
             NothingPendingError: An env has no result yet.
         """
         self._select(None)
+        if self._engine.on_failure == "raise":
+            raise VectorEnvError("on_failure='raise' keeps no results for last_batch: expected 'renew' or 'replay'")
         batch = self._engine.last_batch()
         if batch is None:
             raise NothingPendingError("last_batch of envs that have not been reset: reset them first")

@@ -228,7 +228,7 @@ MUTANTS = [
     Mutant(RECOVERY + "decide", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
     Mutant(RECOVERY + "decide", "not facts.needs_episode or (replays and facts.can_replay)", "True", LOSSES),
     Mutant(RECOVERY + "settle", "journal.count_crash()", "pass", "no third time"),
-    Mutant(ENVS + "_recover", "payload, failure=error)", "payload, failure=None)", LOSSES),
+    Mutant(ENVS + "_recover", "payload=payload, failure=error)", "payload=payload, failure=None)", LOSSES),
     Mutant(EPISODES + "lose_process", "LOST if self.holds(index) else 0", "0", LOSSES),
     Mutant(EPISODES + "restore", "~(NO_EPISODE | LOST | UNRESET)", "~(NO_EPISODE | LOST)", SEEDS),
     Mutant(EPISODES + "seed_of_reset", "and incarnation > 0", "and False", SEEDS),

@@ -795,6 +795,53 @@ def test_memory_recycles_a_process(stages):
     assert stage.envs.actors[0].incarnation == 1
 
 
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+def test_recycling_does_not_revive_a_dead_actor(stages, on_failure):
+    options = {"on_failure": on_failure, "restart": ea.RestartPolicy(max_restarts=0)}
+    stage = stages(1, recycle=ea.RecyclePolicy(max_steps=1), **options)
+    stage.step([END])
+    assert stage.episodes.flags[0] & RETIRING
+    stage.crash()
+    for request in (lambda: stage.step([1]), stage.reset, stage.reset):
+        with pytest.raises(ea.VectorStepError):
+            request()
+    assert stage.envs.actors[0].incarnation == 0
+    assert stage.actor().phase is Phase.DEAD
+    stage.check()
+
+
+@pytest.mark.parametrize("failure", ["an exception", "a crash"])
+@RENEWING
+def test_the_last_step_is_kept_if_the_reset_in_the_next_process_fails(stages, on_failure, failure):
+    options = {"on_failure": on_failure, "autoreset": "same_step", "recycle": ea.RecyclePolicy(max_steps=1)}
+    stage = stages(1, seed=None, **options)
+    stage.reset()  # without a seed, nothing is replayed
+    stage.step([END])
+    assert stage.episodes.flags[0] & RETIRING
+    (future,) = stage.envs.submit([END])
+    stage.worker().play()
+    stage.settle()
+    while stage.table.status[0] != POSTED or stage.actor().incarnation.index == 0:
+        stage.worker().play()
+        stage.settle()
+    if failure == "an exception":
+        stage.env().fails_reset = True
+    else:
+        stage.worker().begin_row(0)
+        stage.crash()
+    stage.run()
+    result = future.result(SOON)
+    assert stage.envs.actors[0].incarnation == 2
+    assert result.obs[0] == 0
+    assert (result.reward, result.terminated, result.truncated) == (END, True, False)
+    assert result.info["final_obs"].tolist()[:2] == [1, END]
+    assert result.info["final_info"] == {}
+    assert isinstance(result.info["failure"], ea.ActorDiedError if failure == "a crash" else RowError)
+    assert stage.engine.counts() == ([2], [2])
+    assert stage.table.are_all_plain
+    stage.check()
+
+
 @pytest.mark.parametrize("way", ["step", "a result that is not plain", "submit"])
 def test_memory_is_measured_without_the_lock(stages, way, monkeypatch):
     stage = stages(1, recycle=ea.RecyclePolicy(max_rss=1000))
