@@ -75,7 +75,7 @@ class Engine(abc.ABC):
 
     def counts(self) -> tuple[list[int], list[int]]:
         """Return how many steps and finished episodes each env has had."""
-        return self.episodes.steps.tolist(), self.episodes.episodes.tolist()
+        return self.episodes.steps.tolist(), self.episodes.finished.tolist()
 
     @abc.abstractmethod
     def begin_timing(self) -> None:
@@ -86,7 +86,7 @@ class Engine(abc.ABC):
         """Return the durations of the steps and resets of all envs, as far as they were timed."""
 
     @abc.abstractmethod
-    def in_turns(self) -> list[int]:
+    def sequence_lengths(self) -> list[int]:
         """Return how many envs run one after another, in the order of the envs."""
 
     # Requests --------------------------------------------------------------------------------------------
@@ -105,17 +105,10 @@ class Engine(abc.ABC):
 
     def check_steppable(self, envs: Selection) -> None:
         """Raise `VectorInputError` if an env needs a reset first."""
-        error = self._find_unreset(envs)
-        if error is not None:
-            raise error
-
-    def _find_unreset(self, envs: Selection) -> VectorInputError | None:
-        """Return the error of a step of envs of which one needs a reset first."""
-        flags = self.episodes.flags
-        for index in envs.ids if self.episodes.has_flags else ():
-            if flags[index] & NEEDS_RESET:
-                return VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
-        return None
+        if self.episodes.has_flags:
+            for index in envs.ids:
+                if self.episodes.flags[index] & NEEDS_RESET:
+                    raise VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
 
     @abc.abstractmethod
     def start_steps(
@@ -215,10 +208,16 @@ class Engine(abc.ABC):
 
     def snapshot_of(self, index: int, check: int, state: bytes) -> EnvSnapshot:
         """Return the snapshot of an env whose state was saved."""
-        episodes, last = self.episodes, self.read_last(index)
-        root_seed, number = episodes.root_seeds[index], episodes.numbers[index]
-        resets_next, starts = bool(episodes.resets_next_of[index]), self.starts_episode(index)
-        return EnvSnapshot(index, state, check, root_seed, number, resets_next, starts, last)
+        return EnvSnapshot(
+            env_id=index,
+            state=state,
+            check=check,
+            root_seed=self.episodes.root_seeds[index],
+            episode=self.episodes.numbers[index],
+            resets_next=bool(self.episodes.resets_next_of[index]),
+            starts=self.starts_episode(index),
+            last=self.read_last(index),
+        )
 
     def _last_of(self, snapshot: EnvSnapshot, index: int) -> EnvStep | None:
         """Return the last result of a snapshot that an env is to be restored from; for the errors see `restorer`."""

@@ -520,11 +520,11 @@ def test_each_env_of_a_packed_actor_has_its_own_time(stages):
     worker = stage.worker()
     worker.run_row(0)
     worker.begin_row(1)
-    step = stage.engine.actors[0].activity()
+    step = stage.engine.groups[0].activity()
     assert (step.method, step.env) == ("step", 1)
     assert step.started == worker.page.progress().since
     stage.worker().run_row(1)
-    assert stage.engine.actors[0].activity() is None
+    assert stage.engine.groups[0].activity() is None
     worker.end_rows()
     stage.finish()
 
@@ -534,7 +534,7 @@ def test_a_worker_that_claims_to_have_finished_is_killed(stages):
     stage.start([1])
     worker = stage.worker()
     worker.end_rows()
-    assert "not complete" in stage.engine.actors[0].check_memory(stage.table.call_id_of[0])
+    assert "not complete" in stage.engine.groups[0].check_memory(stage.table.call_id_of[0])
     results = []
     try:
         stage.finish(timeout=SOON)
