@@ -7,7 +7,7 @@ import itertools
 import gymnasium
 import numpy as np
 import pytest
-from fakes import CUT, END, HUGE, HUGE_SIZE, LARGE, LEAVE, RAISE, SOON, TRAP, PlayedEnv, RowError, wait_until
+from fakes import CUT, END, HUGE, HUGE_SIZE, INFO, LARGE, LEAVE, RAISE, SOON, TRAP, PlayedEnv, RowError, wait_until
 
 import envactors as ea
 from envactors.actor.states import ActorState, Phase
@@ -840,6 +840,17 @@ def test_the_last_step_is_kept_if_the_reset_in_the_next_process_fails(stages, on
     assert stage.engine.counts() == ([2], [2])
     assert stage.table.are_all_plain
     stage.check()
+
+
+def test_a_result_that_reports_a_failure_is_the_last_one_for_the_next_failure(stages):
+    stage = stages(1, on_failure="renew", autoreset="same_step")
+    stage.step([INFO])
+    for final_info in ({"n": 1}, {}):
+        stage.start([1])
+        stage.worker().begin_row(0)
+        stage.crash()
+        stage.run()
+        assert stage.finish().infos[0]["final_info"] == final_info
 
 
 @pytest.mark.parametrize("way", ["step", "a result that is not plain", "submit"])
