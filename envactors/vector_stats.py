@@ -137,7 +137,7 @@ class VectorStatistics:
             self._caller_seconds,
             list(steps),
             list(resets),
-            self._engine.sequence_lengths(),
+            self._engine.sequence_lengths,
         )
 
 

@@ -42,10 +42,13 @@ class Engine(abc.ABC):
     Attributes:
         episodes, on_failure: As above.
         all: All envs.
+        sequence_lengths: How many envs run one after another, in the order of the envs.
         action_spec: Spec of one env's action; None to leave actions unchecked.
         reward_spec: Spec of one env's reward.
         batcher: Batches results.
     """
+
+    sequence_lengths: list[int]
 
     def __init__(
         self, described: Description, episodes: Episodes, on_failure: OnFailure, actor_of: Sequence[Actor | InlineActor]
@@ -84,10 +87,6 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def histograms(self) -> Histograms:
         """Return the durations of the steps and resets of all envs, as far as they were timed."""
-
-    @abc.abstractmethod
-    def sequence_lengths(self) -> list[int]:
-        """Return how many envs run one after another, in the order of the envs."""
 
     # Requests --------------------------------------------------------------------------------------------
 

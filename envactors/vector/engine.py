@@ -11,7 +11,7 @@ import functools
 import operator
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,7 @@ from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.actor_envs import ActorEnvs, post_rows
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import LOST
-from envactors.vector.failures import step_error
-from envactors.vector.results import Batch, EnvSnapshot, EnvStep
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
 from envactors.vector.rows import RowReader
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, EnvRequest, EnvTable, Selection
 
@@ -56,13 +55,7 @@ class RowEngine(Engine):
     """
 
     def __init__(
-        self,
-        described: Description,
-        table: EnvTable,
-        reader: RowReader,
-        groups: Sequence[ActorEnvs],
-        *,
-        may_spin: bool,
+        self, described: Description, table: EnvTable, reader: RowReader, groups: Sequence[ActorEnvs], *, may_spin: bool
     ) -> None:
         group_of = [group for group in groups for _ in group.range]
         super().__init__(described, table.episodes, table.on_failure, [group.actor for group in group_of])
@@ -70,6 +63,7 @@ class RowEngine(Engine):
         self.reader = reader
         self.groups = groups
         self.group_of = group_of
+        self.sequence_lengths = [len(group.range) for group in groups]
         self._lock = table.lock
         action = table.slab.layout.action
         self._rows_hold_actions = action is not None
@@ -102,9 +96,6 @@ class RowEngine(Engine):
     def histograms(self) -> Histograms:
         with self._lock:
             return np.concatenate([group.histograms() for group in self.groups])
-
-    def sequence_lengths(self) -> list[int]:
-        return [len(group.range) for group in self.groups]
 
     def close(self) -> None:
         """Close the doorbells of the threads that wait for results: they belong to no actor."""
@@ -173,13 +164,7 @@ class RowEngine(Engine):
         return list(zip(*[flatten(spec, value) for value in values], strict=True)), []
 
     def _post(
-        self,
-        envs: Selection,
-        requests: dict[int, EnvRequest],
-        method: Literal["step", "reset"],
-        columns: Sequence[Any],
-        *,
-        rings_each: bool,
+        self, envs: Selection, requests: dict[int, EnvRequest], method: str, columns: Sequence[Any], *, rings_each: bool
     ) -> None:
         """Write the actions of envs into their rows and post them, or queue those whose actor is not free.
 
@@ -198,7 +183,7 @@ class RowEngine(Engine):
                 raise
             self._post_or_queue(envs, requests, columns, rings_each=rings_each)
 
-    def _check_startable(self, envs: Selection, method: Literal["step", "reset"]) -> None:
+    def _check_startable(self, envs: Selection, method: str) -> None:
         """Raise an error if these envs cannot start a request now; see `start_steps`."""
         self._check_idle(envs)
         closing = next(filter(_is_closing, envs.actors), None)

@@ -44,19 +44,17 @@ def check_counts(least: int, **counts: object) -> None:
 def check_choices(
     choices: Choices, factories: list[Factory], backend: Backend
 ) -> tuple[list[list[Factory]], Sequence[Mapping[str, str] | None]]:
-    """Check the options of a vector.
-
-    Returns:
-        The factories of each actor, and the environment variables of each actor (or None).
+    """Check the options of a vector; for the results and other errors see `group_envs`.
 
     Raises:
-        TypeError: ``env_vars`` is neither a mapping nor a sequence.
         VectorInputError: An option is invalid.
     """
     for name, kind in (("autoreset", Autoreset), ("on_failure", OnFailure)):
         if (value := getattr(choices, name)) not in get_args(kind):
             raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
     check_counts(0, max_journal=choices.max_journal, standbys=choices.standbys)
+    if choices.max_running is not None:
+        check_counts(1, max_running=choices.max_running)
     check_flags(copy=choices.copy, seed_episodes=choices.seed_episodes)
     groups, variables = group_envs(factories, choices.envs_per_actor, choices.env_vars, backend)
     check_recycling(choices.recycle, groups, backend)

@@ -103,7 +103,6 @@ class Choices(NamedTuple):
 
 
 OPTIONS = Choices._fields
-# Options that this version does not implement yet, by their defaults.
 
 
 def check_names(whose: str, given: Iterable[str], own: Iterable[str] = ()) -> None:

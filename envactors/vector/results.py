@@ -1,13 +1,16 @@
-"""Results and snapshots as users get them, and how a result tells that a request has failed."""
+"""Results and snapshots as users get them, and how a result or an error tells that requests have failed."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from envactors.errors import ActorError, VectorStepError
+from envactors.mailbox.pickling import safe_str
 
 
 class EnvStep(NamedTuple):
@@ -82,6 +85,32 @@ def failure_info(info: Any, failure: BaseException, before: tuple[Any, Any] | No
     """
     additions = {} if before is None else {"final_obs": before[0], "final_info": as_dict(before[1])}
     return {**as_dict(info), "failure": failure, **additions}
+
+
+def step_error(
+    failures: dict[int, BaseException],
+    batch: Any,
+    count: int,
+    caller: str,
+    describe_actor: Callable[[int], str] | None = None,
+) -> VectorStepError:
+    """Return the error of some failures.
+
+    Args:
+        failures: The failures, by env.
+        batch: The results of the other envs.
+        count: How many envs there are in all.
+        caller: Name of the user's method.
+        describe_actor: Describes the actor of an env; None to leave that out.
+    """
+    failures = dict(sorted(failures.items()))
+    first, cause = next(iter(failures.items()))
+    # An `ActorError` already names the actor.
+    where = "" if describe_actor is None or isinstance(cause, ActorError) else f" ({describe_actor(first)})"
+    text = f"{len(failures)} of {count} envs failed in {caller}; env {first}{where}: {safe_str(cause)}"
+    error = VectorStepError(text, failures=failures, batch=batch)
+    error.__cause__ = cause
+    return error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,10 +26,9 @@ from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.specs import split_batch, zeros
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import LOST, NO_EPISODE, NO_RESULT, Episodes
-from envactors.vector.failures import step_error
 from envactors.vector.options import Choices
 from envactors.vector.recovery import Cause, EnvFate, Facts, FailedRequest, settle
-from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info, step_error
 from envactors.vector.table import Selection
 from envactors.vector.timing import StepTimes, TimedEnv
 from envactors.worker.context import ActorContext
@@ -118,6 +117,7 @@ class SerialEngine(Engine):
         super().__init__(described, Episodes(count, choices.autoreset), choices.on_failure, actor_of)
         if choices.seed_episodes:
             self.episodes.seed_episodes()
+        self.sequence_lengths = [count]
         self._all_ids = np.arange(count)
         self._last: list[Fields | None] = [None] * count  # the last result of each env
         self._starts = [False] * count  # whether its observation is the first of an episode
@@ -143,12 +143,14 @@ class SerialEngine(Engine):
 
     def _take_envs(self, actor: InlineActor) -> None:
         """Take the current envs of an actor, to step and reset them."""
-        mine, page = slice(actor.range.start, actor.range.stop), actor.page
+        mine = slice(actor.range.start, actor.range.stop)
+        page = actor.page
         if page is None:
             self._hosted_envs[mine] = [_MissingEnv(self, index) for index in actor.range]
+            self._counters[mine] = [{METHOD: METHOD_STEP}] * len(actor.range)
         else:
             self._hosted_envs[mine] = [TimedEnv(env, page) if self._is_timing else env for env in actor.hosted_envs]
-        self._counters[mine] = [{METHOD: METHOD_STEP} if page is None else page.counters] * len(actor.range)
+            self._counters[mine] = [page.counters] * len(actor.range)
         self._incarnations[mine] = actor.incarnation.index
         self._pages[actor] = page
 
@@ -180,9 +182,6 @@ class SerialEngine(Engine):
     def histograms(self) -> Histograms:
         return np.concatenate([times.total(self._pages[actor]) for actor, times in self._times.items()])
 
-    def sequence_lengths(self) -> list[int]:
-        return [len(self.all.ids)]
-
     # Requests --------------------------------------------------------------------------------------------
 
     def busy(self) -> list[int]:
@@ -197,7 +196,6 @@ class SerialEngine(Engine):
     # Snapshots -------------------------------------------------------------------------------------------
 
     def process_with_episode(self, index: int) -> None:
-        """Return None; see `RowEngine.process_with_episode`."""
         if self.episodes.flags[index] & LOST:
             raise self._lost_episode_error(index)
 
@@ -457,8 +455,8 @@ class SerialEngine(Engine):
     def _as_step(self, index: int, fields: Fields) -> EnvStep:
         """Return a result as users get it, with a copy of the observation, which the env may change later."""
         obs, reward, terminated, truncated, info = fields
-        flags = bool(terminated), bool(truncated)
-        return EnvStep(index, copy_value(obs), reward, *flags, info, int(self._incarnations[index]))
+        incarnation = int(self._incarnations[index])
+        return EnvStep(index, copy_value(obs), reward, bool(terminated), bool(truncated), info, incarnation)
 
     # Delivering ------------------------------------------------------------------------------------------
 

@@ -70,8 +70,6 @@ class ResultWaiters:
         sleepers: Those of the threads that wait now.
     """
 
-    _bell_is_closed = False
-
     def __init__(self, slab: Slab, rings_each: bytearray) -> None:
         self.groups: Sequence[PostedEnvs] = ()
         self.sleepers: set[_Sleeper] = set()
@@ -99,16 +97,11 @@ class ResultWaiters:
         self._idle.clear()
         self._bell.ring()
         if not self.sleepers:
-            self._close_bell()
-
-    def _close_bell(self) -> None:
-        if not self._bell_is_closed:
-            self._bell_is_closed = True
             self._bell.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # an exception has interrupted its making
-            self._close_bell()
+            self._bell.close()
 
     def wait(self, count_missing: Callable[[], int], deadline: float | None) -> bool:
         """Sleep until nothing is missing or the deadline has passed; return whether nothing is.
@@ -158,7 +151,7 @@ class ResultWaiters:
             if not self._is_closed:
                 self._idle.append(sleeper)
             elif not self.sleepers:
-                self._close_bell()
+                self._bell.close()
 
     def _count_complete(self) -> int:
         """Return how many rows are complete."""

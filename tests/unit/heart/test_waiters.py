@@ -138,12 +138,12 @@ def test_the_bell_stays_open_while_a_thread_waits(stages):
     missing = [1]
     thread, results = waiting(stage, waiters.wait, lambda: missing[0], None)
     waiters.close()
-    assert not waiters._bell_is_closed
+    assert not waiters._bell._closed
     missing[0] = 0
     waiters.ring()
     thread.join(SOON)
     assert results == [True]
-    assert waiters._bell_is_closed
+    assert waiters._bell._closed
 
 
 def test_results_that_another_thread_is_taking_are_not_taken_twice(stages, monkeypatch):
