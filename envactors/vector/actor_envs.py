@@ -606,16 +606,11 @@ class ActorEnvs(Job, Tenant):
             return
         for index in sorted(due.intersection(self.range)):
             due.discard(index)
-            save = Call(
-                "snapshot",
-                index,
-                Kind.SAVE,
-                ActorFuture(self.actor, None),
-                retries=_SAVE_RETRIES,
-                payload=dumps(tuple(Save(self.position(index)))),
-                take_reply=functools.partial(self._log_unsaved, index),
-            )
-            self.actor.enqueue(save)
+            future: ActorFuture[Any] = ActorFuture(self.actor, None)
+            message = dumps(tuple(Save(self.position(index))))
+            log = functools.partial(self._log_unsaved, index)
+            call = Call("snapshot", index, Kind.SAVE, future, retries=_SAVE_RETRIES, payload=message, take_reply=log)
+            self.actor.enqueue(call)
 
     def _log_unsaved(self, index: int, frame: Frame) -> None:
         if frame.kind == Kind.FAILED:

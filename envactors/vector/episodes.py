@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.mailbox.messages import episode_seed, renewed_seed
-from envactors.vector.options import Autoreset
+from envactors.vector.options import Autoreset, OnFailure
 from envactors.vector.recycling import Recycler
 
 # The bits of `Episodes.flags`. An env without any of them only needs an action to make a step.
@@ -190,6 +190,16 @@ class Episodes:
     def restore(self, index: int) -> None:
         """Record that a replay has brought an env back to where it was."""
         self.flags[index] &= ~(NO_EPISODE | LOST | UNRESET)
+
+    def step_needs_episode(self, index: int, on_failure: OnFailure) -> bool:
+        """Return whether the next step of an env needs the episode that it has, or had.
+
+        An autoreset does not. Still, a crash between two episodes is reported in place of the autoreset, unless
+        failures are raised, or the process was to be replaced anyway.
+        """
+        if not self.resets_next_of[index]:
+            return True
+        return on_failure != "raise" and not self.flags[index] & RETIRING
 
     def resume(self, index: int, root_seed: int | None, number: int, *, resets_next: bool) -> None:
         """Continue from a snapshot; for the arguments see the attributes."""

@@ -14,9 +14,7 @@ from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
 from envactors.options import RecyclePolicy, is_int
-from envactors.vector.options import Autoreset, Choices, OnFailure
-
-EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
+from envactors.vector.options import Autoreset, Choices, EnvVars, OnFailure
 
 
 def check_flags(**flags: object) -> None:

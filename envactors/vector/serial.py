@@ -264,8 +264,7 @@ class SerialEngine(Engine):
             self._unfinished.append(running)
             for index, action in zip(envs.ids, split, strict=True):
                 running.index = index
-                # Under "raise", a step that is a reset anyway needs no episode.
-                if has_flags and flags[index] & LOST and not (resets_next[index] and self.on_failure == "raise"):
+                if has_flags and flags[index] & LOST and episodes.step_needs_episode(index, self.on_failure):
                     running.fail(index, Cause.WAITING, self._lost_episode_error(index))
                     continue
                 if resets_next[index]:

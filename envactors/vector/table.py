@@ -184,7 +184,9 @@ class EnvTable:
     def are_plain(self, envs: Selection) -> bool:
         """Return whether these envs run plain steps; see `are_all_plain`."""
         flags, requests = self.episodes.flags, self.requests
-        return self.are_all_plain or not any(flags[index] or index in requests for index in envs.ids)
+        if not requests and not self.episodes.has_flags:
+            return True
+        return not any(flags[index] or index in requests for index in envs.ids)
 
     def are_all(self, status: int) -> bool:
         """Return whether all envs have a status."""
@@ -241,11 +243,7 @@ class EnvTable:
         request = self.request_of(index)
         if request.method == "reset" or request.failure is not None or request.ending is not None:
             return False
-        if not self.episodes.resets_next_of[index]:
-            return True
-        # An autoreset needs no episode. Still, a crash between two episodes is reported in place of the autoreset,
-        # unless failures are raised, or the process was to be replaced anyway.
-        return self.on_failure != "raise" and not self.episodes.flags[index] & RETIRING
+        return self.episodes.step_needs_episode(index, self.on_failure)
 
     # The four transitions --------------------------------------------------------------------------------
 
@@ -338,9 +336,11 @@ class EnvTable:
         self.version += 1
         for index in ids:
             self.status[index] = IDLE
-            self.requests.pop(index, None)
-            self.outcomes.pop(index, None)
-            self.completed_at.pop(index, None)
+        if self.requests or self.completed_at:
+            for index in ids:
+                self.requests.pop(index, None)
+                self.outcomes.pop(index, None)
+                self.completed_at.pop(index, None)
         if self.waiters.sleepers:
             self.waiters.ring()
 
