@@ -126,12 +126,12 @@ def describe_envs(handles: Sequence[ActorView]) -> Description:
     """
     futures = [handle._submit(Kind.DESCRIBE, Describe(handle._env), "describe") for handle in handles]
     expected, *others = [Description(*value) for value in results_of(futures)]
-    for env_id, other in enumerate(others, 1):
+    for index, other in enumerate(others, 1):
         for name in ("observation", "action", "reward"):
             ours, theirs = getattr(expected, name), getattr(other, name)
             if not batches_alike(ours, theirs):
                 raise SpaceMismatchError(
-                    f"the {name} spec of env {env_id} is {theirs}: expected that of env 0, {ours}; envs of one "
+                    f"the {name} spec of env {index} is {theirs}: expected that of env 0, {ours}; envs of one "
                     "vector have values of one shape and dtype"
                 )
     return expected

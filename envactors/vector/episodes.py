@@ -156,9 +156,9 @@ class Episodes:
             self.steps[at] -= self.resets_next[at]
             self.resets_next[at] = False
         if True in terminated.tobytes() or True in truncated.tobytes():
-            for position in (terminated | truncated).nonzero()[0].tolist():
-                self.resets_next_of[ids[position]] = self.autoreset == "next_step"
-                self._end(ids[position])
+            for place in (terminated | truncated).nonzero()[0].tolist():
+                self.resets_next_of[ids[place]] = self.autoreset == "next_step"
+                self._end(ids[place])
 
     def _end(self, index: int) -> None:
         """Record the end of an episode."""

@@ -150,11 +150,11 @@ def check_env_ids(env_ids: Any, count: int) -> list[int]:
     if is_single or not isinstance(env_ids, Iterable):
         raise VectorInputError(f"env_ids is {env_ids!r}: expected an iterable of ints, or None for all")
     ids = env_ids.tolist() if isinstance(env_ids, np.ndarray) and env_ids.dtype.kind in "iu" else list(env_ids)
-    for position, one in enumerate(ids):
+    for place, one in enumerate(ids):
         if type(one) is not int:
             if isinstance(one, (bool, np.bool_)) or not isinstance(one, (int, np.integer)):
                 raise VectorInputError(f"env_ids has {one!r}: expected ints from 0 to {count - 1}")
-            ids[position] = int(one)
+            ids[place] = int(one)
         if not 0 <= one < count:
             raise VectorInputError(f"env_ids has {one}: expected ids from 0 to {count - 1}")
     if len(set(ids)) != len(ids):

@@ -273,9 +273,9 @@ class EnvTable:
         if True in resets.tobytes():
             ops |= resets * np.uint8(RESET)
         if not self.are_all_plain:
-            for position, index in enumerate(envs.ids):
+            for place, index in enumerate(envs.ids):
                 if self.episodes.flags[index] or index in self.requests:
-                    ops[position], payload = self._encode(index, int(ops[position]))
+                    ops[place], payload = self._encode(index, int(ops[place]))
                     if payload is not None:
                         payloads[index] = payload
         if self.overflow:
