@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from envactors import backends
 from envactors import runtime as runtimes
 from envactors.actor.future import ActorFuture, results_of
-from envactors.actor.handle import ActorHandle, ActorView, close_all
-from envactors.errors import ActorClosedError, NothingPendingError
+from envactors.actor.handle import ActorHandle, ActorView, close_all, submit
+from envactors.errors import ActorClosedError, NothingPendingError, VectorEnvError, VectorInputError
 from envactors.mailbox.factory import Factory, as_callable, as_factories, make_gymnasium, names_callable
+from envactors.mailbox.messages import Kind, Restore, Save
 from envactors.mailbox.specs import Spec
 from envactors.options import check_timeout, deadline_after
 from envactors.rollout.methods import RolloutMethods
@@ -20,9 +21,8 @@ from envactors.vector import inputs
 from envactors.vector.base import Engine
 from envactors.vector.build import describe_envs, launch_actors, share_rows
 from envactors.vector.options import Choices, VectorOptions, check_names
-from envactors.vector.results import Batch, EnvStep, StepResults
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, StepResults
 from envactors.vector.serial import SerialEngine
-from envactors.vector.snapshots import SnapshotMethods
 from envactors.vector.table import Selection
 from envactors.vector_stats import VectorStatistics, VectorStats
 
@@ -40,7 +40,7 @@ class EnvFuture(ActorFuture[EnvStep]):
     env_id: int
 
 
-class VectorEnv(RolloutMethods, SnapshotMethods):
+class VectorEnv(RolloutMethods):
     """Steps many envs as one, in actors.
 
     The constructor waits until every env is made. Only one thread may use a vector env at a time.
@@ -109,6 +109,8 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
     def stats(self) -> VectorStats:
         """Return statistics. The first call has times measured from then on."""
         return self._statistics.collect()
+
+    # Steps and resets ------------------------------------------------------------------------------------
 
     def reset(
         self,
@@ -223,6 +225,8 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
         future.env_id = env_id
         return future
 
+    # Single envs -----------------------------------------------------------------------------------------
+
     def __len__(self) -> int:
         return self.num_envs
 
@@ -269,6 +273,86 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
     def render(self) -> list[Any]:
         """Return the frames that the envs' ``render`` methods return."""
         return self.call("render")
+
+    # Last results and snapshots --------------------------------------------------------------------------
+
+    def snapshot(self, env_ids: Iterable[int] | None = None) -> list[EnvSnapshot]:
+        """Save the states of envs, including wrappers and random generators, with the vector's ``snapshot`` policy.
+
+        Args:
+            env_ids: Ids of the envs, in this order; None for all.
+
+        Returns:
+            One snapshot per env, for `restore`.
+
+        Raises:
+            VectorEnvError: The vector was made without ``snapshot``.
+            AlreadyPendingError: An env has a result pending, or a rollout is in flight.
+            VectorInputError: An env needs a reset first, or ``env_ids`` is invalid.
+            ActorError: The episode of an env was lost with its process.
+            Exception: Raised by ``snapshot.get``.
+        """
+        engine = self._engine
+        envs = self._select(env_ids)
+        self._check_snapshots(envs)
+        engine.check_steppable(envs)
+        futures = []
+        for env_id, process in [(env_id, engine.process_with_episode(env_id)) for env_id in envs.ids]:
+            handle = self._handles[env_id]
+            futures.append(submit(handle, Kind.SAVE, Save(handle._env), "snapshot", incarnation=process))
+        states = results_of(futures)
+        return [engine.snapshot_of(env_id, *state) for env_id, state in zip(envs.ids, states, strict=True)]
+
+    def restore(self, snapshots: Sequence[EnvSnapshot], env_ids: Iterable[int] | None = None) -> None:
+        """Restore envs to states that `snapshot` of this vector, or of a similar one, has returned.
+
+        From there, equal actions give the results that followed the snapshot. Steps and episodes continue to count.
+
+        Args:
+            snapshots: States to restore.
+            env_ids: Id of the env for each state; None for the envs from which the states were taken.
+
+        Raises:
+            VectorEnvError: The vector was made without ``snapshot``.
+            AlreadyPendingError: An env has a result pending, or a rollout is in flight.
+            VectorInputError: ``env_ids`` is invalid, or does not have one id per snapshot.
+            SpaceMismatchError: The snapshot belongs to an env with other spaces.
+            Exception: Raised by ``snapshot.set``; the env needs a reset then.
+        """
+        envs = self._select([one.env_id for one in snapshots] if env_ids is None else env_ids)
+        if len(envs.ids) != len(snapshots):
+            raise VectorInputError(f"{len(envs.ids)} env_ids for {len(snapshots)} snapshots: expected one each")
+        self._check_snapshots(envs)
+        # All snapshots are checked before the first env is restored.
+        restorers = list(map(self._engine.restorer, envs.ids, snapshots))
+        futures = []
+        for env_id, one, restorer in zip(envs.ids, snapshots, restorers, strict=True):
+            handle = self._handles[env_id]
+            message = Restore(handle._env, one.check, one.state)
+            futures.append(submit(handle, Kind.RESTORE, message, "restore", take_reply=restorer))
+        results_of(futures)
+
+    def last_batch(self) -> Batch:
+        """Return the last result of each env again, with reward 0 after a reset.
+
+        Raises:
+            VectorEnvError: The vector has ``on_failure="raise"``, and keeps no results.
+            NothingPendingError: An env has no result yet.
+        """
+        self._select(None)
+        if self._engine.on_failure == "raise":
+            raise VectorEnvError("on_failure='raise' keeps no results for last_batch: expected 'renew' or 'replay'")
+        batch = self._engine.last_batch()
+        if batch is None:
+            raise NothingPendingError("last_batch of envs that have not been reset: reset them first")
+        return batch
+
+    def _check_snapshots(self, envs: Selection) -> None:
+        if not self._has_snapshots:
+            raise VectorEnvError("this vector env was made without snapshot: expected VectorEnv(..., snapshot=...)")
+        self._engine.check_idle(envs)
+
+    # The end ---------------------------------------------------------------------------------------------
 
     def close(self, timeout: float | None = None) -> None:
         """Close the envs and end their processes in parallel. It may be called again.

@@ -12,8 +12,7 @@ from envactors.mailbox.specs import unflatten
 from envactors.rollout.columns import ActorColumns
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import OP_STEP, OP_TRUNCATED, Trajectory
-from envactors.vector.failures import step_error
-from envactors.vector.results import failure_info
+from envactors.vector.results import failure_info, step_error
 
 # A step of an env: its index, and that of the env.
 StepKey: TypeAlias = tuple[int, int]

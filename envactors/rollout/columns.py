@@ -75,7 +75,7 @@ class ActorColumns:
             if array is not None and last is not None:
                 array[0, mine] = last[table.buffer_index[mine], self.envs]
         if not trajectory.is_whole:
-            self.contents = {(0, index): table.last_infos[index] for index in self.envs}
+            self.contents = {(0, index): table.last_contents[index] for index in self.envs}
 
     def end(self) -> None:
         """Write the last results of the envs into their rows; again after an interrupt."""
@@ -93,7 +93,7 @@ class ActorColumns:
         table.ops[ids] = buffer | trajectory.starts[at, ids] * np.uint8(RESET_BIT)
         if self.contents or table.on_failure != "raise":
             for index in ids:
-                table.last_infos[index] = self.content_at(self.counted[index], index)
+                table.last_contents[index] = self.content_at(self.counted[index], index)
 
     def content_at(self, step: int, index: int) -> bytes | None:
         """Return the encoded info and object leaves of the observation before a step; None without any."""

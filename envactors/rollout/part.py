@@ -29,7 +29,7 @@ from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import COLUMNS, ENV_RAISED, NO_POLICY, MirroredColumns, Order, Parameters, Policy, Stop
 from envactors.vector.actor_envs import ActorEnvs
 from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING
-from envactors.vector.recovery import Cause, EnvFate, Failure, raised
+from envactors.vector.recovery import Cause, EnvFate, FailedRequest, raised
 
 
 class WholeRollout(Protocol):
@@ -242,7 +242,7 @@ class RolloutPart(Job):
                 failed = [running.env]
             for index in failed:
                 error = ReadyOutcome(None, ended.error)
-                failure = Failure(Cause.RUNNING, error, ended.incarnation.index, running, reason=ended.reason)
+                failure = FailedRequest(Cause.RUNNING, error, ended.incarnation.index, running, reason=ended.reason)
                 self._decide(index, failure, has_process=ended.plan.has_process)
         if ended.plan.has_process:
             self._fail_without_episode()
@@ -271,13 +271,13 @@ class RolloutPart(Job):
             if flags[index] & LOST and self._envs.lacks_episode(index) and not columns.repeats(index):
                 self._decide(index, self._envs.lost_failure(self._activity_of(index)), has_process=True)
 
-    def _decide(self, index: int, failure: Failure, *, has_process: bool) -> None:
+    def _decide(self, index: int, failure: FailedRequest, *, has_process: bool) -> None:
         """Decide about the step of an env that has failed."""
         table, columns = self._table, self.columns
         op = RESET_BIT if columns.resets_next(index) else 0
         posted = PostedRequest(op, table.seeds[index], None, table.autoreset == "same_step")
         actions = [array[columns.counted[index]] for array in columns.trajectory.actions]
-        decision, error = self._envs.decide(index, failure, posted, actions, has_process=has_process)
+        decision, error = self._envs.handle_failure(index, failure, posted, actions, has_process=has_process)
         fate = decision.fate
         if fate is EnvFate.REDO:
             return

@@ -55,7 +55,7 @@ class Rollouts(RolloutsBase):
 
     def __init__(self, engine: RowEngine, memory: RowMemory) -> None:
         super().__init__(engine)
-        self.envs: Sequence[ActorEnvs] = engine.actors
+        self.envs: Sequence[ActorEnvs] = engine.groups
         for envs in self.envs:
             envs.rollouts = self
         self._actors = [envs.actor for envs in self.envs]
@@ -115,8 +115,8 @@ class Rollouts(RolloutsBase):
         buffer = self._take_buffer(steps)
         run = Run(self, self._policy, self._parameters.last, buffer, each=each, copies=copies)
         futures = list(run.futures)
-        for envs in self._engine.actors:
-            envs.measure_memory()
+        for envs in self._engine.groups:
+            envs.recycler.measure_memory()
         with lock, lock.change(*self._actors):
             closing = next((actor for actor in self._actors if actor.is_closing), None)
             if closing is None:
@@ -159,10 +159,10 @@ class Rollouts(RolloutsBase):
         self._table.rollouts = len(self._runs)
         self._table.waiters.ring()
 
-    def repair(self, envs: ActorEnvs, error_of: ErrorOf) -> None:
+    def repair(self, group: ActorEnvs, error_of: ErrorOf) -> None:
         """End the parts of an actor that it does not know of: the change that began the rollout was interrupted."""
         for run in list(self._runs):
-            part = run.parts[self.envs.index(envs)]
+            part = run.parts[self.envs.index(group)]
             part.fail(error_of)
         self._table.rollouts = len(self._runs)
 

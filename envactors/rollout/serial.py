@@ -165,7 +165,7 @@ class _Run:
                 leaf.flags.writeable = False
         for index, *leaves in zip(envs, *objects, strict=True) if objects else ():
             self.contents.objects[step, index] = leaves
-        starts = np.array([self._engine.episodes.starts[index] for index in envs], np.bool_)
+        starts = np.array([self._engine.starts_episode(index) for index in envs], np.bool_)
         trajectory.starts[step, mine] = starts
         return obs, starts
 

@@ -1,12 +1,12 @@
 """The envs of one actor: post their requests, collect their results, and recover after an exit.
 
 `RowEngine` decides when to post and waits for results; `envactors.vector.recovery` decides about failed requests. Every
-change here happens under the lock of the vector, except that `ActorEnvs.measure_memory`, which may take long, runs
-without it. Waiting threads also read without the lock.
+change here happens under the lock of the vector. Waiting threads also read without it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import time
@@ -19,7 +19,7 @@ from envactors.actor import recording
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.exits import ProcessExit
-from envactors.actor.future import ActorFuture, Outcome, ReadyOutcome
+from envactors.actor.future import ActorFuture, LazyOutcome, Outcome, ReadyOutcome
 from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.job import ErrorOf, Job, Renewal
 from envactors.actor.jobs import Call, Replay
@@ -30,15 +30,16 @@ from envactors.mailbox import bundle, messages
 from envactors.mailbox.control_page import ASLEEP, METHOD_RESET, ControlPage
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Frame, Kind, Save
-from envactors.mailbox.pickling import dumps, loads
+from envactors.mailbox.pickling import dumps, loads, try_to_read
 from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
-from envactors.options import RecyclePolicy
 from envactors.replay import PostedRequest
 from envactors.vector.episodes import LOST, NO_RESULT, RETIRING
-from envactors.vector.recovery import Cause, Decision, EnvFate, Facts, Failure, raised, settle
-from envactors.vector.results import EnvSnapshot, RowOutcome, RowReader, RowResult
-from envactors.vector.step_times import StepTimes
+from envactors.vector.recovery import Cause, Decision, EnvFate, Facts, FailedRequest, raised, settle
+from envactors.vector.recycling import Recycler
+from envactors.vector.results import EnvSnapshot, EnvStep
+from envactors.vector.rows import RowReader, RowResult
 from envactors.vector.table import POSTED, QUEUED, EnvRequest, EnvTable, Selection
+from envactors.vector.timing import StepTimes
 
 # How often a request to save a state is retried after a crash, which another request may have caused.
 _SAVE_RETRIES = 3
@@ -51,7 +52,7 @@ _CRASHES = (None, EndReason.TIMEOUT)
 class RolloutsInFlight(Protocol):
     """The rollouts of a vector, as `ActorEnvs.repair` sees them."""
 
-    def repair(self, envs: ActorEnvs, error_of: ErrorOf) -> None:
+    def repair(self, group: ActorEnvs, error_of: ErrorOf) -> None:
         """End the rollout parts of an actor that are no longer among its unfinished jobs."""
 
 
@@ -65,7 +66,8 @@ def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, ring
         wait: How the workers wait for the next request; see `envactors.mailbox.control_page`.
         rings_each: Whether workers announce each result.
     """
-    payloads, now = table.post(envs, call_id, rings_each), time.monotonic()
+    payloads = table.post(envs, call_id, rings_each)
+    now = time.monotonic()
     pages = [group.post(call_id, ids, payloads, now) for group, ids in envs.groups]
     # Workers that wake up compete with this thread for cores, so everything slow comes before the first ring.
     for page, (_, ids) in zip(pages, envs.groups, strict=True):
@@ -80,31 +82,31 @@ class QueuedRows(Job):
     env posts it.
 
     Args:
-        envs: All envs of the actor.
-        ids: The envs that wait.
+        group: The envs of the actor.
+        ids: Those that wait.
     """
 
     needs_permit = True
 
-    def __init__(self, envs: ActorEnvs, ids: list[int]) -> None:
-        self._envs = envs
+    def __init__(self, group: ActorEnvs, ids: list[int]) -> None:
+        self._group = group
         self._ids = ids
-        envs.queued_in.update(dict.fromkeys(ids, self))
+        group.queued_in.update(dict.fromkeys(ids, self))
 
     @property
     def ids(self) -> list[int]:
         """The envs that still wait in this job."""
-        status, queued_in = self._envs.table.status, self._envs.queued_in
+        status, queued_in = self._group.table.status, self._group.queued_in
         return [index for index in self._ids if status[index] == QUEUED and queued_in[index] is self]
 
     def can_join(self, running: Job) -> bool:
         """Rows may be posted while earlier rows run."""
-        return running is self._envs
+        return running is self._group
 
     def start(self) -> bool:
         """Post the envs. From then on, the running job is the `ActorEnvs`."""
-        self._envs.post_queued(self.ids, self.call_id)
-        self._envs.actor.running = self._envs if self._envs.has_posted else None
+        self._group.post_queued(self.ids, self.call_id)
+        self._group.actor.running = self._group if self._group.has_posted else None
         return False
 
     def activity(self) -> None:
@@ -112,7 +114,7 @@ class QueuedRows(Job):
 
     def fail(self, error_of: ErrorOf) -> None:
         """Fail the envs."""
-        self._envs.fail_queued(self.ids, error_of)
+        self._group.fail_queued(self.ids, error_of)
 
 
 class ActorEnvs(Job, Tenant):
@@ -122,10 +124,10 @@ class ActorEnvs(Job, Tenant):
         table: The envs of the vector.
         reader: Reads results out of rows.
         actor: The actor.
-        recycle: When to replace a process between two episodes; None for never.
+        recycler: Decides when to replace its process between two episodes.
 
     Attributes:
-        table, reader, actor: As above.
+        table, reader, actor, recycler: As above.
         attach: The part of the first message that tells a worker where the rows are.
         range: The indices of the envs of the actor.
         rollouts: The rollouts of the vector; None until it has a policy.
@@ -135,10 +137,11 @@ class ActorEnvs(Job, Tenant):
     call_id = -1  # workers complete rows without a reply
     needs_permit = True
 
-    def __init__(self, table: EnvTable, reader: RowReader, actor: Actor, recycle: RecyclePolicy | None) -> None:
+    def __init__(self, table: EnvTable, reader: RowReader, actor: Actor, recycler: Recycler) -> None:
         self.table = table
         self.reader = reader
         self.actor: Actor = actor
+        self.recycler = recycler
         self.attach: Attach = Attach(table.slab.layout, table.autoreset == "same_step")
         self.range: range = actor.config.indices
         self.rollouts: RolloutsInFlight | None = None
@@ -146,11 +149,6 @@ class ActorEnvs(Job, Tenant):
         self._first = self.range.start
         self._slice = slice(self.range.start, self.range.stop)
         self._posted_at = 0.0
-        self._recycle = recycle
-        # The last measurement: bytes, and the incarnation that was measured. One tuple, as it is set without the lock.
-        self._memory = 0, -1
-        # How many steps each env had taken when the current process started.
-        self._steps_before = dict.fromkeys(self.range, 0)
         self._is_timing = False
         self._times = StepTimes(len(self.range))
 
@@ -186,7 +184,7 @@ class ActorEnvs(Job, Tenant):
         assert worker is not None, "rows are posted to a live process"
         actor.running = self
         self._posted_at = now
-        # Inlined from `watch`: a call that schedules nothing would slow down each step.
+        # Without this test, which `watch` repeats, each step would pay for a call that schedules nothing.
         if actor.deadline_watch.next_check_at > now + actor.deadline_watch.shortest:
             actor.deadline_watch.watch(now)
         if payloads:
@@ -194,7 +192,7 @@ class ActorEnvs(Job, Tenant):
             if mine:
                 worker.send(Frame(Kind.PAYLOADS, actor.incarnation.index, call_id, bundle.pack(mine)))
         if table.requests and any(table.future_of(index) is not None for index in ids):
-            worker.watch_rings(self._on_ring)
+            worker.watch_rings(self._on_ring)  # the loop resolves the futures
         if actor.permits is not None:  # other actors may wait until these rows end
             worker.watch_rings(self._on_ring)
             worker.page.ring_at_end(call_id)
@@ -203,7 +201,7 @@ class ActorEnvs(Job, Tenant):
     def post_queued(self, ids: list[int], call_id: int) -> None:
         """Post queued envs, except those whose requests need an episode that was lost."""
         table = self.table
-        self.fail_without_episode(ids)
+        self.settle_lost(ids)
         queued = [index for index in ids if table.status[index] == QUEUED]
         if queued:
             envs = Selection(queued, queued, groups=[(self, queued)])
@@ -216,7 +214,7 @@ class ActorEnvs(Job, Tenant):
         table.queue(ids)
         if self._is_renewal_due(ids):
             self.actor.enqueue(Renewal(self._first))
-        self.fail_without_episode(ids)
+        self.settle_lost(ids)
         self.actor.enqueue(QueuedRows(self, ids))
 
     def queue_first(self, ids: list[int]) -> None:
@@ -231,25 +229,28 @@ class ActorEnvs(Job, Tenant):
 
     def _is_renewal_due(self, ids: list[int]) -> bool:
         """Return whether the process must be replaced before these envs run: only between episodes, at a reset."""
+        if not self.actor.is_usable:
+            return False  # only the user may renew an actor without restarts left
         flags = self.table.episodes.flags
         resetting = [index for index in ids if self._resets(index)]
         if any(flags[index] & RETIRING for index in resetting):
             return True
-        return self._is_node_draining and len(resetting) == len(self.range)
+        return self.recycler.is_node_draining and len(resetting) == len(self.range)
 
     def _resets(self, index: int) -> bool:
         """Return whether the next request of an env resets it, by autoreset or because the user asked for a reset."""
-        request = self.table.requests.get(index)
-        return bool(self.table.episodes.resets_next_of[index]) or (request is not None and request.method == "reset")
+        table = self.table
+        return bool(table.episodes.resets_next_of[index]) or table.request_of(index).method == "reset"
 
-    def fail_without_episode(self, ids: Sequence[int]) -> None:
+    def settle_lost(self, ids: Sequence[int]) -> None:
         """Settle the requests of those envs that are queued but need an episode that was lost.
 
         A request either gets its outcome now, or becomes a reset and stays in the queue.
         """
         for index in ids:
             if self.table.status[index] == QUEUED and self.lacks_episode(index):
-                self._recover(index, self.lost_failure(self.activity_of(index)))
+                lost = self.lost_failure(self.activity_of(index))
+                self._recover(index, lost, has_process=self.actor.is_usable)
 
     def lacks_episode(self, index: int) -> bool:
         """Return whether the request of an env needs an episode that was lost and that no replay can bring back."""
@@ -260,11 +261,11 @@ class ActorEnvs(Job, Tenant):
     def fail_queued(self, ids: list[int], error_of: ErrorOf) -> None:
         """Fail queued envs that no process will run."""
         for index in ids:
-            request, activity = self.table.requests.get(index), self.activity_of(index)
+            activity = self.activity_of(index)
             # A closing actor reports the failure that led to the retry, rather than that it is closed.
-            earlier = request.failure if request is not None and self.actor.is_closing else None
+            earlier = self.table.request_of(index).failure if self.actor.is_closing else None
             error = earlier or ReadyOutcome(None, error_of(activity))
-            failure = Failure(Cause.WAITING, error, self.actor.incarnation.index, activity)
+            failure = FailedRequest(Cause.WAITING, error, self.actor.incarnation.index, activity)
             self._recover(index, failure, has_process=False)
 
     # Results ---------------------------------------------------------------------------------------------
@@ -280,7 +281,7 @@ class ActorEnvs(Job, Tenant):
                 self.actor.completed += 1
                 if not table.infos.failed(index):
                     self._accept(index)
-                elif self._recover(index, self._failure_in_row(index)):
+                elif self._recover(index, self._failure_in_row(index), has_process=self.actor.is_usable):
                     again.append(index)
         if again:
             self.queue_first(again)
@@ -288,11 +289,12 @@ class ActorEnvs(Job, Tenant):
 
     def _accept(self, index: int) -> None:
         """Record the result in a complete row."""
-        table, request = self.table, self.table.requests.get(index)
-        slab, op = table.slab, int(table.ops[index])
+        table, slab, reader = self.table, self.table.slab, self.reader
+        request = table.request_of(index)
+        op = int(table.ops[index])
         before = None
-        if request is not None and request.failure is not None and request.method == "step":
-            before = self.reader.copy_last(index)  # from the buffer that was current until now
+        if request.failure is not None and request.method == "step" and request.ending is None:
+            before = reader.copy_last(index)  # from the buffer that was current until now
         table.buffer_index[index] = op & HALF
         if table.replays:
             table.journals[index].record_row(slab, index, table.posted_request(index))
@@ -302,61 +304,72 @@ class ActorEnvs(Job, Tenant):
             return
         table.episodes.record(index, ends=ends, is_reset=bool(op & RESET))
         outcome = None
-        if request is not None and (request.future or request.failure or request.ending):
-            row = self.reader.copy_row(index)
-            outcome = RowOutcome(self.reader, row, request, before, self.unreadable_of(index))
-            if request.future is not None:
-                self.reader.keep_info(index)
+        if request.future or request.failure or request.ending:
+            row = reader.copy_row(index)
+            outcome = self._read_later(index, functools.partial(reader.read_result, row, request, before))
+            reader.keep_content(index)
         table.complete(index, outcome, float(slab.when[index]) if table.rings_each[index] else None)
 
     def _reset_in_next_process(self, index: int) -> None:
         """Replace the process of an env whose episode has ended, and do the autoreset of that step in the next one."""
         table = self.table
-        request = table.requests.get(index) or EnvRequest("step")
-        ending = RowOutcome(self.reader, self.reader.copy_row(index), request, None, self.unreadable_of(index))
-        table.requests[index] = EnvRequest("step", True, request.future, failure=request.failure, ending=ending)
+        ending = self._read_later(index, functools.partial(self.reader.read, self.reader.copy_row(index)))
+        table.requests[index] = EnvRequest("step", True, table.future_of(index), ending=ending)
         table.episodes.record_end(index)
         table.queue([index])
         self.actor.enqueue(Renewal(self._first))
         self.actor.enqueue(QueuedRows(self, [index]))
 
-    def _recover(self, index: int, failure: Failure, *, has_process: bool | None = None) -> bool:
-        """Decide about a failed request and apply the decision; return whether the request must run again.
+    def _read_later(self, index: int, read: Callable[[], EnvStep]) -> Outcome:
+        """Return the outcome of an env whose result is unpickled when somebody asks for it."""
+        unreadable = self.unreadable_of(index)
+
+        def read_or_explain() -> tuple[EnvStep | None, BaseException | None]:
+            step, error = try_to_read(read)
+            return step, None if error is None else unreadable(error)
+
+        return LazyOutcome(read_or_explain, is_failure=False)
+
+    def _recover(self, index: int, failure: FailedRequest, *, has_process: bool) -> bool:
+        """Handle a failed request, and give it an outcome unless it must run again; return whether it must.
 
         Args:
             index: The env.
             failure: The failure.
-            has_process: See `decide`; None asks the actor.
+            has_process: See `handle_failure`.
         """
-        table, request = self.table, self.table.requests.get(index) or EnvRequest("step")
-        has_process = self.actor.is_usable if has_process is None else has_process
+        table, reader = self.table, self.reader
         posted = table.posted_request(index)
-        decision, error = self.decide(index, failure, posted, table.slab.actions, has_process=has_process)
+        decision, error = self.handle_failure(index, failure, posted, table.slab.actions, has_process=has_process)
         if decision.fate is EnvFate.REDO:
             return True
         if decision.fate is EnvFate.RESET:
+            request = table.request_of(index)
             # A repeated reset keeps the seed and the options of the user.
             seed = request.seed if decision.repeats_reset else None
             payload = request.payload if request.method == "reset" else None
-            table.requests[index] = EnvRequest(request.method, True, request.future, seed, payload, failure=error)
+            again = dataclasses.replace(request, resets=True, seed=seed, payload=payload, failure=error)
+            table.requests[index] = again
             return True
-        last = self.reader.copy_last(index, has_info=False) if decision.fate is EnvFate.TRUNCATE else None
+        last = reader.copy_last(index, has_info=False) if decision.fate is EnvFate.TRUNCATE else None
         if last is not None:
-            failed, unreadable = EnvRequest("step", failure=error), self.unreadable_of(index)
-            error = RowOutcome(self.reader, last, failed, None, unreadable, continues_in=failure.incarnation + 1)
-        table.complete(index, error)
+            next_incarnation = failure.incarnation + 1
+            read = functools.partial(reader.read_truncated, last, error, next_incarnation)
+            table.complete(index, self._read_later(index, read))
+        else:
+            table.complete(index, error)
         return False
 
-    def decide(
+    def handle_failure(
         self,
         index: int,
-        failure: Failure,
+        failure: FailedRequest,
         posted: PostedRequest,
         actions: Sequence[npt.NDArray[Any]],
         *,
         has_process: bool,
     ) -> tuple[Decision, Outcome]:
-        """Decide about a failed step or reset, and discard the process if the decision requires that.
+        """Decide the fate of a failed step or reset, and discard its process if the env is not fit for use any more.
 
         Args:
             index: The env.
@@ -368,37 +381,47 @@ class ActorEnvs(Job, Tenant):
         Returns:
             The decision, and the error to report.
         """
-        table, journal, error = self.table, self.table.journals[index], failure.error
-        request, cause, reason = table.requests.get(index), failure.cause, failure.reason
+        table, journal = self.table, self.table.journals[index]
+        request = table.request_of(index)
         can_retry = table.replays and not failure.has_run and journal.can_retry(posted)
-        is_poison = cause is Cause.RUNNING and table.replays and not can_retry and reason not in _NOT_BLAMED
-        inputs = journal.inputs(actions, index, posted, self.attach) if is_poison else None
-        if inputs is not None:
-            crash = error.read()[1]
-            assert isinstance(crash, ActorError), "a running request fails only with its process"
-            error = ReadyOutcome(None, self.actor.errors.poison(crash, inputs))
         facts = Facts(
-            cause,
-            table.on_failure,
-            table.autoreset,
-            reason,
-            was_reset=failure.in_reset or posted.is_reset,
-            asked_reset=request is not None and request.method == "reset",
+            cause=failure.cause,
+            on_failure=table.on_failure,
+            autoreset=table.autoreset,
+            reason=failure.reason,
+            ran_reset=failure.in_reset or posted.is_reset,
+            ran_only_reset=posted.is_reset,
+            asked_reset=request.method == "reset",
             needs_episode=table.needs_episode(index),
             has_process=has_process,
             has_last=not table.episodes.flags[index] & NO_RESULT,
-            is_reset=posted.is_reset,
-            has_failed=request is not None and request.failure is not None,
+            has_failed=request.failure is not None,
             can_replay=journal.can_replay,
             can_retry=can_retry,
         )
+        error = failure.error
+        if table.replays and not can_retry:  # reads the journal, which `settle` may clear
+            error = self._error_with_inputs(index, failure, posted, actions)
         decision = settle(facts, table.episodes, index, journal)
         if decision.replaces_process:
             pid = self.actor.pid
             self.actor.discard(failure.incarnation, lambda: self._discard_error(failure, pid))
         return decision, error
 
-    def _discard_error(self, failure: Failure, pid: int | None) -> ActorError:
+    def _error_with_inputs(
+        self, index: int, failure: FailedRequest, posted: PostedRequest, actions: Sequence[npt.NDArray[Any]]
+    ) -> Outcome:
+        """Return the error of a request that is not tried again, with the inputs that end processes, if they do."""
+        if failure.cause is not Cause.RUNNING or failure.reason in _NOT_BLAMED:
+            return failure.error
+        inputs = self.table.journals[index].inputs(actions, index, posted, self.attach)
+        if inputs is None:
+            return failure.error
+        crash = failure.error.read()[1]
+        assert isinstance(crash, ActorError), "a running request fails only with its process"
+        return ReadyOutcome(None, self.actor.errors.poison(crash, inputs))
+
+    def _discard_error(self, failure: FailedRequest, pid: int | None) -> ActorError:
         """Return the error of a process that is discarded since an env raised. Runs code of users, without the lock."""
         cause = failure.error.read()[1]
         assert cause is not None, "the env has raised"
@@ -408,12 +431,13 @@ class ActorEnvs(Job, Tenant):
         """Turn a result that cannot be unpickled into a failure."""
         self.table.buffer_index[index] ^= HALF  # back to the observation before it, which may be returned instead
         incarnation = int(self.table.posted_in[index])
-        outcome, activity = ReadyOutcome(None, error), self.activity_of(index)
-        failure = Failure(Cause.RAISED, outcome, incarnation, activity, type(error).__name__, has_run=True)
-        if self._recover(index, failure):
+        outcome = ReadyOutcome(None, error)
+        text = type(error).__name__
+        failure = FailedRequest(Cause.RAISED, outcome, incarnation, self.activity_of(index), text, has_run=True)
+        if self._recover(index, failure, has_process=self.actor.is_usable):
             self.queue_first([index])
 
-    def _failure_in_row(self, index: int) -> Failure:
+    def _failure_in_row(self, index: int) -> FailedRequest:
         """Return the failure in a complete row, whose env raised."""
         table, actor = self.table, self.actor
         failure = table.infos.failure(table.overflow.get(index))
@@ -444,7 +468,7 @@ class ActorEnvs(Job, Tenant):
 
     def _on_ring(self) -> None:
         """Handle a ring of the worker, in the loop and without the lock."""
-        self.measure_memory()
+        self.recycler.measure_memory()
         self.actor.run(self._end_if_finished)
 
     def _end_if_finished(self) -> None:
@@ -464,11 +488,11 @@ class ActorEnvs(Job, Tenant):
 
     def activity_of(self, index: int, *, started: float = 0.0, method: str | None = None) -> Activity:
         """Return the request of an env, for deadlines and errors."""
-        table, request = self.table, self.table.requests.get(index)
+        table = self.table
         if method is None:
             # Until a queued env is posted, its row has the operation of an earlier request.
             is_posted_reset = table.status[index] != QUEUED and table.ops[index] & RESET
-            is_reset = is_posted_reset or (request is not None and request.method == "reset")
+            is_reset = is_posted_reset or table.request_of(index).method == "reset"
             method = "reset" if is_reset else "step"
         return Activity(method, index, table.call_id_of[index], started, self.actor.config.deadlines.of(method))
 
@@ -483,7 +507,9 @@ class ActorEnvs(Job, Tenant):
             The steps whose rows are not complete, the one of them that runs (None if none does), and the time at which
             the worker last began one.
         """
-        table, worker, running = self.table, self.actor.incarnation.worker, None
+        table = self.table
+        worker = self.actor.incarnation.worker
+        running = None
         if worker is None:
             return [], None, 0.0
         ids = [index for index in self.range if table.status[index] == POSTED and not table.is_complete(index)]
@@ -535,12 +561,12 @@ class ActorEnvs(Job, Tenant):
         """Prepare for a new process; return the replays that it runs first."""
         table = self.table
         jobs: list[Job] = []
+        self.recycler.begin_process(table.episodes.steps_of[self._first])
         table.incarnations[self._slice] = incarnation.index
         table.waiters.on_process_change()
         if self._is_timing:
             self.begin_timing()
         for index in self.range:
-            self._steps_before[index] = table.episodes.steps_of[index]
             journal = table.journals[index]
             if is_renewal:
                 journal.forget()  # in a fresh process, only attributes are set again
@@ -548,7 +574,7 @@ class ActorEnvs(Job, Tenant):
             if message is not None:
                 jobs.append(Replay(index, dumps(tuple(message)), functools.partial(self._on_replayed, index)))
         if is_renewal:
-            self.fail_without_episode(list(self.range))
+            self.settle_lost(list(self.range))
         return jobs
 
     def _on_replayed(self, index: int, is_same: bool) -> None:
@@ -559,11 +585,12 @@ class ActorEnvs(Job, Tenant):
             self.table.episodes.restore(index)
         else:
             journal.forget()
-        self.fail_without_episode([index])
+        self.settle_lost([index])
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
         """Record a call in the journal of its env. A saved state replaces what the journal had."""
-        table, failed = self.table, frame.kind == Kind.FAILED
+        table = self.table
+        failed = frame.kind == Kind.FAILED
         if not table.replays:
             return
         if kind != Kind.SAVE:
@@ -574,22 +601,16 @@ class ActorEnvs(Job, Tenant):
 
     def save_due_states(self) -> None:
         """Queue requests that save the states of envs, so that replays stay short. Nobody waits for them."""
-        actor, due = self.actor, self.table.saves_due
+        due = self.table.saves_due
         if not due:
             return
         for index in sorted(due.intersection(self.range)):
             due.discard(index)
-            save = Call(
-                "snapshot",
-                index,
-                Kind.SAVE,
-                ActorFuture(actor, None),
-                actor.config.deadlines.of("snapshot"),
-                _SAVE_RETRIES,
-                dumps(tuple(Save(self.position(index)))),
-                take_reply=functools.partial(self._log_unsaved, index),
-            )
-            actor.enqueue(save)
+            future: ActorFuture[Any] = ActorFuture(self.actor, None)
+            message = dumps(tuple(Save(self.position(index))))
+            log = functools.partial(self._log_unsaved, index)
+            call = Call("snapshot", index, Kind.SAVE, future, retries=_SAVE_RETRIES, payload=message, take_reply=log)
+            self.actor.enqueue(call)
 
     def _log_unsaved(self, index: int, frame: Frame) -> None:
         if frame.kind == Kind.FAILED:
@@ -617,28 +638,6 @@ class ActorEnvs(Job, Tenant):
         if table.replays:
             table.journals[index].begin_with_state(snapshot.check, snapshot.state)
 
-    def measure_memory(self) -> None:
-        """Measure the memory of the process if it is limited. Call this without the lock, since it may take long."""
-        incarnation = self.actor.incarnation
-        worker = incarnation.worker
-        if self._recycle is not None and self._recycle.max_rss is not None and worker is not None:
-            self._memory = worker.resident_memory(), incarnation.index
-
-    def is_recycling_due(self, index: int) -> bool:
-        """Return whether to replace the process now that an env has ended an episode."""
-        incarnation, policy = self.actor.incarnation, self._recycle
-        if incarnation.worker is None:
-            return False
-        if self._is_node_draining and len(self.range) == 1:
-            return True
-        if policy is None:
-            return False
-        steps = self.table.episodes.steps_of[index] - self._steps_before[index]
-        if policy.max_steps is not None and steps >= policy.max_steps:
-            return True
-        memory, measured = self._memory
-        return policy.max_rss is not None and measured == incarnation.index and memory > policy.max_rss
-
     def culprit(self, incarnation: Incarnation) -> Activity | None:
         """Return the step that an ended process was running, or that missed its deadline; None if it ran none.
 
@@ -646,63 +645,56 @@ class ActorEnvs(Job, Tenant):
         """
         unfinished, running, _ = self._read_progress()
         late = [activity for activity in unfinished if activity.env in self.table.overdue]
+        is_node_lost = incarnation.report is not None and incarnation.report.status.loss is not None
         if running is not None and (not late or running.env == late[0].env):
             return running
-        begun = late or (unfinished if self._is_node_lost else [])
+        begun = late or (unfinished if is_node_lost else [])
         if begun:
             return begun[0]._replace(started=self._posted_at)
         is_blamed = incarnation.end_reason in (EndReason.TIMEOUT, EndReason.ABORT)
         return unfinished[0] if unfinished and is_blamed else None
 
-    @property
-    def _is_node_lost(self) -> bool:
-        """Whether the process has ended, or is taken to have ended, since its node was lost."""
-        report = self.actor.incarnation.report
-        return report is not None and report.status.loss is not None
-
-    @property
-    def _is_node_draining(self) -> bool:
-        """Whether the process must move, since its node is being drained."""
-        worker = self.actor.incarnation.worker
-        return worker is not None and worker.node is not None and worker.node.draining
-
     def on_exit(self, ended: ProcessExit) -> None:
         """Continue or fail the requests of an ended process, and end its episodes."""
-        table, has_process = self.table, ended.plan.has_process
+        table, culprit = self.table, ended.culprit
+        has_process = ended.plan.has_process
         if self._is_timing:
             self._times.add(self.actor.page)
-        if isinstance(self.actor.running, Replay) and ended.culprit is not None and ended.reason in _CRASHES:
-            table.journals[ended.culprit.env].record_replay(crashed=True)
+        if isinstance(self.actor.running, Replay) and culprit is not None and ended.reason in _CRASHES:
+            table.journals[culprit.env].record_replay(crashed=True)
         unfinished, running, _ = self._read_progress()
         # A step that missed its deadline may still have ended, and the next one begun: then both have begun.
-        begun = [activity.env for activity in (ended.culprit, running) if activity is not None]
+        begun = [activity.env for activity in (culprit, running) if activity is not None]
         is_discard = ended.reason is EndReason.DISCARD
-        culprit = None if ended.culprit is None or is_discard else ended.culprit.env
         again: list[int] = []
         table.end_process(self.range)
         for activity in unfinished:
-            is_culprit = activity.env == culprit
+            is_culprit = culprit is not None and activity.env == culprit.env and not is_discard
             error = ended.error if is_culprit else self.crash_error_for(activity)
             cause = Cause.RUNNING if activity.env in begun else Cause.WAITING
             reason = ended.reason if is_culprit or is_discard else None
-            failure = Failure(cause, ReadyOutcome(None, error), ended.incarnation.index, activity, reason=reason)
+            outcome = ReadyOutcome(None, error)
+            failure = FailedRequest(cause, outcome, ended.incarnation.index, activity, reason=reason)
             if self._recover(activity.env, failure, has_process=has_process):
                 again.append(activity.env)
         if again:
             self.queue_first(again)
         if has_process:
-            self.fail_without_episode([index for index in self.range if index not in again])
+            self.settle_lost([index for index in self.range if index not in again])
         table.waiters.ring()
 
-    def lost_failure(self, activity: Activity) -> Failure:
+    def lost_failure(self, activity: Activity) -> FailedRequest:
         """Return the failure of a request that needs an episode which ended with an earlier process."""
         actor = self.actor
         incarnation = actor.last_crash.incarnation if actor.last_crash is not None else None
         ended = actor.incarnation.index if incarnation is None else incarnation
-        return Failure(Cause.WAITING, ReadyOutcome(None, self.crash_error_for(activity)), ended, activity)
+        return FailedRequest(Cause.WAITING, ReadyOutcome(None, self.crash_error_for(activity)), ended, activity)
 
     def crash_error_for(self, activity: Activity) -> ActorError:
-        """Return the error of a request whose process ended before it could run."""
+        """Return the error of a request whose process ended before it could run.
+
+        The actor records an exit as its last crash before it calls `on_exit`.
+        """
         actor, crash = self.actor, self.actor.last_crash
         if crash is None:
             return actor.errors.ended(ExitReport(reason=EndReason.ABORT), actor.incarnation.index, activity)
@@ -716,7 +708,7 @@ class ActorEnvs(Job, Tenant):
         if index is None:
             return None
         activity = self.activity_of(index)
-        self.table.deliver(Selection([index], [index]))
+        self.table.deliver_ids([index])
         return activity
 
     def is_running(self, future: ActorFuture) -> bool:

@@ -17,7 +17,7 @@ from envactors.actor.inline import InlineActor
 from envactors.errors import VectorInputError
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame
-from envactors.mailbox.specs import Spec
+from envactors.mailbox.specs import Spec, conform
 from envactors.vector.batching import Batcher
 from envactors.vector.episodes import NEEDS_RESET, Episodes
 from envactors.vector.options import OnFailure
@@ -42,9 +42,13 @@ class Engine(abc.ABC):
     Attributes:
         episodes, on_failure: As above.
         all: All envs.
+        sequence_lengths: How many envs run one after another, in the order of the envs.
         action_spec: Spec of one env's action; None to leave actions unchecked.
+        reward_spec: Spec of one env's reward.
         batcher: Batches results.
     """
+
+    sequence_lengths: list[int]
 
     def __init__(
         self, described: Description, episodes: Episodes, on_failure: OnFailure, actor_of: Sequence[Actor | InlineActor]
@@ -53,6 +57,7 @@ class Engine(abc.ABC):
         self.on_failure: OnFailure = on_failure
         self.all: Selection = Selection(list(range(len(episodes.flags))), slice(None), is_all=True)
         self.action_spec: Spec | None = described.action
+        self.reward_spec: Spec = described.reward
         self.batcher: Batcher = Batcher(described)
         self._actor_of = actor_of
 
@@ -73,7 +78,7 @@ class Engine(abc.ABC):
 
     def counts(self) -> tuple[list[int], list[int]]:
         """Return how many steps and finished episodes each env has had."""
-        return self.episodes.steps.tolist(), self.episodes.episodes.tolist()
+        return self.episodes.steps.tolist(), self.episodes.finished.tolist()
 
     @abc.abstractmethod
     def begin_timing(self) -> None:
@@ -82,10 +87,6 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def histograms(self) -> Histograms:
         """Return the durations of the steps and resets of all envs, as far as they were timed."""
-
-    @abc.abstractmethod
-    def in_turns(self) -> list[int]:
-        """Return how many envs run one after another, in the order of the envs."""
 
     # Requests --------------------------------------------------------------------------------------------
 
@@ -103,17 +104,10 @@ class Engine(abc.ABC):
 
     def check_steppable(self, envs: Selection) -> None:
         """Raise `VectorInputError` if an env needs a reset first."""
-        error = self._find_unreset(envs)
-        if error is not None:
-            raise error
-
-    def _find_unreset(self, envs: Selection) -> VectorInputError | None:
-        """Return the error of a step of envs of which one needs a reset first."""
-        flags = self.episodes.flags
-        for index in envs.ids if self.episodes.has_flags else ():
-            if flags[index] & NEEDS_RESET:
-                return VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
-        return None
+        if self.episodes.has_flags:
+            for index in envs.ids:
+                if self.episodes.flags[index] & NEEDS_RESET:
+                    raise VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
 
     @abc.abstractmethod
     def start_steps(
@@ -195,9 +189,7 @@ class Engine(abc.ABC):
         """
 
     def last_batch(self) -> Batch | None:
-        """Return the last result of each env; None if an env has none, or under ``on_failure="raise"``."""
-        if self.on_failure == "raise":
-            return None
+        """Return the last result of each env; None if an env has none."""
         steps = [step for index in self.all.ids if (step := self.read_last(index)) is not None]
         return self.batcher.batch_steps(steps)[0] if len(steps) == len(self.all.ids) else None
 
@@ -215,10 +207,28 @@ class Engine(abc.ABC):
 
     def snapshot_of(self, index: int, check: int, state: bytes) -> EnvSnapshot:
         """Return the snapshot of an env whose state was saved."""
-        episodes, last = self.episodes, self.read_last(index)
-        root_seed, number = episodes.root_seeds[index], episodes.numbers[index]
-        resets_next, starts = bool(episodes.resets_next_of[index]), self.starts_episode(index)
-        return EnvSnapshot(index, state, check, root_seed, number, resets_next, starts, last)
+        return EnvSnapshot(
+            env_id=index,
+            state=state,
+            check=check,
+            root_seed=self.episodes.root_seeds[index],
+            episode=self.episodes.numbers[index],
+            resets_next=bool(self.episodes.resets_next_of[index]),
+            starts=self.starts_episode(index),
+            last=self.read_last(index),
+        )
+
+    def _last_of(self, snapshot: EnvSnapshot, index: int) -> EnvStep | None:
+        """Return the last result of a snapshot that an env is to be restored from; for the errors see `restorer`."""
+        last = snapshot.last
+        if last is None:
+            return None
+        whose = f"of the snapshot for env {index}"
+        reward = conform(self.reward_spec, last.reward, f"the last reward {whose}")
+        if self.observation_spec is None:  # the first observation of the vector determines it
+            return last._replace(reward=reward)
+        obs = conform(self.observation_spec, last.obs, f"the last observation {whose}")
+        return last._replace(obs=obs, reward=reward)
 
     @abc.abstractmethod
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:

@@ -22,11 +22,12 @@ from envactors.vector.engine import RowEngine
 from envactors.vector.episodes import Episodes
 from envactors.vector.inputs import limit_running
 from envactors.vector.options import Choices
-from envactors.vector.results import RowReader
+from envactors.vector.recycling import Recycler
+from envactors.vector.rows import RowReader
 from envactors.vector.table import EnvTable
 
-# Retries of the attach request. A worker that crashes before it has the rows gets them with its first message.
-_ANY_NUMBER = 1 << 31
+# Any number: a worker that crashes before it has the rows gets them with its first message.
+_ATTACH_RETRIES = 1 << 31
 
 
 class EnvHandle(ActorView):
@@ -67,7 +68,7 @@ def launch_actors(
     Returns:
         The handles of the actors, of the envs, and of the standbys.
     """
-    standbys: list[Any] = []  # of `Actor`
+    standbys: list[Any] = []  # of `Actor`; filled below, and shared by the configs of all actors
     launch_alike: Callable[..., ActorHandle] = functools.partial(
         launch,
         backend=backend,
@@ -87,17 +88,26 @@ def launch_actors(
     largest = max(groups, key=len)
     is_shared = len(groups[0]) > 1
     try:
-        for group, variables in zip(groups, env_vars, strict=True):
+        for factories, variables in zip(groups, env_vars, strict=True):
             first = len(handles)
-            name = f"envs-{first}-{first + len(group) - 1}" if is_shared else f"env-{first}"
-            actor = launch_alike(group, name=name, first=first, env_vars=variables)
+            name = f"envs-{first}-{first + len(factories) - 1}" if is_shared else f"env-{first}"
+            actor = launch_alike(factories, name=name, first=first, env_vars=variables)
             actors.append(actor)
-            parts = actor._actor, actor._lifeline
-            envs = [EnvHandle(*parts, position, _is_shared=True) for position in range(len(group))]
-            handles += envs if is_shared else [actor]
+            if is_shared:
+                parts = actor._actor, actor._lifeline
+                handles += [EnvHandle(*parts, position, _is_shared=True) for position in range(len(factories))]
+            else:
+                handles.append(actor)
         for number in range(choices.standbys):
-            options = {"name": f"standby-{number}", "first": -len(largest), "env_vars": env_vars[0]}
-            standby = launch_alike(largest, **options, standbys=(), permits=None, is_standby=True)
+            standby = launch_alike(
+                largest,
+                name=f"standby-{number}",
+                first=-len(largest),
+                env_vars=env_vars[0],
+                standbys=(),
+                permits=None,
+                is_standby=True,
+            )
             standby_handles.append(standby)
             standbys.append(standby._actor)
     except BaseException:
@@ -116,19 +126,19 @@ def describe_envs(handles: Sequence[ActorView]) -> Description:
     """
     futures = [handle._submit(Kind.DESCRIBE, Describe(handle._env), "describe") for handle in handles]
     expected, *others = [Description(*value) for value in results_of(futures)]
-    for env_id, other in enumerate(others, 1):
+    for index, other in enumerate(others, 1):
         for name in ("observation", "action", "reward"):
             ours, theirs = getattr(expected, name), getattr(other, name)
             if not batches_alike(ours, theirs):
                 raise SpaceMismatchError(
-                    f"the {name} spec of env {env_id} is {theirs}: expected that of env 0, {ours}; envs of one "
+                    f"the {name} spec of env {index} is {theirs}: expected that of env 0, {ours}; envs of one "
                     "vector have values of one shape and dtype"
                 )
     return expected
 
 
 def share_rows(
-    choices: Choices, actors: Sequence[ActorHandle], count: int, described: Description, memory: RowMemory
+    choices: Choices, handles: Sequence[ActorHandle], count: int, described: Description, memory: RowMemory
 ) -> RowEngine:
     """Create the rows of all envs, and have all workers use them; return the engine that steps the envs there.
 
@@ -151,31 +161,30 @@ def share_rows(
             f"cannot allocate {layout.size} bytes of shared memory for {layout.envs} envs ({error}): use fewer "
             "envs, or give the process more memory"
         ) from error
-    config, owners = actors[0]._actor.config, list[ActorEnvs]()
-    may_be_due = choices.recycle is not None or config.backend.traits.is_remote
-    is_recycling_due = (lambda index: owners[index].is_recycling_due(index)) if may_be_due else None
-    episodes = Episodes(count, choices.autoreset, is_recycling_due)
+    # Only `SerialEngine` has actors of another class.
+    actors: list[Any] = [handle._actor for handle in handles]
+    config = actors[0].config
+    recyclers = [Recycler(actor, choices.recycle) for actor in actors]
+    recycler_of = [one for one in recyclers for _ in one.envs] if recyclers[0].may_be_due else []
+    episodes = Episodes(count, choices.autoreset, recycler_of)
     table = EnvTable(config.lock, slab, infos, episodes, choices.on_failure)
     reader = RowReader(table, described, copies=choices.copy)
+    groups = [ActorEnvs(table, reader, actor, one) for actor, one in zip(actors, recyclers, strict=True)]
+    table.waiters.groups = groups
     save_every = None if choices.snapshot is None else choices.snapshot.every
-    parts: list[ActorEnvs] = []
     futures = []
-    for handle in actors:
-        actor: Any = handle._actor  # an `Actor`
-        envs = ActorEnvs(table, reader, actor, choices.recycle)
-        parts.append(envs)
-        owners += [envs] * len(envs.range)
-        table.add_journals(envs.range, choices.max_journal, save_every)
-        table.waiters.actors.append(envs)
+    for group in groups:
+        table.add_journals(group.range, choices.max_journal, save_every)
+        actor = group.actor
         with actor.lock, actor.lock.change(actor):
-            actor.tenant = envs
-            table.incarnations[envs.range.start : envs.range.stop] = actor.incarnation.index
+            actor.tenant = group
+            table.incarnations[group.range.start : group.range.stop] = actor.incarnation.index
         future: ActorFuture[None] = ActorFuture(actor, None)
-        call = Call("attach", envs.range.start, Kind.ATTACH, future, retries=_ANY_NUMBER)
-        send_call(actor, call, envs.attach)
+        call = Call("attach", group.range.start, Kind.ATTACH, future, retries=_ATTACH_RETRIES)
+        send_call(actor, call, group.attach)
         futures.append(future)
     results_of(futures)
-    engine = RowEngine(described, table, reader, parts, may_spin=config.backend.traits.may_spin)
+    engine = RowEngine(described, table, reader, groups, may_spin=config.backend.traits.may_spin)
     if choices.seed_episodes:
         episodes.seed_episodes()
     return engine

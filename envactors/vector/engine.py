@@ -11,7 +11,7 @@ import functools
 import operator
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,7 @@ from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.future import Outcome
 from envactors.actor.spinning import SpinPolicy
-from envactors.errors import (
-    AlreadyPendingError,
-    NothingPendingError,
-    VectorTimeoutError,
-)
+from envactors.errors import AlreadyPendingError, EnvActorsError, NothingPendingError, VectorTimeoutError
 from envactors.mailbox.control_page import FINISHED, spin_until_all
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.info_codec import INLINE_INFO
@@ -35,14 +31,12 @@ from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.actor_envs import ActorEnvs, post_rows
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import LOST
-from envactors.vector.failures import step_error
-from envactors.vector.results import Batch, EnvSnapshot, EnvStep, RowReader
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
+from envactors.vector.rows import RowReader
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, EnvRequest, EnvTable, Selection
 
 # In C, since each request looks at all actors.
 _is_closing: Callable[[Actor], bool] = operator.attrgetter("is_closing")
-# Some envs by actor: the ids of each actor's envs are in ascending order.
-Groups: TypeAlias = list[tuple[ActorEnvs, list[int]]]
 
 
 class RowEngine(Engine):
@@ -52,29 +46,24 @@ class RowEngine(Engine):
         described: The specs of one env.
         table: The envs.
         reader: Reads results out of rows.
-        actors: One `ActorEnvs` per actor.
+        groups: The envs of each actor.
         may_spin: Whether the backend lets threads spin.
 
     Attributes:
-        table, reader, actors: As above.
-        owners: The `ActorEnvs` that each env belongs to.
+        table, reader, groups: As above.
+        group_of: For each env, the group that it belongs to.
     """
 
     def __init__(
-        self,
-        described: Description,
-        table: EnvTable,
-        reader: RowReader,
-        actors: Sequence[ActorEnvs],
-        *,
-        may_spin: bool,
+        self, described: Description, table: EnvTable, reader: RowReader, groups: Sequence[ActorEnvs], *, may_spin: bool
     ) -> None:
-        owners = [group for group in actors for _ in group.range]
-        super().__init__(described, table.episodes, table.on_failure, [owner.actor for owner in owners])
+        group_of = [group for group in groups for _ in group.range]
+        super().__init__(described, table.episodes, table.on_failure, [group.actor for group in group_of])
         self.table = table
         self.reader = reader
-        self.actors = actors
-        self.owners = owners
+        self.groups = groups
+        self.group_of = group_of
+        self.sequence_lengths = [len(group.range) for group in groups]
         self._lock = table.lock
         action = table.slab.layout.action
         self._rows_hold_actions = action is not None
@@ -89,7 +78,7 @@ class RowEngine(Engine):
     def _with_groups(self, envs: Selection) -> Selection:
         groups: dict[ActorEnvs, list[int]] = {}
         for index in sorted(envs.ids):
-            groups.setdefault(self.owners[index], []).append(index)
+            groups.setdefault(self.group_of[index], []).append(index)
         return envs._replace(groups=list(groups.items()), actors=[group.actor for group in groups])
 
     def busy(self) -> list[int]:
@@ -101,74 +90,42 @@ class RowEngine(Engine):
 
     def begin_timing(self) -> None:
         with self._lock:
-            for group in self.actors:
+            for group in self.groups:
                 group.begin_timing()
 
     def histograms(self) -> Histograms:
         with self._lock:
-            return np.concatenate([group.histograms() for group in self.actors])
-
-    def in_turns(self) -> list[int]:
-        return [len(group.range) for group in self.actors]
+            return np.concatenate([group.histograms() for group in self.groups])
 
     def close(self) -> None:
         """Close the doorbells of the threads that wait for results: they belong to no actor."""
         self.table.waiters.close()
 
-    # Snapshots -------------------------------------------------------------------------------------------
+    # Posting ---------------------------------------------------------------------------------------------
 
     def check_idle(self, envs: Selection) -> None:
         self._lock.reset_if_interrupted()
-        error = self._find_pending(envs)
-        if error is not None:
-            raise error
+        self._check_idle(envs)
 
-    def _find_pending(self, envs: Selection) -> AlreadyPendingError | None:
-        """Return the error to raise if a rollout is in flight, or if one of the envs has a result pending."""
+    def _check_idle(self, envs: Selection) -> None:
         table = self.table
         if table.rollouts:
-            return AlreadyPendingError(f"{table.rollouts} rollouts are in flight: wait for them first")
+            raise AlreadyPendingError(f"{table.rollouts} rollouts are in flight: wait for them first")
         if envs.is_all and table.are_all(IDLE):
-            return None
+            return
         busy = [index for index in envs.ids if table.status[index] != IDLE]
-        if not busy:
-            return None
-        return AlreadyPendingError(
-            f"the envs {busy} have results pending: receive them with recv (or from "
-            "their futures) before the next request"
-        )
-
-    def process_with_episode(self, index: int) -> int | None:
-        """Return the incarnation that has the state of an env; None if any will do, since a replay restores the state.
-
-        Raises:
-            ActorError: The episode of the env was lost with its process.
-        """
-        table, owner = self.table, self.owners[index]
-        with self._lock:
-            if table.episodes.flags[index] & LOST and not (table.replays and table.journals[index].can_replay):
-                raise owner.crash_error_for(owner.activity_of(index))
-            return None if table.replays else int(table.incarnations[index])
-
-    def read_last(self, index: int) -> EnvStep | None:
-        return self.reader.read_last(index)
-
-    def starts_episode(self, index: int) -> bool:
-        return bool(self.table.starts(index))
-
-    def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
-        """Return the callback for the reply of the worker that restores an env from a snapshot."""
-        last = None if snapshot.last is None else self.reader.encode(index, snapshot.last)
-        return functools.partial(self.owners[index].on_restored, index, snapshot, last)
-
-    # Posting ---------------------------------------------------------------------------------------------
+        if busy:
+            raise AlreadyPendingError(
+                f"the envs {busy} have results pending: receive them with recv (or from "
+                "their futures) before the next request"
+            )
 
     def start_steps(
         self, envs: Selection, actions: Any, *, rings_each: bool, futures: Futures = (), is_checked: bool = True
     ) -> None:
         self._lock.reset_if_interrupted()
         columns, payloads = self._convert_actions(envs, actions, is_checked=is_checked)
-        requests = {}
+        requests: dict[int, EnvRequest] = {}
         if payloads or futures:
             none = [None] * len(envs.ids)
             for index, future, payload in zip(envs.ids, futures or none, payloads or none, strict=True):
@@ -191,7 +148,9 @@ class RowEngine(Engine):
             Two lists, one of which is empty: for each leaf of the action spec, the values of all envs, which fit into
             rows; or else the pickled action of each env.
         """
-        spec, array, count = self.action_spec if is_checked else None, self._action_array, len(envs.ids)
+        spec = self.action_spec if is_checked else None
+        array = self._action_array
+        count = len(envs.ids)
         if array is not None and spec is not None:
             # Most steps end here. `split_batch` would take longer to find the same.
             fits = type(actions) is np.ndarray and actions.dtype == array.dtype
@@ -205,13 +164,7 @@ class RowEngine(Engine):
         return list(zip(*[flatten(spec, value) for value in values], strict=True)), []
 
     def _post(
-        self,
-        envs: Selection,
-        requests: dict[int, EnvRequest],
-        method: Literal["step", "reset"],
-        columns: Sequence[Any],
-        *,
-        rings_each: bool,
+        self, envs: Selection, requests: dict[int, EnvRequest], method: str, columns: Sequence[Any], *, rings_each: bool
     ) -> None:
         """Write the actions of envs into their rows and post them, or queue those whose actor is not free.
 
@@ -223,27 +176,28 @@ class RowEngine(Engine):
             rings_each: Whether workers announce each result.
         """
         with self._lock, self._lock.change(*envs.actors):
-            error = self._find_refusal(envs, method)
-            if error is None:
-                self._post_or_queue(envs, requests, columns, rings_each=rings_each)
-        if error is not None:
-            raise error
+            try:
+                self._check_startable(envs, method)
+            except EnvActorsError as error:
+                self._lock.refuse(error)
+                raise
+            self._post_or_queue(envs, requests, columns, rings_each=rings_each)
 
-    def _find_refusal(self, envs: Selection, method: Literal["step", "reset"]) -> Exception | None:
-        """Return the error to raise if these envs cannot start a request now."""
-        pending = self._find_pending(envs)
-        if pending is not None:
-            return pending
+    def _check_startable(self, envs: Selection, method: str) -> None:
+        """Raise an error if these envs cannot start a request now; see `start_steps`."""
+        self._check_idle(envs)
         closing = next(filter(_is_closing, envs.actors), None)
         if closing is not None:
-            return closing.errors.closed(Activity(method, envs.ids[0]), closing.incarnation.index)
-        return self._find_unreset(envs) if method == "step" else None
+            raise closing.errors.closed(Activity(method, envs.ids[0]), closing.incarnation.index)
+        if method == "step":
+            self.check_steppable(envs)
 
     def _post_or_queue(
         self, envs: Selection, requests: dict[int, EnvRequest], columns: Sequence[Any], *, rings_each: bool
     ) -> None:
         """Post or queue requests that were not refused; see `_post`."""
-        table, worker_wait = self.table, self._spin.start(time.monotonic())
+        table = self.table
+        worker_wait = self._spin.start(time.monotonic())
         for array, column in zip(table.slab.actions, columns, strict=False):
             array[envs.at] = column
         table.requests.update(requests)
@@ -251,8 +205,8 @@ class RowEngine(Engine):
             if request.seed is not None:
                 table.episodes.set_root_seed(index, request.seed)
         must_check = not table.are_all_plain
-        posted: Groups = []
-        queued: Groups = []
+        posted: list[tuple[ActorEnvs, list[int]]] = []
+        queued: list[tuple[ActorEnvs, list[int]]] = []
         for group, ids in envs.groups:
             # `can_post` takes a permit under ``max_running``, or has the actor wait for one.
             if (must_check and group.must_queue(ids)) or not group.actor.can_post(group):
@@ -271,7 +225,7 @@ class RowEngine(Engine):
         self._lock.reset_if_interrupted()
         self._spin_for(envs)
         while True:
-            batch = self.take(envs, caller)
+            batch = self._take(envs, caller)
             if batch is not None:
                 return batch
             self._wait(lambda: self._survey(envs)[0], envs, timeout, deadline, caller)
@@ -295,7 +249,7 @@ class RowEngine(Engine):
                 self._collect(self.select(failed))  # some may be retried, or become truncated results: wait again
                 continue
             succeeded = sorted((index for index in ready if index not in failed), key=self._completed_at)
-            batch = self.take(self.select([*succeeded[:max_envs], *failed]), "recv")
+            batch = self._take(self.select([*succeeded[:max_envs], *failed]), "recv")
             if batch is not None:
                 return batch
 
@@ -307,7 +261,7 @@ class RowEngine(Engine):
             self._collect(envs)
             with self._lock, self._lock.change(*envs.actors):
                 done = [index for index in envs.ids if table.status[index] in (DONE, FAILED)]
-                table.deliver(Selection(done, done))
+                table.deliver_ids(done)
 
     def _wait(
         self,
@@ -352,7 +306,8 @@ class RowEngine(Engine):
         It can if the spec of observations is known, and each env has made a plain step in time whose whole result is
         in its row.
         """
-        table, encodings = self.table, self.table.infos.encodings
+        table = self.table
+        encodings = table.infos.encodings
         are_plain = not self.reader.learns and not table.overdue and table.are_plain(envs)
         if envs.is_all and are_plain and table.are_all(POSTED):
             if table.completed_of != table.call_id_of:
@@ -385,7 +340,7 @@ class RowEngine(Engine):
 
     # Taking results --------------------------------------------------------------------------------------
 
-    def take(self, envs: Selection, caller: str) -> Batch | None:
+    def _take(self, envs: Selection, caller: str) -> Batch | None:
         """Deliver the results of envs if all of them are there.
 
         Returns:
@@ -417,7 +372,7 @@ class RowEngine(Engine):
         Returns:
             The results; None if the table has changed, or an info cannot be unpickled.
         """
-        table, reader, groups = self.table, self.reader, envs.groups
+        table, reader = self.table, self.reader
         contents = None
         if not table.infos.all_plain():
             contents, error = try_to_read(lambda: reader.decode(envs.ids), lambda: version == table.version)
@@ -428,8 +383,8 @@ class RowEngine(Engine):
         buffers = ops & HALF
         batch = reader.batch(envs, buffers, contents)
         if table.episodes.may_recycle and (batch.terminated | batch.truncated).any():
-            for group, _ in groups:
-                group.measure_memory()
+            for group, _ in envs.groups:
+                group.recycler.measure_memory()
         with self._lock, self._lock.change(*envs.actors):
             if version != table.version:
                 return None
@@ -437,19 +392,21 @@ class RowEngine(Engine):
             if table.replays:
                 self._record(envs.ids, ops)
             table.episodes.record_batch(envs.ids, at, batch.terminated, batch.truncated)
-            for group, ids in groups:
+            for group, ids in envs.groups:
                 group.actor.completed += len(ids)
-            if reader.keeps_infos and (contents is not None or any(table.last_infos)):
+            if reader.keeps_contents and (contents is not None or any(table.last_contents)):
                 for index in envs.ids:
-                    reader.keep_info(index)
+                    reader.keep_content(index)
             table.deliver(envs)
-            for group, _ in groups if table.saves_due else ():
-                group.save_due_states()
+            if table.saves_due:
+                for group, _ in envs.groups:
+                    group.save_due_states()
         return batch
 
     def _record(self, ids: list[int], ops: npt.NDArray[np.uint8]) -> None:
         """Record plain steps and autoresets in the journals of envs, whose operations are ``ops``."""
-        table, slab = self.table, self.table.slab
+        table = self.table
+        slab = table.slab
         checks = slab.checks[ops & HALF, ids].tolist()
         resets = (ops & RESET).tolist()
         for index, check, reset in zip(ids, checks, resets, strict=True):
@@ -458,13 +415,13 @@ class RowEngine(Engine):
     def _collect(self, envs: Selection) -> None:
         """Record all complete rows of the actors that these envs belong to."""
         for group, _ in envs.groups:
-            group.measure_memory()
+            group.recycler.measure_memory()
         with self._lock, self._lock.change(*envs.actors):
             for group, _ in envs.groups:
                 group.collect_completed()
 
     def _take_each(self, envs: Selection, caller: str) -> Batch | None:
-        """Deliver the outcomes of envs one by one. For the results and the errors see `take`."""
+        """Deliver the outcomes of envs one by one. For the results and the errors see `_take`."""
         table, ids = self.table, envs.ids
         self._collect(envs)
         if any(map(table.is_running, ids)):
@@ -493,12 +450,12 @@ class RowEngine(Engine):
             if find_outcomes() != found:
                 return None  # a signal handler or another thread has taken some
             for index, failure in unreadable.items():
-                self.owners[index].give_up(index, failure)
+                self.group_of[index].give_up(index, failure)
             if unreadable and table.on_failure != "raise":
                 return None  # their requests run again, or have other outcomes now
             for index, (_, _, outcome) in zip(ids, found, strict=True):
                 if outcome is None and index not in unreadable:
-                    self.reader.keep_info(index)
+                    self.reader.keep_content(index)
             table.deliver(envs)
         batch, mismatches = self.batcher.batch_steps(steps)
         failures = {**failures, **unreadable, **mismatches}
@@ -510,4 +467,25 @@ class RowEngine(Engine):
         """Return the result in a complete row, or the error of unpickling it. Runs code of users."""
         call_ids, call_id = self.table.call_id_of, self.table.call_id_of[index]
         step, error = try_to_read(lambda: self.reader.read_row(index), lambda: call_ids[index] == call_id)
-        return step, None if error is None else self.owners[index].unreadable_of(index)(error)
+        return step, None if error is None else self.group_of[index].unreadable_of(index)(error)
+
+    # Last results and snapshots --------------------------------------------------------------------------
+
+    def process_with_episode(self, index: int) -> int | None:
+        table, group = self.table, self.group_of[index]
+        with self._lock:
+            if table.episodes.flags[index] & LOST and not (table.replays and table.journals[index].can_replay):
+                raise group.crash_error_for(group.activity_of(index))
+            # Under replay, the next process would get to the same state.
+            return None if table.replays else int(table.incarnations[index])
+
+    def read_last(self, index: int) -> EnvStep | None:
+        return self.reader.read_last(index)
+
+    def starts_episode(self, index: int) -> bool:
+        return bool(self.table.starts(index))
+
+    def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
+        last = self._last_of(snapshot, index)
+        row = None if last is None else self.reader.encode(index, last)
+        return functools.partial(self.group_of[index].on_restored, index, snapshot, row)

@@ -5,14 +5,15 @@ Vectors with workers, in-process vectors, and rollouts record their results here
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from envactors.mailbox.messages import episode_seed, renewed_seed
-from envactors.vector.options import Autoreset
+from envactors.vector.options import Autoreset, OnFailure
+from envactors.vector.recycling import Recycler
 
 # The bits of `Episodes.flags`. An env without any of them only needs an action to make a step.
 NO_EPISODE: Final = 1  # it has no episode
@@ -30,7 +31,7 @@ class Episodes:
     Args:
         count: Number of envs.
         autoreset: What happens at the end of an episode.
-        is_recycling_due: Returns whether the process of an env is to be replaced after an episode; None for never.
+        recycler_of: For each env, decides whether to replace its process after an episode; empty if that never happens.
 
     Attributes:
         autoreset: As above.
@@ -38,8 +39,7 @@ class Episodes:
         flags: Which of the bits above apply to each env.
         resets_next: bool, shape (n,): whether the next step of an env resets it, by autoreset.
         resets_next_of: The same memory; single values are read faster.
-        starts: Whether the last observation of each env is the first of its episode. Only in-process vectors use it.
-        steps, episodes: int64, shape (n,): how many steps and finished episodes each env has had.
+        steps, finished: int64, shape (n,): how many steps and finished episodes each env has had.
         steps_of: The same memory as ``steps``.
         root_seeds: The seed of each env's last seeded reset.
         next_seeds: The seed of each env's next reset; None if episodes are not seeded.
@@ -48,17 +48,16 @@ class Episodes:
             episode.
     """
 
-    def __init__(self, count: int, autoreset: Autoreset, is_recycling_due: Callable[[int], bool] | None = None) -> None:
+    def __init__(self, count: int, autoreset: Autoreset, recycler_of: Sequence[Recycler] = ()) -> None:
         self.autoreset: Autoreset = autoreset
-        self.may_recycle: bool = is_recycling_due is not None
-        self._is_recycling_due = is_recycling_due
+        self.may_recycle: bool = bool(recycler_of)
+        self._recycler_of = recycler_of
         self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]) * count
         self.resets_next_of: bytearray = bytearray(count)
         self.resets_next: npt.NDArray[np.bool_] = np.frombuffer(self.resets_next_of, np.bool_)
-        self.starts: bytearray = bytearray(count)
         self.steps: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.steps_of: memoryview[int] = self.steps.data
-        self.episodes: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.finished: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.root_seeds: list[int | None] = [None] * count
         self.next_seeds: list[int | None] = [None] * count
         self.numbers: list[int] = [0] * count
@@ -80,7 +79,8 @@ class Episodes:
 
     def set_root_seed(self, index: int, seed: int) -> None:
         """Record a reset with a seed of the user, which begins episode 0."""
-        self.root_seeds[index], self.numbers[index] = seed, 0
+        self.root_seeds[index] = seed
+        self.numbers[index] = 0
         if self.flags[index] & SEEDED:
             self.next_seeds[index] = seed
 
@@ -93,9 +93,9 @@ class Episodes:
 
     def seed_of_reset(self, index: int, incarnation: int) -> int | None:
         """Return the seed of an env's next reset without a seed of the user; None lets the env choose."""
-        root_seed = self.root_seeds[index]
         if self.flags[index] & SEEDED:
             return self.next_seeds[index]
+        root_seed = self.root_seeds[index]
         if self.flags[index] & UNRESET and incarnation > 0 and root_seed is not None:
             return renewed_seed(root_seed, incarnation)
         return None
@@ -115,22 +115,29 @@ class Episodes:
     def record_end(self, index: int) -> None:
         """Record the last step of an episode in a process that is replaced now: the next one does the reset."""
         self.steps_of[index] += 1
-        self.episodes[index] += 1
+        self.finished[index] += 1
         self.flags[index] &= ~RETIRING
 
     def record_many(self, index: int, ends: bytes, resets: bytes) -> None:
-        """Record consecutive results of an env: each byte says whether one ended an episode, or was a reset."""
+        """Record consecutive results of an env.
+
+        Args:
+            index: The env.
+            ends: For each result, 1 if it ended an episode, else 0.
+            resets: For each result, 1 if it was that of a reset, rather than a step.
+        """
         cleared = NO_EPISODE | LOST | NEEDS_RESET | NO_RESULT
         for _ in range(resets.count(1)):
             cleared |= UNRESET | RETIRING
             self.advance(index)
-        until_end = ends.rfind(1) + 1
-        is_over = until_end == len(ends)
-        self.steps[index] += until_end - resets.count(1, 0, until_end)
         self.flags[index] &= ~cleared
+        # `_end` sets flags again, and compares the steps up to the last end with the limits of the process.
+        until_end = ends.rfind(1) + 1
+        self.steps[index] += until_end - resets.count(1, 0, until_end)
         for _ in range(ends.count(1)):
             self._end(index)
         self.steps[index] += len(ends) - until_end - resets.count(1, until_end)
+        is_over = until_end == len(ends)
         self.resets_next_of[index] = is_over and self.autoreset == "next_step"
         if not is_over:
             self.flags[index] &= ~NEEDS_RESET
@@ -140,7 +147,7 @@ class Episodes:
 
         Args:
             ids: The envs.
-            at: The same as an index of arrays.
+            at: The same as an index of arrays; see `envactors.vector.table.Selection`.
             terminated: Whether each episode ended, in the same order.
             truncated: Whether each was cut off.
         """
@@ -149,18 +156,18 @@ class Episodes:
             self.steps[at] -= self.resets_next[at]
             self.resets_next[at] = False
         if True in terminated.tobytes() or True in truncated.tobytes():
-            for position in (terminated | truncated).nonzero()[0].tolist():
-                self.resets_next_of[ids[position]] = self.autoreset == "next_step"
-                self._end(ids[position])
+            for place in (terminated | truncated).nonzero()[0].tolist():
+                self.resets_next_of[ids[place]] = self.autoreset == "next_step"
+                self._end(ids[place])
 
     def _end(self, index: int) -> None:
         """Record the end of an episode."""
-        self.episodes[index] += 1
+        self.finished[index] += 1
         if self.autoreset == "same_step":
             self.advance(index)
         if self.autoreset == "disabled" and self.checks_resets:
             self.flags[index] |= NEEDS_RESET
-        if self._is_recycling_due is not None and self._is_recycling_due(index):
+        if self._recycler_of and self._recycler_of[index].is_due(self.steps_of[index]):
             self.flags[index] |= RETIRING
 
     # Losses ----------------------------------------------------------------------------------------------
@@ -184,9 +191,20 @@ class Episodes:
         """Record that a replay has brought an env back to where it was."""
         self.flags[index] &= ~(NO_EPISODE | LOST | UNRESET)
 
+    def step_needs_episode(self, index: int, on_failure: OnFailure) -> bool:
+        """Return whether the next step of an env needs the episode that it has, or had.
+
+        An autoreset does not. Still, a crash between two episodes is reported in place of the autoreset, unless
+        failures are raised, or the process was to be replaced anyway.
+        """
+        if not self.resets_next_of[index]:
+            return True
+        return on_failure != "raise" and not self.flags[index] & RETIRING
+
     def resume(self, index: int, root_seed: int | None, number: int, *, resets_next: bool) -> None:
         """Continue from a snapshot; for the arguments see the attributes."""
-        self.root_seeds[index], self.numbers[index] = root_seed, number
+        self.root_seeds[index] = root_seed
+        self.numbers[index] = number
         if self.flags[index] & SEEDED and root_seed is not None:
             self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed
         self.flags[index] &= ~(NO_EPISODE | LOST | NEEDS_RESET | UNRESET)

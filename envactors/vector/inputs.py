@@ -14,9 +14,7 @@ from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
 from envactors.options import RecyclePolicy, is_int
-from envactors.vector.options import Autoreset, Choices, OnFailure
-
-EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
+from envactors.vector.options import Autoreset, Choices, EnvVars, OnFailure
 
 
 def check_flags(**flags: object) -> None:
@@ -44,19 +42,17 @@ def check_counts(least: int, **counts: object) -> None:
 def check_choices(
     choices: Choices, factories: list[Factory], backend: Backend
 ) -> tuple[list[list[Factory]], Sequence[Mapping[str, str] | None]]:
-    """Check the options of a vector.
-
-    Returns:
-        The factories of each actor, and the environment variables of each actor (or None).
+    """Check the options of a vector; for the results and other errors see `group_envs`.
 
     Raises:
-        TypeError: ``env_vars`` is neither a mapping nor a sequence.
         VectorInputError: An option is invalid.
     """
     for name, kind in (("autoreset", Autoreset), ("on_failure", OnFailure)):
         if (value := getattr(choices, name)) not in get_args(kind):
             raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
     check_counts(0, max_journal=choices.max_journal, standbys=choices.standbys)
+    if choices.max_running is not None:
+        check_counts(1, max_running=choices.max_running)
     check_flags(copy=choices.copy, seed_episodes=choices.seed_episodes)
     groups, variables = group_envs(factories, choices.envs_per_actor, choices.env_vars, backend)
     check_recycling(choices.recycle, groups, backend)
@@ -150,14 +146,15 @@ def check_env_ids(env_ids: Any, count: int) -> list[int]:
     Raises:
         VectorInputError: ``env_ids`` is not an iterable of ints, an id is out of range, or an id occurs twice.
     """
-    if isinstance(env_ids, (str, bytes)) or not isinstance(env_ids, Iterable):
+    is_single = isinstance(env_ids, (str, bytes)) or (isinstance(env_ids, np.ndarray) and not env_ids.ndim)
+    if is_single or not isinstance(env_ids, Iterable):
         raise VectorInputError(f"env_ids is {env_ids!r}: expected an iterable of ints, or None for all")
     ids = env_ids.tolist() if isinstance(env_ids, np.ndarray) and env_ids.dtype.kind in "iu" else list(env_ids)
-    for position, one in enumerate(ids):
+    for place, one in enumerate(ids):
         if type(one) is not int:
             if isinstance(one, (bool, np.bool_)) or not isinstance(one, (int, np.integer)):
                 raise VectorInputError(f"env_ids has {one!r}: expected ints from 0 to {count - 1}")
-            ids[position] = int(one)
+            ids[place] = int(one)
         if not 0 <= one < count:
             raise VectorInputError(f"env_ids has {one}: expected ids from 0 to {count - 1}")
     if len(set(ids)) != len(ids):

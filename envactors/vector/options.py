@@ -14,6 +14,7 @@ from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, SnapshotP
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
 OnFailure = Literal["raise", "renew", "replay"]
+EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
 
 
 class CommonOptions(TypedDict, total=False):
@@ -27,7 +28,7 @@ class CommonOptions(TypedDict, total=False):
     restart: RestartPolicy
     recycle: RecyclePolicy | None
     standbys: int
-    env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None
+    env_vars: EnvVars
     backend: str | Backend
     max_running: int | None
     seed_episodes: bool
@@ -94,7 +95,7 @@ class Choices(NamedTuple):
     restart: RestartPolicy = RestartPolicy(max_restarts=10)
     recycle: RecyclePolicy | None = None
     standbys: int = 0
-    env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None
+    env_vars: EnvVars = None
     backend: str | Backend = "process"
     max_running: int | None = None
     seed_episodes: bool = False
@@ -103,7 +104,6 @@ class Choices(NamedTuple):
 
 
 OPTIONS = Choices._fields
-# Options that this version does not implement yet, by their defaults.
 
 
 def check_names(whose: str, given: Iterable[str], own: Iterable[str] = ()) -> None:

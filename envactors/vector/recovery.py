@@ -1,4 +1,4 @@
-"""The fate of a step or reset that has failed: facts, a pure decision, and its effects on episodes and journals.
+"""The fate of a step or reset that has failed: facts, a pure choice, and its effects on episodes and journals.
 
                          raise              renew                               replay
     its process ended    raised; the env    the last observation, truncated     the same again, in a process that was
@@ -12,6 +12,7 @@ it needs an episode that no replay can bring back. Nothing here starts or ends p
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ class Cause(enum.Enum):
     RAISED = enum.auto()  # the env raised, or its result cannot be read
 
 
-class Failure(NamedTuple):
+class FailedRequest(NamedTuple):
     """A step or reset without a result.
 
     Attributes:
@@ -60,25 +61,28 @@ class Failure(NamedTuple):
 
 def raised(
     errors: ErrorFactory, activity: Activity, incarnation: int, pid: int | None, failure: messages.Failure
-) -> Failure:
+) -> FailedRequest:
     """Return the failure of a step or reset in which the env has raised; its exception is not unpickled yet."""
     error = LazyOutcome(lambda: (None, errors.raised(activity, incarnation, pid, failure)), is_failure=True)
-    return Failure(Cause.RAISED, error, incarnation, activity, failure.text, in_reset=failure.fault == Fault.RESET)
+    return FailedRequest(
+        Cause.RAISED, error, incarnation, activity, failure.text, in_reset=failure.fault == Fault.RESET
+    )
 
 
-class Facts(NamedTuple):
-    """The facts that a decision depends on.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The facts that the fate of a failed request depends on.
 
     Attributes:
         cause: Why the request has no result.
         on_failure, autoreset: The options of the vector.
         reason: Why the parent ended the process, if that concerns the request.
-        was_reset: Whether the worker ran a reset, for the user or for autoreset.
+        ran_reset: Whether the worker ran a reset, for the user or for autoreset, perhaps within a step.
+        ran_only_reset: Whether it ran nothing but a reset.
         asked_reset: Whether the user asked for a reset.
         needs_episode: Whether the request needs the episode that the env had.
         has_process: Whether the actor has a process now, or will have another one.
         has_last: Whether the env has an earlier result.
-        is_reset: Whether the worker ran nothing but a reset.
         has_failed: Whether the same request has failed before.
         can_replay: Whether a replay brings the env to where it was.
         can_retry: Whether the same inputs may be tried once more after a replay.
@@ -88,12 +92,12 @@ class Facts(NamedTuple):
     on_failure: OnFailure
     autoreset: Autoreset
     reason: EndReason | None
-    was_reset: bool
+    ran_reset: bool
+    ran_only_reset: bool = False
     asked_reset: bool
     needs_episode: bool
     has_process: bool
     has_last: bool
-    is_reset: bool = False
     has_failed: bool = False
     can_replay: bool = False
     can_retry: bool = False
@@ -110,7 +114,7 @@ class EnvFate(enum.Enum):
 
 
 class Decision(NamedTuple):
-    """A decision about a failed request.
+    """The fate of a failed request, and what its actor has to do.
 
     Attributes:
         fate: Its fate.
@@ -123,8 +127,8 @@ class Decision(NamedTuple):
     replaces_process: bool
 
 
-def decide(facts: Facts) -> EnvFate:
-    """Decide on the fate of a failed request."""
+def choose_fate(facts: Facts) -> EnvFate:
+    """Choose the fate of a failed request."""
     replays = facts.on_failure == "replay"
     if not facts.has_process:
         return EnvFate.FAIL
@@ -135,14 +139,14 @@ def decide(facts: Facts) -> EnvFate:
     if replays and facts.can_retry and facts.cause is not Cause.WAITING and facts.reason is not EndReason.ABORT:
         return EnvFate.REDO
     if facts.on_failure == "raise":
-        return EnvFate.REPORT if facts.cause is Cause.RAISED and not facts.was_reset else EnvFate.FAIL
+        return EnvFate.REPORT if facts.cause is Cause.RAISED and not facts.ran_reset else EnvFate.FAIL
     if facts.asked_reset or facts.autoreset == "same_step" or not facts.has_last:
         return EnvFate.RESET
     return EnvFate.TRUNCATE
 
 
 def settle(facts: Facts, episodes: Episodes, index: int, journal: Journal | None = None) -> Decision:
-    """Decide about a failed step or reset, and record what follows for the episode and the journal of the env.
+    """Choose the fate of a failed request, and apply it to the episode and the journal of the env.
 
     Args:
         facts: The facts.
@@ -150,18 +154,19 @@ def settle(facts: Facts, episodes: Episodes, index: int, journal: Journal | None
         index: The env.
         journal: Its journal; None without one.
     """
-    fate, is_begun = decide(facts), facts.cause is not Cause.WAITING
+    fate = choose_fate(facts)
+    has_begun = facts.cause is not Cause.WAITING
     is_lost = fate in (EnvFate.FAIL, EnvFate.RESET, EnvFate.TRUNCATE)
     if is_lost:
         episodes.lose(index, resets_next=fate is EnvFate.TRUNCATE and facts.autoreset == "next_step")
     if journal is not None and is_lost:
         journal.forget()
-    elif journal is not None and fate is EnvFate.REDO and is_begun and facts.reason is not EndReason.DISCARD:
+    elif journal is not None and fate is EnvFate.REDO and has_begun and facts.reason is not EndReason.DISCARD:
         journal.count_crash()
     # Inputs that have failed twice are not tried a third time.
     may_repeat = facts.on_failure != "replay" or facts.reason not in (None, EndReason.TIMEOUT)
     repeats_reset = fate is EnvFate.RESET and facts.asked_reset and not facts.has_failed and may_repeat
-    if facts.is_reset and fate is not EnvFate.REDO and is_begun and not repeats_reset:
+    if facts.ran_only_reset and has_begun and fate is not EnvFate.REDO and not repeats_reset:
         episodes.advance(index)  # the next episode has another seed, in case this one's is the cause
     continues = fate in (EnvFate.REDO, EnvFate.RESET, EnvFate.TRUNCATE)
     return Decision(fate, repeats_reset, facts.cause is Cause.RAISED and continues)

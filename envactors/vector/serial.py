@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,39 +23,19 @@ from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, Co
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
-from envactors.mailbox.specs import Spec, split_batch, zeros
+from envactors.mailbox.specs import split_batch, zeros
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import LOST, NO_EPISODE, NO_RESULT, Episodes
-from envactors.vector.failures import step_error
 from envactors.vector.options import Choices
-from envactors.vector.recovery import Cause, EnvFate, Facts, settle
-from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info
-from envactors.vector.step_times import StepTimes
+from envactors.vector.recovery import Cause, EnvFate, Facts, FailedRequest, settle
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info, step_error
 from envactors.vector.table import Selection
-from envactors.vector.timed_env import TimedEnv
+from envactors.vector.timing import StepTimes, TimedEnv
 from envactors.worker.context import ActorContext
 from envactors.worker.host import Fields, HostedEnv
 
 # The seed and the options of a reset by autoreset.
 _NO_ARGS = (None, None)
-
-
-class _Failure(NamedTuple):
-    """A failed step or reset.
-
-    Attributes:
-        env_id: The env.
-        incarnation: The incarnation of its actor at that time.
-        cause: ``RAISED`` if the env raised. ``WAITING`` if it was not stepped, since its episode was lost.
-        error: The error.
-        in_reset: Whether the env raised in a reset, which may be the autoreset within a step.
-    """
-
-    env_id: int
-    incarnation: int
-    cause: Cause
-    error: BaseException
-    in_reset: bool = False
 
 
 class _Requests(InlineRequest):
@@ -77,13 +57,15 @@ class _Requests(InlineRequest):
         self._engine = engine
         self.ids, self.reset_args = ids, reset_args
         self.reset_env = -1
-        self.failures: list[_Failure] = []
+        self.failures: list[FailedRequest] = []
 
     def fail(self, index: int, cause: Cause, error: BaseException, *, in_reset: bool = False) -> None:
         """Keep the failure of an env until the other envs have run."""
         self._engine._other_requests[index] += 1
         incarnation = self._engine._actor_of[index].incarnation.index
-        self.failures.append(_Failure(index, incarnation, cause, error, in_reset))
+        activity = Activity("reset" if in_reset else "step", index)
+        failure = FailedRequest(cause, ReadyOutcome(None, error), incarnation, activity, in_reset=in_reset)
+        self.failures.append(failure)
 
     def find_context(self) -> ActorContext | None:
         return self._engine._hosted_envs[self.index].context
@@ -135,9 +117,10 @@ class SerialEngine(Engine):
         super().__init__(described, Episodes(count, choices.autoreset), choices.on_failure, actor_of)
         if choices.seed_episodes:
             self.episodes.seed_episodes()
-        self.reward_spec: Spec = described.reward
+        self.sequence_lengths = [count]
         self._all_ids = np.arange(count)
         self._last: list[Fields | None] = [None] * count  # the last result of each env
+        self._starts = [False] * count  # whether its observation is the first of an episode
         # Results that were not delivered yet, in the order of their completion, and the errors of failed requests.
         self._results: dict[int, Fields] = {}
         self._errors: dict[int, BaseException] = {}
@@ -160,12 +143,14 @@ class SerialEngine(Engine):
 
     def _take_envs(self, actor: InlineActor) -> None:
         """Take the current envs of an actor, to step and reset them."""
-        mine, page = slice(actor.range.start, actor.range.stop), actor.page
+        mine = slice(actor.range.start, actor.range.stop)
+        page = actor.page
         if page is None:
             self._hosted_envs[mine] = [_MissingEnv(self, index) for index in actor.range]
+            self._counters[mine] = [{METHOD: METHOD_STEP}] * len(actor.range)
         else:
             self._hosted_envs[mine] = [TimedEnv(env, page) if self._is_timing else env for env in actor.hosted_envs]
-        self._counters[mine] = [{METHOD: METHOD_STEP} if page is None else page.counters] * len(actor.range)
+            self._counters[mine] = [page.counters] * len(actor.range)
         self._incarnations[mine] = actor.incarnation.index
         self._pages[actor] = page
 
@@ -180,7 +165,7 @@ class SerialEngine(Engine):
             self._closed.update(actor.range)
         for index in actor.range:
             self.episodes.lose_process(index)
-            self.episodes.starts[index] = False
+            self._starts[index] = False
 
     def count_rows(self, actor: InlineActor) -> int:
         """Return how many steps and resets the envs of an actor have run."""
@@ -197,9 +182,6 @@ class SerialEngine(Engine):
     def histograms(self) -> Histograms:
         return np.concatenate([times.total(self._pages[actor]) for actor, times in self._times.items()])
 
-    def in_turns(self) -> list[int]:
-        return [len(self.all.ids)]
-
     # Requests --------------------------------------------------------------------------------------------
 
     def busy(self) -> list[int]:
@@ -214,23 +196,21 @@ class SerialEngine(Engine):
     # Snapshots -------------------------------------------------------------------------------------------
 
     def process_with_episode(self, index: int) -> None:
-        """Return None; see `RowEngine.process_with_episode`."""
         if self.episodes.flags[index] & LOST:
             raise self._lost_episode_error(index)
 
     def starts_episode(self, index: int) -> bool:
-        return bool(self.episodes.starts[index])
+        return self._starts[index]
 
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
-        return functools.partial(self._on_restored, index, snapshot)
+        return functools.partial(self._on_restored, index, snapshot, self._last_of(snapshot, index))
 
-    def _on_restored(self, index: int, snapshot: EnvSnapshot, reply: Frame) -> None:
+    def _on_restored(self, index: int, snapshot: EnvSnapshot, last: EnvStep | None, reply: Frame) -> None:
         if reply.kind == Kind.FAILED:
             self.episodes.lose(index)
             return
         self.episodes.resume(index, snapshot.root_seed, snapshot.episode, resets_next=snapshot.resets_next)
-        self.episodes.starts[index] = snapshot.starts
-        last = snapshot.last
+        self._starts[index] = snapshot.starts
         if last is not None:
             self._last[index] = copy_value(last.obs), last.reward, last.terminated, last.truncated, last.info
             self.episodes.flags[index] &= ~NO_RESULT
@@ -262,6 +242,8 @@ class SerialEngine(Engine):
         self, envs: Selection, actions: Any, *, rings_each: bool, futures: Futures = (), is_checked: bool = True
     ) -> None:
         del rings_each
+        if self._closed:
+            self._check_open(envs, "step")
         self.check_idle(envs)
         has_flags = self.episodes.has_flags
         if has_flags:
@@ -276,14 +258,13 @@ class SerialEngine(Engine):
         episodes, results, hosted, last = self.episodes, self._results, self._hosted_envs, self._last
         resets_at_end, keeps_last = episodes.autoreset == "same_step", self.on_failure != "raise"
         resets_next, seeds = episodes.resets_next_of, episodes.next_seeds
-        steps, starts, flags = episodes.steps_of, episodes.starts, episodes.flags
+        steps, starts, flags = episodes.steps_of, self._starts, episodes.flags
         running = _Requests(self, envs.ids, {})
         with self._lock, self._code.enter(running):
             self._unfinished.append(running)
             for index, action in zip(envs.ids, split, strict=True):
                 running.index = index
-                # Under "raise", a step that is a reset anyway needs no episode.
-                if has_flags and flags[index] & LOST and not (resets_next[index] and self.on_failure == "raise"):
+                if has_flags and flags[index] & LOST and episodes.step_needs_episode(index, self.on_failure):
                     running.fail(index, Cause.WAITING, self._lost_episode_error(index))
                     continue
                 if resets_next[index]:
@@ -293,12 +274,14 @@ class SerialEngine(Engine):
                     self._counters[index][METHOD] = METHOD_STEP  # until a reset within the step changes it
                 try:
                     fields = hosted[index].step(action, resets_at_end, seeds[index])
+                    info = fields[4]
+                    result = fields if type(info) is dict and not info else _with_own_info(fields)
+                    kept = (copy_value(fields[0]), *fields[1:]) if keeps_last else fields
                 except Exception as error:
                     running.fail(index, Cause.RAISED, error, in_reset=self._is_within_reset(index))
                     continue
-                info = fields[4]
-                results[index] = fields if type(info) is dict and not info else _with_own_info(fields)
-                last[index] = (copy_value(fields[0]), *fields[1:]) if keeps_last else fields
+                results[index] = result
+                last[index] = kept
                 ends = fields[2] or fields[3]
                 # Without checks of resets, even a step can begin an episode, which `record` takes into account.
                 if ends or (has_flags and flags[index] & NO_EPISODE):
@@ -312,6 +295,8 @@ class SerialEngine(Engine):
             self._resolve(envs, futures)
 
     def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:
+        if self._closed:
+            self._check_open(envs, "reset")
         self.check_idle(envs)
         arguments = zip(seeds, map(copy_value, options), strict=True)
         running = _Requests(self, envs.ids, dict(zip(envs.ids, arguments, strict=True)))
@@ -322,12 +307,16 @@ class SerialEngine(Engine):
             self._complete(running)
         self._resolve(envs, futures)
 
+    def _check_open(self, envs: Selection, method: str) -> None:
+        """Raise the error of a request for an env of a closed actor."""
+        for index in envs.ids:
+            if index in self._closed:
+                raise self._actor_of[index].unusable_error(Activity(method, index))
+
     def check_idle(self, envs: Selection) -> None:
         self._reset_if_interrupted()
         if self._lock.is_held_here():
             self._check_nested(envs.ids)
-        if self._closed and (closed := [index for index in envs.ids if index in self._closed]):
-            raise self._actor_of[closed[0]].unusable_error(Activity("step", closed[0]))
         results, errors = self._results, self._errors
         if (results or errors) and (busy := [index for index in envs.ids if index in results or index in errors]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them with recv first")
@@ -385,10 +374,11 @@ class SerialEngine(Engine):
         else:
             seed = self.episodes.seed_of_reset(index, self._actor_of[index].incarnation.index)
         fields = self._hosted_envs[index].reset(seed, options)
-        self.episodes.record(index, ends=False, is_reset=True)
+        result = _with_own_info(fields)
         self._last[index] = (copy_value(fields[0]), *fields[1:]) if self.on_failure != "raise" else fields
-        self.episodes.starts[index] = True
-        return _with_own_info(fields)
+        self.episodes.record(index, ends=False, is_reset=True)
+        self._starts[index] = True
+        return result
 
     def _lost_episode_error(self, index: int) -> ActorError:
         """Return the error of a step whose episode was lost when the envs of its actor were replaced."""
@@ -402,7 +392,7 @@ class SerialEngine(Engine):
         That may replace all envs of an actor, which ends the episodes of those that did not fail.
         """
         for failure in running.failures:
-            index = running.index = failure.env_id
+            index = running.index = failure.activity.env
             outcome = self._recover(running, failure)
             if isinstance(outcome, BaseException):
                 self._errors[index] = outcome
@@ -410,39 +400,43 @@ class SerialEngine(Engine):
                 self._results[index] = outcome
         self._unfinished.remove(running)
 
-    def _recover(self, running: _Requests, failure: _Failure) -> Fields | BaseException:
-        """Replace the envs of an actor after a failure if necessary; return what the user gets for the request."""
-        index, incarnation, cause, error, in_reset = failure
-        actor, last, episodes = self._actor_of[index], self._last[index], self.episodes
-        is_requested = index in running.reset_args
+    def _recover(self, running: _Requests, failure: FailedRequest) -> Fields | BaseException:
+        """Replace the envs of an actor after a failure if necessary; return the outcome of the request."""
+        index, in_reset = failure.activity.env, failure.in_reset
+        actor, episodes, last = self._actor_of[index], self.episodes, self._last[index]
+        asked_reset = index in running.reset_args
+        error = failure.error.read()[1]
+        assert error is not None, "the request has failed"
         facts = Facts(
-            cause,
-            self.on_failure,
-            episodes.autoreset,
-            None,
-            was_reset=in_reset,
-            asked_reset=is_requested,
+            cause=failure.cause,
+            on_failure=self.on_failure,
+            autoreset=episodes.autoreset,
+            reason=None,
+            ran_reset=in_reset,
+            ran_only_reset=in_reset and (asked_reset or episodes.autoreset != "same_step"),
+            asked_reset=asked_reset,
             needs_episode=not in_reset,
             has_process=actor.is_usable,
             has_last=last is not None,
-            is_reset=in_reset and (is_requested or episodes.autoreset != "same_step"),
         )
-        fate, repeats_reset, replaces_envs = settle(facts, episodes, index)
-        if replaces_envs and actor.incarnation.index == incarnation:  # no other failure has replaced them yet
-            step = Activity("reset" if in_reset else "step", index)
-            actor.replace(actor.errors.discarded(step, incarnation, actor.pid, error, safe_repr(error)))
-        if fate in (EnvFate.REPORT, EnvFate.FAIL):
+        decision = settle(facts, episodes, index)
+        # Another failure may have replaced the envs already.
+        if decision.replaces_process and actor.incarnation.index == failure.incarnation:
+            text = safe_repr(error)
+            actor.replace(actor.errors.discarded(failure.activity, failure.incarnation, actor.pid, error, text))
+        if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             return error
-        if fate is EnvFate.TRUNCATE:
+        if decision.fate is EnvFate.TRUNCATE:
             assert last is not None, "without a last result, the fate is a reset"
             return self._truncate(last, {"failure": error})
         seed, options = running.reset_args.get(index, _NO_ARGS)
         try:
-            fields = self._reset(index, seed if repeats_reset else None, options)
+            fields = self._reset(index, seed if decision.repeats_reset else None, options)
         except Exception as second:
             return second
-        before = None if is_requested or last is None else (last[0], last[4])
-        return *fields[:2], False, not is_requested, failure_info(fields[4], error, before)
+        obs, reward, _, _, info = fields
+        before = None if asked_reset or last is None else (last[0], last[4])
+        return obs, reward, False, not asked_reset, failure_info(info, error, before)
 
     def _truncate(self, last: Fields, info: Any) -> Fields:
         """Return the last result of an env as that of a step which cuts off the episode."""
@@ -460,8 +454,8 @@ class SerialEngine(Engine):
     def _as_step(self, index: int, fields: Fields) -> EnvStep:
         """Return a result as users get it, with a copy of the observation, which the env may change later."""
         obs, reward, terminated, truncated, info = fields
-        flags = bool(terminated), bool(truncated)
-        return EnvStep(index, copy_value(obs), reward, *flags, info, int(self._incarnations[index]))
+        incarnation = int(self._incarnations[index])
+        return EnvStep(index, copy_value(obs), reward, bool(terminated), bool(truncated), info, incarnation)
 
     # Delivering ------------------------------------------------------------------------------------------
 

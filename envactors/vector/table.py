@@ -77,8 +77,8 @@ class Selection(NamedTuple):
 
     Attributes:
         ids: Their ids, in the user's order.
-        at: The ids as an index into arrays with one entry per env.
-        is_all: Whether these are all envs in ascending order; ``at`` is then a slice.
+        at: The same as an index of arrays with one entry per env: a slice of all, an array, or a list.
+        is_all: Whether these are all envs in ascending order.
         groups: The `ActorEnvs` of each actor and its ids in ascending order. Methods of `EnvTable` do not need them.
         actors: The actors of the groups.
     """
@@ -127,8 +127,8 @@ class EnvTable:
         completed_at: When the outcome of each `DONE` or `FAILED` env came (`time.monotonic`).
         overflow: The parts of results that did not fit into the rows of envs.
         overdue: The envs that missed a deadline. Their results are ignored until their process has ended.
-        last_infos: The info and the object leaves of each env's last result, pickled; None if there are none. They are
-            kept only where they may have to be returned again; see `RowReader.keeps_infos`.
+        last_contents: The info and the object leaves of each env's last result, pickled; None if there are none. They
+            are kept only where they may have to be returned again; see `RowReader.keeps_contents`.
         journals: The journal of each env.
         saves_due: The envs whose journals are long enough to be replaced by a saved state.
         waiters: The threads that wait for results.
@@ -158,7 +158,7 @@ class EnvTable:
         self.completed_at: dict[int, float] = {}
         self.overflow: dict[int, memoryview] = {}
         self.overdue: set[int] = set()
-        self.last_infos: list[bytes | None] = [None] * count
+        self.last_contents: list[bytes | None] = [None] * count
         self.journals: list[Journal] = []
         self.saves_due: set[int] = set()
         self.waiters: ResultWaiters = ResultWaiters(slab, self.rings_each)
@@ -184,7 +184,9 @@ class EnvTable:
     def are_plain(self, envs: Selection) -> bool:
         """Return whether these envs run plain steps; see `are_all_plain`."""
         flags, requests = self.episodes.flags, self.requests
-        return self.are_all_plain or not any(flags[index] or index in requests for index in envs.ids)
+        if not requests and not self.episodes.has_flags:
+            return True
+        return not any(flags[index] or index in requests for index in envs.ids)
 
     def are_all(self, status: int) -> bool:
         """Return whether all envs have a status."""
@@ -211,6 +213,10 @@ class EnvTable:
         status = self.status[index]
         return status == QUEUED or (status == POSTED and not self.is_complete(index))
 
+    def request_of(self, index: int) -> EnvRequest:
+        """Return the request of an env, which is a plain step unless ``requests`` has another."""
+        return self.requests.get(index, _PLAIN_STEP)
+
     def future_of(self, index: int) -> ActorFuture | None:
         """Return the future of an env's request; None if the vector delivers the outcome."""
         return self.requests.get(index, _PLAIN_STEP).future
@@ -228,19 +234,16 @@ class EnvTable:
     def posted_request(self, index: int) -> PostedRequest:
         """Return an env's last posted operation in the form that its journal records."""
         op = int(self.ops[index])
-        payload = self.requests.get(index, _PLAIN_STEP).payload if op & PAYLOAD else None
+        payload = self.request_of(index).payload if op & PAYLOAD else None
         autoreset = self.autoreset == "same_step" and not op & NO_AUTORESET
         return PostedRequest(op, self.posted_seed(index), payload, autoreset)
 
     def needs_episode(self, index: int) -> bool:
         """Return whether the request of an env cannot run without the episode that was lost with its process."""
-        request = self.requests.get(index, _PLAIN_STEP)
+        request = self.request_of(index)
         if request.method == "reset" or request.failure is not None or request.ending is not None:
             return False
-        # An autoreset needs no episode. Still, a crash between two episodes is reported in place of the autoreset,
-        # unless failures are raised, or the process was to be replaced anyway.
-        is_retiring = self.episodes.flags[index] & RETIRING
-        return not (self.episodes.resets_next_of[index] and (self.on_failure == "raise" or is_retiring))
+        return self.episodes.step_needs_episode(index, self.on_failure)
 
     # The four transitions --------------------------------------------------------------------------------
 
@@ -262,15 +265,17 @@ class EnvTable:
         Returns:
             The payloads that do not fit into rows, by env.
         """
-        at, slab, payloads = envs.at, self.slab, dict[int, bytes]()
+        at = envs.at
+        slab = self.slab
+        payloads: dict[int, bytes] = {}
         ops = self.buffer_index[at] ^ HALF
         resets = self.episodes.resets_next[at]
         if True in resets.tobytes():
             ops |= resets * np.uint8(RESET)
         if not self.are_all_plain:
-            for position, index in enumerate(envs.ids):
+            for place, index in enumerate(envs.ids):
                 if self.episodes.flags[index] or index in self.requests:
-                    ops[position], payload = self._encode(index, int(ops[position]))
+                    ops[place], payload = self._encode(index, int(ops[place]))
                     if payload is not None:
                         payloads[index] = payload
         if self.overflow:
@@ -280,10 +285,15 @@ class EnvTable:
         self.call_ids[at] = call_id
         self.ops[at] = slab.ops[at] = ops
         self.posted_in[at] = self.incarnations[at]
-        self._set(self.status, envs, POSTED)
-        self._set(self.rings_each, envs, rings_each)
+        if envs.is_all:
+            self.status[:] = self._uniform_columns[POSTED]
+            self.rings_each[:] = self._uniform_columns[rings_each]
+        else:
+            for index in envs.ids:
+                self.status[index] = POSTED
+                self.rings_each[index] = rings_each
         slab.posted[at] = call_id  # a worker that is running other rows may now run these as well
-        if self.waiters.count:
+        if self.waiters.sleepers:
             self.waiters.ring()  # other threads count complete rows, which are fewer now
         return payloads
 
@@ -304,20 +314,35 @@ class EnvTable:
         if future is not None:
             assert outcome is not None, "a future needs a copy of the row"
             future.set_outcome(outcome)
-            self.deliver(Selection([index], [index]))
+            self.deliver_ids([index])
         self.waiters.ring()
 
     def deliver(self, envs: Selection) -> None:
         """Make envs idle. The caller has taken their outcomes, or drops them."""
+        if not envs.is_all:
+            self.deliver_ids(envs.ids)
+            return
         self.version += 1
-        self._set(self.status, envs, IDLE)
+        self.status[:] = self._uniform_columns[IDLE]
         if self.requests or self.completed_at:
-            for index in envs.ids:
+            self.requests.clear()
+            self.outcomes.clear()
+            self.completed_at.clear()
+        if self.waiters.sleepers:
+            self.waiters.ring()  # other threads, or the code below a signal handler, may wait for these envs
+
+    def deliver_ids(self, ids: Sequence[int]) -> None:
+        """Make some envs idle; see `deliver`."""
+        self.version += 1
+        for index in ids:
+            self.status[index] = IDLE
+        if self.requests or self.completed_at:
+            for index in ids:
                 self.requests.pop(index, None)
                 self.outcomes.pop(index, None)
                 self.completed_at.pop(index, None)
-        if self.waiters.count:
-            self.waiters.ring()  # other threads, or the code below a signal handler, may wait for these envs
+        if self.waiters.sleepers:
+            self.waiters.ring()
 
     # Other changes ---------------------------------------------------------------------------------------
 
@@ -364,36 +389,33 @@ class EnvTable:
     def clear(self, index: int) -> None:
         """Make an env idle, whatever its state. It needs a reset, which another process will run."""
         self.overdue.discard(index)
-        self.deliver(Selection([index], [index]))
+        self.deliver_ids([index])
         self.episodes.lose(index)
         self.episodes.lose_process(index)
         self.journals[index].forget()
 
-    def _set(self, column: bytearray, envs: Selection, value: int) -> None:
-        if envs.is_all:
-            column[:] = self._uniform_columns[value]
-        else:
-            for index in envs.ids:
-                column[index] = value
-
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:
         """Encode the request of an env that runs no plain step; return the operation and the payload."""
-        request, episodes = self.requests.get(index, _PLAIN_STEP), self.episodes
-        op |= RESET if request.resets else 0
+        request = self.request_of(index)
+        episodes = self.episodes
+        if request.resets:
+            op |= RESET
         if request.future is not None:
             op |= RING
             request.future.set_running()
         payload = request.payload if request.method == "reset" or not op & RESET else None  # an autoreset has no action
-        if op & RESET:
-            seed, incarnation = request.seed, int(self.incarnations[index])
-            seed = episodes.seed_of_reset(index, incarnation) if seed is None else seed
-        else:
+        if not op & RESET:
             seed = episodes.next_seeds[index]  # for a reset within the step
             if episodes.flags[index] & RETIRING and self.autoreset == "same_step":
                 op |= NO_AUTORESET  # the next process does the reset
-        self.seeds[index] = large_seed = seed
-        if seed is not None and seed <= _LARGEST_SEED:
-            self.slab.seeds[index], large_seed = seed, None
+        elif request.seed is not None:
+            seed = request.seed
+        else:
+            seed = episodes.seed_of_reset(index, int(self.incarnations[index]))
+        self.seeds[index] = seed
+        large_seed = seed if seed is not None and seed > _LARGEST_SEED else None
+        if seed is not None and large_seed is None:
+            self.slab.seeds[index] = seed
             op |= SEED
         if op & RESET and (payload is not None or large_seed is not None):
             options = None if payload is None else Pickled(payload)

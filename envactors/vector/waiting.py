@@ -38,11 +38,11 @@ class _Sleeper:
         self.sleep: Callable[[float | None], object] = self._poller.poll
         bell.register(self._poller)
 
-    def watch_workers(self, actors: Sequence[PostedEnvs], process_changes: int) -> None:
+    def watch_workers(self, groups: Sequence[PostedEnvs], process_changes: int) -> None:
         """Watch the doorbells of the workers that are running now."""
         if self._watched != process_changes:
-            for envs in actors:
-                worker = envs.actor.incarnation.worker
+            for group in groups:
+                worker = group.actor.incarnation.worker
                 if worker is not None:
                     worker.page.to_parent.register(self._poller)
             self._watched = process_changes
@@ -55,20 +55,24 @@ class _Sleeper:
 class ResultWaiters:
     """The threads that wait for results of a vector.
 
+    A thread that needs `m` more outcomes while `c` rows are complete *wants* `c + m` complete rows. Workers get the
+    smallest number that any thread wants. A worker whose row makes the rows of all workers reach it rings its
+    doorbell, which all threads watch; each counts again, and sleeps on if outcomes are missing. Workers also ring for
+    each failure, and at the end of the rows of a `step`. The loop rings the doorbell of this object after all other
+    changes: outcomes that are in no row, rows that were posted or taken, and new processes.
+
     Args:
         slab: The rows.
         rings_each: Whether the worker announces each env's result, rather than the end of all its rows.
 
     Attributes:
-        actors: The envs of each actor.
-        count: How many threads wait.
+        groups: The envs of each actor.
+        sleepers: Those of the threads that wait now.
     """
 
-    _bell_is_closed = False
-
     def __init__(self, slab: Slab, rings_each: bytearray) -> None:
-        self.actors: list[PostedEnvs] = []
-        self.count: int = 0
+        self.groups: Sequence[PostedEnvs] = ()
+        self.sleepers: set[_Sleeper] = set()
         self._slab = slab
         self._rings_each = rings_each
         self._bell = Doorbell()
@@ -92,17 +96,12 @@ class ResultWaiters:
         self._is_closed = True
         self._idle.clear()
         self._bell.ring()
-        if not self.count:
-            self._close_bell()
-
-    def _close_bell(self) -> None:
-        if not self._bell_is_closed:
-            self._bell_is_closed = True
+        if not self.sleepers:
             self._bell.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # an exception has interrupted its making
-            self._close_bell()
+            self._bell.close()
 
     def wait(self, count_missing: Callable[[], int], deadline: float | None) -> bool:
         """Sleep until nothing is missing or the deadline has passed; return whether nothing is.
@@ -115,12 +114,15 @@ class ResultWaiters:
             RuntimeError: The thread runs code of an env, and without a limit it would wait for envs of the same actor.
         """
         rings_each = self._rings_each
-        sleeper = self._idle.pop() if self._idle else _Sleeper(self._bell)
-        self.count += 1
+        try:
+            sleeper = self._idle.pop()
+        except IndexError:
+            sleeper = _Sleeper(self._bell)
+        self.sleepers.add(sleeper)
         last_missing = -1
         try:
             while True:
-                sleeper.watch_workers(self.actors, self._process_changes)
+                sleeper.watch_workers(self.groups, self._process_changes)
                 complete = self._count_complete()
                 missing = count_missing()
                 wanted = min(complete + missing, len(rings_each))
@@ -143,13 +145,13 @@ class ResultWaiters:
                 last_missing = missing
                 sleeper.sleep(seconds)
         finally:
-            self.count -= 1
+            self.sleepers.discard(sleeper)
             if self._wanted.pop(sleeper, None) is not None:
                 self._publish_wanted()
             if not self._is_closed:
                 self._idle.append(sleeper)
-            elif not self.count:
-                self._close_bell()
+            elif not self.sleepers:
+                self._bell.close()
 
     def _count_complete(self) -> int:
         """Return how many rows are complete."""
@@ -157,25 +159,26 @@ class ResultWaiters:
 
     def _check_no_deadlock(self, missing: int) -> None:
         """Raise if env code of this vector would wait for more outcomes than its other actors can provide."""
-        if self.actors[0].actor.config.backend.traits.can_kill:
+        if self.groups[0].actor.config.backend.traits.can_kill:
             return  # the envs run in processes, not in threads of this one
-        mine = next((envs for envs in self.actors if envs.actor.runs_this_thread), None)
+        mine = next((group for group in self.groups if group.actor.runs_this_thread), None)
         if mine is None:
             return
-        if missing > sum(envs.count_running() for envs in self.actors if envs is not mine):
+        if missing > sum(group.count_running() for group in self.groups if group is not mine):
             raise mine.actor.errors.within_envs()
 
     def _publish_wanted(self) -> None:
         """Tell workers at how many complete rows to ring; they ring for each failure anyway."""
         wanted = min(self._wanted.values(), default=0)
-        for envs in self.actors:
-            worker = envs.actor.incarnation.worker
+        for group in self.groups:
+            worker = group.actor.incarnation.worker
             if worker is not None:
                 worker.page.ring_at(wanted)
 
     def _check_workers(self) -> None:
         """Have the loop check workers that claim to have finished rows which are not complete."""
-        for envs in self.actors:
-            actor, worker = envs.actor, envs.actor.incarnation.worker
-            if worker is not None and envs.check_memory(worker.page.counters[FINISHED]):
+        for group in self.groups:
+            actor = group.actor
+            worker = actor.incarnation.worker
+            if worker is not None and group.check_memory(worker.page.counters[FINISHED]):
                 actor.runtime.loop.call_soon(functools.partial(actor.run, actor.find_activity))

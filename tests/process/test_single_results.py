@@ -107,7 +107,7 @@ def test_a_thread_does_not_wait_for_an_env_of_the_same_process_that_another_thre
         wait_until(lambda: worker.status() == psutil.STATUS_SLEEPING)
         worker.suspend()
         first = StoppingThread(lambda: envs.step([3], env_ids=[0])).start()
-        wait_until(lambda: envs._engine.table.waiters.count)
+        wait_until(lambda: envs._engine.table.waiters.sleepers)
         first.wait_asleep()
         second = StoppingThread(lambda: getattr(envs, begin)([4], env_ids=[1])).start()
         second.wait_asleep()

@@ -34,7 +34,7 @@ class Invariants:
         """
         if self._lock._changing or self._lock._is_owned():
             return
-        for envs in self._engine.actors:
+        for envs in self._engine.groups:
             problem = self._find_in_actor(envs.actor, envs)
             if problem:
                 raise Violation(f"{envs.actor.name}, {envs.actor.phase.name}: {problem}")

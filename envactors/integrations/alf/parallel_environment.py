@@ -28,8 +28,8 @@ from envactors.integrations.options import as_start_method, check_one_backend, m
 from envactors.mailbox.factory import as_callable, as_factories
 from envactors.options import Deadlines, RestartPolicy, is_int
 from envactors.process.starting import THREAD_CAPS
-from envactors.vector.inputs import EnvVars, seeds_for
-from envactors.vector.options import VectorOptions
+from envactors.vector.inputs import seeds_for
+from envactors.vector.options import EnvVars, VectorOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -21,7 +21,7 @@ from envactors.integrations.ding.values import PRELOAD, BaseEnvManager
 from envactors.integrations.options import as_start_method, make_vector, preloading
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines, RestartPolicy
-from envactors.vector.inputs import EnvVars
+from envactors.vector.options import EnvVars
 from envactors.vector_env import VectorEnv
 
 # Entries of the configuration that are options of the vector.

@@ -470,8 +470,8 @@ class Stage:
 
     def env(self, index=0):
         """Return an env, as its worker has it."""
-        owner = self.engine.owners[index]
-        return owner.actor.incarnation.worker.envs[owner.position(index)]
+        group = self.engine.group_of[index]
+        return group.actor.incarnation.worker.envs[group.position(index)]
 
     # Driving
 
@@ -538,8 +538,8 @@ def check_invariant(engine):
     table = engine.table
     with table.lock:
         for index, status in enumerate(table.status):
-            owner = engine.owners[index]
-            actor = owner.actor
+            group = engine.group_of[index]
+            actor = group.actor
             waiting = [job for job in actor.queue if isinstance(job, QueuedRows) and index in job.ids]
             assert bool(waiting) == (status == QUEUED) or status != QUEUED, "a queued env waits in its actor"
             assert status != QUEUED or len(waiting) >= 1
@@ -547,13 +547,13 @@ def check_invariant(engine):
             assert index not in table.outcomes or status in (DONE, FAILED)
             assert status != POSTED or table.slab.posted[index] == table.call_ids[index]
             if status == POSTED and actor.phase is Phase.LIVE and not table.has_outcome(index):
-                assert actor.running is owner, "rows that run are the running job"
+                assert actor.running is group, "rows that run are the running job"
                 assert table.posted_in[index] == actor.incarnation.index
-        for envs in engine.actors:
-            actor = envs.actor
+        for group in engine.groups:
+            actor = group.actor
             known = {*actor.queue, actor.running, actor.renewal}
             assert set(actor.unfinished) <= known, "an unfinished job is queued or running"
-            assert {job for job in actor.queue if job is not envs} <= {*actor.unfinished}
+            assert {job for job in actor.queue if job is not group} <= {*actor.unfinished}
 
 
 def wait_until(condition):

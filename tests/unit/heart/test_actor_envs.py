@@ -320,7 +320,7 @@ def test_a_repair_keeps_an_outcome_that_was_there(stages):
     stage.worker().run_row(0)
     lock = stage.table.lock
     with contextlib.suppress(ZeroDivisionError), lock, lock.change(stage.actor()):
-        stage.engine.actors[0].collect_completed()
+        stage.engine.groups[0].collect_completed()
         raise ZeroDivisionError
     lock.reset_if_interrupted()
     assert future.result(SOON).reward == 1.0
@@ -334,7 +334,7 @@ def test_a_bug_in_the_loop_closes_the_actor_and_fails_its_rows(stages, monkeypat
     def fail(_):
         raise bug
 
-    monkeypatch.setattr(stage.engine.actors[0], "on_overflow", fail)
+    monkeypatch.setattr(stage.engine.groups[0], "on_overflow", fail)
     stage.worker(0).play()
     wait_until(future.done)
     monkeypatch.undo()

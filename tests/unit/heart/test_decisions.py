@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import envactors as ea
 from envactors.actor.exits import Next, decide_next, restart_delay, runs_again
 from envactors.actor.states import EndReason
-from envactors.vector.recovery import Cause, EnvFate, Facts, decide
+from envactors.vector.recovery import Cause, EnvFate, Facts, choose_fate
 
 
 @pytest.mark.parametrize(
@@ -61,11 +62,11 @@ def test_the_delay_of_a_restart(policy, granted, expected):
 
 
 BASE = Facts(
-    Cause.RUNNING,
-    "raise",
-    "next_step",
-    None,
-    was_reset=False,
+    cause=Cause.RUNNING,
+    on_failure="raise",
+    autoreset="next_step",
+    reason=None,
+    ran_reset=False,
     asked_reset=False,
     needs_episode=True,
     can_replay=False,
@@ -81,12 +82,12 @@ BASE = Facts(
         ({}, EnvFate.FAIL),
         ({"has_process": False, "on_failure": "renew"}, EnvFate.FAIL),
         ({"cause": Cause.RAISED}, EnvFate.REPORT),
-        ({"cause": Cause.RAISED, "was_reset": True}, EnvFate.FAIL),
+        ({"cause": Cause.RAISED, "ran_reset": True}, EnvFate.FAIL),
         ({"cause": Cause.WAITING}, EnvFate.FAIL),
         ({"cause": Cause.WAITING, "needs_episode": False}, EnvFate.REDO),
         ({"on_failure": "renew"}, EnvFate.TRUNCATE),
         ({"on_failure": "renew", "has_last": False}, EnvFate.RESET),
-        ({"on_failure": "renew", "asked_reset": True, "was_reset": True}, EnvFate.RESET),
+        ({"on_failure": "renew", "asked_reset": True, "ran_reset": True}, EnvFate.RESET),
         ({"on_failure": "renew", "autoreset": "same_step"}, EnvFate.RESET),
         ({"on_failure": "renew", "autoreset": "disabled"}, EnvFate.TRUNCATE),
         ({"on_failure": "renew", "cause": Cause.RAISED}, EnvFate.TRUNCATE),
@@ -99,4 +100,4 @@ BASE = Facts(
     ],
 )
 def test_a_failed_request(changes, expected):
-    assert decide(BASE._replace(**changes)) is expected
+    assert choose_fate(dataclasses.replace(BASE, **changes)) is expected

@@ -27,7 +27,7 @@ def test_the_end_of_an_episode(autoreset, resets_next, needs_reset):
     episodes.record(0, ends=True, is_reset=False)
     assert episodes.resets_next.tolist() == [resets_next]
     assert bool(episodes.flags[0] & NEEDS_RESET) == needs_reset
-    assert (episodes.steps.tolist(), episodes.episodes.tolist()) == ([1], [1])
+    assert (episodes.steps.tolist(), episodes.finished.tolist()) == ([1], [1])
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
@@ -45,7 +45,7 @@ def test_many_results_at_once_count_as_one_by_one(autoreset, seeded):
     at_once.record_many(0, bytes(ends), bytes(resets))
     for name in ("flags", "next_seeds", "numbers"):
         assert getattr(each, name) == getattr(at_once, name)
-    for name in ("steps", "episodes", "resets_next"):
+    for name in ("steps", "finished", "resets_next"):
         assert getattr(each, name).tolist() == getattr(at_once, name).tolist()
 
 
@@ -100,8 +100,18 @@ def test_seeded_episodes_have_the_seeds_of_the_formula():
         assert episodes.seed_of_reset(0, 0) == episode_seed(5, number)
 
 
+class StepLimit:
+    """Recycles a process after some steps."""
+
+    def __init__(self, most):
+        self.most = most
+
+    def is_due(self, steps):
+        return steps >= self.most
+
+
 def test_recycling_is_due_at_the_end_of_an_episode_until_the_next_reset():
-    episodes = Episodes(1, "next_step", lambda index: episodes.steps_of[index] >= 2)
+    episodes = Episodes(1, "next_step", [StepLimit(2)])
     episodes.record(0, ends=False, is_reset=True)
     episodes.record(0, ends=True, is_reset=False)
     assert not episodes.flags[0] & RETIRING

@@ -7,7 +7,7 @@ import itertools
 import gymnasium
 import numpy as np
 import pytest
-from fakes import CUT, END, HUGE, HUGE_SIZE, LARGE, LEAVE, RAISE, SOON, TRAP, PlayedEnv, RowError, wait_until
+from fakes import CUT, END, HUGE, HUGE_SIZE, INFO, LARGE, LEAVE, RAISE, SOON, TRAP, PlayedEnv, RowError, wait_until
 
 import envactors as ea
 from envactors.actor.states import ActorState, Phase
@@ -520,11 +520,11 @@ def test_each_env_of_a_packed_actor_has_its_own_time(stages):
     worker = stage.worker()
     worker.run_row(0)
     worker.begin_row(1)
-    step = stage.engine.actors[0].activity()
+    step = stage.engine.groups[0].activity()
     assert (step.method, step.env) == ("step", 1)
     assert step.started == worker.page.progress().since
     stage.worker().run_row(1)
-    assert stage.engine.actors[0].activity() is None
+    assert stage.engine.groups[0].activity() is None
     worker.end_rows()
     stage.finish()
 
@@ -534,7 +534,7 @@ def test_a_worker_that_claims_to_have_finished_is_killed(stages):
     stage.start([1])
     worker = stage.worker()
     worker.end_rows()
-    assert "not complete" in stage.engine.actors[0].check_memory(stage.table.call_id_of[0])
+    assert "not complete" in stage.engine.groups[0].check_memory(stage.table.call_id_of[0])
     results = []
     try:
         stage.finish(timeout=SOON)
@@ -793,6 +793,64 @@ def test_memory_recycles_a_process(stages):
     assert stage.episodes.flags[0] & RETIRING
     stage.step([1])
     assert stage.envs.actors[0].incarnation == 1
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+def test_recycling_does_not_revive_a_dead_actor(stages, on_failure):
+    options = {"on_failure": on_failure, "restart": ea.RestartPolicy(max_restarts=0)}
+    stage = stages(1, recycle=ea.RecyclePolicy(max_steps=1), **options)
+    stage.step([END])
+    assert stage.episodes.flags[0] & RETIRING
+    stage.crash()
+    for request in (lambda: stage.step([1]), stage.reset, stage.reset):
+        with pytest.raises(ea.VectorStepError):
+            request()
+    assert stage.envs.actors[0].incarnation == 0
+    assert stage.actor().phase is Phase.DEAD
+    stage.check()
+
+
+@pytest.mark.parametrize("failure", ["an exception", "a crash"])
+@RENEWING
+def test_the_last_step_is_kept_if_the_reset_in_the_next_process_fails(stages, on_failure, failure):
+    options = {"on_failure": on_failure, "autoreset": "same_step", "recycle": ea.RecyclePolicy(max_steps=1)}
+    stage = stages(1, seed=None, **options)
+    stage.reset()  # without a seed, nothing is replayed
+    stage.step([END])
+    assert stage.episodes.flags[0] & RETIRING
+    (future,) = stage.envs.submit([END])
+    stage.worker().play()
+    stage.settle()
+    while stage.table.status[0] != POSTED or stage.actor().incarnation.index == 0:
+        stage.worker().play()
+        stage.settle()
+    if failure == "an exception":
+        stage.env().fails_reset = True
+    else:
+        stage.worker().begin_row(0)
+        stage.crash()
+    stage.run()
+    result = future.result(SOON)
+    assert stage.envs.actors[0].incarnation == 2
+    assert result.obs[0] == 0
+    assert (result.reward, result.terminated, result.truncated) == (END, True, False)
+    assert result.info["final_obs"].tolist()[:2] == [1, END]
+    assert result.info["final_info"] == {}
+    assert isinstance(result.info["failure"], ea.ActorDiedError if failure == "a crash" else RowError)
+    assert stage.engine.counts() == ([2], [2])
+    assert stage.table.are_all_plain
+    stage.check()
+
+
+def test_a_result_that_reports_a_failure_is_the_last_one_for_the_next_failure(stages):
+    stage = stages(1, on_failure="renew", autoreset="same_step")
+    stage.step([INFO])
+    for final_info in ({"n": 1}, {}):
+        stage.start([1])
+        stage.worker().begin_row(0)
+        stage.crash()
+        stage.run()
+        assert stage.finish().infos[0]["final_info"] == final_info
 
 
 @pytest.mark.parametrize("way", ["step", "a result that is not plain", "submit"])

@@ -245,7 +245,7 @@ def test_a_reset_waits_for_rows_that_run(stages):
     results = []
     thread = threading.Thread(target=lambda: results.append(stage.envs.reset(seed=5)))
     thread.start()
-    wait_until(lambda: stage.table.waiters.count)
+    wait_until(lambda: stage.table.waiters.sleepers)
     assert not results
     with stage.backend.playing():
         thread.join(SOON)

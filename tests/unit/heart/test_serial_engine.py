@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from typing import ClassVar
 
 import gymnasium
@@ -245,6 +246,110 @@ def test_rewards_of_resets_and_failures_have_the_shape_of_the_spec(backend, auto
         assert [np.shape(result.reward) for result in results] == [(2,)] * 4
         assert [np.sum(result.reward) for result in results] == [0, 2, 0, 0 if autoreset == "next_step" else 2]
         assert envs.last_batch().rewards.shape == (1, 2)
+
+
+class Twofold(Env):
+    """Has a reward with two parts."""
+
+    reward_space = gymnasium.spaces.Dict(
+        {name: gymnasium.spaces.Box(-9, 9, (), np.float64) for name in ("speed", "cost")}
+    )
+
+    def step(self, action):
+        obs, reward, *others = super().step(action)
+        return obs, {"speed": reward, "cost": -reward}, *others
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_failed_step_has_zeros_in_all_parts_of_its_reward(backend):
+    options = {"on_failure": "renew", "restart": ALWAYS, "backend": backend}
+    with ea.VectorEnv([functools.partial(Twofold, 3), Twofold], **options) as envs:
+        envs.reset(seed=0)
+        envs.step([1, 1])
+        _, rewards, _, truncated, _ = envs.step([3, 1])
+        assert truncated.tolist() == [True, False]
+        assert {name: column.tolist() for name, column in rewards.items()} == {"speed": [0, 1], "cost": [0, -1]}
+        assert envs.last_batch().rewards["speed"].tolist() == [0, 1]
+
+
+class Uncopyable(Env):
+    """Has infos that cannot be copied at some actions and in some resets."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        return obs, {"lock": threading.Lock()} if options else info
+
+    def step(self, action):
+        *others, info = super().step(action)
+        return *others, {"lock": threading.Lock()} if action == 5 else info
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+def test_an_info_that_cannot_be_copied_fails_only_its_env(backend, on_failure):
+    with ea.VectorEnv([Uncopyable, Env], backend=backend, on_failure=on_failure, restart=ALWAYS) as envs:
+        envs.reset(seed=0)
+        if on_failure == "renew":
+            assert step(envs, 5, 1) == ([0, 1], [True, False], [True, False])
+            assert step(envs, 1, 1)[0] == [0, 2]
+            return
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.step([5, 1])
+        assert list(caught.value.failures) == [0]
+        assert caught.value.batch.obs.tolist() == [[1]]
+        assert step(envs, 1, 1)[0] == [2, 2]
+        with pytest.raises(ea.VectorStepError, match="in reset"):
+            envs.reset(options=[{"o": 1}, None])
+        with pytest.raises(ea.VectorInputError, match="env 0 needs a reset first"):
+            envs.step([1, 1])
+
+
+class Stateful(Env):
+    """Has a state of another size."""
+
+    def __init__(self, size=1):
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Box(-9, 99, (size,), np.float64)
+        self.size = size
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(self.size), {}
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_snapshot_of_other_spaces_is_refused(backend):
+    options = {"snapshot": ea.SnapshotPolicy(lambda env: env.steps, lambda env, steps: None), "backend": backend}
+    with ea.VectorEnv([Stateful], **options) as envs, ea.VectorEnv([lambda: Stateful(2)], **options) as others:
+        envs.reset()
+        others.reset()
+        with pytest.raises(ea.SpaceMismatchError, match="the last observation of the snapshot for env 0"):
+            envs.restore(others.snapshot())
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_the_last_batch_is_not_kept_under_raise(backend):
+    with ea.VectorEnv([Env], backend=backend) as envs:
+        envs.reset()
+        with pytest.raises(ea.VectorEnvError, match="on_failure='raise'") as caught:
+            envs.last_batch()
+        assert not isinstance(caught.value, ea.NothingPendingError)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_closed_actor_names_the_request_that_it_refuses(backend):
+    with ea.VectorEnv([Env], backend=backend) as envs:
+        envs.reset()
+        envs.actors[0].kill()
+        with pytest.raises(ea.ActorClosedError, match="cannot run reset"):
+            envs.reset()
+        with pytest.raises(ea.ActorClosedError, match="cannot run step"):
+            envs.step([1])
+
+
+def test_a_single_number_is_no_list_of_env_ids():
+    with make(Env, Env) as envs, pytest.raises(ea.VectorInputError, match="expected an iterable of ints"):
+        envs.reset(env_ids=np.array(1))
 
 
 class Unreset(Env):

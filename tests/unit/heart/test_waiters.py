@@ -14,7 +14,7 @@ from envactors.mailbox.control_page import RING_AT
 
 def waiting(stage, function, *args):
     """Call a function in a thread; return the thread and its results once it waits."""
-    results, count = [], stage.table.waiters.count
+    results, count = [], len(stage.table.waiters.sleepers)
 
     def run():
         try:
@@ -24,21 +24,21 @@ def waiting(stage, function, *args):
 
     thread = threading.Thread(target=run)
     thread.start()
-    wait_until(lambda: stage.table.waiters.count > count or results)
+    wait_until(lambda: len(stage.table.waiters.sleepers) > count or results)
     return thread, results
 
 
 def test_nobody_waits_for_what_is_there(stages):
     waiters = stages(1).table.waiters
     assert waiters.wait(lambda: 0, None)
-    assert waiters.count == 0
+    assert not waiters.sleepers
 
 
 def test_a_deadline_ends_the_wait(stages):
     waiters = stages(1).table.waiters
     began = time.monotonic()
     assert not waiters.wait(lambda: 1, began + 0.02)
-    assert waiters.count == 0
+    assert not waiters.sleepers
 
 
 def test_an_exception_in_the_wait_leaves_no_waiter(stages):
@@ -49,7 +49,7 @@ def test_an_exception_in_the_wait_leaves_no_waiter(stages):
 
     with pytest.raises(ZeroDivisionError):
         waiters.wait(fail, None)
-    assert waiters.count == 0
+    assert not waiters.sleepers
 
 
 def test_a_ring_has_threads_look_again(stages):
@@ -138,12 +138,12 @@ def test_the_bell_stays_open_while_a_thread_waits(stages):
     missing = [1]
     thread, results = waiting(stage, waiters.wait, lambda: missing[0], None)
     waiters.close()
-    assert not waiters._bell_is_closed
+    assert not waiters._bell._closed
     missing[0] = 0
     waiters.ring()
     thread.join(SOON)
     assert results == [True]
-    assert waiters._bell_is_closed
+    assert waiters._bell._closed
 
 
 def test_results_that_another_thread_is_taking_are_not_taken_twice(stages, monkeypatch):
@@ -152,24 +152,24 @@ def test_results_that_another_thread_is_taking_are_not_taken_twice(stages, monke
     stage.start([1, 1])
     stage.run()
     engine, table, results = stage.engine, stage.table, []
-    set_status, steps = table._set, table.episodes.steps.tolist()
+    deliver, steps = table.deliver, table.episodes.steps.tolist()
 
     def run():
         try:
-            results.append(engine.take(engine.all, "step"))
+            results.append(engine._take(engine.all, "step"))
         except Exception as error:
             results.append(error)
 
     thread = threading.Thread(target=run)
 
-    def set_later(*args):
+    def deliver_later(*args):
         monkeypatch.undo()
         thread.start()
         time.sleep(0.05)
-        set_status(*args)
+        deliver(*args)
 
-    monkeypatch.setattr(table, "_set", set_later)
-    assert engine.take(engine.all, "step") is not None
+    monkeypatch.setattr(table, "deliver", deliver_later)
+    assert engine._take(engine.all, "step") is not None
     thread.join(SOON)
     assert isinstance(results[0], ea.NothingPendingError)
     assert table.episodes.steps.tolist() == [count + 1 for count in steps]

@@ -1,13 +1,40 @@
-"""Times the steps and resets of in-process envs."""
+"""How long steps and resets take, as measured where the envs run."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, SINCE, ControlPage
-from envactors.worker.context import ActorContext
-from envactors.worker.host import Fields, HostedEnv
+from envactors.mailbox.durations import HISTOGRAM, Histograms, merge
+
+if TYPE_CHECKING:
+    from envactors.worker.context import ActorContext
+    from envactors.worker.host import Fields, HostedEnv
+
+
+class StepTimes:
+    """The durations of the steps and resets of one actor's envs, in all of its processes.
+
+    Args:
+        count: How many envs the actor has.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._ended: Histograms = np.zeros((count, 2), HISTOGRAM)
+
+    def add(self, page: ControlPage | None) -> None:
+        """Add the durations of a process that has ended; None if there was none."""
+        self._ended = self.total(page)
+
+    def total(self, page: ControlPage | None) -> Histograms:
+        """Return the durations of the ended processes and of the current one; None if there is none."""
+        total: Histograms = self._ended.copy()
+        if page is not None:
+            merge(total, page.histograms(len(total)))
+        return total
 
 
 class TimedEnv:
@@ -22,8 +49,10 @@ class TimedEnv:
     """
 
     def __init__(self, env: HostedEnv, page: ControlPage) -> None:
-        self._env, self._page, self._position = env, page, env.position
         self.context: ActorContext | None = env.context
+        self._env = env
+        self._page = page
+        self._position = env.position
 
     def step(self, action: Any, autoreset: bool, next_seed: int | None) -> Fields:
         """Step the env; see `HostedEnv.step`."""

@@ -1,0 +1,276 @@
+"""The results in the rows of shared memory: how they are copied, read, kept for later, and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.actor.future import Outcome
+from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, decode, encode
+from envactors.mailbox.messages import Description
+from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
+from envactors.vector.episodes import NO_EPISODE, NO_RESULT
+from envactors.vector.results import Batch, EnvStep, as_dict, failure_info
+from envactors.vector.table import EnvRequest, EnvTable, Selection
+
+# The info of a result, and the leaves of its observation and reward that are objects.
+Decoded: TypeAlias = tuple[Any, list[Any]]
+
+
+class RowResult(NamedTuple):
+    """A result that was copied out of its row, not unpickled yet.
+
+    Attributes:
+        leaves: The leaves of the observation; None for those that are objects.
+        reward: The reward; None if it is an object.
+        content: The info and the objects, pickled; None if the info is empty and there are no objects.
+    """
+
+    env_id: int
+    leaves: list[Any]
+    reward: Any
+    terminated: bool
+    truncated: bool
+    content: bytes | memoryview | None
+    incarnation: int
+
+
+class RowReader:
+    """Reads results out of rows, and keeps those that may have to be returned again.
+
+    Args:
+        table: The envs.
+        description: The specs of one env.
+        copies: Whether batches of all envs are copied out of the rows.
+
+    Attributes:
+        copies: As above.
+        learns: Whether the spec of observations follows from the first one. Workers do not know it.
+        has_objects: Whether observations or rewards have leaves without a place in rows.
+        keeps_contents: Whether infos and objects may have to be returned again.
+    """
+
+    def __init__(self, table: EnvTable, description: Description, *, copies: bool) -> None:
+        self.copies: bool = copies
+        self.learns: bool = description.observation is None
+        arrays = (*table.slab.observations, table.slab.layout.reward)
+        self.has_objects: bool = any(array is None for array in arrays)
+        self.keeps_contents: bool = table.on_failure != "raise" or self.has_objects
+        self._table = table
+        self._slab = table.slab
+        self._layout = table.slab.layout
+        self._reward_spec: Spec = description.reward
+        self._all_ids = np.arange(self._layout.envs)
+        # The array of observations, if an observation is a single array.
+        is_array = isinstance(self._layout.observation, ArraySpec) and not self.learns
+        self._only = self._slab.observations[0] if is_array else None
+
+    # Batches ---------------------------------------------------------------------------------------------
+
+    def decode(self, ids: Sequence[int]) -> list[Decoded]:
+        """Return the content of each env's complete row. Runs code of users.
+
+        Raises:
+            BaseException: Whatever unpickling raises.
+        """
+        table = self._table
+        return [table.infos.decode(index, table.overflow.get(index)) for index in ids]
+
+    def batch(self, envs: Selection, buffers: npt.NDArray[np.uint8], contents: Sequence[Decoded] | None) -> Batch:
+        """Copy the results in the rows of envs.
+
+        Args:
+            envs: The envs, whose rows are complete.
+            buffers: The buffer that each observation is in.
+            contents: The content of each row; None if all are empty.
+        """
+        slab = self._slab
+        at = envs.at
+        buffer = _common_value(buffers.tobytes()) if envs.is_all else None
+        if buffer is not None and self._only is not None:
+            obs: Any = self._only[buffer].copy() if self.copies else self._only[buffer]
+        else:
+            obs = unflatten(self._layout.observation, iter(self._observations(buffer, buffers, at, contents or ())))
+        if self._layout.reward is None:
+            rewards = stack(self._reward_spec, [content[1][-1] for content in contents or ()])
+        else:
+            rewards = slab.rewards[at].copy() if envs.is_all else slab.rewards[at]
+        infos = [{} for _ in envs.ids] if contents is None else [content[0] for content in contents]
+        posted_in = self._table.posted_in
+        if envs.is_all:
+            terminated = slab.terminated.copy()
+            truncated = slab.truncated.copy()
+            return Batch(self._all_ids.copy(), obs, rewards, terminated, truncated, infos, posted_in.copy())
+        return Batch(at.copy(), obs, rewards, slab.terminated[at], slab.truncated[at], infos, posted_in[at])
+
+    def _observations(
+        self, buffer: int | None, buffers: npt.NDArray[np.uint8], at: Any, contents: Sequence[Decoded]
+    ) -> list[Any]:
+        """Return the leaves of the observations of envs."""
+        columns: list[Any] = []
+        objects = 0
+        ids = self._all_ids[at]
+        for array in self._slab.observations:
+            if array is None:
+                columns.append([content[1][objects] for content in contents])
+                objects += 1
+            elif buffer is not None:
+                columns.append(array[buffer].copy() if self.copies else array[buffer])
+            else:
+                columns.append(array[buffers, ids])
+        return columns
+
+    # Single results --------------------------------------------------------------------------------------
+
+    def copy_row(self, index: int) -> RowResult:
+        """Copy a complete result out of its row, without running code of users."""
+        return self._copy(index, self.content_of(index))
+
+    def copy_last(self, index: int, *, has_info: bool = True) -> RowResult | None:
+        """Copy the last complete result of an env whose present request has none; None if there is none to return.
+
+        Only the observation and the content are those of that result: the row has the rest of it no longer.
+
+        Args:
+            index: The env.
+            has_info: Whether the copy has the info of that result, which may be one that cannot be unpickled.
+        """
+        table = self._table
+        if table.episodes.flags[index] & NO_RESULT:
+            return None
+        return self._copy(index, table.last_contents[index] if has_info or self.has_objects else None)
+
+    def _copy(self, index: int, content: bytes | memoryview | None) -> RowResult:
+        table, slab = self._table, self._slab
+        buffer = table.buffer_index[index]
+        leaves = [None if array is None else array[buffer, index, ...].copy()[()] for array in slab.observations]
+        reward: Any = None
+        if self._layout.reward is not None:
+            reward = slab.rewards[index]
+            reward = reward.copy() if isinstance(reward, np.ndarray) else float(reward)
+        terminated = bool(slab.terminated[index])
+        truncated = bool(slab.truncated[index])
+        return RowResult(index, leaves, reward, terminated, truncated, content, int(table.posted_in[index]))
+
+    def content_of(self, index: int) -> bytes | memoryview | None:
+        """Return the content of a complete row, pickled."""
+        encoding = self._table.infos.encodings[index]
+        if encoding == PLAIN:
+            return None
+        if encoding == INLINE_INFO:
+            return bytes(self._slab.inline_info(index))
+        return self._table.overflow[index]
+
+    def keep_content(self, index: int) -> None:
+        """Keep the content of a result that is about to be delivered, if it may have to be returned again."""
+        table = self._table
+        if self.keeps_contents and (table.last_contents[index] or table.infos.encodings[index] != PLAIN):
+            content = self.content_of(index)
+            table.last_contents[index] = None if content is None else bytes(content)
+
+    def read_last(self, index: int) -> EnvStep | None:
+        """Return the last result of an idle env; None if it has none. Runs code of users.
+
+        Its info is empty if infos are not kept. A result that was repeated for a failure has reward 0 and is truncated.
+        """
+        last = self.copy_last(index)
+        if last is None:
+            return None
+        step = self.read(last)
+        return self._truncate(step) if self._table.episodes.flags[index] & NO_EPISODE else step
+
+    def _truncate(self, step: EnvStep) -> EnvStep:
+        """Return the last result of an env as that of a step which cuts off the episode."""
+        return step._replace(reward=zeros(self._reward_spec), terminated=False, truncated=True)
+
+    def encode(self, index: int, step: EnvStep) -> RowResult:
+        """Return a result, which conforms to the specs, as `put_back` takes it."""
+        leaves: list[Any] = []
+        objects: list[Any] = []
+        for array, leaf in zip(self._slab.observations, flatten(self._layout.observation, step.obs), strict=True):
+            leaves.append(None if array is None else leaf)
+            if array is None:
+                objects.append(leaf)
+        reward = step.reward
+        if self._layout.reward is None:
+            objects.append(reward)
+            reward = None
+        content = bytes(encode(step.info, objects)) if step.info or objects else None
+        return RowResult(index, leaves, reward, step.terminated, step.truncated, content, step.incarnation)
+
+    def put_back(self, index: int, row: RowResult) -> None:
+        """Make an earlier result the last one of an env, which is idle and whose worker runs nothing."""
+        table, slab = self._table, self._slab
+        buffer = table.buffer_index[index]
+        for array, leaf in zip(slab.observations, row.leaves, strict=True):
+            if array is not None:
+                array[buffer, index] = leaf
+        if self._layout.reward is not None:
+            slab.rewards[index] = row.reward
+        slab.terminated[index] = row.terminated
+        slab.truncated[index] = row.truncated
+        table.last_contents[index] = bytes(row.content) if row.content is not None and self.keeps_contents else None
+        table.episodes.flags[index] &= ~NO_RESULT
+
+    def read_row(self, index: int) -> EnvStep:
+        """Copy a complete result out of its row, and unpickle it. Runs code of users; for the errors see `read`."""
+        return self.read(self.copy_row(index))
+
+    def read(self, row: RowResult) -> EnvStep:
+        """Unpickle a result. Runs code of users.
+
+        Raises:
+            BaseException: Whatever unpickling raises.
+        """
+        info, objects = ({}, []) if row.content is None else decode(row.content)
+        reward = objects[-1] if row.reward is None and objects else row.reward
+        others = iter(objects)
+        leaves = [next(others, None) if leaf is None else leaf for leaf in row.leaves]
+        obs = unflatten(self._layout.observation, iter(leaves))
+        return EnvStep(row.env_id, obs, reward, row.terminated, row.truncated, info, row.incarnation)
+
+    # Results that report a failure -----------------------------------------------------------------------
+
+    def read_result(self, row: RowResult, request: EnvRequest, before: RowResult | None) -> EnvStep:
+        """Unpickle the result of a request, and add what the vector reports with it; for the errors see `read`.
+
+        Args:
+            row: The result.
+            request: The request, which may have an earlier failure to report, or the end of an episode.
+            before: The result before it, if the request is a step that was answered with a reset.
+        """
+        step = self.read(row)
+        failure = None if request.failure is None else request.failure.read()[1]
+        if request.ending is not None:
+            ending: EnvStep
+            ending, error = request.ending.read()
+            if error is not None:
+                raise error
+            info = {**as_dict(step.info), "final_obs": ending.obs, "final_info": ending.info}
+            if failure is not None:
+                info["failure"] = failure
+            return ending._replace(obs=step.obs, info=info, incarnation=step.incarnation)
+        if failure is None:
+            return step
+        last = None if before is None else self.read(before)
+        info = failure_info(step.info, failure, None if last is None else (last.obs, last.info))
+        return step._replace(truncated=step.truncated or request.method == "step", info=info)
+
+    def read_truncated(self, last: RowResult, failure: Outcome, incarnation: int) -> EnvStep:
+        """Unpickle the last result before a failure as that of the step that has failed; for the errors see `read`.
+
+        Args:
+            last: The last result.
+            failure: The failure.
+            incarnation: The process that the env continues in.
+        """
+        step = self._truncate(self.read(last))
+        return step._replace(info={"failure": failure.read()[1]}, incarnation=incarnation)
+
+
+def _common_value(values: bytes) -> int | None:
+    """Return the value of all bytes; None if it is not the same."""
+    return values[0] if values.count(values[0]) == len(values) else None
