@@ -89,6 +89,7 @@ class VectorEnv(RolloutMethods, SnapshotMethods):
             self.render_mode: str | None = described.render_mode
             self.action_spec: Any = described.action
             self.reward_spec: Any = described.reward
+            self._has_observation_space = described.observation is not None
             if self._memory is None:
                 self._engine = SerialEngine(choices, self.actors, described)
             else:

@@ -105,7 +105,7 @@ class Evaluator:
         """Add the steps of an env to its episode; return whether the env needs a reset."""
         ran = np.flatnonzero(rollout.valid[:, index])
         ends = np.flatnonzero(rollout.terminated[ran, index] | rollout.truncated[ran, index])
-        is_over, lost = len(ends) > 0, error is not None and index in error.failures
+        is_over = len(ends) > 0
         if is_over:
             ran = ran[: ends[0] + 1]
         # A failure after the end of the episode belongs to no episode.
@@ -113,22 +113,25 @@ class Evaluator:
         failure = next((each for step, env_id, each in rollout.failures if env_id == index and step <= last), None)
         if failure is None and not is_over and error is not None:
             failure = error.failures.get(index)
+        number = self._numbers[index]
         if failure is not None:
-            self._note_failure(index, failure, error)
+            if number < self._episodes:
+                self._note_failure(index, failure, error)
             return True
         # Add one reward after another, as a loop does: `numpy.sum` rounds differently.
         added = np.concatenate((self._sums[index : index + 1], rollout.rewards[ran, index]))
         self._sums[index] = np.cumsum(added, axis=0)[-1]
         self._steps[index] += len(ran)
-        number = self._numbers[index]
         if is_over and number < self._episodes:
             self._returns[number], self._lengths[number] = self._sums[index], self._steps[index]
         if is_over:
             self._numbers[index] += len(self._numbers)
-        return is_over or lost
+        return is_over
 
     def _note_failure(self, index: int, failure: BaseException, error: BaseException | None) -> None:
         """Record a failed attempt at an episode.
+
+        Resets count even if the env has no episode left to play, since the rollouts of the others need it.
 
         Raises:
             BaseException: This was the last attempt; ``error``, or ``failure`` if that is None.

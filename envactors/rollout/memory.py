@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
@@ -98,7 +99,8 @@ class TrajectoryBuffers:
 class ParameterStore:
     """Keeps the parameters that the user gave last.
 
-    Parameters alternate between two regions of the memory, since workers may still be reading the previous ones.
+    Policies read arrays where they are in the shared memory. So parameters are never written over the last ones, nor
+    over those of a rollout in flight.
 
     Args:
         memory: Shared memory of the vector.
@@ -109,11 +111,15 @@ class ParameterStore:
 
     def __init__(self, memory: RowMemory) -> None:
         self._memory = memory
-        self._regions: list[tuple[tuple[int, int], Any] | None] = [None, None]
+        self._regions: list[tuple[tuple[int, int], Any]] = []
         self.last: Parameters | None = None
 
-    def set(self, parameters: Any) -> None:
+    def set(self, parameters: Any, in_flight: Sequence[Parameters | None]) -> None:
         """Write arrays into the shared memory, and pickle the rest.
+
+        Args:
+            parameters: The parameters.
+            in_flight: Those of the rollouts in flight.
 
         Raises:
             OSError: There is not enough memory.
@@ -131,14 +137,17 @@ class ParameterStore:
             spans.append((start, end))
         place = None
         if end:
-            place, region = self._region(version % 2, end)
+            place, region = self._take_region(end, in_flight)
             for view, (start, stop) in zip(raw, spans, strict=True):
                 region[start:stop] = view
             self._memory.publish(place)
         self.last = Parameters(version, pickled, place, spans)
 
-    def _region(self, index: int, size: int) -> tuple[tuple[int, int], Any]:
-        found = self._regions[index]
-        if found is None or found[0][1] < size:
-            found = self._regions[index] = self._memory.extend(size)
-        return found
+    def _take_region(self, size: int, in_flight: Sequence[Parameters | None]) -> tuple[tuple[int, int], Any]:
+        """Return a region that no policy reads."""
+        places = [each.place for each in (self.last, *in_flight) if each is not None]
+        kept = [region for region in self._regions if region[0] in places]
+        free = [region for region in self._regions if region[0] not in places and region[0][1] >= size]
+        region = free[0] if free else self._memory.extend(size)
+        self._regions = [*kept, region]
+        return region

@@ -25,6 +25,7 @@ class RolloutMethods:
 
     _check_open: Callable[[], None]
     _engine: Engine
+    _has_observation_space: bool
     _memory: Any
     _rollouts: RolloutsBase | None = None
     num_envs: int
@@ -47,6 +48,7 @@ class RolloutMethods:
         Raises:
             TypeError: ``make_policy`` is not callable.
             ValueError: ``seed`` is not an int >= 0.
+            VectorInputError: The envs have no observation space.
             AlreadyPendingError: Rollouts are in flight.
             Exception: Raised by ``make_policy``.
         """
@@ -55,6 +57,8 @@ class RolloutMethods:
             raise TypeError(f"make_policy is {make_policy!r}: expected a function without arguments")
         if not is_int(seed, 0):
             raise ValueError(f"seed is {seed!r}: expected an int >= 0")
+        if not self._has_observation_space:
+            raise VectorInputError("rollouts need envs with an observation space: give the envs one")
         if self._rollouts is None:
             engine = self._engine
             if isinstance(engine, SerialEngine):

@@ -16,7 +16,7 @@ from envactors.actor.handle import send_call
 from envactors.actor.job import ErrorOf
 from envactors.actor.jobs import Call
 from envactors.backends.base import RowMemory
-from envactors.errors import AlreadyPendingError, VectorInputError
+from envactors.errors import AlreadyPendingError
 from envactors.mailbox.messages import Extend, Kind
 from envactors.mailbox.pickling import dumps_by_value, try_to_read
 from envactors.mailbox.specs import ArraySpec, Spec
@@ -46,7 +46,7 @@ class Rollouts(RolloutsBase):
     Attributes:
         envs: The envs of each actor.
         runtime: The threads that serve the actors.
-        last_errors: Last error of each env that failed in a rollout.
+        last_errors: Last error of each env that failed since a rollout began with none in flight.
     """
 
     _engine: RowEngine
@@ -76,8 +76,6 @@ class Rollouts(RolloutsBase):
     def set_policy(self, make_policy: Any, seed: int) -> None:
         """Have each worker make the policy, and wait until all have; see `RolloutMethods.set_policy`."""
         self.check_idle()
-        if self._engine.reader.learns:
-            raise VectorInputError("rollouts need envs with an observation space: give the envs one")
         policy = Policy(next(self._policy_ids), bytes(dumps_by_value(make_policy)), seed)
         futures: list[ActorFuture[Any]] = []
         for actor in self._actors:
@@ -91,7 +89,7 @@ class Rollouts(RolloutsBase):
         self._extras, self._action, self._parameters = (), None, ParameterStore(self._memory)
 
     def _set_parameters(self, parameters: Any) -> None:
-        self._parameters.set(parameters)
+        self._parameters.set(parameters, [run.parameters for run in self._runs])
 
     def end_episodes(self) -> None:
         """Require a reset of every env before its next step."""
@@ -110,9 +108,10 @@ class Rollouts(RolloutsBase):
         self._check_free(_MOST)
         if not table.rollouts:
             self._engine.check_steppable(self._engine.all)
-        self.set_parameters(parameters)
+            self.last_errors = {}
         copies = self._engine.reader.copies if copy is None else copy
         buffer = self._take_buffer(steps)
+        self.set_parameters(parameters)
         run = Run(self, self._policy, self._parameters.last, buffer, each=each, copies=copies)
         futures = list(run.futures)
         for envs in self._engine.actors:
@@ -146,7 +145,7 @@ class Rollouts(RolloutsBase):
             OSError: There is not enough memory.
         """
         rows, observation = self._table.slab.layout, self._engine.observation_spec
-        assert observation is not None, "set_policy has checked it"
+        assert observation is not None, "`VectorEnv` has checked it"
         layout = TrajectoryLayout(observation, rows.action or self._action, rows.reward, self._extras, rows.envs, steps)
         with self._table.lock:
             return self._buffers.take(layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from typing import Any
 
@@ -11,9 +12,8 @@ import numpy.typing as npt
 
 from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture, ReadyOutcome
-from envactors.actor.inline import InlineActor
 from envactors.backends.thread import ThreadMemory
-from envactors.errors import VectorInputError, VectorStepError
+from envactors.errors import VectorStepError
 from envactors.mailbox.pickling import dumps_by_value
 from envactors.mailbox.specs import ArraySpec, flatten, stack
 from envactors.rollout.assembly import Contents, assemble, result_of
@@ -26,6 +26,21 @@ from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, OP_TRUNCA
 from envactors.vector.episodes import NEEDS_RESET
 from envactors.vector.results import Batch, failure_in
 from envactors.vector.serial import SerialEngine
+
+
+@dataclasses.dataclass(eq=False)
+class _ActorPolicy:
+    """The policy of one actor.
+
+    Attributes:
+        envs: The actor's envs.
+        policy: The policy.
+        version: Version of the parameters that it loaded last.
+    """
+
+    envs: range
+    policy: Any
+    version: int = 0
 
 
 class SerialRollouts(RolloutsBase):
@@ -41,31 +56,32 @@ class SerialRollouts(RolloutsBase):
 
     def __init__(self, engine: SerialEngine) -> None:
         super().__init__(engine)
-        self._version = 0
+        self._actors = engine.actors
         # The policy of each actor.
-        self._policies: list[Any] = []
-        # The actor of each policy, with the range of its envs.
-        self._actors: list[tuple[InlineActor, range]] = [(actor, actor.range) for actor in engine.actors]
+        self._policies: list[_ActorPolicy] = []
+        # The parameters given last, pickled without the contents of their arrays, and these.
+        self._pickled = b""
+        self._arrays: list[bytes] = []
+        # How often the user has given parameters.
+        self._version = 0
 
     def set_policy(self, make_policy: Any, seed: int) -> None:
         """Make the policy of each actor; see `RolloutMethods.set_policy`."""
         self.check_idle()
-        for actor, envs in self._actors:
+        for actor in self._actors:
             if not actor.is_usable:
-                raise actor.errors.closed(Activity("set_policy", envs.start), actor.incarnation.index)
-        if self._engine.observation_spec is None:
-            raise VectorInputError("rollouts need envs with an observation space: give the envs one")
+                raise actor.errors.closed(Activity("set_policy", actor.range.start), actor.incarnation.index)
         pickled = dumps_by_value(make_policy)
-        self._policies = [pickle.loads(pickled)() for _ in self._actors]
-        self._loads = all(hasattr(policy, "load") for policy in self._policies)
-        self._seed, self.next_index, self._version = seed, 0, 0
+        self._policies = [_ActorPolicy(actor.range, pickle.loads(pickled)()) for actor in self._actors]
+        self._loads = all(hasattr(each.policy, "load") for each in self._policies)
+        self._seed = seed
+        self.next_index = 0
+        self._version = 0
 
     def _set_parameters(self, parameters: Any) -> None:
         buffers: list[pickle.PickleBuffer] = []
-        pickled = cloudpickle.dumps(parameters, 5, buffer_callback=buffers.append)
-        contents = [bytes(buffer.raw()) for buffer in buffers]  # of which arrays are read-only views
-        for policy in self._policies:
-            policy.load(pickle.loads(pickled, buffers=contents))
+        self._pickled = cloudpickle.dumps(parameters, 5, buffer_callback=buffers.append)
+        self._arrays = [bytes(buffer.raw()) for buffer in buffers]  # which policies view, read-only
         self._version += 1
 
     def end_episodes(self) -> None:
@@ -82,36 +98,47 @@ class SerialRollouts(RolloutsBase):
         self.set_parameters(parameters)
         run = _Run(self._engine, steps)
         policy_errors: dict[int, BaseException] = {}
-        for (_, envs), policy in zip(self._actors, self._policies, strict=True):
+        for policy in self._policies:
             try:
-                self._run(run, policy, envs, steps)
+                self._load(policy)
+                self._run(run, policy, steps)
             except Exception as error:  # raised by the policy
-                policy_errors[envs.start] = error
+                policy_errors[policy.envs.start] = error
         self.next_index += 1
         futures: list[ActorFuture[Rollout]] = []
-        for envs in [envs for _, envs in self._actors] if each else [range(len(self._engine.all.ids))]:
+        for envs in [actor.range for actor in self._actors] if each else [range(len(self._engine.all.ids))]:
             versions = np.full(1 if each else len(self._actors), self._version)
             rollout = assemble(run.trajectory, envs, run.contents, versions, copies=False)
             failures = {index: error for index, error in run.errors.items() if index in envs}
             policy_error = next((error for first, error in policy_errors.items() if first in envs), None)
-            future: ActorFuture[Rollout] = ActorFuture(self._actors[0][0], None)
-            future.set_running()
+            future: ActorFuture[Rollout] = ActorFuture(self._actors[0], None)
             future.set_outcome(ReadyOutcome(*result_of(rollout, failures, policy_error)))
             futures.append(future)
         return futures
 
-    def _run(self, run: _Run, policy: Any, envs: range, steps: int) -> None:
+    def _load(self, policy: _ActorPolicy) -> None:
+        """Have a policy load the parameters given last, unless it has them.
+
+        Raises:
+            Exception: Raised by the policy, or by unpickling.
+        """
+        if policy.version != self._version:
+            policy.policy.load(pickle.loads(self._pickled, buffers=self._arrays))
+            policy.version = self._version
+
+    def _run(self, run: _Run, policy: _ActorPolicy, steps: int) -> None:
         """Run the envs of one actor.
 
         Raises:
             Exception: Raised by the policy.
         """
-        engine, seed, ids = self._engine, self._seed, np.arange(envs.start, envs.stop)
+        engine, seed, envs = self._engine, self._seed, policy.envs
+        ids = np.arange(envs.start, envs.stop)
         assert seed is not None, "the caller has checked it"
         for step in range(steps):
             obs, starts = run.write_observations(step, envs)
             rng = generator_of(seed, step, self.next_index, envs.start)
-            run.write_output(step, envs, policy(obs, PolicyContext(ids, starts, step, rng)))
+            run.write_output(step, envs, policy.policy(obs, PolicyContext(ids, starts, step, rng)))
             due = run.write_ops(step, envs)
             selection, actions = engine.select(due), actions_at(run.trajectory, step)
             engine.start_steps(selection, [actions[index] for index in due], rings_each=True)
