@@ -19,7 +19,7 @@ from envactors.vector.results import failure_info
 StepKey: TypeAlias = tuple[int, int]
 
 
-class Contents(NamedTuple):
+class Sidecar(NamedTuple):
     """Everything of a rollout that has no place in its trajectory.
 
     Attributes:
@@ -34,14 +34,14 @@ class Contents(NamedTuple):
 
 
 def assemble(
-    trajectory: Trajectory, envs: range, contents: Contents, versions: npt.NDArray[np.int64], *, copies: bool
+    trajectory: Trajectory, envs: range, sidecar: Sidecar, versions: npt.NDArray[np.int64], *, copies: bool
 ) -> Rollout:
     """Return the result of consecutive envs.
 
     Args:
         trajectory: The trajectory that the actors have written to.
         envs: The envs.
-        contents: Everything that has no place in the trajectory.
+        sidecar: Everything that has no place in the trajectory.
         versions: How often the user had given parameters; one per actor.
         copies: Whether to copy the arrays.
     """
@@ -57,7 +57,7 @@ def assemble(
     # Leaves without a place in the trajectory become arrays of objects.
     count = sum(array is None for array in trajectory.observations)
     objects = [np.full((steps + 1, layout.envs), None, object) for _ in range(count)]
-    for key, leaves in contents.objects.items():
+    for key, leaves in sidecar.objects.items():
         for array, leaf in zip(objects, leaves, strict=True):
             array[key] = leaf
     others = iter(objects)
@@ -72,8 +72,8 @@ def assemble(
         view(trajectory.starts),
         {name: view(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
         unflatten(layout.observation, (array[steps, mine].copy() for array in observations)),
-        [(*key, contents.infos[key]) for key in sorted(contents.infos) if key[1] in envs],
-        [(*key, contents.failures[key]) for key in sorted(contents.failures) if key[1] in envs],
+        [(*key, sidecar.infos[key]) for key in sorted(sidecar.infos) if key[1] in envs],
+        [(*key, sidecar.failures[key]) for key in sorted(sidecar.failures) if key[1] in envs],
         versions,
         valid,
     )
@@ -96,16 +96,16 @@ def result_of(
     return rollout, None
 
 
-def read_contents(columns: ActorColumns, contents: Contents) -> None:
-    """Add the infos and object leaves of an actor's steps to the contents of a rollout.
+def add_infos(columns: ActorColumns, sidecar: Sidecar) -> None:
+    """Add the infos and object leaves of an actor's steps to the sidecar of a rollout.
 
     Raises:
         BaseException: Whatever unpickling raises.
     """
     trajectory, layout = columns.trajectory, columns.trajectory.layout
     first, mine = columns.envs.start, slice(columns.envs.start, columns.envs.stop)
-    for key, content in columns.contents.items():
-        contents.objects[key] = [] if content is None else decode(content)[1]
+    for key, encoded in columns.encoded_leaves.items():
+        sidecar.objects[key] = [] if encoded is None else decode(encoded)[1]
     encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]
     if not encodings.any():
         return
@@ -121,24 +121,24 @@ def read_contents(columns: ActorColumns, contents: Contents) -> None:
         keys = list(zip(steps[places].tolist(), indices[places].tolist(), strict=True))
         alike = decode_alike(trajectory.inline_infos[cells[places], :size]) if size else None
         if alike is not None:
-            contents.infos.update(zip(keys, alike, strict=True))
+            sidecar.infos.update(zip(keys, alike, strict=True))
             continue
         for cell, (step, index) in zip(cells[places].tolist(), keys, strict=True):
             info, leaves = reader.decode(cell, columns.large_infos.get(cell))
             if leaves:
-                contents.objects[step + 1, index] = leaves
+                sidecar.objects[step + 1, index] = leaves
             if not (isinstance(info, dict) and not info):
-                contents.infos[step, index] = info
+                sidecar.infos[step, index] = info
 
 
-def report_failures(trajectory: Trajectory, contents: Contents) -> None:
+def add_failure_infos(trajectory: Trajectory, sidecar: Sidecar) -> None:
     """Add the failures of envs that continued after them to the infos of their steps."""
-    infos = contents.infos
-    for (step, index), error in contents.failures.items():
+    infos = sidecar.infos
+    for (step, index), error in sidecar.failures.items():
         if trajectory.ops[step, index] == OP_TRUNCATED and trajectory.done[index] > step:
             before = None
             if trajectory.starts[step + 1, index]:  # of a reset in the next process
-                objects = iter(contents.objects.get((step, index), ()))
+                objects = iter(sidecar.objects.get((step, index), ()))
                 arrays = trajectory.observations
                 leaves = (next(objects) if array is None else array[step, index].copy() for array in arrays)
                 obs = unflatten(trajectory.layout.observation, leaves)

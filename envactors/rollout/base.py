@@ -13,7 +13,7 @@ from envactors.rollout.results import Rollout
 from envactors.vector.base import Engine
 
 
-class RolloutsBase(abc.ABC):
+class Rollouts(abc.ABC):
     """Runs the rollouts of a vector.
 
     Args:

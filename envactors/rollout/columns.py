@@ -32,7 +32,7 @@ class ActorColumns:
         have_begun: Whether the rollout has begun to use them.
         counted: How many steps of each env are counted, by env.
         renewing: Envs that the next process resets within a step that has failed, as ``autoreset="same_step"`` demands.
-        contents: The object leaves of observations that no worker wrote, by (step, env).
+        encoded_leaves: The object leaves of observations that no worker wrote, by (step, env).
         large_infos: Infos that did not fit into the trajectory, by cell.
     """
 
@@ -42,7 +42,7 @@ class ActorColumns:
         self.have_begun: bool = False
         self.counted: dict[int, int] = dict.fromkeys(envs, 0)
         self.renewing: set[int] = set()
-        self.contents: dict[tuple[int, int], bytes | None] = {}
+        self.encoded_leaves: dict[tuple[int, int], bytes | None] = {}
         self.large_infos: dict[int, bytes] = {}
         self._table = table
         self._buffer = buffer
@@ -75,7 +75,7 @@ class ActorColumns:
             if array is not None and last is not None:
                 array[0, mine] = last[table.buffer_index[mine], self.envs]
         if not trajectory.is_whole:
-            self.contents = {(0, index): table.last_infos[index] for index in self.envs}
+            self.encoded_leaves = {(0, index): table.last_infos[index] for index in self.envs}
 
     def end(self) -> None:
         """Write the last results of the envs into their rows; again after an interrupt."""
@@ -91,14 +91,14 @@ class ActorColumns:
         slab.terminated[ids] = trajectory.terminated[at - 1, ids]
         slab.truncated[ids] = trajectory.truncated[at - 1, ids]
         table.ops[ids] = buffer | trajectory.starts[at, ids] * np.uint8(RESET_BIT)
-        if self.contents or table.on_failure != "raise":
+        if self.encoded_leaves or table.on_failure != "raise":
             for index in ids:
-                table.last_infos[index] = self.content_at(self.counted[index], index)
+                table.last_infos[index] = self.encoded_at(self.counted[index], index)
 
-    def content_at(self, step: int, index: int) -> bytes | None:
+    def encoded_at(self, step: int, index: int) -> bytes | None:
         """Return the encoded info and object leaves of the observation before a step; None without any."""
-        if step == 0 or (step, index) in self.contents:
-            return self.contents.get((step, index))
+        if step == 0 or (step, index) in self.encoded_leaves:
+            return self.encoded_leaves.get((step, index))
         cell = (step - 1) * self.trajectory.layout.envs + index
         if self.trajectory.info_encoding[cell] == PLAIN:
             return None
@@ -114,7 +114,7 @@ class ActorColumns:
         table.seeds[index] = episodes.seed_of_reset(index, incarnation) if resets else episodes.next_seeds[index]
         root_seed = episodes.root_seeds[index] if episodes.flags[index] & SEEDED else None
         op = OP_RESET if resets else OP_REPEAT if self.repeats(index) else OP_STEP
-        return self.counted[index], op, table.seeds[index], root_seed, episodes.numbers[index]
+        return EnvPlan(self.counted[index], op, table.seeds[index], root_seed, episodes.numbers[index])
 
     def resets_next(self, index: int) -> bool:
         """Return whether the next step of an env resets it."""
@@ -129,8 +129,8 @@ class ActorColumns:
         """Answer the next step of an env, which has failed, with its last observation."""
         step, trajectory = self.counted[index], self.trajectory
         trajectory.repeat_observation(step, index)
-        if self.contents:
-            self.contents[step + 1, index] = self.content_at(step, index)
+        if self.encoded_leaves:
+            self.encoded_leaves[step + 1, index] = self.encoded_at(step, index)
         trajectory.terminated[step, index] = trajectory.starts[step + 1, index] = False
         trajectory.truncated[step, index] = True
         trajectory.ops[step, index] = OP_TRUNCATED

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from envactors.errors import VectorInputError, VectorStepError
 from envactors.options import is_int
-from envactors.rollout.base import RolloutsBase
+from envactors.rollout.base import Rollouts
 from envactors.rollout.results import Evaluation, Rollout
 from envactors.vector.results import failure_in
 
@@ -39,7 +39,7 @@ class Evaluator:
     """
 
     def __init__(
-        self, rollouts: RolloutsBase, reset: Callable[..., Any], episodes: int, rewards_shape: tuple[int, ...]
+        self, rollouts: Rollouts, reset: Callable[..., Any], episodes: int, rewards_shape: tuple[int, ...]
     ) -> None:
         if not is_int(episodes):
             raise VectorInputError(f"episodes is {episodes!r}: expected an int >= 1")

@@ -10,10 +10,10 @@ from typing import Any
 from envactors.actor.future import ActorFuture
 from envactors.errors import VectorInputError, VectorTimeoutError
 from envactors.options import check_timeout, is_int
-from envactors.rollout.base import RolloutsBase
+from envactors.rollout.base import Rollouts
 from envactors.rollout.evaluation import Evaluator
 from envactors.rollout.results import Evaluation, Rollout
-from envactors.rollout.rollouts import Rollouts
+from envactors.rollout.rollouts import WorkerRollouts
 from envactors.rollout.serial import SerialRollouts
 from envactors.vector.base import Engine
 from envactors.vector.engine import RowEngine
@@ -27,7 +27,7 @@ class RolloutMethods:
     _engine: Engine
     _has_observation_space: bool
     _memory: Any
-    _rollouts: RolloutsBase | None = None
+    _rollouts: Rollouts | None = None
     num_envs: int
     reset: Callable[..., tuple[Any, list[dict[str, Any]]]]
     reward_spec: Any
@@ -65,7 +65,7 @@ class RolloutMethods:
                 self._rollouts = SerialRollouts(engine)
             else:
                 assert isinstance(engine, RowEngine), "there are two"
-                self._rollouts = Rollouts(engine, self._memory)
+                self._rollouts = WorkerRollouts(engine, self._memory)
         self._rollouts.set_policy(make_policy, operator.index(seed))
 
     def rollout(self, steps: int, parameters: Any = None, timeout: float | None = None) -> Rollout:
@@ -148,7 +148,7 @@ class RolloutMethods:
             raise VectorInputError(f"steps is {steps!r}: expected an int >= 1")
         return rollouts.start(operator.index(steps), parameters, each=each)  # a small int of NumPy would overflow
 
-    def _check_policy(self, caller: str) -> RolloutsBase:
+    def _check_policy(self, caller: str) -> Rollouts:
         self._check_open()
         if self._rollouts is None or not self._rollouts.has_policy:
             raise VectorInputError(f"{caller} needs a policy: call set_policy first")

@@ -17,23 +17,23 @@ from envactors.actor.exits import ProcessExit
 from envactors.actor.future import Outcome, ReadyOutcome
 from envactors.actor.job import ErrorOf, Job, Renewal
 from envactors.errors import ActorError
-from envactors.mailbox import bundle, messages
+from envactors.mailbox import bundle
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import RESET as RESET_BIT
 from envactors.replay import PostedRequest
-from envactors.rollout import runner
+from envactors.rollout import policy_loop
 from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
-from envactors.rollout.messages import COLUMNS, ENV_RAISED, NO_POLICY, MirroredColumns, Order, Parameters, Policy, Stop
+from envactors.rollout.messages import COLUMNS, NO_POLICY, MirroredColumns, Order, Parameters, Policy, Stop
 from envactors.vector.actor_envs import ActorEnvs
 from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING
 from envactors.vector.recovery import Cause, EnvFate, Failure, raised
 
 
 class WholeRollout(Protocol):
-    """A rollout, as its parts see it; see `envactors.rollout.rollouts.Run`."""
+    """A rollout, as its parts see it; see `envactors.rollout.rollouts.RolloutInFlight`."""
 
     buffer: TrajectoryBuffer
     index: int
@@ -50,7 +50,7 @@ class RolloutPart(Job):
 
     Args:
         envs: The actor's envs.
-        run: The rollout.
+        rollout: The rollout.
 
     Attributes:
         columns: What they have done.
@@ -64,8 +64,8 @@ class RolloutPart(Job):
     needs_permit = True
     survives_interrupt = False
 
-    def __init__(self, envs: ActorEnvs, run: WholeRollout) -> None:
-        self.columns: ActorColumns = ActorColumns(envs.table, envs.range, run.buffer)
+    def __init__(self, envs: ActorEnvs, rollout: WholeRollout) -> None:
+        self.columns: ActorColumns = ActorColumns(envs.table, envs.range, rollout.buffer)
         self.failures: dict[tuple[int, int], Outcome] = {}
         self.errors: dict[int, Outcome] = {}
         self.policy_error: Outcome | None = None
@@ -74,8 +74,8 @@ class RolloutPart(Job):
         self._envs = envs
         self._table = envs.table
         self._actor = envs.actor
-        self._run: WholeRollout | None = run
-        self._buffer = run.buffer
+        self._rollout: WholeRollout | None = rollout
+        self._buffer = rollout.buffer
         # Whether the worker makes the policy before it runs the steps of the present order.
         self._makes_policy = False
         # The step that has missed its deadline.
@@ -89,7 +89,7 @@ class RolloutPart(Job):
         return any(isinstance(job, RolloutPart) and job is not self for job in self._actor.unfinished)
 
     @property
-    def _order(self) -> Activity:
+    def _activity_of_order(self) -> Activity:
         """The present order as a whole."""
         method = "set_policy" if self._makes_policy else "rollout"
         return Activity(method, self.columns.envs.start, self.call_id, self.started, self.deadline)
@@ -114,46 +114,46 @@ class RolloutPart(Job):
 
     def start(self) -> bool:
         """Order the next steps."""
-        run, table, columns = self._run, self._table, self.columns
-        if run is None:
+        rollout, table, columns = self._rollout, self._table, self.columns
+        if rollout is None:
             return False
         if not columns.have_begun:
-            self._begin(run)
+            self._begin(rollout)
         self._fail_without_episode()
         if self._is_done:
             self._end()
             return False
         table.begin_rollout(columns.envs, self.call_id)
-        contents: list[bytes | None] = []
-        if columns.contents:
-            contents = [columns.content_at(columns.counted[index], index) for index in columns.envs]
+        last_leaves: list[bytes | None] = []
+        if columns.encoded_leaves:
+            last_leaves = [columns.encoded_at(columns.counted[index], index) for index in columns.envs]
         order = Order(
-            run.policy.policy_id,
-            tuple(run.policy) if self._makes_policy else None,
-            run.index,
+            rollout.policy.policy_id,
+            rollout.policy if self._makes_policy else None,
+            rollout.index,
             columns.next_step,
             columns.steps,
             self._buffer.pickled_layout,
             self._buffer.places,
-            None if run.parameters is None else tuple(run.parameters),
+            rollout.parameters,
             [columns.plan(index) for index in columns.envs],
             table.autoreset,
-            contents,
+            last_leaves,
         )
         if self._is_far:
             self._mirror_columns()
         self.deadline: float | None = self._actor.config.deadlines.start if self._makes_policy else None
         self._actor.deadline_watch.watch(self.started, self.deadline)
-        self._actor.send(Kind.EXTEND, self.call_id, dumps((runner.run_rollout, tuple(order))))
+        self._actor.send(Kind.EXTEND, self.call_id, dumps((policy_loop.run_rollout, (order,))))
         return True
 
-    def _begin(self, run: WholeRollout) -> None:
+    def _begin(self, rollout: WholeRollout) -> None:
         """Begin, and fail the envs that an earlier rollout has lost."""
         self.columns.begin()
         for index in self.columns.envs:
             lacks = self._table.episodes.flags[index] & (NEEDS_RESET | NO_EPISODE) == NEEDS_RESET | NO_EPISODE
-            if lacks and index in run.last_errors:
-                self.errors[index] = self.failures[0, index] = run.last_errors[index]
+            if lacks and index in rollout.last_errors:
+                self.errors[index] = self.failures[0, index] = rollout.last_errors[index]
 
     def _mirror_columns(self) -> None:
         """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""
@@ -171,7 +171,7 @@ class RolloutPart(Job):
             return None
         progress = worker.page.progress()
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
-            return self._order
+            return self._activity_of_order
         method = METHOD_NAMES[progress.method]
         index = self.columns.envs[0 if method == "policy" else progress.position]
         return Activity(method, index, self.call_id, progress.since, self._actor.config.deadlines.of(method))
@@ -194,22 +194,25 @@ class RolloutPart(Job):
         """Continue, unless the policy has raised or everything is done."""
         self._actor.completed += self.columns.count()
         if frame.kind == Kind.FAILED:
-            step = self.activity() or self._order
+            step = self.activity() or self._activity_of_order
             self.policy_error = self._actor.errors.outcome(step, frame, self._actor.pid)
             self._end()
             return True
-        stop = Stop(*loads(frame.payload))
+        stop: Stop = loads(frame.payload)
         self._makes_policy = stop.reason == NO_POLICY
-        if stop.reason == ENV_RAISED:
+        if stop.failure is not None:
             index = self.columns.envs[stop.position]
-            step, content = self._activity_of(index), messages.Failure(*stop.failure)
-            failure = raised(self._actor.errors, step, int(self._table.posted_in[index]), self._actor.pid, content)
+            activity = self._activity_of(index)
+            incarnation = int(self._table.posted_in[index])
+            failure = raised(self._actor.errors, activity, incarnation, self._actor.pid, stop.failure)
             self._decide(index, failure, has_process=self._actor.is_usable)
         if stop.layout is not None:
             try:
                 self._buffer.add_columns(stop.layout)
             except OSError as error:
-                self.error = self._actor.errors.out_of_memory(self._order, self._actor.incarnation.index, error)
+                self.error = self._actor.errors.out_of_memory(
+                    self._activity_of_order, self._actor.incarnation.index, error
+                )
                 self._end()
                 return True
         return self._continue()
@@ -255,9 +258,9 @@ class RolloutPart(Job):
 
     def fail(self, error_of: ErrorOf) -> None:
         """End: no process will run the rest."""
-        if self._run is not None:
+        if self._rollout is not None:
             if not self.has_ended:
-                self.error = error_of(self._order)
+                self.error = error_of(self._activity_of_order)
             self._end()
 
     # Failures --------------------------------------------------------------------------------------------
@@ -301,14 +304,14 @@ class RolloutPart(Job):
 
         If this is interrupted, a repair does all of it again.
         """
-        run = self._run
-        if run is None:
+        rollout = self._rollout
+        if rollout is None:
             return
         self.columns.end()
-        run.last_errors.update(self.errors)
+        rollout.last_errors.update(self.errors)
         self.has_ended = True
-        run.on_part_end(self)
-        self._run = None
+        rollout.on_part_end(self)
+        self._rollout = None
         if self._has_others:
             self._renew_if_due(first=True)
         self._envs.save_due_states()

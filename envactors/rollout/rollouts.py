@@ -20,9 +20,9 @@ from envactors.errors import AlreadyPendingError
 from envactors.mailbox.messages import Extend, Kind
 from envactors.mailbox.pickling import dumps_by_value, try_to_read
 from envactors.mailbox.specs import ArraySpec, Spec
-from envactors.rollout import runner
-from envactors.rollout.assembly import Contents, assemble, read_contents, report_failures, result_of
-from envactors.rollout.base import RolloutsBase
+from envactors.rollout import policy_loop
+from envactors.rollout.assembly import Sidecar, add_failure_infos, add_infos, assemble, result_of
+from envactors.rollout.base import Rollouts
 from envactors.rollout.memory import ParameterStore, TrajectoryBuffer, TrajectoryBuffers
 from envactors.rollout.messages import Parameters, Policy
 from envactors.rollout.part import RolloutPart
@@ -36,7 +36,7 @@ from envactors.vector.engine import RowEngine
 _MOST = 2
 
 
-class Rollouts(RolloutsBase):
+class WorkerRollouts(Rollouts):
     """Runs the rollouts of a vector whose envs run in workers.
 
     Args:
@@ -66,8 +66,8 @@ class Rollouts(RolloutsBase):
         self._policy_ids = itertools.count(1)
         self._policy: Policy | None = None
         self._parameters = ParameterStore(memory)
-        # Rollouts in flight, oldest first.
-        self._runs: list[Run] = []
+        # Oldest first.
+        self._in_flight: list[RolloutInFlight] = []
         self._buffers = TrajectoryBuffers(memory)
         # The specs of the policy's extras, and of actions if the envs have no action space.
         self._extras: tuple[tuple[str, ArraySpec], ...] = ()
@@ -82,14 +82,14 @@ class Rollouts(RolloutsBase):
             future: ActorFuture[Any] = ActorFuture(actor, None)
             deadline = actor.config.deadlines.start
             call = Call("set_policy", actor.config.first_index, Kind.EXTEND, future, deadline)
-            send_call(actor, call, Extend(runner.set_policy, tuple(policy)))
+            send_call(actor, call, Extend(policy_loop.set_policy, (policy,)))
             futures.append(future)
         self._loads = all(results_of(futures))
         self._policy, self._seed, self.next_index = policy, seed, 0
         self._extras, self._action, self._parameters = (), None, ParameterStore(self._memory)
 
     def _set_parameters(self, parameters: Any) -> None:
-        self._parameters.set(parameters, [run.parameters for run in self._runs])
+        self._parameters.set(parameters, [rollout.parameters for rollout in self._in_flight])
 
     def end_episodes(self) -> None:
         """Require a reset of every env before its next step."""
@@ -101,7 +101,7 @@ class Rollouts(RolloutsBase):
     def start(
         self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None
     ) -> list[ActorFuture[Rollout]]:
-        """Start a rollout; see `RolloutsBase.start`."""
+        """Start a rollout; see `Rollouts.start`."""
         assert self._policy is not None, "the caller has checked it"
         table, lock = self._table, self._table.lock
         lock.reset_if_interrupted()
@@ -112,18 +112,18 @@ class Rollouts(RolloutsBase):
         copies = self._engine.reader.copies if copy is None else copy
         buffer = self._take_buffer(steps)
         self.set_parameters(parameters)
-        run = Run(self, self._policy, self._parameters.last, buffer, each=each, copies=copies)
-        futures = list(run.futures)
+        rollout = RolloutInFlight(self, self._policy, self._parameters.last, buffer, each=each, copies=copies)
+        futures = list(rollout.futures)
         for envs in self._engine.actors:
             envs.measure_memory()
         with lock, lock.change(*self._actors):
             closing = next((actor for actor in self._actors if actor.is_closing), None)
             if closing is None:
                 self.next_index += 1
-                self._runs.append(run)
-                for part in run.parts:
+                self._in_flight.append(rollout)
+                for part in rollout.parts:
                     part.enqueue()
-                table.rollouts = len(self._runs)
+                table.rollouts = len(self._in_flight)
         if closing is not None:
             raise closing.errors.closed(Activity("rollout", closing.config.first_index), closing.incarnation.index)
         return futures
@@ -150,23 +150,23 @@ class Rollouts(RolloutsBase):
         with self._table.lock:
             return self._buffers.take(layout)
 
-    def end(self, run: Run) -> None:
+    def end(self, rollout: RolloutInFlight) -> None:
         """Record that all parts of a rollout have ended. Called under the lock, and again after an interrupt."""
-        layout = run.buffer.trajectory.layout
+        layout = rollout.buffer.trajectory.layout
         self._extras, self._action = layout.extras, layout.action
-        self._runs = [other for other in self._runs if other is not run]
-        self._table.rollouts = len(self._runs)
+        self._in_flight = [other for other in self._in_flight if other is not rollout]
+        self._table.rollouts = len(self._in_flight)
         self._table.waiters.ring()
 
     def repair(self, envs: ActorEnvs, error_of: ErrorOf) -> None:
         """End the parts of an actor that it does not know of: the change that began the rollout was interrupted."""
-        for run in list(self._runs):
-            part = run.parts[self.envs.index(envs)]
+        for rollout in list(self._in_flight):
+            part = rollout.parts[self.envs.index(envs)]
             part.fail(error_of)
-        self._table.rollouts = len(self._runs)
+        self._table.rollouts = len(self._in_flight)
 
 
-class Run:
+class RolloutInFlight:
     """One rollout, which its futures belong to: nothing but closing the vector ends it.
 
     Args:
@@ -190,7 +190,7 @@ class Run:
 
     def __init__(
         self,
-        rollouts: Rollouts,
+        rollouts: WorkerRollouts,
         policy: Policy,
         parameters: Parameters | None,
         buffer: TrajectoryBuffer,
@@ -258,21 +258,21 @@ class Run:
 
     def _read(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
         """Return the result of consecutive actors, or the error to raise. Runs code of users."""
-        trajectory, contents = self.buffer.trajectory, Contents({}, {}, {})
+        trajectory, sidecar = self.buffer.trajectory, Sidecar({}, {}, {})
         failures: dict[int, BaseException] = {}
         policy_error: BaseException | None = None
         for part in parts:
-            read_contents(part.columns, contents)
-            contents.failures.update(_exceptions_of(part.failures))
+            add_infos(part.columns, sidecar)
+            sidecar.failures.update(_exceptions_of(part.failures))
             failures.update(
                 _exceptions_of(part.errors) if part.error is None else dict.fromkeys(part.columns.envs, part.error)
             )
             if part.policy_error is not None and policy_error is None:
                 policy_error = part.policy_error.read()[1]
-        report_failures(trajectory, contents)
+        add_failure_infos(trajectory, sidecar)
         versions = np.full(len(parts), 0 if self.parameters is None else self.parameters.version)
         envs = range(parts[0].columns.envs.start, parts[-1].columns.envs.stop)
-        rollout = assemble(trajectory, envs, contents, versions, copies=self._copies)
+        rollout = assemble(trajectory, envs, sidecar, versions, copies=self._copies)
         self._unread -= {envs.start}  # again, if an interrupt has followed
         return result_of(rollout, failures, policy_error)
 

@@ -16,8 +16,8 @@ from envactors.backends.thread import ThreadMemory
 from envactors.errors import VectorStepError
 from envactors.mailbox.pickling import dumps_by_value
 from envactors.mailbox.specs import ArraySpec, flatten, stack
-from envactors.rollout.assembly import Contents, assemble, result_of
-from envactors.rollout.base import RolloutsBase
+from envactors.rollout.assembly import Sidecar, assemble, result_of
+from envactors.rollout.base import Rollouts
 from envactors.rollout.context import PolicyContext, generator_of
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.policy_output import actions_at, write_output
@@ -43,7 +43,7 @@ class _ActorPolicy:
     version: int = 0
 
 
-class SerialRollouts(RolloutsBase):
+class SerialRollouts(Rollouts):
     """Runs rollouts in the calling thread.
 
     Args:
@@ -91,25 +91,25 @@ class SerialRollouts(RolloutsBase):
     def start(
         self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None
     ) -> list[ActorFuture[Rollout]]:
-        """Run a rollout; see `RolloutsBase.start`."""
+        """Run a rollout; see `Rollouts.start`."""
         del copy
         self.check_idle()
         self._engine.check_steppable(self._engine.all)
         self.set_parameters(parameters)
-        run = _Run(self._engine, steps)
+        serial = SerialTrajectory(self._engine, steps)
         policy_errors: dict[int, BaseException] = {}
         for policy in self._policies:
             try:
                 self._load(policy)
-                self._run(run, policy, steps)
+                self._run(serial, policy, steps)
             except Exception as error:  # raised by the policy
                 policy_errors[policy.envs.start] = error
         self.next_index += 1
         futures: list[ActorFuture[Rollout]] = []
         for envs in [actor.range for actor in self._actors] if each else [range(len(self._engine.all.ids))]:
             versions = np.full(1 if each else len(self._actors), self._version)
-            rollout = assemble(run.trajectory, envs, run.contents, versions, copies=False)
-            failures = {index: error for index, error in run.errors.items() if index in envs}
+            rollout = assemble(serial.trajectory, envs, serial.sidecar, versions, copies=False)
+            failures = {index: error for index, error in serial.errors.items() if index in envs}
             policy_error = next((error for first, error in policy_errors.items() if first in envs), None)
             future: ActorFuture[Rollout] = ActorFuture(self._actors[0], None)
             future.set_outcome(ReadyOutcome(*result_of(rollout, failures, policy_error)))
@@ -126,7 +126,7 @@ class SerialRollouts(RolloutsBase):
             policy.policy.load(pickle.loads(self._pickled, buffers=self._arrays))
             policy.version = self._version
 
-    def _run(self, run: _Run, policy: _ActorPolicy, steps: int) -> None:
+    def _run(self, serial: SerialTrajectory, policy: _ActorPolicy, steps: int) -> None:
         """Run the envs of one actor.
 
         Raises:
@@ -136,23 +136,23 @@ class SerialRollouts(RolloutsBase):
         ids = np.arange(envs.start, envs.stop)
         assert seed is not None, "the caller has checked it"
         for step in range(steps):
-            obs, starts = run.write_observations(step, envs)
+            obs, starts = serial.write_observations(step, envs)
             rng = generator_of(seed, step, self.next_index, envs.start)
-            run.write_output(step, envs, policy.policy(obs, PolicyContext(ids, starts, step, rng)))
-            due = run.write_ops(step, envs)
-            selection, actions = engine.select(due), actions_at(run.trajectory, step)
+            serial.write_output(step, envs, policy.policy(obs, PolicyContext(ids, starts, step, rng)))
+            due = serial.write_ops(step, envs)
+            selection, actions = engine.select(due), actions_at(serial.trajectory, step)
             engine.start_steps(selection, [actions[index] for index in due], rings_each=True)
             try:
-                run.write_results(step, engine.finish(selection, None, None, "rollout"))
+                serial.write_results(step, engine.finish(selection, None, None, "rollout"))
             except VectorStepError as error:
-                run.write_results(step, error.batch)
+                serial.write_results(step, error.batch)
                 for index, failure in error.failures.items():
-                    run.errors[index] = run.contents.failures[step, index] = failure
+                    serial.errors[index] = serial.sidecar.failures[step, index] = failure
                 return
-        run.write_observations(steps, envs)
+        serial.write_observations(steps, envs)
 
 
-class _Run:
+class SerialTrajectory:
     """One rollout of in-process envs.
 
     Args:
@@ -160,7 +160,7 @@ class _Run:
         steps: Number of steps.
 
     Attributes:
-        contents: Everything that has no place in the trajectory.
+        sidecar: Everything that has no place in the trajectory.
         errors: Errors to raise, by env.
     """
 
@@ -169,7 +169,7 @@ class _Run:
         assert observation is not None, "the envs have been reset"
         plain_reward = reward if isinstance(reward, ArraySpec) and reward.batchable else None
         layout = TrajectoryLayout(observation, engine.action_spec, plain_reward, (), count, steps)
-        self.contents: Contents = Contents({}, {}, {})
+        self.sidecar: Sidecar = Sidecar({}, {}, {})
         self.errors: dict[int, BaseException] = {}
         self._engine = engine
         self._buffer = TrajectoryBuffer(layout, ThreadMemory())
@@ -191,7 +191,7 @@ class _Run:
                 array[step, mine] = leaf
                 leaf.flags.writeable = False
         for index, *leaves in zip(envs, *objects, strict=True) if objects else ():
-            self.contents.objects[step, index] = leaves
+            self.sidecar.objects[step, index] = leaves
         starts = np.array([self._engine.episodes.starts[index] for index in envs], np.bool_)
         trajectory.starts[step, mine] = starts
         return obs, starts
@@ -218,7 +218,7 @@ class _Run:
         trajectory.truncated[step, ids], trajectory.done[ids] = batch.truncated, step + 1
         for index, info in zip(ids.tolist(), batch.infos, strict=True):
             if not isinstance(info, dict) or info:
-                self.contents.infos[step, index] = info
+                self.sidecar.infos[step, index] = info
             if (failure := failure_in(info)) is not None:
-                self.contents.failures[step, index] = failure
+                self.sidecar.failures[step, index] = failure
                 trajectory.ops[step, index] = OP_TRUNCATED

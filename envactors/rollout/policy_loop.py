@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import pickle
@@ -29,7 +28,17 @@ from envactors.mailbox.pickling import copy_value, pack_failure
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, flatten, unflatten
 from envactors.rollout.context import PolicyContext, StepGenerators
-from envactors.rollout.messages import COMPLETE, ENV_RAISED, NO_POLICY, NO_ROOM, Order, Parameters, Stop
+from envactors.rollout.messages import (
+    COMPLETE,
+    ENV_RAISED,
+    NO_POLICY,
+    NO_ROOM,
+    EnvPlan,
+    Order,
+    Parameters,
+    Policy,
+    Stop,
+)
 from envactors.rollout.policy_output import actions_at, write_output
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, RegionPlaces, Trajectory, TrajectoryLayout
 from envactors.worker import context
@@ -43,50 +52,43 @@ _MOST_TRAJECTORIES = 4
 _MOST_PARAMETERS = 2
 
 
-def set_policy(server: Server, policy_id: int, pickled: bytes, seed: int) -> bool:
-    """Make the policy in this worker; return whether it can load parameters. The arguments are those of `Policy`."""
+def set_policy(server: Server, policy: Policy) -> bool:
+    """Make the policy in this worker; return whether it can load parameters."""
     server.page.record_env(METHOD_CALL, 0)
-    policy = pickle.loads(pickled)()
-    server.extension = RolloutRunner(server, policy_id, policy, seed)
-    return hasattr(policy, "load")
+    made = pickle.loads(policy.pickled)()
+    server.extension = PolicyLoop(server, policy.policy_id, made, policy.seed)
+    return hasattr(made, "load")
 
 
-def run_rollout(server: Server, *fields: Any) -> tuple[Any, ...]:
-    """Carry out an order, given as the fields of `Order`; return the fields of a `Stop`."""
-    order = Order(*fields)
+def run_rollout(server: Server, order: Order) -> Stop:
+    """Carry out an order."""
     if order.policy is not None:
-        set_policy(server, *order.policy)
-    runner: RolloutRunner | None = server.extension
-    if runner is None or runner.policy_id != order.policy_id:
-        return tuple(Stop(NO_POLICY))
-    return tuple(runner.run(order))
+        set_policy(server, order.policy)
+    loop: PolicyLoop | None = server.extension
+    if loop is None or loop.policy_id != order.policy_id:
+        return Stop(NO_POLICY)
+    return loop.run(order)
 
 
-@dataclasses.dataclass(eq=False)
 class EnvCursor:
-    """One env in a rollout, and what its next step does.
+    """One env in a rollout.
+
+    Args:
+        hosted: Env to step.
+        plan: What it does first.
 
     Attributes:
         hosted: Env to step.
-        start: First step that it takes.
-        op: What its next step does: `OP_STEP`, `OP_RESET`, or `OP_REPEAT`.
-        seed: Seed of its next reset; None lets the env choose.
-        root_seed: Seed that the seeds of later episodes are derived from; None if episodes are not seeded.
-        episode: Index of the present episode.
+        start, op, seed, root_seed, episode: The attributes of its plan, as of its next step.
         position, index, env_step: Attributes of the env that each step reads.
     """
 
-    hosted: HostedEnv
-    start: int
-    op: int
-    seed: int | None
-    root_seed: int | None
-    episode: int
-
-    def __post_init__(self) -> None:
-        self.position: int = self.hosted.position
-        self.index: int = self.hosted.index
-        self.env_step: Callable[[Any], Any] = self.hosted.env.step
+    def __init__(self, hosted: HostedEnv, plan: EnvPlan) -> None:
+        self.hosted = hosted
+        self.start, self.op, self.seed, self.root_seed, self.episode = plan
+        self.position: int = hosted.position
+        self.index: int = hosted.index
+        self.env_step: Callable[[Any], Any] = hosted.env.step
 
     def begin_episode(self) -> None:
         """Choose the next operation, and the seed of the next reset, after a reset."""
@@ -96,7 +98,7 @@ class EnvCursor:
             self.seed = episode_seed(self.root_seed, self.episode)
 
 
-class RolloutRunner:
+class PolicyLoop:
     """Runs the policy and the envs of one worker.
 
     Args:
@@ -128,11 +130,11 @@ class RolloutRunner:
         """
         server = self._server
         if order.parameters is not None:
-            self._load(Parameters(*order.parameters))
+            self._load(order.parameters)
         self._generators.rollout = order.rollout
         writer = self._writer_at(order.places, order.layout)
         hosted_envs = server.host.hosted_envs
-        cursors = [EnvCursor(hosted, *plan) for hosted, plan in zip(hosted_envs, order.plans, strict=True)]
+        cursors = [EnvCursor(hosted, plan) for hosted, plan in zip(hosted_envs, order.plans, strict=True)]
         writer.begin(order, cursors)
         server.page.is_timing = server.page.counters[TIMED] != 0
         try:
@@ -201,7 +203,7 @@ class RolloutRunner:
                                 pass
                     writer.finish(cursor, step, result, order.autoreset)
                 except BaseException as error:
-                    return Stop(ENV_RAISED, cursor.position, tuple(as_failure(error, page)))
+                    return Stop(ENV_RAISED, cursor.position, as_failure(error, page))
         return Stop(COMPLETE)
 
     def _open_trajectory(self, places: RegionPlaces, layout: bytes) -> TrajectoryWriter:
@@ -306,7 +308,7 @@ class TrajectoryWriter:
 
         Results then only write what differs.
         """
-        for position, content in enumerate(order.contents):
+        for position, content in enumerate(order.last_leaves):
             self.objects[position] = [] if content is None else decode(content)[1]
         last = max(cursor.start for cursor in cursors)
         for cursor in cursors:
