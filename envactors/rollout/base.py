@@ -38,7 +38,7 @@ class Rollouts(abc.ABC):
 
     @abc.abstractmethod
     def set_policy(self, make_policy: Any, seed: int) -> None:
-        """Make the policy of each actor; see `RolloutMethods.set_policy`."""
+        """Make the policy of each actor; see `VectorEnv.set_policy`."""
 
     def set_parameters(self, parameters: Any) -> None:
         """Have the policy load parameters before its next step; None keeps the current ones.

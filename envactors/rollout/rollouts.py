@@ -74,7 +74,7 @@ class WorkerRollouts(Rollouts):
         self._action: Spec | None = None
 
     def set_policy(self, make_policy: Any, seed: int) -> None:
-        """Have each worker make the policy, and wait until all have; see `RolloutMethods.set_policy`."""
+        """Have each worker make the policy, and wait until all have; see `VectorEnv.set_policy`."""
         self.check_idle()
         policy = Policy(next(self._policy_ids), bytes(dumps_by_value(make_policy)), seed)
         futures: list[ActorFuture[Any]] = []

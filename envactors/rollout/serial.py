@@ -66,7 +66,7 @@ class SerialRollouts(Rollouts):
         self._version = 0
 
     def set_policy(self, make_policy: Any, seed: int) -> None:
-        """Make the policy of each actor; see `RolloutMethods.set_policy`."""
+        """Make the policy of each actor; see `VectorEnv.set_policy`."""
         self.check_idle()
         for actor in self._actors:
             if not actor.is_usable:
