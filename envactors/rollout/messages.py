@@ -1,13 +1,14 @@
 """Messages of a rollout: orders to workers, and their replies.
 
-Orders and policies travel as the only argument of an `envactors.mailbox.messages.Extend`.
+Orders travel as the arguments of an `envactors.mailbox.messages.Extend`. Everything that each rollout sends is taken
+apart into bare tuples, which are pickled in half of the time: an `Order`, the `EnvPlan` of each env, and a `Stop`.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from envactors.mailbox import bundle
 from envactors.mailbox.messages import Failure
@@ -103,7 +104,7 @@ class Order(NamedTuple):
         layout: Pickled `TrajectoryLayout`.
         places: Places of the regions of the trajectory in the shared memory.
         parameters: Parameters that the policy loads first unless it has them; None if there are none.
-        plans: What each env does next.
+        plans: Fields of the `EnvPlan` of each env.
         autoreset: What happens at the end of an episode.
         last_leaves: The encoded info and object leaves of each env's last observation (None without any); empty if all
             leaves have a place.
@@ -117,7 +118,7 @@ class Order(NamedTuple):
     layout: bytes
     places: RegionPlaces
     parameters: Parameters | None
-    plans: list[EnvPlan]
+    plans: list[tuple[Any, ...]]
     autoreset: str
     last_leaves: list[bytes | None]
 

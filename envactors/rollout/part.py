@@ -136,7 +136,7 @@ class RolloutPart(Job):
             self._buffer.pickled_layout,
             self._buffer.places,
             rollout.parameters,
-            [columns.plan(index) for index in columns.envs],
+            [tuple(columns.plan(index)) for index in columns.envs],
             table.autoreset,
             last_leaves,
         )
@@ -144,7 +144,7 @@ class RolloutPart(Job):
             self._mirror_columns()
         self.deadline: float | None = self._actor.config.deadlines.start if self._makes_policy else None
         self._actor.deadline_watch.watch(self.started, self.deadline)
-        self._actor.send(Kind.EXTEND, self.call_id, dumps((policy_loop.run_rollout, (order,))))
+        self._actor.send(Kind.EXTEND, self.call_id, dumps((policy_loop.run_rollout, tuple(order))))
         return True
 
     def _begin(self, rollout: WholeRollout) -> None:
@@ -198,7 +198,7 @@ class RolloutPart(Job):
             self.policy_error = self._actor.errors.outcome(step, frame, self._actor.pid)
             self._end()
             return True
-        stop: Stop = loads(frame.payload)
+        stop = Stop(*loads(frame.payload))
         self._makes_policy = stop.reason == NO_POLICY
         if stop.failure is not None:
             index = self.columns.envs[stop.position]

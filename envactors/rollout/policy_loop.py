@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.mailbox.control_page import (
     ENV_INDEX,
@@ -22,12 +21,7 @@ from envactors.mailbox.control_page import (
     SINCE,
     TIMED,
 )
-from envactors.mailbox.info_codec import Infos, decode
-from envactors.mailbox.messages import Fault, episode_seed
-from envactors.mailbox.pickling import copy_value, pack_failure
-from envactors.mailbox.slab import PLAIN_REWARD
-from envactors.mailbox.specs import ArraySpec, flatten, unflatten
-from envactors.rollout.context import PolicyContext, StepGenerators
+from envactors.rollout.context import PolicyContext, generator_of
 from envactors.rollout.messages import (
     COMPLETE,
     ENV_RAISED,
@@ -39,11 +33,11 @@ from envactors.rollout.messages import (
     Policy,
     Stop,
 )
-from envactors.rollout.policy_output import actions_at, write_output
-from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, RegionPlaces, Trajectory, TrajectoryLayout
+from envactors.rollout.policy_output import actions_at
+from envactors.rollout.trajectory import OP_RESET, OP_STEP, RegionPlaces, Trajectory, TrajectoryLayout
+from envactors.rollout.trajectory_writer import EnvCursor, TrajectoryWriter
 from envactors.worker import context
-from envactors.worker.env_rows import PayloadError, as_failure
-from envactors.worker.host import Fields, HostedEnv
+from envactors.worker.env_rows import as_failure
 from envactors.worker.main import Server
 
 # How much memory stays open: two rollouts may be in flight while the user keeps two results; parameters alternate
@@ -60,42 +54,15 @@ def set_policy(server: Server, policy: Policy) -> bool:
     return hasattr(made, "load")
 
 
-def run_rollout(server: Server, order: Order) -> Stop:
-    """Carry out an order."""
+def run_rollout(server: Server, *fields: Any) -> tuple[Any, ...]:
+    """Carry out an order, given as the fields of `Order`; return the fields of a `Stop`."""
+    order = Order(*fields)
     if order.policy is not None:
         set_policy(server, order.policy)
     loop: PolicyLoop | None = server.extension
     if loop is None or loop.policy_id != order.policy_id:
-        return Stop(NO_POLICY)
-    return loop.run(order)
-
-
-class EnvCursor:
-    """One env in a rollout.
-
-    Args:
-        hosted: Env to step.
-        plan: What it does first.
-
-    Attributes:
-        hosted: Env to step.
-        start, op, seed, root_seed, episode: The attributes of its plan, as of its next step.
-        position, index, env_step: Attributes of the env that each step reads.
-    """
-
-    def __init__(self, hosted: HostedEnv, plan: EnvPlan) -> None:
-        self.hosted = hosted
-        self.start, self.op, self.seed, self.root_seed, self.episode = plan
-        self.position: int = hosted.position
-        self.index: int = hosted.index
-        self.env_step: Callable[[Any], Any] = hosted.env.step
-
-    def begin_episode(self) -> None:
-        """Choose the next operation, and the seed of the next reset, after a reset."""
-        self.op, self.seed = OP_STEP, None
-        if self.root_seed is not None:
-            self.episode += 1
-            self.seed = episode_seed(self.root_seed, self.episode)
+        return tuple(Stop(NO_POLICY))
+    return tuple(loop.run(order))
 
 
 class PolicyLoop:
@@ -106,21 +73,23 @@ class PolicyLoop:
         policy_id: Id of the policy.
         policy: The policy.
         seed: Seed of the policy.
+
+    Attributes:
+        policy_id: As above.
     """
 
     def __init__(self, server: Server, policy_id: int, policy: Any, seed: int) -> None:
         self.policy_id = policy_id
         self._server = server
         self._policy = policy
-        first, count = server.host.hosted_envs[0].index, len(server.host.hosted_envs)
-        self._env_ids = np.arange(first, first + count)
-        self._generators = StepGenerators(seed, first)
+        self._seed = seed
+        self._env_ids = np.array([hosted.index for hosted in server.host.hosted_envs], np.int64)
         self._writer_at = functools.lru_cache(_MOST_TRAJECTORIES)(self._open_trajectory)
         self._parameters_at = functools.lru_cache(_MOST_PARAMETERS)(functools.partial(self._open, writable=False))
         # Version of the parameters that the policy loaded last.
         self._version = 0
         # The rollout, step, and return value of a policy call whose result had no place in the trajectory.
-        self._kept: tuple[tuple[int, int], Any] | None = None
+        self._kept: tuple[int, int, Any] | None = None
 
     def run(self, order: Order) -> Stop:
         """Carry out an order.
@@ -128,43 +97,36 @@ class PolicyLoop:
         Raises:
             BaseException: Raised by the policy.
         """
-        server = self._server
+        host, page = self._server.host, self._server.page
         if order.parameters is not None:
             self._load(order.parameters)
-        self._generators.rollout = order.rollout
         writer = self._writer_at(order.places, order.layout)
-        hosted_envs = server.host.hosted_envs
-        cursors = [EnvCursor(hosted, plan) for hosted, plan in zip(hosted_envs, order.plans, strict=True)]
+        cursors = [
+            EnvCursor(hosted, EnvPlan(*plan)) for hosted, plan in zip(host.hosted_envs, order.plans, strict=True)
+        ]
         writer.begin(order, cursors)
-        server.page.is_timing = server.page.counters[TIMED] != 0
+        page.is_timing = page.counters[TIMED] != 0
         try:
-            return self._run(writer, order, cursors)
+            return self._alternate(writer, order, cursors)
         finally:
-            server.page.is_timing = False
+            page.is_timing = False
 
-    def _run(self, writer: TrajectoryWriter, order: Order, cursors: list[EnvCursor]) -> Stop:
+    def _alternate(self, writer: TrajectoryWriter, order: Order, cursors: list[EnvCursor]) -> Stop:
         """Alternate between the policy and the envs. Loops of light envs spend most of their time in this function."""
-        page, policy, env_ids, generators = self._server.page, self._policy, self._env_ids, self._generators
-        counters, times, now, forks = page.counters, page.times, time.monotonic, context.forks
-        observed, starts, chosen, first = writer.observed, writer.starts, writer.chosen, writer.envs.start
+        page, forks, now = self._server.page, context.forks, time.monotonic
+        counters, times = page.counters, page.times
         done, rewards, numbers, copies = writer.done, writer.rewards, writer.numbers, writer.copies_action
-        trajectory, count, is_within = writer.trajectory, writer.count, order.autoreset == "same_step"
-        due: list[EnvCursor] = []
+        trajectory, count = writer.trajectory, writer.count
+        resets_within = order.autoreset == "same_step"
         size = 0 if page.is_timing else writer.size  # of a plain observation; 0 if results are not plain
+        make_rng = functools.partial(generator_of, self._seed, rollout=order.rollout, first_env=writer.envs.start)
+        due: list[EnvCursor] = []
         for step in range(order.start, order.stop):
             if context.forks != forks:
                 os._exit(1)  # env code forked, and its child returned to this loop
-            if chosen[first] <= step:  # else they were chosen in a process that has ended
-                if self._kept is not None and self._kept[0] == (order.rollout, step):
-                    output, self._kept = self._kept[1], None
-                else:
-                    times[SINCE] = now()
-                    counters[METHOD] = METHOD_POLICY
-                    output = policy(observed[step], PolicyContext(env_ids, starts[step], step, generators))
-                if (layout := writer.write_output(step, output)) is not None:
-                    self._kept = (order.rollout, step), output
-                    return Stop(NO_ROOM, layout=layout)
-                chosen[first] = step + 1
+            layout = self._choose(writer, order.rollout, step, make_rng)
+            if layout is not None:
+                return Stop(NO_ROOM, layout=layout)
             if len(due) < len(cursors):
                 due = [cursor for cursor in cursors if cursor.start <= step]
             first_cell = step * count
@@ -184,10 +146,11 @@ class PolicyLoop:
                         writer.repeat(cursor.hosted, step)
                         continue
                     if size and type(result) is tuple and len(result) == 5:
-                        # Plain results are written here: the same as `TrajectoryWriter.finish`, without its calls.
+                        # Plain results are written here: the same as `TrajectoryWriter.finish`, without its calls. It
+                        # overwrites what this has written of a result that turns out not to be plain.
                         obs, reward, terminated, truncated, info = result
                         is_boundary = terminated or truncated or op == OP_RESET
-                        if isinstance(reward, float) and type(info) is dict and not (is_boundary and is_within):
+                        if isinstance(reward, float) and type(info) is dict and not (is_boundary and resets_within):
                             cell = first_cell + index
                             at = (cell + count) * size
                             try:
@@ -196,28 +159,48 @@ class PolicyLoop:
                                 if info:
                                     writer.write_info(cell, info, [])
                                 if is_boundary:
-                                    writer.write_boundary(cursor, step, terminated, truncated, order.autoreset)
+                                    writer.write_boundary(cursor, step, terminated, truncated)
                                 done[index] = step + 1
                                 continue
                             except Exception:  # noqa: S110 # `finish` converts the observation, or raises the error
                                 pass
-                    writer.finish(cursor, step, result, order.autoreset)
+                    writer.finish(cursor, step, result)
                 except BaseException as error:
                     return Stop(ENV_RAISED, cursor.position, as_failure(error, page))
         return Stop(COMPLETE)
 
-    def _open_trajectory(self, places: RegionPlaces, layout: bytes) -> TrajectoryWriter:
-        regions = [None if place is None else self._open(place, writable=True) for place in places]
-        return TrajectoryWriter(Trajectory(pickle.loads(layout), regions), self._server)
+    def _choose(
+        self, writer: TrajectoryWriter, rollout: int, step: int, make_rng: Callable[[int], np.random.Generator]
+    ) -> TrajectoryLayout | None:
+        """Have the policy choose the actions of a step, unless an earlier process has chosen them.
 
-    def _open(self, place: tuple[int, int], *, writable: bool) -> memoryview:
-        assert self._server.memory is not None, "envs of a vector have memory"
-        return self._server.memory.open_part(place, writable=writable)
+        Returns:
+            None, or the layout that has room for the policy's output, if the trajectory has none.
 
-    # The policy ------------------------------------------------------------------------------------------
+        Raises:
+            BaseException: Raised by the policy.
+        """
+        first = writer.envs.start
+        if writer.chosen[first] > step:
+            return None
+        if self._kept is not None and self._kept[:2] == (rollout, step):
+            output = self._kept[2]
+        else:
+            page = self._server.page
+            page.times[SINCE] = time.monotonic()
+            page.counters[METHOD] = METHOD_POLICY
+            about = PolicyContext(self._env_ids, writer.starts[step], step, make_rng)
+            output = self._policy(writer.observed[step], about)
+        layout = writer.write_output(step, output)
+        if layout is not None:
+            self._kept = rollout, step, output
+            return layout
+        self._kept = None
+        writer.chosen[first] = step + 1
+        return None
 
     def _load(self, parameters: Parameters) -> None:
-        """Have the policy load parameters that it has not, whose arrays are read-only views of the shared memory."""
+        """Have the policy load parameters unless it has them. Their arrays are read-only views of the shared memory."""
         if parameters.version == self._version:
             return
         buffers: list[memoryview] = []
@@ -228,171 +211,12 @@ class PolicyLoop:
         self._policy.load(pickle.loads(parameters.pickled, buffers=buffers))
         self._version = parameters.version
 
+    # The shared memory -----------------------------------------------------------------------------------
 
-class _ObservationBatches:
-    """Observations of several leaves, or of leaves without a place in the trajectory, by step.
+    def _open_trajectory(self, places: RegionPlaces, layout: bytes) -> TrajectoryWriter:
+        regions = [None if place is None else self._open(place, writable=True) for place in places]
+        return TrajectoryWriter(Trajectory(pickle.loads(layout), regions), self._server)
 
-    Args:
-        writer: Has the leaves without a place.
-        seen: Read-only array per leaf; None for leaves without a place.
-    """
-
-    def __init__(self, writer: TrajectoryWriter, seen: list[Any]) -> None:
-        self._writer = writer
-        self._seen = seen
-
-    def __getitem__(self, step: int) -> Any:
-        objects = zip(*self._writer.objects, strict=True)
-        leaves = (list(next(objects)) if array is None else array[step] for array in self._seen)
-        return unflatten(self._writer.trajectory.layout.observation, leaves)
-
-
-class TrajectoryWriter:
-    """Writes the results of a worker's envs.
-
-    Args:
-        trajectory: Trajectory to write to.
-        server: The worker's server.
-
-    Attributes:
-        trajectory: Trajectory to write to.
-        envs: Indices of the worker's envs.
-        count: Number of envs of the trajectory.
-        objects: Leaves of each env's last observation that have no place in the trajectory.
-        observed, starts: Read-only batches by step: the observations before it, and whether each is the first of its
-            episode; starts is bool, shape (t + 1, n).
-        copies_action: Whether an env gets a copy of its action, since it may modify it.
-        chosen, done, rewards: Memory of the trajectory; single numbers are written to it in a third of the time.
-        numbers: All observations as one sequence of numbers, if they are arrays of one axis and may be written without
-            `finish`. Assigning a slice of a memoryview checks the dtype and the shape, and takes half of the time that
-            NumPy takes.
-        size: How many numbers one observation has in it; 0 if results have to be written by `finish`.
-    """
-
-    def __init__(self, trajectory: Trajectory, server: Server) -> None:
-        layout, hosted = trajectory.layout, server.host.hosted_envs
-        self.trajectory = trajectory
-        self._server = server
-        self._infos = Infos(trajectory)
-        self._spec = layout.observation
-        self.count: int = layout.envs
-        self.envs: range = range(hosted[0].index, hosted[0].index + len(hosted))
-        mine = slice(self.envs.start, self.envs.stop)
-        self.objects: list[list[Any]] = [[] for _ in hosted]
-        single = trajectory.actions[0] if isinstance(layout.action, ArraySpec) else None
-        self.copies_action: bool = single is not None and single.ndim > 2
-        self._actions: Any = None if single is None else single[:, mine]
-        self._action_shape = () if single is None else (len(hosted), *single.shape[2:])
-        # NumPy's own object, as policies return it: one that was unpickled is another.
-        self._action_dtype = None if single is None or layout.extras else np.dtype(single.dtype.type)
-        # The policy gets read-only views, since they also are the observations of the result.
-        seen = [None if array is None else array[:, mine] for array in trajectory.observations]
-        self.starts: npt.NDArray[np.bool_] = trajectory.starts[:, mine]
-        for view in (*seen, self.starts):
-            if view is not None:
-                view.flags.writeable = False
-        is_single = isinstance(self._spec, ArraySpec) and trajectory.is_whole
-        self.observed: Any = seen[0] if is_single else _ObservationBatches(self, seen)
-        self._only: Any = trajectory.observations[0] if is_single else None
-        self.chosen: memoryview[int] = trajectory.chosen.data
-        self.done: memoryview[int] = trajectory.done.data
-        self.rewards: Any = trajectory.rewards.reshape(-1).data if layout.reward == PLAIN_REWARD else None
-        only: Any = self._only
-        is_flat = only is not None and only.ndim == 3 and only.dtype.kind in "biuf"
-        is_plain = is_flat and self.rewards is not None and not hosted[0].journal
-        self.size: int = only.shape[2] if is_plain else 0
-        self.numbers: Any = only.reshape(-1).data if is_plain else None
-
-    def begin(self, order: Order, cursors: list[EnvCursor]) -> None:
-        """Read the object leaves of the observations before the first step, and clear the flags of the steps to come.
-
-        Results then only write what differs.
-        """
-        for position, content in enumerate(order.last_leaves):
-            self.objects[position] = [] if content is None else decode(content)[1]
-        last = max(cursor.start for cursor in cursors)
-        for cursor in cursors:
-            if cursor.start < last:
-                self.trajectory.flags[:, cursor.start + 1 : last + 1, cursor.index] = 0
-        self.trajectory.flags[:, last + 1 :, self.envs.start : self.envs.stop] = 0
-
-    def write_output(self, step: int, output: Any) -> TrajectoryLayout | None:
-        """Write what the policy has returned; see `envactors.rollout.policy_output.write_output`."""
-        # Most actions are written here, in a tenth of the time.
-        if type(output) is np.ndarray and output.dtype is self._action_dtype and output.shape == self._action_shape:
-            self._actions[step] = output
-            return None
-        return write_output(self.trajectory, self.envs, step, output)
-
-    def write_boundary(self, cursor: EnvCursor, step: int, terminated: Any, truncated: Any, autoreset: str) -> None:
-        """Write that an episode has ended, or that a reset has begun one, and choose the env's next operation."""
-        trajectory, index = self.trajectory, cursor.index
-        is_reset = cursor.op == OP_RESET or autoreset == "same_step"
-        trajectory.terminated[step, index], trajectory.truncated[step, index] = bool(terminated), bool(truncated)
-        trajectory.ops[step, index] = cursor.op
-        trajectory.seeds[step, index] = -1 if cursor.seed is None else cursor.seed
-        trajectory.starts[step + 1, index] = is_reset
-        if is_reset:
-            cursor.begin_episode()
-        else:
-            cursor.op = OP_RESET if autoreset == "next_step" else OP_REPEAT
-
-    def finish(self, cursor: EnvCursor, step: int, result: Any, autoreset: str) -> None:
-        """Write the result of a step or a reset.
-
-        Raises:
-            PayloadError: It cannot be written.
-            BaseException: A reset within the step raises.
-        """
-        hosted, page, index = cursor.hosted, self._server.page, cursor.index
-        fields: Fields = result if cursor.op == OP_RESET else hosted.take(result, autoreset == "same_step", cursor.seed)
-        if page.is_timing:
-            method = page.counters[METHOD]
-            page.spans.add(page.times[SINCE], time.monotonic(), self._server.call_id, cursor.position, method)
-        obs, reward, terminated, truncated, info = fields
-        try:
-            objects: list[Any] = []
-            if self._only is not None:
-                self._only[step + 1, index] = obs
-            else:
-                leaves = flatten(self._spec, obs)
-                for array, leaf in zip(self.trajectory.observations, leaves, strict=True):
-                    if array is not None:
-                        array[step + 1, index] = leaf
-                objects = self._objects_in(leaves)
-            self.trajectory.rewards[step, index] = reward
-            if hosted.journal:
-                self.trajectory.checks[step, index] = hosted.check
-            if type(info) is not dict or info or objects:
-                self.write_info(step * self.count + index, info, objects)
-            self.objects[cursor.position] = objects
-            if cursor.op == OP_RESET or terminated or truncated:
-                self.write_boundary(cursor, step, terminated, truncated, autoreset)
-        except BaseException as error:
-            raise PayloadError(pack_failure(error, Fault.RESULT)) from error
-        self.done[index] = step + 1
-
-    def write_info(self, cell: int, info: Any, objects: list[Any]) -> None:
-        """Write an info and the leaves that have no place.
-
-        Raises:
-            Exception: They do not pickle.
-        """
-        part = self._infos.put(cell, self._infos.pack(info, objects))
-        if part is not None:
-            self._server.send_part(cell, part)
-
-    def repeat(self, hosted: HostedEnv, step: int) -> None:
-        """Write the last observation of an env again."""
-        trajectory, index = self.trajectory, hosted.index
-        trajectory.repeat_observation(step, index)
-        if self.objects[hosted.position]:
-            self.write_info(step * self.count + index, {}, self.objects[hosted.position])
-        trajectory.ops[step, index] = OP_REPEAT
-        trajectory.checks[step, index] = hosted.check
-        self.done[index] = step + 1
-
-    def _objects_in(self, leaves: list[Any]) -> list[Any]:
-        """Return copies of the leaves without a place in the trajectory, since the env may change them later."""
-        pairs = zip(self.trajectory.observations, leaves, strict=True)
-        return [copy_value(leaf) for array, leaf in pairs if array is None]
+    def _open(self, place: tuple[int, int], *, writable: bool) -> memoryview:
+        assert self._server.memory is not None, "envs of a vector have memory"
+        return self._server.memory.open_part(place, writable=writable)

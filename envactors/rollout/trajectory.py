@@ -54,6 +54,11 @@ class TrajectoryLayout(NamedTuple):
     steps: int
 
 
+def columns_of(envs: range) -> slice:
+    """Return the index of consecutive envs in arrays with one column per env."""
+    return slice(envs.start, envs.stop)
+
+
 class Trajectory:
     """Arrays of a layout in shared memory.
 
@@ -143,7 +148,7 @@ class Trajectory:
             end: Step after the last one; None for everything that their worker has written.
         """
         if end is None:
-            written = max(int(self.done[envs].max()), int(self.chosen[envs.start]))
+            written = max(int(self.done[columns_of(envs)].max()), int(self.chosen[envs.start]))
             end = min(max(start, written), self.layout.steps)
         content: list[bytes | memoryview] = [_RANGE.pack(start, end)]
         content += [block.tobytes() for block in self._blocks(envs, start, end)]
@@ -164,15 +169,16 @@ class Trajectory:
 
     def _blocks(self, envs: range, start: int, end: int) -> list[npt.NDArray[Any]]:
         """Return the columns of some envs and steps in each array, except for the infos."""
-        mine, sizes = slice(envs.start, envs.stop), self.inline_info_sizes.reshape(-1, self.layout.envs)
+        mine = columns_of(envs)
+        info_sizes = self.inline_info_sizes.reshape(-1, self.layout.envs)
         # Flags and observations have one row more: those before and those after each step.
         observations = [array[start : end + 1, mine] for array in self.observations if array is not None]
-        timed: list[npt.NDArray[Any]] = [self.seeds, self.checks, self.rewards, sizes, *self.actions, *self.extras]
+        timed: list[npt.NDArray[Any]] = [self.seeds, self.checks, self.rewards, info_sizes, *self.actions, *self.extras]
         whole: list[npt.NDArray[Any]] = [self.done[mine], self.chosen[mine], self.flags[:, start : end + 1, mine]]
         return [*whole, *observations, *(array[start:end, mine] for array in timed)]
 
     def _cells_with_infos(self, envs: range, start: int, end: int) -> list[int]:
         count = self.layout.envs
-        cells = np.arange(start * count, end * count).reshape(-1, count)[:, envs]
+        cells = np.arange(start * count, end * count).reshape(-1, count)[:, columns_of(envs)]
         found: list[int] = cells[self.info_encoding[cells] == INLINE_INFO].tolist()
         return found
