@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+import dataclasses
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, deco
 from envactors.mailbox.specs import unflatten
 from envactors.rollout.columns import ActorColumns
 from envactors.rollout.results import Rollout
-from envactors.rollout.trajectory import OP_STEP, OP_TRUNCATED, Trajectory
+from envactors.rollout.trajectory import OP_STEP, OP_TRUNCATED, Trajectory, columns_of
 from envactors.vector.failures import step_error
 from envactors.vector.results import failure_info
 
@@ -19,7 +20,8 @@ from envactors.vector.results import failure_info
 StepKey: TypeAlias = tuple[int, int]
 
 
-class Sidecar(NamedTuple):
+@dataclasses.dataclass(eq=False)
+class Sidecar:
     """Everything of a rollout that has no place in its trajectory.
 
     Attributes:
@@ -28,9 +30,9 @@ class Sidecar(NamedTuple):
         failures: Exceptions of envs that raised or crashed.
     """
 
-    infos: dict[StepKey, Any]
-    objects: dict[StepKey, list[Any]]
-    failures: dict[StepKey, BaseException]
+    infos: dict[StepKey, Any] = dataclasses.field(default_factory=dict)
+    objects: dict[StepKey, list[Any]] = dataclasses.field(default_factory=dict)
+    failures: dict[StepKey, BaseException] = dataclasses.field(default_factory=dict)
 
 
 def assemble(
@@ -45,38 +47,42 @@ def assemble(
         versions: How often the user had given parameters; one per actor.
         copies: Whether to copy the arrays.
     """
-    layout, steps, mine = trajectory.layout, trajectory.layout.steps, slice(envs.start, envs.stop)
+    layout, mine = trajectory.layout, columns_of(envs)
+    steps = layout.steps
 
     def view(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array[:steps, mine].copy() if copies else array[:steps, mine]
 
-    valid = trajectory.ops[:, mine] == OP_STEP
-    done = trajectory.done[mine]
-    if min(done.tolist()) < steps:
-        valid &= np.arange(steps)[:, None] < done
-    # Leaves without a place in the trajectory become arrays of objects.
+    was_run = np.arange(steps)[:, None] < trajectory.done[mine]
+    observations = _observations(trajectory, sidecar)
+    extra_names = [name for name, _ in layout.extras]
+    return Rollout(
+        env_ids=np.arange(envs.start, envs.stop),
+        obs=unflatten(layout.observation, map(view, observations)),
+        actions=None if layout.action is None else unflatten(layout.action, map(view, trajectory.actions)),
+        rewards=view(trajectory.rewards),
+        terminated=view(trajectory.terminated),
+        truncated=view(trajectory.truncated),
+        starts=view(trajectory.starts),
+        extras=dict(zip(extra_names, map(view, trajectory.extras), strict=True)),
+        last_obs=unflatten(layout.observation, (array[steps, mine].copy() for array in observations)),
+        infos=[(*key, sidecar.infos[key]) for key in sorted(sidecar.infos) if key[1] in envs],
+        failures=[(*key, sidecar.failures[key]) for key in sorted(sidecar.failures) if key[1] in envs],
+        policy_version=versions,
+        valid=was_run & (trajectory.ops[:, mine] == OP_STEP),
+    )
+
+
+def _observations(trajectory: Trajectory, sidecar: Sidecar) -> list[npt.NDArray[Any]]:
+    """Return an array per leaf of the observations; leaves without a place become arrays of objects."""
+    layout = trajectory.layout
     count = sum(array is None for array in trajectory.observations)
-    objects = [np.full((steps + 1, layout.envs), None, object) for _ in range(count)]
+    objects = [np.full((layout.steps + 1, layout.envs), None, object) for _ in range(count)]
     for key, leaves in sidecar.objects.items():
         for array, leaf in zip(objects, leaves, strict=True):
             array[key] = leaf
     others = iter(objects)
-    observations = [next(others) if array is None else array for array in trajectory.observations]
-    return Rollout(
-        np.arange(envs.start, envs.stop),
-        unflatten(layout.observation, map(view, observations)),
-        None if layout.action is None else unflatten(layout.action, map(view, trajectory.actions)),
-        view(trajectory.rewards),
-        view(trajectory.terminated),
-        view(trajectory.truncated),
-        view(trajectory.starts),
-        {name: view(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
-        unflatten(layout.observation, (array[steps, mine].copy() for array in observations)),
-        [(*key, sidecar.infos[key]) for key in sorted(sidecar.infos) if key[1] in envs],
-        [(*key, sidecar.failures[key]) for key in sorted(sidecar.failures) if key[1] in envs],
-        versions,
-        valid,
-    )
+    return [next(others) if array is None else array for array in trajectory.observations]
 
 
 def result_of(
@@ -96,14 +102,14 @@ def result_of(
     return rollout, None
 
 
-def add_infos(columns: ActorColumns, sidecar: Sidecar) -> None:
-    """Add the infos and object leaves of an actor's steps to the sidecar of a rollout.
+def add_infos(sidecar: Sidecar, columns: ActorColumns) -> None:
+    """Add the infos and object leaves of an actor's steps to the sidecar of their rollout.
 
     Raises:
         BaseException: Whatever unpickling raises.
     """
     trajectory, layout = columns.trajectory, columns.trajectory.layout
-    first, mine = columns.envs.start, slice(columns.envs.start, columns.envs.stop)
+    first, mine = columns.envs.start, columns_of(columns.envs)
     for key, encoded in columns.encoded_leaves.items():
         sidecar.objects[key] = [] if encoded is None else decode(encoded)[1]
     encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]
@@ -111,7 +117,8 @@ def add_infos(columns: ActorColumns, sidecar: Sidecar) -> None:
         return
     steps, positions = (encodings != PLAIN).nonzero()
     is_done = steps < trajectory.done[mine][positions]
-    steps, indices = steps[is_done], positions[is_done] + first
+    steps = steps[is_done]
+    indices = positions[is_done] + first
     cells = steps * layout.envs + indices
     reader = Infos(trajectory)
     # Infos of one size are most often of one layout, too, and are then decoded together.
@@ -131,7 +138,7 @@ def add_infos(columns: ActorColumns, sidecar: Sidecar) -> None:
                 sidecar.infos[step, index] = info
 
 
-def add_failure_infos(trajectory: Trajectory, sidecar: Sidecar) -> None:
+def add_failure_infos(sidecar: Sidecar, trajectory: Trajectory) -> None:
     """Add the failures of envs that continued after them to the infos of their steps."""
     infos = sidecar.infos
     for (step, index), error in sidecar.failures.items():

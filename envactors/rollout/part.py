@@ -58,7 +58,7 @@ class RolloutPart(Job):
         errors: Errors to raise, by env.
         policy_error: The exception that the policy raised.
         error: Error of the actor as a whole.
-        has_ended: Whether the part has ended; its end may have to be repeated after an interrupt.
+        has_ended: Whether the part has ended.
     """
 
     needs_permit = True
@@ -74,6 +74,7 @@ class RolloutPart(Job):
         self._envs = envs
         self._table = envs.table
         self._actor = envs.actor
+        # None once its end is complete. If an interrupt comes between `has_ended` and that, the end is repeated.
         self._rollout: WholeRollout | None = rollout
         self._buffer = rollout.buffer
         # Whether the worker makes the policy before it runs the steps of the present order.
@@ -114,50 +115,53 @@ class RolloutPart(Job):
 
     def start(self) -> bool:
         """Order the next steps."""
-        rollout, table, columns = self._rollout, self._table, self.columns
+        rollout, actor = self._rollout, self._actor
         if rollout is None:
             return False
-        if not columns.have_begun:
+        if not self.columns.have_begun:
             self._begin(rollout)
         self._fail_without_episode()
         if self._is_done:
             self._end()
             return False
-        table.begin_rollout(columns.envs, self.call_id)
-        last_leaves: list[bytes | None] = []
-        if columns.encoded_leaves:
-            last_leaves = [columns.encoded_at(columns.counted[index], index) for index in columns.envs]
-        order = Order(
-            rollout.policy.policy_id,
-            rollout.policy if self._makes_policy else None,
-            rollout.index,
-            columns.next_step,
-            columns.steps,
-            self._buffer.pickled_layout,
-            self._buffer.places,
-            rollout.parameters,
-            [tuple(columns.plan(index)) for index in columns.envs],
-            table.autoreset,
-            last_leaves,
-        )
+        self._table.begin_rollout(self.columns.envs, self.call_id)
+        order = self._make_order(rollout)
         if self._is_far:
             self._mirror_columns()
-        self.deadline: float | None = self._actor.config.deadlines.start if self._makes_policy else None
-        self._actor.deadline_watch.watch(self.started, self.deadline)
-        self._actor.send(Kind.EXTEND, self.call_id, dumps((policy_loop.run_rollout, tuple(order))))
+        self.deadline = actor.config.deadlines.start if self._makes_policy else None
+        actor.deadline_watch.watch(self.started, self.deadline)
+        actor.send(Kind.EXTEND, self.call_id, dumps((policy_loop.run_rollout, tuple(order))))
         return True
+
+    def _make_order(self, rollout: WholeRollout) -> Order:
+        columns = self.columns
+        return Order(
+            policy_id=rollout.policy.policy_id,
+            policy=rollout.policy if self._makes_policy else None,
+            rollout=rollout.index,
+            start=columns.next_step,
+            stop=columns.steps,
+            layout=self._buffer.pickled_layout,
+            places=self._buffer.places,
+            parameters=rollout.parameters,
+            plans=[tuple(columns.plan_next(index)) for index in columns.envs],
+            autoreset=self._table.autoreset,
+            last_leaves=columns.last_leaves(),
+        )
 
     def _begin(self, rollout: WholeRollout) -> None:
         """Begin, and fail the envs that an earlier rollout has lost."""
+        flags, lacks_episode = self._table.episodes.flags, NEEDS_RESET | NO_EPISODE
         self.columns.begin()
         for index in self.columns.envs:
-            lacks = self._table.episodes.flags[index] & (NEEDS_RESET | NO_EPISODE) == NEEDS_RESET | NO_EPISODE
-            if lacks and index in rollout.last_errors:
-                self.errors[index] = self.failures[0, index] = rollout.last_errors[index]
+            if flags[index] & lacks_episode == lacks_episode and index in rollout.last_errors:
+                self.errors[index] = rollout.last_errors[index]
+                self.failures[0, index] = rollout.last_errors[index]
 
     def _mirror_columns(self) -> None:
         """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""
-        worker, columns, step = self._actor.incarnation.worker, self.columns, self.columns.next_step
+        worker = self._actor.incarnation.worker
+        columns, step = self.columns, self.columns.next_step
         assert worker is not None, "jobs start in a live process"
         part = MirroredColumns(self._buffer.places, self._buffer.pickled_layout, columns.envs, step)
         worker.mirror(part, columns.trajectory.pack(columns.envs, step, step + 1))
@@ -176,9 +180,9 @@ class RolloutPart(Job):
         index = self.columns.envs[0 if method == "policy" else progress.position]
         return Activity(method, index, self.call_id, progress.since, self._actor.config.deadlines.of(method))
 
-    def on_late(self, step: Activity) -> None:
+    def on_late(self, activity: Activity) -> None:
         """Ignore later progress of the worker, if its progress is known here."""
-        self._late = step
+        self._late = activity
         if not self._is_far:
             self.columns.ignore_later()
 
@@ -194,8 +198,8 @@ class RolloutPart(Job):
         """Continue, unless the policy has raised or everything is done."""
         self._actor.completed += self.columns.count()
         if frame.kind == Kind.FAILED:
-            step = self.activity() or self._activity_of_order
-            self.policy_error = self._actor.errors.outcome(step, frame, self._actor.pid)
+            activity = self.activity() or self._activity_of_order
+            self.policy_error = self._actor.errors.outcome(activity, frame, self._actor.pid)
             self._end()
             return True
         stop = Stop(*loads(frame.payload))
@@ -233,19 +237,13 @@ class RolloutPart(Job):
 
     def after_exit(self, ended: ProcessExit) -> bool:
         """Decide about the envs of an ended process, and continue in the next one."""
-        running, columns, step = ended.culprit, self.columns, self.columns.next_step
-        self._late, self._makes_policy = None, True
-        is_complete = step >= columns.steps  # the worker had only to reply
-        if running is not None and not is_complete:
-            left = [index for index, counted in columns.counted.items() if counted == step]
-            failed: list[int] = []
-            if running.method == "policy" and not columns.are_chosen:
-                failed = [index for index in left if not columns.repeats(index)]
-            elif running.method in ("step", "reset") and running.env in left:
-                failed = [running.env]
-            for index in failed:
-                error = ReadyOutcome(None, ended.error)
-                failure = Failure(Cause.RUNNING, error, ended.incarnation.index, running, reason=ended.reason)
+        self._late = None
+        self._makes_policy = True
+        is_complete = self.columns.next_step >= self.columns.steps  # the worker had only to reply
+        if ended.culprit is not None and not is_complete:
+            error = ReadyOutcome(None, ended.error)
+            failure = Failure(Cause.RUNNING, error, ended.incarnation.index, ended.culprit, reason=ended.reason)
+            for index in self._envs_failed_in(ended.culprit):
                 self._decide(index, failure, has_process=ended.plan.has_process)
         if ended.plan.has_process:
             self._fail_without_episode()
@@ -264,6 +262,16 @@ class RolloutPart(Job):
             self._end()
 
     # Failures --------------------------------------------------------------------------------------------
+
+    def _envs_failed_in(self, running: Activity) -> list[int]:
+        """Return the envs whose next step fails because the process has ended in this activity."""
+        columns, step = self.columns, self.columns.next_step
+        left = [index for index, counted in columns.counted.items() if counted == step]
+        if running.method == "policy" and not columns.are_chosen:
+            return [index for index in left if not columns.repeats(index)]
+        if running.method in ("step", "reset") and running.env in left:
+            return [running.env]
+        return []
 
     def _fail_without_episode(self) -> None:
         """Decide about envs whose episode was lost with their process before they could take their next step."""

@@ -169,7 +169,7 @@ class SerialTrajectory:
         assert observation is not None, "the envs have been reset"
         plain_reward = reward if isinstance(reward, ArraySpec) and reward.batchable else None
         layout = TrajectoryLayout(observation, engine.action_spec, plain_reward, (), count, steps)
-        self.sidecar: Sidecar = Sidecar({}, {}, {})
+        self.sidecar: Sidecar = Sidecar()
         self.errors: dict[int, BaseException] = {}
         self._engine = engine
         self._buffer = TrajectoryBuffer(layout, ThreadMemory())
