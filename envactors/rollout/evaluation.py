@@ -53,7 +53,7 @@ class Evaluator:
         # Index of each env's current episode, and its return and length so far.
         self._numbers = list(range(rewards_shape[0]))
         self._sums: npt.NDArray[np.float64] = np.zeros(rewards_shape)
-        self._steps = [0] * rewards_shape[0]
+        self._steps: npt.NDArray[np.int64] = np.zeros(rewards_shape[0], np.int64)
 
     def run(self, parameters: Any) -> Evaluation:
         """Play the episodes.
@@ -78,9 +78,8 @@ class Evaluator:
 
     def _begin(self, due: list[int]) -> list[int]:
         """Reset envs for their next episodes; return the envs whose reset failed."""
-        for index in due:
-            self._sums[index] = 0
-            self._steps[index] = 0
+        self._sums[due] = 0
+        self._steps[due] = 0
         seeds = [self._rollouts.seed_of_episode(self._numbers[index]) for index in due]
         try:
             infos = self._reset(seeds, env_ids=due)[1] if due else []
@@ -123,7 +122,8 @@ class Evaluator:
         self._sums[index] = np.cumsum(added, axis=0)[-1]
         self._steps[index] += len(ran)
         if is_over and number < self._episodes:
-            self._returns[number], self._lengths[number] = self._sums[index], self._steps[index]
+            self._returns[number] = self._sums[index]
+            self._lengths[number] = self._steps[index]
         if is_over:
             self._numbers[index] += len(self._numbers)
         return is_over

@@ -30,10 +30,6 @@ class TrajectoryBuffer:
         places: Places of its regions in the memory, by which workers open them.
     """
 
-    trajectory: Trajectory
-    pickled_layout: bytes
-    places: RegionPlaces
-
     def __init__(self, layout: TrajectoryLayout, memory: RowMemory) -> None:
         self._memory = memory
         # The place of each region, and the region; None for regions that the layout does not need.
@@ -55,9 +51,9 @@ class TrajectoryBuffer:
         for index, size in enumerate(Trajectory(layout).sizes):
             if size and self._regions[index][0] is None:
                 self._regions[index] = self._memory.extend(size)
-        self.places, regions = zip(*self._regions, strict=True)
-        self.trajectory = Trajectory(layout, regions)
-        self.pickled_layout = pickle.dumps(layout, 5)
+        self.places: RegionPlaces = tuple(place for place, _ in self._regions)
+        self.trajectory: Trajectory = Trajectory(layout, [region for _, region in self._regions])
+        self.pickled_layout: bytes = pickle.dumps(layout, 5)
 
     def hold(self, holder: Any) -> None:
         """Keep the buffer for a rollout until its results were read, or nobody can read them any more."""
@@ -96,6 +92,17 @@ class TrajectoryBuffers:
         return buffer
 
 
+def pickle_parameters(parameters: Any) -> tuple[bytes, list[memoryview]]:
+    """Pickle parameters; return them without the contents of their arrays, and these.
+
+    Raises:
+        Exception: They cannot be pickled.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = cloudpickle.dumps(parameters, 5, buffer_callback=buffers.append)
+    return pickled, [buffer.raw() for buffer in buffers]
+
+
 class ParameterStore:
     """Keeps the parameters that the user gave last.
 
@@ -126,20 +133,18 @@ class ParameterStore:
             Exception: The parameters cannot be pickled.
         """
         version = 1 if self.last is None else self.last.version + 1
-        buffers: list[pickle.PickleBuffer] = []
-        pickled = cloudpickle.dumps(parameters, 5, buffer_callback=buffers.append)
-        raw = [buffer.raw() for buffer in buffers]
+        pickled, arrays = pickle_parameters(parameters)
         spans: list[tuple[int, int]] = []
         end = 0
-        for view in raw:
+        for array in arrays:
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
-            end = start + view.nbytes
+            end = start + array.nbytes
             spans.append((start, end))
         place = None
         if end:
             place, region = self._take_region(end, in_flight)
-            for view, (start, stop) in zip(raw, spans, strict=True):
-                region[start:stop] = view
+            for array, (start, stop) in zip(arrays, spans, strict=True):
+                region[start:stop] = array
             self._memory.publish(place)
         self.last = Parameters(version, pickled, place, spans)
 

@@ -219,10 +219,6 @@ class RolloutPart(Job):
                 )
                 self._end()
                 return True
-        return self._continue()
-
-    def _continue(self) -> bool:
-        """Order the next steps; return True at the end."""
         if self._is_done:
             self._end()
             return True

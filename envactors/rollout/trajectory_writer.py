@@ -195,11 +195,11 @@ class TrajectoryWriter:
             if self._only is not None:
                 self._only[step + 1, index] = obs
             else:
-                leaves = flatten(self._spec, obs)
-                for array, leaf in zip(self.trajectory.observations, leaves, strict=True):
-                    if array is not None:
+                for array, leaf in zip(self.trajectory.observations, flatten(self._spec, obs), strict=True):
+                    if array is None:
+                        objects.append(copy_value(leaf))  # the env may change it later
+                    else:
                         array[step + 1, index] = leaf
-                objects = self._objects_in(leaves)
             self.trajectory.rewards[step, index] = reward
             if hosted.journal:
                 self.trajectory.checks[step, index] = hosted.check
@@ -231,8 +231,3 @@ class TrajectoryWriter:
         trajectory.ops[step, index] = OP_REPEAT
         trajectory.checks[step, index] = hosted.check
         self.done[index] = step + 1
-
-    def _objects_in(self, leaves: list[Any]) -> list[Any]:
-        """Return copies of the leaves without a place in the trajectory, since the env may change them later."""
-        pairs = zip(self.trajectory.observations, leaves, strict=True)
-        return [copy_value(leaf) for array, leaf in pairs if array is None]
