@@ -385,9 +385,11 @@ class VectorEnv(SnapshotMethods):
             Exception: Raised by the policy.
         """
         rollouts = self._check_policy("evaluate")
+        if not is_int(episodes):
+            raise VectorInputError(f"episodes is {episodes!r}: expected an int >= 1")
         shape = self.num_envs, *getattr(self.reward_spec, "shape", ())
-        evaluator = Evaluator(rollouts, self.reset, episodes, shape)
-        rollouts.check_idle()
+        evaluator = Evaluator(rollouts, self.reset, operator.index(episodes), shape)
+        rollouts.check_free()
         try:
             return evaluator.run(parameters)
         finally:

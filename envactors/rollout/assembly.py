@@ -12,7 +12,7 @@ from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, deco
 from envactors.mailbox.specs import unflatten
 from envactors.rollout.columns import ActorColumns
 from envactors.rollout.results import Rollout
-from envactors.rollout.trajectory import OP_STEP, OP_TRUNCATED, Trajectory, columns_of
+from envactors.rollout.trajectory import OP_STEP, OP_TRUNCATED, Trajectory
 from envactors.vector.failures import step_error
 from envactors.vector.results import failure_info
 
@@ -47,7 +47,7 @@ def assemble(
         versions: How often the user had given parameters; one per actor.
         copies: Whether to copy the arrays.
     """
-    layout, mine = trajectory.layout, columns_of(envs)
+    layout, mine = trajectory.layout, trajectory.columns_of(envs)
     steps = layout.steps
 
     def view(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -109,7 +109,7 @@ def add_infos(sidecar: Sidecar, columns: ActorColumns) -> None:
         BaseException: Whatever unpickling raises.
     """
     trajectory, layout = columns.trajectory, columns.trajectory.layout
-    first, mine = columns.envs.start, columns_of(columns.envs)
+    first, mine = columns.envs.start, trajectory.columns_of(columns.envs)
     for key, encoded in columns.encoded_leaves.items():
         sidecar.objects[key] = [] if encoded is None else decode(encoded)[1]
     encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from envactors.actor.future import ActorFuture
 from envactors.errors import AlreadyPendingError
+from envactors.mailbox.pickling import dumps_by_value
 from envactors.rollout.results import Rollout
 from envactors.vector.base import Engine
+
+RolloutFutures: TypeAlias = "list[ActorFuture[Rollout]]"
 
 
 class Rollouts(abc.ABC):
@@ -36,9 +39,16 @@ class Rollouts(abc.ABC):
         """Whether `set_policy` has succeeded."""
         return self._seed is not None
 
-    @abc.abstractmethod
     def set_policy(self, make_policy: Any, seed: int) -> None:
         """Make the policy of each actor; see `VectorEnv.set_policy`."""
+        self.check_free()
+        self._loads = self._make_policies(bytes(dumps_by_value(make_policy)), seed)
+        self._seed = seed
+        self.next_index = 0
+
+    @abc.abstractmethod
+    def _make_policies(self, make_policy: bytes, seed: int) -> bool:
+        """Have each actor unpickle the function and make its policy; return whether all can load parameters."""
 
     def set_parameters(self, parameters: Any) -> None:
         """Have the policy load parameters before its next step; None keeps the current ones.
@@ -58,9 +68,7 @@ class Rollouts(abc.ABC):
         """Have the policy load parameters, which are not None."""
 
     @abc.abstractmethod
-    def start(
-        self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None
-    ) -> list[ActorFuture[Rollout]]:
+    def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
         """Start a rollout.
 
         Args:
@@ -75,7 +83,7 @@ class Rollouts(abc.ABC):
             TypeError: The policy has no method ``load``.
         """
 
-    def check_idle(self) -> None:
+    def check_free(self) -> None:
         """Raise `AlreadyPendingError` if a rollout is in flight or a result is pending."""
         if busy := self._engine.busy():
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them before a rollout")

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envactors.errors import VectorInputError, VectorStepError
-from envactors.options import is_int
+from envactors.errors import VectorStepError
 from envactors.rollout.base import Rollouts
 from envactors.rollout.results import Evaluation, Rollout
 from envactors.vector.results import failure_in
@@ -32,28 +31,21 @@ class Evaluator:
         rollouts: Runs rollouts.
         reset: Method ``reset`` of the vector.
         episodes: Number of episodes to play.
-        rewards_shape: Shape of the rewards of all envs.
-
-    Raises:
-        VectorInputError: ``episodes`` is not an int >= 1.
+        shape: Shape of the rewards of all envs.
     """
 
-    def __init__(
-        self, rollouts: Rollouts, reset: Callable[..., Any], episodes: int, rewards_shape: tuple[int, ...]
-    ) -> None:
-        if not is_int(episodes):
-            raise VectorInputError(f"episodes is {episodes!r}: expected an int >= 1")
+    def __init__(self, rollouts: Rollouts, reset: Callable[..., Any], episodes: int, shape: tuple[int, ...]) -> None:
         self._rollouts = rollouts
         self._reset = reset
         self._episodes = episodes
-        self._returns: npt.NDArray[np.float64] = np.zeros((episodes, *rewards_shape[1:]))
+        self._returns: npt.NDArray[np.float64] = np.zeros((episodes, *shape[1:]))
         self._lengths: npt.NDArray[np.int64] = np.zeros(episodes, np.int64)
         self._failures: list[tuple[int, BaseException]] = []
         self._tries: Counter[int] = Counter()
         # Index of each env's current episode, and its return and length so far.
-        self._numbers = list(range(rewards_shape[0]))
-        self._sums: npt.NDArray[np.float64] = np.zeros(rewards_shape)
-        self._steps: npt.NDArray[np.int64] = np.zeros(rewards_shape[0], np.int64)
+        self._numbers = list(range(shape[0]))
+        self._sums: npt.NDArray[np.float64] = np.zeros(shape)
+        self._steps: npt.NDArray[np.int64] = np.zeros(shape[0], np.int64)
 
     def run(self, parameters: Any) -> Evaluation:
         """Play the episodes.
@@ -88,7 +80,8 @@ class Evaluator:
                 self._note_failure(index, failure, error)
             return list(error.failures)
         for index, info in zip(due, infos, strict=True):
-            if (renewed := failure_in(info)) is not None and self._numbers[index] < self._episodes:
+            renewed = failure_in(info)
+            if renewed is not None and self._numbers[index] < self._episodes:
                 self._failures.append((self._numbers[index], renewed))
         return []
 

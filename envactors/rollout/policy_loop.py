@@ -186,9 +186,7 @@ class PolicyLoop:
         if self._kept is not None and self._kept[:2] == (rollout, step):
             output = self._kept[2]
         else:
-            page = self._server.page
-            page.times[SINCE] = time.monotonic()
-            page.counters[METHOD] = METHOD_POLICY
+            self._server.page.record_env(METHOD_POLICY, 0)
             about = PolicyContext(self._env_ids, writer.starts[step], step, make_rng)
             output = self._policy(writer.observed[step], about)
         layout = writer.write_output(step, output)

@@ -17,10 +17,10 @@ from envactors.actor.jobs import Call
 from envactors.backends.base import RowMemory
 from envactors.errors import AlreadyPendingError
 from envactors.mailbox.messages import Extend, Kind
-from envactors.mailbox.pickling import dumps_by_value, try_to_read
+from envactors.mailbox.pickling import try_to_read
 from envactors.rollout import policy_loop
 from envactors.rollout.assembly import Sidecar, add_failure_infos, add_infos, assemble, result_of
-from envactors.rollout.base import Rollouts
+from envactors.rollout.base import RolloutFutures, Rollouts
 from envactors.rollout.memory import ParameterStore, TrajectoryBuffer, TrajectoryBuffers
 from envactors.rollout.messages import Parameters, Policy
 from envactors.rollout.part import RolloutPart
@@ -69,10 +69,8 @@ class WorkerRollouts(Rollouts):
         # Oldest first.
         self._in_flight: list[RolloutInFlight] = []
 
-    def set_policy(self, make_policy: Any, seed: int) -> None:
-        """Have each worker make the policy, and wait until all have; see `VectorEnv.set_policy`."""
-        self.check_idle()
-        policy = Policy(next(self._policy_ids), bytes(dumps_by_value(make_policy)), seed)
+    def _make_policies(self, make_policy: bytes, seed: int) -> bool:
+        policy = Policy(next(self._policy_ids), make_policy, seed)
         futures: list[ActorFuture[Any]] = []
         for actor in self._actors:
             future: ActorFuture[Any] = ActorFuture(actor, None)
@@ -80,12 +78,11 @@ class WorkerRollouts(Rollouts):
             call = Call("set_policy", actor.config.first_index, Kind.EXTEND, future, deadline)
             send_call(actor, call, Extend(policy_loop.set_policy, (policy,)))
             futures.append(future)
-        self._loads = all(results_of(futures))
-        self._seed = seed
-        self.next_index = 0
+        loads = all(results_of(futures))
         self.policy = policy
         self.parameters = ParameterStore(self._memory)
         self._layout = self._layout_without_policy()
+        return loads
 
     def _layout_without_policy(self) -> TrajectoryLayout:
         """Return a layout without everything that is learned from the outputs of the policy."""
@@ -103,12 +100,10 @@ class WorkerRollouts(Rollouts):
                 for index in self._engine.all.ids:
                     table.episodes.lose(index)
 
-    def start(
-        self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None
-    ) -> list[ActorFuture[Rollout]]:
+    def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
         lock = self._table.lock
         lock.reset_if_interrupted()
-        self._check_free(_MOST)
+        self.check_free(_MOST)
         if not self._in_flight:
             self._engine.check_steppable(self._engine.all)
             self.last_errors = {}
@@ -131,15 +126,12 @@ class WorkerRollouts(Rollouts):
                 part.enqueue()
         return futures
 
-    def check_idle(self) -> None:
-        self._check_free(1)
-
-    def _check_free(self, most: int) -> None:
+    def check_free(self, most: int = 1) -> None:
         """Raise `AlreadyPendingError` if so many rollouts are in flight, or a result is pending."""
         count = len(self._in_flight)
         if count >= most:
             raise AlreadyPendingError(f"{count} rollouts are in flight: wait for the oldest one first")
-        super().check_idle()
+        super().check_free()
 
     def end(self, rollout: RolloutInFlight) -> None:
         """Record that all parts of a rollout have ended. Called under the lock, and again after an interrupt."""

@@ -14,23 +14,14 @@ from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.backends.thread import ThreadMemory
 from envactors.errors import VectorStepError
-from envactors.mailbox.pickling import dumps_by_value
 from envactors.mailbox.specs import ArraySpec, flatten, stack
 from envactors.rollout.assembly import Sidecar, assemble, result_of
-from envactors.rollout.base import Rollouts
+from envactors.rollout.base import RolloutFutures, Rollouts
 from envactors.rollout.context import PolicyContext, generator_of
 from envactors.rollout.memory import TrajectoryBuffer, pickle_parameters
 from envactors.rollout.policy_output import actions_at, write_output
 from envactors.rollout.results import Rollout
-from envactors.rollout.trajectory import (
-    OP_REPEAT,
-    OP_RESET,
-    OP_STEP,
-    OP_TRUNCATED,
-    Trajectory,
-    TrajectoryLayout,
-    columns_of,
-)
+from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, OP_TRUNCATED, Trajectory, TrajectoryLayout
 from envactors.vector.episodes import NEEDS_RESET
 from envactors.vector.results import Batch, failure_in
 from envactors.vector.serial import SerialEngine
@@ -71,17 +62,14 @@ class SerialRollouts(Rollouts):
         # How often the user has given parameters.
         self._version = 0
 
-    def set_policy(self, make_policy: Any, seed: int) -> None:
-        self.check_idle()
+    def _make_policies(self, make_policy: bytes, seed: int) -> bool:
+        del seed  # `_run` draws the random numbers
         for actor in self._actors:
             if not actor.is_usable:
                 raise actor.errors.closed(Activity("set_policy", actor.range.start), actor.incarnation.index)
-        pickled = dumps_by_value(make_policy)
-        self._policies = [_ActorPolicy(actor.range, pickle.loads(pickled)()) for actor in self._actors]
-        self._loads = all(hasattr(each.policy, "load") for each in self._policies)
-        self._seed = seed
-        self.next_index = 0
+        self._policies = [_ActorPolicy(actor.range, pickle.loads(make_policy)()) for actor in self._actors]
         self._version = 0
+        return all(hasattr(each.policy, "load") for each in self._policies)
 
     def _set_parameters(self, parameters: Any) -> None:
         self._pickled, arrays = pickle_parameters(parameters)
@@ -91,12 +79,10 @@ class SerialRollouts(Rollouts):
     def end_episodes(self) -> None:
         self._engine.end_episodes()
 
-    def start(
-        self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None
-    ) -> list[ActorFuture[Rollout]]:
+    def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
         """Run a rollout; see `Rollouts.start`."""
         del copy
-        self.check_idle()
+        self.check_free()
         self._engine.check_steppable(self._engine.all)
         self.set_parameters(parameters)
         serial = SerialTrajectory(self._engine, steps)
@@ -141,7 +127,8 @@ class SerialRollouts(Rollouts):
                 serial.write_results(step, engine.finish(selection, None, None, "rollout"))
             except VectorStepError as error:
                 serial.write_results(step, error.batch)
-                serial.add_failures(step, error.failures)
+                serial.errors.update(error.failures)
+                serial.sidecar.failures.update({(step, index): each for index, each in error.failures.items()})
                 return
         serial.write_observations(steps, envs)
 
@@ -187,7 +174,8 @@ class SerialTrajectory:
 
     def write_observations(self, step: int, envs: range) -> tuple[Any, npt.NDArray[np.bool_]]:
         """Write the observations before a step; return them, read-only, and whether each begins its episode."""
-        trajectory, mine = self.trajectory, columns_of(envs)
+        trajectory = self.trajectory
+        mine = trajectory.columns_of(envs)
         spec = trajectory.layout.observation
         obs = stack(spec, [self._engine.last_obs(index) for index in envs])
         objects = []
@@ -214,10 +202,10 @@ class SerialTrajectory:
 
     def write_ops(self, step: int, envs: range) -> list[int]:
         """Write what each env does in a step; return the envs whose episode is not over."""
-        episodes, ops = self._engine.episodes, self.trajectory.ops
+        episodes, trajectory = self._engine.episodes, self.trajectory
         due = [index for index in envs if not episodes.flags[index] & NEEDS_RESET]
-        ops[step, columns_of(envs)] = OP_REPEAT
-        ops[step, due] = np.where(episodes.resets_next[due], OP_RESET, OP_STEP)
+        trajectory.ops[step, trajectory.columns_of(envs)] = OP_REPEAT
+        trajectory.ops[step, due] = np.where(episodes.resets_next[due], OP_RESET, OP_STEP)
         return due
 
     def write_results(self, step: int, batch: Batch) -> None:
@@ -234,8 +222,3 @@ class SerialTrajectory:
             if failure is not None:
                 self.sidecar.failures[step, index] = failure
                 trajectory.ops[step, index] = OP_TRUNCATED
-
-    def add_failures(self, step: int, failures: dict[int, BaseException]) -> None:
-        """Add the failures of envs that end the rollout of their actor."""
-        self.errors.update(failures)
-        self.sidecar.failures.update({(step, index): failure for index, failure in failures.items()})

@@ -17,7 +17,7 @@ from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, flatten, unflatten
 from envactors.rollout.messages import EnvPlan, Order
 from envactors.rollout.policy_output import write_output
-from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, Trajectory, TrajectoryLayout, columns_of
+from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, Trajectory, TrajectoryLayout
 from envactors.worker.env_rows import PayloadError
 from envactors.worker.host import Fields, HostedEnv
 from envactors.worker.main import Server
@@ -102,7 +102,7 @@ class TrajectoryWriter:
         self._infos = Infos(trajectory)
         self._spec = layout.observation
         self._autoreset = ""
-        mine = columns_of(self.envs)
+        mine = trajectory.columns_of(self.envs)
 
         self.chosen: memoryview[int] = trajectory.chosen.data
         self.done: memoryview[int] = trajectory.done.data
@@ -147,11 +147,12 @@ class TrajectoryWriter:
         self._autoreset = order.autoreset
         for position, encoded in enumerate(order.last_leaves):
             self.objects[position] = [] if encoded is None else decode(encoded)[1]
+        trajectory = self.trajectory
         last = max(cursor.start for cursor in cursors)
         for cursor in cursors:
             if cursor.start < last:
-                self.trajectory.flags[:, cursor.start + 1 : last + 1, cursor.index] = 0
-        self.trajectory.flags[:, last + 1 :, columns_of(self.envs)] = 0
+                trajectory.flags[:, cursor.start + 1 : last + 1, cursor.index] = 0
+        trajectory.flags[:, last + 1 :, trajectory.columns_of(self.envs)] = 0
 
     def write_output(self, step: int, output: Any) -> TrajectoryLayout | None:
         """Write what the policy has returned; see `envactors.rollout.policy_output.write_output`."""
