@@ -14,12 +14,6 @@ from envactors.mailbox import bundle
 from envactors.mailbox.messages import Failure
 from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
 
-# Values of `Stop.reason`: why a worker has stopped.
-COMPLETE: Final = "complete"
-NO_ROOM: Final = "no room"  # the policy returned extras or actions that the trajectory has no place for
-ENV_RAISED: Final = "raised"  # an env raised
-NO_POLICY: Final = "no policy"  # this process has not made the policy of the order
-
 # Key of the part of a reply that contains columns of a trajectory. Parts with infos have the numbers of their cells.
 COLUMNS: Final = (1 << 32) - 1
 
@@ -127,13 +121,14 @@ class Stop(NamedTuple):
     """Reply to an order; the number of completed steps is in the trajectory.
 
     Attributes:
-        reason: One of the values above.
+        lacks_policy: Whether this process has not made the policy of the order.
         position: Position of the env that raised.
         failure: How it raised; None if none has.
-        layout: The layout that has room for everything that the policy returns.
+        layout: The layout that has room for the actions and extras that the policy returned; None if the trajectory
+            has.
     """
 
-    reason: str
+    lacks_policy: bool = False
     position: int = 0
     failure: Failure | None = None
     layout: TrajectoryLayout | None = None

@@ -26,7 +26,7 @@ from envactors.replay import PostedRequest
 from envactors.rollout import policy_loop
 from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
-from envactors.rollout.messages import COLUMNS, NO_POLICY, MirroredColumns, Order, Parameters, Policy, Stop
+from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Parameters, Policy, Stop
 from envactors.vector.actor_envs import ActorEnvs
 from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING
 from envactors.vector.recovery import Cause, EnvFate, Failure, raised
@@ -77,12 +77,12 @@ class RolloutPart(Job):
         # None once its end is complete. If an interrupt comes between `has_ended` and that, the end is repeated.
         self._rollout: WholeRollout | None = rollout
         self._buffer = rollout.buffer
-        # Whether the worker makes the policy before it runs the steps of the present order.
+        # Whether the worker makes the policy before it runs the steps of the current order.
         self._makes_policy = False
         # The step that has missed its deadline.
         self._late: Activity | None = None
         # Whether the worker is on another machine, whose columns come with replies.
-        self._is_far: bool = envs.actor.config.backend.traits.is_remote
+        self._is_remote: bool = envs.actor.config.backend.traits.is_remote
 
     @property
     def _has_others(self) -> bool:
@@ -91,7 +91,7 @@ class RolloutPart(Job):
 
     @property
     def _activity_of_order(self) -> Activity:
-        """The present order as a whole."""
+        """The current order as a whole."""
         method = "set_policy" if self._makes_policy else "rollout"
         return Activity(method, self.columns.envs.start, self.call_id, self.started, self.deadline)
 
@@ -126,7 +126,7 @@ class RolloutPart(Job):
             return False
         self._table.begin_rollout(self.columns.envs, self.call_id)
         order = self._make_order(rollout)
-        if self._is_far:
+        if self._is_remote:
             self._mirror_columns()
         self.deadline = actor.config.deadlines.start if self._makes_policy else None
         actor.deadline_watch.watch(self.started, self.deadline)
@@ -183,7 +183,7 @@ class RolloutPart(Job):
     def on_late(self, activity: Activity) -> None:
         """Ignore later progress of the worker, if its progress is known here."""
         self._late = activity
-        if not self._is_far:
+        if not self._is_remote:
             self.columns.ignore_later()
 
     def on_part(self, frame: Frame) -> None:
@@ -203,7 +203,7 @@ class RolloutPart(Job):
             self._end()
             return True
         stop = Stop(*loads(frame.payload))
-        self._makes_policy = stop.reason == NO_POLICY
+        self._makes_policy = stop.lacks_policy
         if stop.failure is not None:
             index = self.columns.envs[stop.position]
             activity = self._activity_of(index)

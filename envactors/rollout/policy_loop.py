@@ -22,17 +22,7 @@ from envactors.mailbox.control_page import (
     TIMED,
 )
 from envactors.rollout.context import PolicyContext, generator_of
-from envactors.rollout.messages import (
-    COMPLETE,
-    ENV_RAISED,
-    NO_POLICY,
-    NO_ROOM,
-    EnvPlan,
-    Order,
-    Parameters,
-    Policy,
-    Stop,
-)
+from envactors.rollout.messages import EnvPlan, Order, Parameters, Policy, Stop
 from envactors.rollout.policy_output import actions_at
 from envactors.rollout.trajectory import OP_RESET, OP_STEP, RegionPlaces, Trajectory, TrajectoryLayout
 from envactors.rollout.trajectory_writer import EnvCursor, TrajectoryWriter
@@ -40,8 +30,8 @@ from envactors.worker import context
 from envactors.worker.env_rows import as_failure
 from envactors.worker.main import Server
 
-# How much memory stays open: two rollouts may be in flight while the user keeps two results; parameters alternate
-# between two regions.
+# How much memory stays open: two rollouts may be in flight while the user keeps two results, and each may have its
+# parameters.
 _MOST_TRAJECTORIES = 4
 _MOST_PARAMETERS = 2
 
@@ -61,7 +51,7 @@ def run_rollout(server: Server, *fields: Any) -> tuple[Any, ...]:
         set_policy(server, order.policy)
     loop: PolicyLoop | None = server.extension
     if loop is None or loop.policy_id != order.policy_id:
-        return tuple(Stop(NO_POLICY))
+        return tuple(Stop(lacks_policy=True))
     return tuple(loop.run(order))
 
 
@@ -126,7 +116,7 @@ class PolicyLoop:
                 os._exit(1)  # env code forked, and its child returned to this loop
             layout = self._choose(writer, order.rollout, step, make_rng)
             if layout is not None:
-                return Stop(NO_ROOM, layout=layout)
+                return Stop(layout=layout)
             if len(due) < len(cursors):
                 due = [cursor for cursor in cursors if cursor.start <= step]
             first_cell = step * count
@@ -166,8 +156,8 @@ class PolicyLoop:
                                 pass
                     writer.finish(cursor, step, result)
                 except BaseException as error:
-                    return Stop(ENV_RAISED, cursor.position, as_failure(error, page))
-        return Stop(COMPLETE)
+                    return Stop(position=cursor.position, failure=as_failure(error, page))
+        return Stop()
 
     def _choose(
         self, writer: TrajectoryWriter, rollout: int, step: int, make_rng: Callable[[int], np.random.Generator]
