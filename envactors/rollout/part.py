@@ -49,7 +49,7 @@ class RolloutPart(Job):
     """One actor's part of a rollout: a job of many steps, which continues in the next process.
 
     Args:
-        envs: The actor's envs.
+        group: The actor's envs.
         rollout: The rollout.
 
     Attributes:
@@ -64,16 +64,16 @@ class RolloutPart(Job):
     needs_permit = True
     survives_interrupt = False
 
-    def __init__(self, envs: ActorEnvs, rollout: WholeRollout) -> None:
-        self.columns: ActorColumns = ActorColumns(envs.table, envs.range, rollout.buffer)
+    def __init__(self, group: ActorEnvs, rollout: WholeRollout) -> None:
+        self.columns: ActorColumns = ActorColumns(group.table, group.range, rollout.buffer)
         self.failures: dict[tuple[int, int], Outcome] = {}
         self.errors: dict[int, Outcome] = {}
         self.policy_error: Outcome | None = None
         self.error: ActorError | None = None
         self.has_ended: bool = False
-        self._envs = envs
-        self._table = envs.table
-        self._actor = envs.actor
+        self._group = group
+        self._table = group.table
+        self._actor = group.actor
         # None once its end is complete. If an interrupt comes between `has_ended` and that, the end is repeated.
         self._rollout: WholeRollout | None = rollout
         self._buffer = rollout.buffer
@@ -82,7 +82,7 @@ class RolloutPart(Job):
         # The step that has missed its deadline.
         self._late: Activity | None = None
         # Whether the worker is on another machine, whose columns come with replies.
-        self._is_remote: bool = envs.actor.config.backend.traits.is_remote
+        self._is_remote: bool = group.actor.config.backend.traits.is_remote
 
     @property
     def _has_others(self) -> bool:
@@ -275,8 +275,8 @@ class RolloutPart(Job):
         for index, counted in sorted(columns.counted.items(), key=operator.itemgetter(1)):
             if counted >= columns.steps or (counted > step and self.errors):
                 break  # the next rollout, or the next call of `step`, finds that the episode was lost
-            if flags[index] & LOST and self._envs.lacks_episode(index) and not columns.repeats(index):
-                self._decide(index, self._envs.lost_failure(self._activity_of(index)), has_process=True)
+            if flags[index] & LOST and self._group.lacks_episode(index) and not columns.repeats(index):
+                self._decide(index, self._group.lost_failure(self._activity_of(index)), has_process=True)
 
     def _decide(self, index: int, failure: Failure, *, has_process: bool) -> None:
         """Decide about the step of an env that has failed."""
@@ -284,7 +284,7 @@ class RolloutPart(Job):
         op = RESET_BIT if columns.resets_next(index) else 0
         posted = PostedRequest(op, table.seeds[index], None, table.autoreset == "same_step")
         actions = [array[columns.counted[index]] for array in columns.trajectory.actions]
-        decision, error = self._envs.decide(index, failure, posted, actions, has_process=has_process)
+        decision, error = self._group.decide(index, failure, posted, actions, has_process=has_process)
         fate = decision.fate
         if fate is EnvFate.REDO:
             return
@@ -318,4 +318,4 @@ class RolloutPart(Job):
         self._rollout = None
         if self._has_others:
             self._renew_if_due(first=True)
-        self._envs.save_due_states()
+        self._group.save_due_states()

@@ -42,7 +42,7 @@ class WorkerRollouts(Rollouts):
         memory: Shared memory of the vector.
 
     Attributes:
-        envs: The envs of each actor.
+        groups: The envs of each actor.
         runtime: The threads that serve the actors.
         policy: The policy; None before `set_policy`.
         parameters: The parameters that the user has given.
@@ -53,10 +53,10 @@ class WorkerRollouts(Rollouts):
 
     def __init__(self, engine: RowEngine, memory: RowMemory) -> None:
         super().__init__(engine)
-        self.envs: Sequence[ActorEnvs] = engine.actors
-        for envs in self.envs:
-            envs.rollouts = self
-        self._actors = [envs.actor for envs in self.envs]
+        self.groups: Sequence[ActorEnvs] = engine.actors
+        for group in self.groups:
+            group.rollouts = self
+        self._actors = [group.actor for group in self.groups]
         self.runtime: Runtime = self._actors[0].runtime
         self.policy: Policy | None = None
         self.parameters: ParameterStore = ParameterStore(memory)
@@ -113,8 +113,8 @@ class WorkerRollouts(Rollouts):
         copies = self._engine.reader.copies if copy is None else copy
         rollout = RolloutInFlight(self, buffer, each=each, copies=copies)
         futures = list(rollout.futures)
-        for envs in self.envs:
-            envs.measure_memory()
+        for group in self.groups:
+            group.measure_memory()
         with lock, lock.change(*self._actors):
             for actor in self._actors:
                 if actor.is_closing:
@@ -139,10 +139,10 @@ class WorkerRollouts(Rollouts):
         self._set_in_flight([other for other in self._in_flight if other is not rollout])
         self._table.waiters.ring()
 
-    def repair(self, envs: ActorEnvs, error_of: ErrorOf) -> None:
+    def repair(self, group: ActorEnvs, error_of: ErrorOf) -> None:
         """End the parts of an actor that it does not know of: the change that began the rollout was interrupted."""
         for rollout in list(self._in_flight):
-            part = rollout.parts[self.envs.index(envs)]
+            part = rollout.parts[self.groups.index(group)]
             part.fail(error_of)
         self._set_in_flight(self._in_flight)
 
@@ -179,9 +179,9 @@ class RolloutInFlight:
         self.index: int = rollouts.next_index
         self.last_errors: dict[int, Outcome] = rollouts.last_errors
         self.runtime: Runtime = rollouts.runtime
-        self.parts: list[RolloutPart] = [RolloutPart(envs, self) for envs in rollouts.envs]
+        self.parts: list[RolloutPart] = [RolloutPart(group, self) for group in rollouts.groups]
         # The first env of each future that was not read.
-        self._unread = {envs.range.start for envs in (rollouts.envs if each else rollouts.envs[:1])}
+        self._unread = {group.range.start for group in (rollouts.groups if each else rollouts.groups[:1])}
         self.futures: list[ActorFuture[Rollout]] = [ActorFuture(self, None) for _ in self._unread]
         for future in self.futures:
             future.set_running()  # nobody can take it out of a queue
