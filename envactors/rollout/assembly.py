@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+import dataclasses
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,8 @@ from envactors.vector.results import failure_info, step_error
 StepKey: TypeAlias = tuple[int, int]
 
 
-class Contents(NamedTuple):
+@dataclasses.dataclass(eq=False)
+class Sidecar:
     """Everything of a rollout that has no place in its trajectory.
 
     Attributes:
@@ -27,55 +29,59 @@ class Contents(NamedTuple):
         failures: Exceptions of envs that raised or crashed.
     """
 
-    infos: dict[StepKey, Any]
-    objects: dict[StepKey, list[Any]]
-    failures: dict[StepKey, BaseException]
+    infos: dict[StepKey, Any] = dataclasses.field(default_factory=dict)
+    objects: dict[StepKey, list[Any]] = dataclasses.field(default_factory=dict)
+    failures: dict[StepKey, BaseException] = dataclasses.field(default_factory=dict)
 
 
 def assemble(
-    trajectory: Trajectory, envs: range, contents: Contents, versions: npt.NDArray[np.int64], *, copies: bool
+    trajectory: Trajectory, envs: range, sidecar: Sidecar, versions: npt.NDArray[np.int64], *, copies: bool
 ) -> Rollout:
     """Return the result of consecutive envs.
 
     Args:
         trajectory: The trajectory that the actors have written to.
         envs: The envs.
-        contents: Everything that has no place in the trajectory.
+        sidecar: Everything that has no place in the trajectory.
         versions: How often the user had given parameters; one per actor.
         copies: Whether to copy the arrays.
     """
-    layout, steps, mine = trajectory.layout, trajectory.layout.steps, slice(envs.start, envs.stop)
+    layout, mine = trajectory.layout, trajectory.columns_of(envs)
+    steps = layout.steps
 
     def view(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array[:steps, mine].copy() if copies else array[:steps, mine]
 
-    valid = trajectory.ops[:, mine] == OP_STEP
-    done = trajectory.done[mine]
-    if min(done.tolist()) < steps:
-        valid &= np.arange(steps)[:, None] < done
-    # Leaves without a place in the trajectory become arrays of objects.
+    was_run = np.arange(steps)[:, None] < trajectory.done[mine]
+    observations = _observations(trajectory, sidecar)
+    extra_names = [name for name, _ in layout.extras]
+    return Rollout(
+        env_ids=np.arange(envs.start, envs.stop),
+        obs=unflatten(layout.observation, map(view, observations)),
+        actions=None if layout.action is None else unflatten(layout.action, map(view, trajectory.actions)),
+        rewards=view(trajectory.rewards),
+        terminated=view(trajectory.terminated),
+        truncated=view(trajectory.truncated),
+        starts=view(trajectory.starts),
+        extras=dict(zip(extra_names, map(view, trajectory.extras), strict=True)),
+        last_obs=unflatten(layout.observation, (array[steps, mine].copy() for array in observations)),
+        infos=[(*key, sidecar.infos[key]) for key in sorted(sidecar.infos) if key[1] in envs],
+        failures=[(*key, sidecar.failures[key]) for key in sorted(sidecar.failures) if key[1] in envs],
+        policy_version=versions,
+        valid=was_run & (trajectory.ops[:, mine] == OP_STEP),
+    )
+
+
+def _observations(trajectory: Trajectory, sidecar: Sidecar) -> list[npt.NDArray[Any]]:
+    """Return an array per leaf of the observations; leaves without a place become arrays of objects."""
+    layout = trajectory.layout
     count = sum(array is None for array in trajectory.observations)
-    objects = [np.full((steps + 1, layout.envs), None, object) for _ in range(count)]
-    for key, leaves in contents.objects.items():
+    objects = [np.full((layout.steps + 1, layout.envs), None, object) for _ in range(count)]
+    for key, leaves in sidecar.objects.items():
         for array, leaf in zip(objects, leaves, strict=True):
             array[key] = leaf
     others = iter(objects)
-    observations = [next(others) if array is None else array for array in trajectory.observations]
-    return Rollout(
-        np.arange(envs.start, envs.stop),
-        unflatten(layout.observation, map(view, observations)),
-        None if layout.action is None else unflatten(layout.action, map(view, trajectory.actions)),
-        view(trajectory.rewards),
-        view(trajectory.terminated),
-        view(trajectory.truncated),
-        view(trajectory.starts),
-        {name: view(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
-        unflatten(layout.observation, (array[steps, mine].copy() for array in observations)),
-        [(*key, contents.infos[key]) for key in sorted(contents.infos) if key[1] in envs],
-        [(*key, contents.failures[key]) for key in sorted(contents.failures) if key[1] in envs],
-        versions,
-        valid,
-    )
+    return [next(others) if array is None else array for array in trajectory.observations]
 
 
 def result_of(
@@ -95,22 +101,23 @@ def result_of(
     return rollout, None
 
 
-def read_contents(columns: ActorColumns, contents: Contents) -> None:
-    """Add the infos and object leaves of an actor's steps to the contents of a rollout.
+def add_infos(sidecar: Sidecar, columns: ActorColumns) -> None:
+    """Add the infos and object leaves of an actor's steps to the sidecar of their rollout.
 
     Raises:
         BaseException: Whatever unpickling raises.
     """
     trajectory, layout = columns.trajectory, columns.trajectory.layout
-    first, mine = columns.envs.start, slice(columns.envs.start, columns.envs.stop)
-    for key, content in columns.contents.items():
-        contents.objects[key] = [] if content is None else decode(content)[1]
+    first, mine = columns.envs.start, trajectory.columns_of(columns.envs)
+    for key, encoded in columns.encoded_leaves.items():
+        sidecar.objects[key] = [] if encoded is None else decode(encoded)[1]
     encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]
     if not encodings.any():
         return
     steps, positions = (encodings != PLAIN).nonzero()
     is_done = steps < trajectory.done[mine][positions]
-    steps, indices = steps[is_done], positions[is_done] + first
+    steps = steps[is_done]
+    indices = positions[is_done] + first
     cells = steps * layout.envs + indices
     reader = Infos(trajectory)
     # Infos of one size are most often of one layout, too, and are then decoded together.
@@ -120,24 +127,24 @@ def read_contents(columns: ActorColumns, contents: Contents) -> None:
         keys = list(zip(steps[places].tolist(), indices[places].tolist(), strict=True))
         alike = decode_alike(trajectory.inline_infos[cells[places], :size]) if size else None
         if alike is not None:
-            contents.infos.update(zip(keys, alike, strict=True))
+            sidecar.infos.update(zip(keys, alike, strict=True))
             continue
         for cell, (step, index) in zip(cells[places].tolist(), keys, strict=True):
             info, leaves = reader.decode(cell, columns.large_infos.get(cell))
             if leaves:
-                contents.objects[step + 1, index] = leaves
+                sidecar.objects[step + 1, index] = leaves
             if not (isinstance(info, dict) and not info):
-                contents.infos[step, index] = info
+                sidecar.infos[step, index] = info
 
 
-def report_failures(trajectory: Trajectory, contents: Contents) -> None:
+def add_failure_infos(sidecar: Sidecar, trajectory: Trajectory) -> None:
     """Add the failures of envs that continued after them to the infos of their steps."""
-    infos = contents.infos
-    for (step, index), error in contents.failures.items():
+    infos = sidecar.infos
+    for (step, index), error in sidecar.failures.items():
         if trajectory.ops[step, index] == OP_TRUNCATED and trajectory.done[index] > step:
             before = None
             if trajectory.starts[step + 1, index]:  # of a reset in the next process
-                objects = iter(contents.objects.get((step, index), ()))
+                objects = iter(sidecar.objects.get((step, index), ()))
                 arrays = trajectory.observations
                 leaves = (next(objects) if array is None else array[step, index].copy() for array in arrays)
                 obs = unflatten(trajectory.layout.observation, leaves)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from envactors.actor.future import ActorFuture
-from envactors.errors import AlreadyPendingError
+from envactors.errors import AlreadyPendingError, VectorInputError
+from envactors.mailbox.pickling import dumps_by_value
 from envactors.rollout.results import Rollout
 from envactors.vector.base import Engine
 
+RolloutFutures: TypeAlias = "list[ActorFuture[Rollout]]"
 
-class RolloutsBase(abc.ABC):
+
+class Rollouts(abc.ABC):
     """Runs the rollouts of a vector.
 
     Args:
@@ -36,9 +39,22 @@ class RolloutsBase(abc.ABC):
         """Whether `set_policy` has succeeded."""
         return self._seed is not None
 
-    @abc.abstractmethod
     def set_policy(self, make_policy: Any, seed: int) -> None:
-        """Make the policy of each actor; see `RolloutMethods.set_policy`."""
+        """Make the policy of each actor; see `VectorEnv.set_policy`."""
+        self.check_free()
+        if not self._knows_observations():
+            raise VectorInputError("rollouts need envs with an observation space: give the envs one")
+        self._loads = self._make_policies(bytes(dumps_by_value(make_policy)), seed)
+        self._seed = seed
+        self.next_index = 0
+
+    @abc.abstractmethod
+    def _knows_observations(self) -> bool:
+        """Return whether the spec of observations is known where the policies run."""
+
+    @abc.abstractmethod
+    def _make_policies(self, make_policy: bytes, seed: int) -> bool:
+        """Have each actor unpickle the function and make its policy; return whether all can load parameters."""
 
     def set_parameters(self, parameters: Any) -> None:
         """Have the policy load parameters before its next step; None keeps the current ones.
@@ -58,9 +74,7 @@ class RolloutsBase(abc.ABC):
         """Have the policy load parameters, which are not None."""
 
     @abc.abstractmethod
-    def start(
-        self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None
-    ) -> list[ActorFuture[Rollout]]:
+    def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
         """Start a rollout.
 
         Args:
@@ -75,7 +89,7 @@ class RolloutsBase(abc.ABC):
             TypeError: The policy has no method ``load``.
         """
 
-    def check_idle(self) -> None:
+    def check_free(self) -> None:
         """Raise `AlreadyPendingError` if a rollout is in flight or a result is pending."""
         if busy := self._engine.busy():
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them before a rollout")

@@ -7,7 +7,11 @@ rollouts.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from envactors.mailbox.info_codec import PLAIN
 from envactors.mailbox.slab import RESET as RESET_BIT
@@ -32,7 +36,7 @@ class ActorColumns:
         have_begun: Whether the rollout has begun to use them.
         counted: How many steps of each env are counted, by env.
         renewing: Envs that the next process resets within a step that has failed, as ``autoreset="same_step"`` demands.
-        contents: The object leaves of observations that no worker wrote, by (step, env).
+        encoded_leaves: The object leaves of observations that no worker wrote, by (step, env).
         large_infos: Infos that did not fit into the trajectory, by cell.
     """
 
@@ -42,11 +46,11 @@ class ActorColumns:
         self.have_begun: bool = False
         self.counted: dict[int, int] = dict.fromkeys(envs, 0)
         self.renewing: set[int] = set()
-        self.contents: dict[tuple[int, int], bytes | None] = {}
+        self.encoded_leaves: dict[tuple[int, int], bytes | None] = {}
         self.large_infos: dict[int, bytes] = {}
         self._table = table
         self._buffer = buffer
-        self._slice = slice(envs.start, envs.stop)
+        self._slice = buffer.trajectory.columns_of(envs)
         # How many steps the worker had completed when it missed a deadline, by position.
         self._done_in_time: list[int] | None = None
 
@@ -67,15 +71,15 @@ class ActorColumns:
 
     def begin(self) -> None:
         """Write the last observations of the envs as the first ones of the trajectory."""
-        table, slab, trajectory, mine = self._table, self._table.slab, self.trajectory, self._slice
+        table, trajectory, mine = self._table, self.trajectory, self._slice
         self.have_begun = True
-        trajectory.done[mine] = trajectory.chosen[mine] = 0
+        trajectory.done[mine] = 0
+        trajectory.chosen[mine] = 0
         trajectory.starts[0, mine] = table.starts(mine)
-        for last, array in zip(slab.observations, trajectory.observations, strict=True):
-            if array is not None and last is not None:
-                array[0, mine] = last[table.buffer_index[mine], self.envs]
+        for last, array in self._observations():
+            array[0, mine] = last[table.buffer_index[mine], self.envs]
         if not trajectory.is_whole:
-            self.contents = {(0, index): table.last_contents[index] for index in self.envs}
+            self.encoded_leaves = {(0, index): table.last_contents[index] for index in self.envs}
 
     def end(self) -> None:
         """Write the last results of the envs into their rows; again after an interrupt."""
@@ -83,22 +87,33 @@ class ActorColumns:
         ids = [index for index, counted in self.counted.items() if counted]
         at = np.array([self.counted[index] for index in ids], np.int64)
         buffer = table.buffer_index[ids]
-        for last, array in zip(slab.observations, trajectory.observations, strict=True):
-            if array is not None and last is not None:
-                last[buffer, ids] = array[at, ids]
+        for last, array in self._observations():
+            last[buffer, ids] = array[at, ids]
         if slab.layout.reward is not None:
             slab.rewards[ids] = trajectory.rewards[at - 1, ids]
         slab.terminated[ids] = trajectory.terminated[at - 1, ids]
         slab.truncated[ids] = trajectory.truncated[at - 1, ids]
         table.ops[ids] = buffer | trajectory.starts[at, ids] * np.uint8(RESET_BIT)
-        if self.contents or table.on_failure != "raise":
+        if not trajectory.is_whole or table.on_failure != "raise":
             for index in ids:
-                table.last_contents[index] = self.content_at(self.counted[index], index)
+                table.last_contents[index] = self._encoded_at(self.counted[index], index)
 
-    def content_at(self, step: int, index: int) -> bytes | None:
+    def _observations(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Yield the array in the rows, and the one in the trajectory, of each leaf that has a place there."""
+        for last, array in zip(self._table.slab.observations, self.trajectory.observations, strict=True):
+            if last is not None and array is not None:
+                yield last, array
+
+    def last_leaves(self) -> list[bytes | None]:
+        """Return the encoded info and object leaves of each env's last observation; empty if all have a place."""
+        if self.trajectory.is_whole:
+            return []
+        return [self._encoded_at(counted, index) for index, counted in self.counted.items()]
+
+    def _encoded_at(self, step: int, index: int) -> bytes | None:
         """Return the encoded info and object leaves of the observation before a step; None without any."""
-        if step == 0 or (step, index) in self.contents:
-            return self.contents.get((step, index))
+        if step == 0 or (step, index) in self.encoded_leaves:
+            return self.encoded_leaves.get((step, index))
         cell = (step - 1) * self.trajectory.layout.envs + index
         if self.trajectory.info_encoding[cell] == PLAIN:
             return None
@@ -107,14 +122,24 @@ class ActorColumns:
 
     # The next steps --------------------------------------------------------------------------------------
 
-    def plan(self, index: int) -> EnvPlan:
-        """Plan the next step of an env, and record its seed."""
+    def plan_next(self, index: int) -> EnvPlan:
+        """Plan the next step of an env, and record its seed in the table."""
         table, episodes = self._table, self._table.episodes
-        resets, incarnation = self.resets_next(index), int(table.incarnations[index])
-        table.seeds[index] = episodes.seed_of_reset(index, incarnation) if resets else episodes.next_seeds[index]
-        root_seed = episodes.root_seeds[index] if episodes.flags[index] & SEEDED else None
-        op = OP_RESET if resets else OP_REPEAT if self.repeats(index) else OP_STEP
-        return self.counted[index], op, table.seeds[index], root_seed, episodes.numbers[index]
+        op = OP_STEP
+        seed = episodes.next_seeds[index]
+        if self.resets_next(index):
+            op = OP_RESET
+            seed = episodes.seed_of_reset(index, int(table.incarnations[index]))
+        elif self.repeats(index):
+            op = OP_REPEAT
+        table.seeds[index] = seed
+        return EnvPlan(
+            start=self.counted[index],
+            op=op,
+            seed=seed,
+            root_seed=episodes.root_seeds[index] if episodes.flags[index] & SEEDED else None,
+            episode=episodes.numbers[index],
+        )
 
     def resets_next(self, index: int) -> bool:
         """Return whether the next step of an env resets it."""
@@ -129,13 +154,15 @@ class ActorColumns:
         """Answer the next step of an env, which has failed, with its last observation."""
         step, trajectory = self.counted[index], self.trajectory
         trajectory.repeat_observation(step, index)
-        if self.contents:
-            self.contents[step + 1, index] = self.content_at(step, index)
-        trajectory.terminated[step, index] = trajectory.starts[step + 1, index] = False
+        if not trajectory.is_whole:
+            self.encoded_leaves[step + 1, index] = self._encoded_at(step, index)
+        trajectory.terminated[step, index] = False
         trajectory.truncated[step, index] = True
+        trajectory.starts[step + 1, index] = False
         trajectory.ops[step, index] = OP_TRUNCATED
         trajectory.info_encoding[step * trajectory.layout.envs + index] = PLAIN
-        self.counted[index] = trajectory.done[index] = step + 1
+        trajectory.done[index] = step + 1
+        self.counted[index] = step + 1
 
     # Counting --------------------------------------------------------------------------------------------
 
@@ -145,19 +172,20 @@ class ActorColumns:
 
     def forget_later(self) -> None:
         """Forget the steps that are not counted: the worker that has missed a deadline has ended."""
+        chosen, first = self.trajectory.chosen, self.envs.start
         self._done_in_time = None
         self.trajectory.done[self._slice] = list(self.counted.values())
-        chosen, first = self.trajectory.chosen, self.envs.start
         chosen[first] = min(int(chosen[first]), self.next_step + 1)
 
     def count(self) -> int:
         """Count the steps that the worker has completed; return how many are new."""
         trajectory, mine = self.trajectory, self._slice
-        done, before = self._done_in_time, list(self.counted.values())
-        if done is None:
-            done = trajectory.done[mine].tolist()
-        done = [min(max(new, old), self.steps) for new, old in zip(done, before, strict=True)]
-        if done == before or not self.have_begun:
+        if not self.have_begun:
+            return 0
+        before = list(self.counted.values())
+        reported: list[int] = trajectory.done[mine].tolist() if self._done_in_time is None else self._done_in_time
+        done = [min(max(new, old), self.steps) for new, old in zip(reported, before, strict=True)]
+        if done == before:
             return 0
         low, high = min(before), max(done)
         # As bytes, env by env, which are searched in a tenth of the time that short arrays take.
@@ -167,48 +195,69 @@ class ActorColumns:
             old, new = before[position], done[position]
             if new > old:
                 at = position * (high - low) - low
-                self._count_steps(index, old, new, all_ends[at + old : at + new], all_ops[at + old : at + new])
+                self._count_steps(index, old, all_ends[at + old : at + new], all_ops[at + old : at + new])
+                self._finish_renewal(index, old)
         return sum(done) - sum(before)
 
-    def _count_steps(self, index: int, before: int, done: int, ends: bytes, ops: bytes) -> None:
-        table, trajectory, episodes = self._table, self.trajectory, self._table.episodes
-        if table.replays:
-            self._record(index, before, ends, ops)
-        has_reset = OP_RESET in ops or (table.autoreset == "same_step" and 1 in ends)
-        if OP_REPEAT in ops:
-            ends = bytes(end for end, op in zip(ends, ops, strict=True) if op != OP_REPEAT)
-            ops = ops.replace(bytes([OP_REPEAT]), b"")
-        if ops:
-            episodes.record_many(index, ends, ops)
-        if has_reset:
-            table.seeds[index] = episodes.next_seeds[index]
-        self.counted[index] = done
-        if index in self.renewing:
-            self.renewing.discard(index)
-            trajectory.truncated[before, index] = True
-            trajectory.ops[before, index] = OP_TRUNCATED
+    def _count_steps(self, index: int, first: int, ends: bytes, ops: bytes) -> None:
+        """Record steps of an env in its episode and journal.
 
-    def _record(self, index: int, before: int, ends: bytes, ops: bytes) -> None:
+        Args:
+            index: The env.
+            first: The first of these steps.
+            ends: Whether each has ended an episode.
+            ops: What happened in each.
+        """
+        table, episodes = self._table, self._table.episodes
+        if table.replays:
+            self._record(index, first, ends, ops)
+        resets = _without_repeats(ops, ops)
+        if resets:
+            episodes.record_many(index, _without_repeats(ends, ops), resets)
+        if OP_RESET in ops or (table.autoreset == "same_step" and 1 in ends):
+            table.seeds[index] = episodes.next_seeds[index]
+        self.counted[index] = first + len(ops)
+
+    def _record(self, index: int, first: int, ends: bytes, ops: bytes) -> None:
         """Record steps of an env in its journal, which a seeded reset begins anew."""
         table, trajectory, journal = self._table, self.trajectory, self._table.journals[index]
-        seeds, within, start = trajectory.seeds[:, index], table.autoreset == "same_step", 0
-        resets = (offset for offset, op in enumerate(ops) if op == OP_RESET or (within and ends[offset]))
-        for offset in resets:
-            if (seed := int(seeds[before + offset])) >= 0:
-                journal.begin(seed, int(trajectory.checks[before + offset, index]))
-                start = offset + 1
-        steps = [before + offset for offset in range(start, len(ops)) if ops[offset] != OP_REPEAT]
+        resets_within = table.autoreset == "same_step"
+        begin = 0
+        for offset, op in enumerate(ops):
+            if op == OP_RESET or (resets_within and ends[offset]):
+                seed = int(trajectory.seeds[first + offset, index])
+                if seed >= 0:
+                    journal.begin(seed, int(trajectory.checks[first + offset, index]))
+                    begin = offset + 1
+        steps = [first + offset for offset in range(begin, len(ops)) if ops[offset] != OP_REPEAT]
         if not steps:
             return
-        ops = ops[start:].replace(bytes([OP_REPEAT]), b"")
+        resets = _without_repeats(ops[begin:], ops[begin:])
         if table.slab.layout.action is not None:
             actions = [array[steps, index].tobytes() for array in trajectory.actions]
-            journal.record_steps(actions, ops, int(trajectory.checks[steps[-1], index]))
+            journal.record_steps(actions, resets, int(trajectory.checks[steps[-1], index]))
             return
-        for step, op in zip(steps, ops, strict=True):
+        for step, is_reset in zip(steps, resets, strict=True):
             check = int(trajectory.checks[step, index])
-            if op == OP_RESET:
+            if is_reset:
                 journal.record_reset(check)
             else:
                 action = trajectory.actions[0][step, index].copy()[()]
-                journal.record_action(action, autoreset=within, check=check)
+                journal.record_action(action, autoreset=resets_within, check=check)
+
+    def _finish_renewal(self, index: int, step: int) -> None:
+        """Mark a step that had failed, and in which the next process has reset the env, as truncated."""
+        if index in self.renewing:
+            self.renewing.discard(index)
+            self.trajectory.truncated[step, index] = True
+            self.trajectory.ops[step, index] = OP_TRUNCATED
+
+
+def _without_repeats(values: bytes, ops: bytes) -> bytes:
+    """Return the values of those steps in which an env has been stepped or reset.
+
+    Their ops are flags that say whether each is a reset.
+    """
+    if OP_REPEAT not in ops:
+        return values
+    return bytes(value for value, op in zip(values, ops, strict=True) if op != OP_REPEAT)

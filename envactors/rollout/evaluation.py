@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envactors.errors import VectorInputError, VectorStepError
-from envactors.options import is_int
-from envactors.rollout.base import RolloutsBase
+from envactors.errors import VectorStepError
+from envactors.rollout.base import Rollouts
 from envactors.rollout.results import Evaluation, Rollout
 from envactors.vector.results import failure_in
 
@@ -32,28 +31,21 @@ class Evaluator:
         rollouts: Runs rollouts.
         reset: Method ``reset`` of the vector.
         episodes: Number of episodes to play.
-        rewards_shape: Shape of the rewards of all envs.
-
-    Raises:
-        VectorInputError: ``episodes`` is not an int >= 1.
+        shape: Shape of the rewards of all envs.
     """
 
-    def __init__(
-        self, rollouts: RolloutsBase, reset: Callable[..., Any], episodes: int, rewards_shape: tuple[int, ...]
-    ) -> None:
-        if not is_int(episodes):
-            raise VectorInputError(f"episodes is {episodes!r}: expected an int >= 1")
+    def __init__(self, rollouts: Rollouts, reset: Callable[..., Any], episodes: int, shape: tuple[int, ...]) -> None:
         self._rollouts = rollouts
         self._reset = reset
         self._episodes = episodes
-        self._returns: npt.NDArray[np.float64] = np.zeros((episodes, *rewards_shape[1:]))
+        self._returns: npt.NDArray[np.float64] = np.zeros((episodes, *shape[1:]))
         self._lengths: npt.NDArray[np.int64] = np.zeros(episodes, np.int64)
         self._failures: list[tuple[int, BaseException]] = []
         self._tries: Counter[int] = Counter()
         # Index of each env's current episode, and its return and length so far.
-        self._numbers = list(range(rewards_shape[0]))
-        self._sums: npt.NDArray[np.float64] = np.zeros(rewards_shape)
-        self._steps = [0] * rewards_shape[0]
+        self._numbers = list(range(shape[0]))
+        self._sums: npt.NDArray[np.float64] = np.zeros(shape)
+        self._steps: npt.NDArray[np.int64] = np.zeros(shape[0], np.int64)
 
     def run(self, parameters: Any) -> Evaluation:
         """Play the episodes.
@@ -78,9 +70,8 @@ class Evaluator:
 
     def _begin(self, due: list[int]) -> list[int]:
         """Reset envs for their next episodes; return the envs whose reset failed."""
-        for index in due:
-            self._sums[index] = 0
-            self._steps[index] = 0
+        self._sums[due] = 0
+        self._steps[due] = 0
         seeds = [self._rollouts.seed_of_episode(self._numbers[index]) for index in due]
         try:
             infos = self._reset(seeds, env_ids=due)[1] if due else []
@@ -89,7 +80,8 @@ class Evaluator:
                 self._note_failure(index, failure, error)
             return list(error.failures)
         for index, info in zip(due, infos, strict=True):
-            if (renewed := failure_in(info)) is not None and self._numbers[index] < self._episodes:
+            renewed = failure_in(info)
+            if renewed is not None and self._numbers[index] < self._episodes:
                 self._failures.append((self._numbers[index], renewed))
         return []
 
@@ -105,7 +97,7 @@ class Evaluator:
         """Add the steps of an env to its episode; return whether the env needs a reset."""
         ran = np.flatnonzero(rollout.valid[:, index])
         ends = np.flatnonzero(rollout.terminated[ran, index] | rollout.truncated[ran, index])
-        is_over, lost = len(ends) > 0, error is not None and index in error.failures
+        is_over = len(ends) > 0
         if is_over:
             ran = ran[: ends[0] + 1]
         # A failure after the end of the episode belongs to no episode.
@@ -113,22 +105,26 @@ class Evaluator:
         failure = next((each for step, env_id, each in rollout.failures if env_id == index and step <= last), None)
         if failure is None and not is_over and error is not None:
             failure = error.failures.get(index)
+        number = self._numbers[index]
         if failure is not None:
-            self._note_failure(index, failure, error)
+            if number < self._episodes:
+                self._note_failure(index, failure, error)
             return True
         # Add one reward after another, as a loop does: `numpy.sum` rounds differently.
         added = np.concatenate((self._sums[index : index + 1], rollout.rewards[ran, index]))
         self._sums[index] = np.cumsum(added, axis=0)[-1]
         self._steps[index] += len(ran)
-        number = self._numbers[index]
         if is_over and number < self._episodes:
-            self._returns[number], self._lengths[number] = self._sums[index], self._steps[index]
+            self._returns[number] = self._sums[index]
+            self._lengths[number] = self._steps[index]
         if is_over:
             self._numbers[index] += len(self._numbers)
-        return is_over or lost
+        return is_over
 
     def _note_failure(self, index: int, failure: BaseException, error: BaseException | None) -> None:
         """Record a failed attempt at an episode.
+
+        Resets count even if the env has no episode left to play, since the rollouts of the others need it.
 
         Raises:
             BaseException: This was the last attempt; ``error``, or ``failure`` if that is None.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
@@ -29,10 +30,6 @@ class TrajectoryBuffer:
         places: Places of its regions in the memory, by which workers open them.
     """
 
-    trajectory: Trajectory
-    pickled_layout: bytes
-    places: RegionPlaces
-
     def __init__(self, layout: TrajectoryLayout, memory: RowMemory) -> None:
         self._memory = memory
         # The place of each region, and the region; None for regions that the layout does not need.
@@ -54,9 +51,9 @@ class TrajectoryBuffer:
         for index, size in enumerate(Trajectory(layout).sizes):
             if size and self._regions[index][0] is None:
                 self._regions[index] = self._memory.extend(size)
-        self.places, regions = zip(*self._regions, strict=True)
-        self.trajectory = Trajectory(layout, regions)
-        self.pickled_layout = pickle.dumps(layout, 5)
+        self.places: RegionPlaces = tuple(place for place, _ in self._regions)
+        self.trajectory: Trajectory = Trajectory(layout, [region for _, region in self._regions])
+        self.pickled_layout: bytes = pickle.dumps(layout, 5)
 
     def hold(self, holder: Any) -> None:
         """Keep the buffer for a rollout until its results were read, or nobody can read them any more."""
@@ -95,10 +92,22 @@ class TrajectoryBuffers:
         return buffer
 
 
+def pickle_parameters(parameters: Any) -> tuple[bytes, list[memoryview]]:
+    """Pickle parameters; return them without the contents of their arrays, and these.
+
+    Raises:
+        Exception: They cannot be pickled.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = cloudpickle.dumps(parameters, 5, buffer_callback=buffers.append)
+    return pickled, [buffer.raw() for buffer in buffers]
+
+
 class ParameterStore:
     """Keeps the parameters that the user gave last.
 
-    Parameters alternate between two regions of the memory, since workers may still be reading the previous ones.
+    Policies read arrays where they are in the shared memory. So parameters are never written over the last ones, nor
+    over those of a rollout in flight.
 
     Args:
         memory: Shared memory of the vector.
@@ -109,36 +118,41 @@ class ParameterStore:
 
     def __init__(self, memory: RowMemory) -> None:
         self._memory = memory
-        self._regions: list[tuple[tuple[int, int], Any] | None] = [None, None]
+        self._regions: list[tuple[tuple[int, int], Any]] = []
         self.last: Parameters | None = None
 
-    def set(self, parameters: Any) -> None:
+    def set(self, parameters: Any, in_flight: Sequence[Parameters | None]) -> None:
         """Write arrays into the shared memory, and pickle the rest.
+
+        Args:
+            parameters: The parameters.
+            in_flight: Those of the rollouts in flight.
 
         Raises:
             OSError: There is not enough memory.
             Exception: The parameters cannot be pickled.
         """
         version = 1 if self.last is None else self.last.version + 1
-        buffers: list[pickle.PickleBuffer] = []
-        pickled = cloudpickle.dumps(parameters, 5, buffer_callback=buffers.append)
-        raw = [buffer.raw() for buffer in buffers]
+        pickled, arrays = pickle_parameters(parameters)
         spans: list[tuple[int, int]] = []
         end = 0
-        for view in raw:
+        for array in arrays:
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
-            end = start + view.nbytes
+            end = start + array.nbytes
             spans.append((start, end))
         place = None
         if end:
-            place, region = self._region(version % 2, end)
-            for view, (start, stop) in zip(raw, spans, strict=True):
-                region[start:stop] = view
+            place, region = self._take_region(end, in_flight)
+            for array, (start, stop) in zip(arrays, spans, strict=True):
+                region[start:stop] = array
             self._memory.publish(place)
         self.last = Parameters(version, pickled, place, spans)
 
-    def _region(self, index: int, size: int) -> tuple[tuple[int, int], Any]:
-        found = self._regions[index]
-        if found is None or found[0][1] < size:
-            found = self._regions[index] = self._memory.extend(size)
-        return found
+    def _take_region(self, size: int, in_flight: Sequence[Parameters | None]) -> tuple[tuple[int, int], Any]:
+        """Return a region that no policy reads."""
+        places = [each.place for each in (self.last, *in_flight) if each is not None]
+        kept = [region for region in self._regions if region[0] in places]
+        free = [region for region in self._regions if region[0] not in places and region[0][1] >= size]
+        region = free[0] if free else self._memory.extend(size)
+        self._regions = [*kept, region]
+        return region

@@ -1,27 +1,21 @@
-"""Messages of a rollout: orders to workers, and their replies. They travel as `envactors.mailbox.messages.Extend`."""
+"""Messages of a rollout: orders to workers, and their replies.
+
+Orders travel as the arguments of an `envactors.mailbox.messages.Extend`. Everything that each rollout sends is taken
+apart into bare tuples, which are pickled in half of the time: an `Order`, the `EnvPlan` of each env, and a `Stop`.
+"""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from envactors.mailbox import bundle
+from envactors.mailbox.messages import Failure
 from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
-
-# Values of `Stop.reason`: why a worker has stopped.
-COMPLETE: Final = "complete"
-NO_ROOM: Final = "no room"  # the policy returned extras or actions that the trajectory has no place for
-ENV_RAISED: Final = "raised"  # an env raised
-NO_POLICY: Final = "no policy"  # this process has not made the policy of the order
 
 # Key of the part of a reply that contains columns of a trajectory. Parts with infos have the numbers of their cells.
 COLUMNS: Final = (1 << 32) - 1
-
-# What an env does next: its first step; what it does there (`OP_STEP`, `OP_RESET`, or `OP_REPEAT` of
-# `envactors.rollout.trajectory`); the seed of its next reset (None lets the env choose); the seed that those of later
-# episodes are derived from (None if episodes are not seeded); and the index of its present episode.
-EnvPlan: TypeAlias = "tuple[int, int, int | None, int | None, int]"
 
 
 class MirroredColumns(NamedTuple):
@@ -75,47 +69,66 @@ class Parameters(NamedTuple):
     spans: list[tuple[int, int]]
 
 
+class EnvPlan(NamedTuple):
+    """What an env does next.
+
+    Attributes:
+        start: First step that it takes.
+        op: What it does there: `OP_STEP`, `OP_RESET`, or `OP_REPEAT` of `envactors.rollout.trajectory`.
+        seed: Seed of its next reset; None lets the env choose.
+        root_seed: Seed that the seeds of later episodes are derived from; None if episodes are not seeded.
+        episode: Index of its current episode.
+    """
+
+    start: int
+    op: int
+    seed: int | None
+    root_seed: int | None
+    episode: int
+
+
 class Order(NamedTuple):
     """An order to a worker: run some steps of a rollout.
 
     Attributes:
         policy_id: Id of the policy.
-        policy: Fields of the `Policy` to make first; None if the worker should have it.
+        policy: Policy to make first; None if the worker should have it.
         rollout: Index of the rollout since the policy was set.
         start, stop: First step, and the step after the last one.
         layout: Pickled `TrajectoryLayout`.
         places: Places of the regions of the trajectory in the shared memory.
-        parameters: Fields of the `Parameters` that the policy loads first unless it has them; None if there are none.
-        plans: What each env does next.
+        parameters: Parameters that the policy loads first unless it has them; None if there are none.
+        plans: Fields of the `EnvPlan` of each env.
         autoreset: What happens at the end of an episode.
-        contents: The encoded info and object leaves of each env's last observation (None without any); empty if all
+        last_leaves: The encoded info and object leaves of each env's last observation (None without any); empty if all
             leaves have a place.
     """
 
     policy_id: int
-    policy: tuple[Any, ...] | None
+    policy: Policy | None
     rollout: int
     start: int
     stop: int
     layout: bytes
-    places: tuple[tuple[int, int] | None, ...]
-    parameters: tuple[Any, ...] | None
-    plans: list[EnvPlan]
+    places: RegionPlaces
+    parameters: Parameters | None
+    plans: list[tuple[Any, ...]]
     autoreset: str
-    contents: list[bytes | None]
+    last_leaves: list[bytes | None]
 
 
 class Stop(NamedTuple):
     """Reply to an order; the number of completed steps is in the trajectory.
 
     Attributes:
-        reason: One of the values above.
+        lacks_policy: Whether this process has not made the policy of the order.
         position: Position of the env that raised.
-        failure: Fields of the `envactors.mailbox.messages.Failure` of that env.
-        layout: The layout that has room for everything that the policy returns.
+        failure: How it raised; None if none has.
+        layout: The layout that has room for the actions and extras that the policy returned; None if the trajectory
+            has.
     """
 
-    reason: str
+    lacks_policy: bool = False
     position: int = 0
-    failure: tuple[Any, ...] = ()
+    failure: Failure | None = None
     layout: TrajectoryLayout | None = None

@@ -17,23 +17,23 @@ from envactors.actor.exits import ProcessExit
 from envactors.actor.future import Outcome, ReadyOutcome
 from envactors.actor.job import ErrorOf, Job, Renewal
 from envactors.errors import ActorError
-from envactors.mailbox import bundle, messages
+from envactors.mailbox import bundle
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import RESET as RESET_BIT
 from envactors.replay import PostedRequest
-from envactors.rollout import runner
+from envactors.rollout import policy_loop
 from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
-from envactors.rollout.messages import COLUMNS, ENV_RAISED, NO_POLICY, MirroredColumns, Order, Parameters, Policy, Stop
+from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Parameters, Policy, Stop
 from envactors.vector.actor_envs import ActorEnvs
 from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING
 from envactors.vector.recovery import Cause, EnvFate, FailedRequest, raised
 
 
 class WholeRollout(Protocol):
-    """A rollout, as its parts see it; see `envactors.rollout.rollouts.Run`."""
+    """A rollout, as its parts see it; see `envactors.rollout.rollouts.RolloutInFlight`."""
 
     buffer: TrajectoryBuffer
     index: int
@@ -49,8 +49,8 @@ class RolloutPart(Job):
     """One actor's part of a rollout: a job of many steps, which continues in the next process.
 
     Args:
-        envs: The actor's envs.
-        run: The rollout.
+        group: The actor's envs.
+        rollout: The rollout.
 
     Attributes:
         columns: What they have done.
@@ -58,30 +58,31 @@ class RolloutPart(Job):
         errors: Errors to raise, by env.
         policy_error: The exception that the policy raised.
         error: Error of the actor as a whole.
-        has_ended: Whether the part has ended; its end may have to be repeated after an interrupt.
+        has_ended: Whether the part has ended.
     """
 
     needs_permit = True
     survives_interrupt = False
 
-    def __init__(self, envs: ActorEnvs, run: WholeRollout) -> None:
-        self.columns: ActorColumns = ActorColumns(envs.table, envs.range, run.buffer)
+    def __init__(self, group: ActorEnvs, rollout: WholeRollout) -> None:
+        self.columns: ActorColumns = ActorColumns(group.table, group.range, rollout.buffer)
         self.failures: dict[tuple[int, int], Outcome] = {}
         self.errors: dict[int, Outcome] = {}
         self.policy_error: Outcome | None = None
         self.error: ActorError | None = None
         self.has_ended: bool = False
-        self._envs = envs
-        self._table = envs.table
-        self._actor = envs.actor
-        self._run: WholeRollout | None = run
-        self._buffer = run.buffer
-        # Whether the worker makes the policy before it runs the steps of the present order.
+        self._group = group
+        self._table = group.table
+        self._actor = group.actor
+        # None once its end is complete. If an interrupt comes between `has_ended` and that, the end is repeated.
+        self._rollout: WholeRollout | None = rollout
+        self._buffer = rollout.buffer
+        # Whether the worker makes the policy before it runs the steps of the current order.
         self._makes_policy = False
         # The step that has missed its deadline.
         self._late: Activity | None = None
         # Whether the worker is on another machine, whose columns come with replies.
-        self._is_far: bool = envs.actor.config.backend.traits.is_remote
+        self._is_remote: bool = group.actor.config.backend.traits.is_remote
 
     @property
     def _has_others(self) -> bool:
@@ -89,8 +90,8 @@ class RolloutPart(Job):
         return any(isinstance(job, RolloutPart) and job is not self for job in self._actor.unfinished)
 
     @property
-    def _order(self) -> Activity:
-        """The present order as a whole."""
+    def _activity_of_order(self) -> Activity:
+        """The current order as a whole."""
         method = "set_policy" if self._makes_policy else "rollout"
         return Activity(method, self.columns.envs.start, self.call_id, self.started, self.deadline)
 
@@ -114,50 +115,53 @@ class RolloutPart(Job):
 
     def start(self) -> bool:
         """Order the next steps."""
-        run, table, columns = self._run, self._table, self.columns
-        if run is None:
+        rollout, actor = self._rollout, self._actor
+        if rollout is None:
             return False
-        if not columns.have_begun:
-            self._begin(run)
+        if not self.columns.have_begun:
+            self._begin(rollout)
         self._fail_without_episode()
         if self._is_done:
             self._end()
             return False
-        table.begin_rollout(columns.envs, self.call_id)
-        contents: list[bytes | None] = []
-        if columns.contents:
-            contents = [columns.content_at(columns.counted[index], index) for index in columns.envs]
-        order = Order(
-            run.policy.policy_id,
-            tuple(run.policy) if self._makes_policy else None,
-            run.index,
-            columns.next_step,
-            columns.steps,
-            self._buffer.pickled_layout,
-            self._buffer.places,
-            None if run.parameters is None else tuple(run.parameters),
-            [columns.plan(index) for index in columns.envs],
-            table.autoreset,
-            contents,
-        )
-        if self._is_far:
+        self._table.begin_rollout(self.columns.envs, self.call_id)
+        order = self._make_order(rollout)
+        if self._is_remote:
             self._mirror_columns()
-        self.deadline: float | None = self._actor.config.deadlines.start if self._makes_policy else None
-        self._actor.deadline_watch.watch(self.started, self.deadline)
-        self._actor.send(Kind.EXTEND, self.call_id, dumps((runner.run_rollout, tuple(order))))
+        self.deadline = actor.config.deadlines.start if self._makes_policy else None
+        actor.deadline_watch.watch(self.started, self.deadline)
+        actor.send(Kind.EXTEND, self.call_id, dumps((policy_loop.run_rollout, tuple(order))))
         return True
 
-    def _begin(self, run: WholeRollout) -> None:
+    def _make_order(self, rollout: WholeRollout) -> Order:
+        columns = self.columns
+        return Order(
+            policy_id=rollout.policy.policy_id,
+            policy=rollout.policy if self._makes_policy else None,
+            rollout=rollout.index,
+            start=columns.next_step,
+            stop=columns.steps,
+            layout=self._buffer.pickled_layout,
+            places=self._buffer.places,
+            parameters=rollout.parameters,
+            plans=[tuple(columns.plan_next(index)) for index in columns.envs],
+            autoreset=self._table.autoreset,
+            last_leaves=columns.last_leaves(),
+        )
+
+    def _begin(self, rollout: WholeRollout) -> None:
         """Begin, and fail the envs that an earlier rollout has lost."""
+        flags, lacks_episode = self._table.episodes.flags, NEEDS_RESET | NO_EPISODE
         self.columns.begin()
         for index in self.columns.envs:
-            lacks = self._table.episodes.flags[index] & (NEEDS_RESET | NO_EPISODE) == NEEDS_RESET | NO_EPISODE
-            if lacks and index in run.last_errors:
-                self.errors[index] = self.failures[0, index] = run.last_errors[index]
+            if flags[index] & lacks_episode == lacks_episode and index in rollout.last_errors:
+                self.errors[index] = rollout.last_errors[index]
+                self.failures[0, index] = rollout.last_errors[index]
 
     def _mirror_columns(self) -> None:
         """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""
-        worker, columns, step = self._actor.incarnation.worker, self.columns, self.columns.next_step
+        worker = self._actor.incarnation.worker
+        columns, step = self.columns, self.columns.next_step
         assert worker is not None, "jobs start in a live process"
         part = MirroredColumns(self._buffer.places, self._buffer.pickled_layout, columns.envs, step)
         worker.mirror(part, columns.trajectory.pack(columns.envs, step, step + 1))
@@ -171,15 +175,15 @@ class RolloutPart(Job):
             return None
         progress = worker.page.progress()
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
-            return self._order
+            return self._activity_of_order
         method = METHOD_NAMES[progress.method]
         index = self.columns.envs[0 if method == "policy" else progress.position]
         return Activity(method, index, self.call_id, progress.since, self._actor.config.deadlines.of(method))
 
-    def on_late(self, step: Activity) -> None:
+    def on_late(self, activity: Activity) -> None:
         """Ignore later progress of the worker, if its progress is known here."""
-        self._late = step
-        if not self._is_far:
+        self._late = activity
+        if not self._is_remote:
             self.columns.ignore_later()
 
     def on_part(self, frame: Frame) -> None:
@@ -194,28 +198,27 @@ class RolloutPart(Job):
         """Continue, unless the policy has raised or everything is done."""
         self._actor.completed += self.columns.count()
         if frame.kind == Kind.FAILED:
-            step = self.activity() or self._order
-            self.policy_error = self._actor.errors.outcome(step, frame, self._actor.pid)
+            activity = self.activity() or self._activity_of_order
+            self.policy_error = self._actor.errors.outcome(activity, frame, self._actor.pid)
             self._end()
             return True
         stop = Stop(*loads(frame.payload))
-        self._makes_policy = stop.reason == NO_POLICY
-        if stop.reason == ENV_RAISED:
+        self._makes_policy = stop.lacks_policy
+        if stop.failure is not None:
             index = self.columns.envs[stop.position]
-            step, content = self._activity_of(index), messages.Failure(*stop.failure)
-            failure = raised(self._actor.errors, step, int(self._table.posted_in[index]), self._actor.pid, content)
+            activity = self._activity_of(index)
+            incarnation = int(self._table.posted_in[index])
+            failure = raised(self._actor.errors, activity, incarnation, self._actor.pid, stop.failure)
             self._decide(index, failure, has_process=self._actor.is_usable)
         if stop.layout is not None:
             try:
                 self._buffer.add_columns(stop.layout)
             except OSError as error:
-                self.error = self._actor.errors.out_of_memory(self._order, self._actor.incarnation.index, error)
+                self.error = self._actor.errors.out_of_memory(
+                    self._activity_of_order, self._actor.incarnation.index, error
+                )
                 self._end()
                 return True
-        return self._continue()
-
-    def _continue(self) -> bool:
-        """Order the next steps; return True at the end."""
         if self._is_done:
             self._end()
             return True
@@ -230,19 +233,13 @@ class RolloutPart(Job):
 
     def after_exit(self, ended: ProcessExit) -> bool:
         """Decide about the envs of an ended process, and continue in the next one."""
-        running, columns, step = ended.culprit, self.columns, self.columns.next_step
-        self._late, self._makes_policy = None, True
-        is_complete = step >= columns.steps  # the worker had only to reply
-        if running is not None and not is_complete:
-            left = [index for index, counted in columns.counted.items() if counted == step]
-            failed: list[int] = []
-            if running.method == "policy" and not columns.are_chosen:
-                failed = [index for index in left if not columns.repeats(index)]
-            elif running.method in ("step", "reset") and running.env in left:
-                failed = [running.env]
-            for index in failed:
-                error = ReadyOutcome(None, ended.error)
-                failure = FailedRequest(Cause.RUNNING, error, ended.incarnation.index, running, reason=ended.reason)
+        self._late = None
+        self._makes_policy = True
+        is_complete = self.columns.next_step >= self.columns.steps  # the worker had only to reply
+        if ended.culprit is not None and not is_complete:
+            error = ReadyOutcome(None, ended.error)
+            failure = FailedRequest(Cause.RUNNING, error, ended.incarnation.index, ended.culprit, reason=ended.reason)
+            for index in self._envs_failed_in(ended.culprit):
                 self._decide(index, failure, has_process=ended.plan.has_process)
         if ended.plan.has_process:
             self._fail_without_episode()
@@ -255,12 +252,22 @@ class RolloutPart(Job):
 
     def fail(self, error_of: ErrorOf) -> None:
         """End: no process will run the rest."""
-        if self._run is not None:
+        if self._rollout is not None:
             if not self.has_ended:
-                self.error = error_of(self._order)
+                self.error = error_of(self._activity_of_order)
             self._end()
 
     # Failures --------------------------------------------------------------------------------------------
+
+    def _envs_failed_in(self, running: Activity) -> list[int]:
+        """Return the envs whose next step fails because the process has ended in this activity."""
+        columns, step = self.columns, self.columns.next_step
+        left = [index for index, counted in columns.counted.items() if counted == step]
+        if running.method == "policy" and not columns.are_chosen:
+            return [index for index in left if not columns.repeats(index)]
+        if running.method in ("step", "reset") and running.env in left:
+            return [running.env]
+        return []
 
     def _fail_without_episode(self) -> None:
         """Decide about envs whose episode was lost with their process before they could take their next step."""
@@ -268,8 +275,8 @@ class RolloutPart(Job):
         for index, counted in sorted(columns.counted.items(), key=operator.itemgetter(1)):
             if counted >= columns.steps or (counted > step and self.errors):
                 break  # the next rollout, or the next call of `step`, finds that the episode was lost
-            if flags[index] & LOST and self._envs.lacks_episode(index) and not columns.repeats(index):
-                self._decide(index, self._envs.lost_failure(self._activity_of(index)), has_process=True)
+            if flags[index] & LOST and self._group.lacks_episode(index) and not columns.repeats(index):
+                self._decide(index, self._group.lost_failure(self._activity_of(index)), has_process=True)
 
     def _decide(self, index: int, failure: FailedRequest, *, has_process: bool) -> None:
         """Decide about the step of an env that has failed."""
@@ -277,7 +284,7 @@ class RolloutPart(Job):
         op = RESET_BIT if columns.resets_next(index) else 0
         posted = PostedRequest(op, table.seeds[index], None, table.autoreset == "same_step")
         actions = [array[columns.counted[index]] for array in columns.trajectory.actions]
-        decision, error = self._envs.handle_failure(index, failure, posted, actions, has_process=has_process)
+        decision, error = self._group.handle_failure(index, failure, posted, actions, has_process=has_process)
         fate = decision.fate
         if fate is EnvFate.REDO:
             return
@@ -301,14 +308,14 @@ class RolloutPart(Job):
 
         If this is interrupted, a repair does all of it again.
         """
-        run = self._run
-        if run is None:
+        rollout = self._rollout
+        if rollout is None:
             return
         self.columns.end()
-        run.last_errors.update(self.errors)
+        rollout.last_errors.update(self.errors)
         self.has_ended = True
-        run.on_part_end(self)
-        self._run = None
+        rollout.on_part_end(self)
+        self._rollout = None
         if self._has_others:
             self._renew_if_due(first=True)
-        self._envs.save_due_states()
+        self._group.save_due_states()

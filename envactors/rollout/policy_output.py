@@ -29,12 +29,11 @@ def write_output(trajectory: Trajectory, envs: range, step: int, output: Any) ->
         TypeError: The extras are not numbers, or differ from those of earlier steps.
         ValueError: An extra does not have one row per env.
     """
-    layout, count, mine = trajectory.layout, len(envs), slice(envs.start, envs.stop)
+    layout, count, mine = trajectory.layout, len(envs), trajectory.columns_of(envs)
     actions, extras = _split(layout.action, output, count)
-    action, expected = layout.action, layout.extras
-    if action is None:
-        action = _spec_of_actions(actions, count)
-    if not expected and trajectory.chosen[envs.start] == 0:
+    action = _spec_of_actions(actions, count) if layout.action is None else layout.action
+    expected = layout.extras
+    if not expected and trajectory.chosen[envs.start] == 0:  # the first output says which extras there are
         expected = _specs_of_extras(extras)
     if layout.action is None or expected != layout.extras:
         return layout._replace(action=action, extras=expected)

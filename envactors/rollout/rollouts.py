@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,12 @@ from envactors.actor.handle import send_call
 from envactors.actor.job import ErrorOf
 from envactors.actor.jobs import Call
 from envactors.backends.base import RowMemory
-from envactors.errors import AlreadyPendingError, VectorInputError
+from envactors.errors import AlreadyPendingError
 from envactors.mailbox.messages import Extend, Kind
-from envactors.mailbox.pickling import dumps_by_value, try_to_read
-from envactors.mailbox.specs import ArraySpec, Spec
-from envactors.rollout import runner
-from envactors.rollout.assembly import Contents, assemble, read_contents, report_failures, result_of
-from envactors.rollout.base import RolloutsBase
+from envactors.mailbox.pickling import try_to_read
+from envactors.rollout import policy_loop
+from envactors.rollout.assembly import Sidecar, add_failure_infos, add_infos, assemble, result_of
+from envactors.rollout.base import RolloutFutures, Rollouts
 from envactors.rollout.memory import ParameterStore, TrajectoryBuffer, TrajectoryBuffers
 from envactors.rollout.messages import Parameters, Policy
 from envactors.rollout.part import RolloutPart
@@ -36,7 +34,7 @@ from envactors.vector.engine import RowEngine
 _MOST = 2
 
 
-class Rollouts(RolloutsBase):
+class WorkerRollouts(Rollouts):
     """Runs the rollouts of a vector whose envs run in workers.
 
     Args:
@@ -44,177 +42,151 @@ class Rollouts(RolloutsBase):
         memory: Shared memory of the vector.
 
     Attributes:
-        envs: The envs of each actor.
+        groups: The envs of each actor.
         runtime: The threads that serve the actors.
-        last_errors: Last error of each env that failed in a rollout.
+        policy: The policy; None before `set_policy`.
+        parameters: The parameters that the user has given.
+        last_errors: Last error of each env that failed since a rollout began with none in flight.
     """
 
     _engine: RowEngine
-
-    next_index: int
+    # Without the steps, and what is learned from the first output of the policy.
+    _layout: TrajectoryLayout
 
     def __init__(self, engine: RowEngine, memory: RowMemory) -> None:
         super().__init__(engine)
-        self.envs: Sequence[ActorEnvs] = engine.groups
-        for envs in self.envs:
-            envs.rollouts = self
-        self._actors = [envs.actor for envs in self.envs]
+        self.groups: Sequence[ActorEnvs] = engine.groups
+        for group in self.groups:
+            group.rollouts = self
+        self._actors = [group.actor for group in self.groups]
         self.runtime: Runtime = self._actors[0].runtime
+        self.policy: Policy | None = None
+        self.parameters: ParameterStore = ParameterStore(memory)
         self.last_errors: dict[int, Outcome] = {}
         self._table = engine.table
         self._memory = memory
         self._policy_ids = itertools.count(1)
-        self._policy: Policy | None = None
-        self._parameters = ParameterStore(memory)
-        # Rollouts in flight, oldest first.
-        self._runs: list[Run] = []
         self._buffers = TrajectoryBuffers(memory)
-        # The specs of the policy's extras, and of actions if the envs have no action space.
-        self._extras: tuple[tuple[str, ArraySpec], ...] = ()
-        self._action: Spec | None = None
+        # Oldest first.
+        self._in_flight: list[RolloutInFlight] = []
 
-    def set_policy(self, make_policy: Any, seed: int) -> None:
-        """Have each worker make the policy, and wait until all have; see `RolloutMethods.set_policy`."""
-        self.check_idle()
-        if self._engine.reader.learns:
-            raise VectorInputError("rollouts need envs with an observation space: give the envs one")
-        policy = Policy(next(self._policy_ids), bytes(dumps_by_value(make_policy)), seed)
+    def _knows_observations(self) -> bool:
+        return not self._engine.reader.learns  # what a reset shows, workers do not know
+
+    def _make_policies(self, make_policy: bytes, seed: int) -> bool:
+        policy = Policy(next(self._policy_ids), make_policy, seed)
         futures: list[ActorFuture[Any]] = []
         for actor in self._actors:
             future: ActorFuture[Any] = ActorFuture(actor, None)
             deadline = actor.config.deadlines.start
             call = Call("set_policy", actor.config.first_index, Kind.EXTEND, future, deadline)
-            send_call(actor, call, Extend(runner.set_policy, tuple(policy)))
+            send_call(actor, call, Extend(policy_loop.set_policy, (policy,)))
             futures.append(future)
-        self._loads = all(results_of(futures))
-        self._policy, self._seed, self.next_index = policy, seed, 0
-        self._extras, self._action, self._parameters = (), None, ParameterStore(self._memory)
+        loads = all(results_of(futures))
+        self.policy = policy
+        self.parameters = ParameterStore(self._memory)
+        rows = self._table.slab.layout
+        self._layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, extras=(), envs=rows.envs, steps=0)
+        return loads
 
     def _set_parameters(self, parameters: Any) -> None:
-        self._parameters.set(parameters)
+        self.parameters.set(parameters, [rollout.parameters for rollout in self._in_flight])
 
     def end_episodes(self) -> None:
-        """Require a reset of every env before its next step."""
         table, lock = self._table, self._table.lock
         with lock, lock.change(*self._actors):
-            for index in self._engine.all.ids if not table.rollouts else ():  # else it was interrupted
-                table.episodes.lose(index)
+            if not self._in_flight:  # else an evaluation was interrupted
+                for index in self._engine.all.ids:
+                    table.episodes.lose(index)
 
-    def start(
-        self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None
-    ) -> list[ActorFuture[Rollout]]:
-        """Start a rollout; see `RolloutsBase.start`."""
-        assert self._policy is not None, "the caller has checked it"
-        table, lock = self._table, self._table.lock
+    def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
+        lock = self._table.lock
         lock.reset_if_interrupted()
-        self._check_free(_MOST)
-        if not table.rollouts:
+        self.check_free(_MOST)
+        if not self._in_flight:
             self._engine.check_steppable(self._engine.all)
+            self.last_errors = {}
+        with lock:
+            buffer = self._buffers.take(self._layout._replace(steps=steps))
         self.set_parameters(parameters)
         copies = self._engine.reader.copies if copy is None else copy
-        buffer = self._take_buffer(steps)
-        run = Run(self, self._policy, self._parameters.last, buffer, each=each, copies=copies)
-        futures = list(run.futures)
-        for envs in self._engine.groups:
-            envs.recycler.measure_memory()
+        rollout = RolloutInFlight(self, buffer, each=each, copies=copies)
+        futures = list(rollout.futures)
+        for group in self.groups:
+            group.recycler.measure_memory()
         with lock, lock.change(*self._actors):
-            closing = next((actor for actor in self._actors if actor.is_closing), None)
-            if closing is None:
-                self.next_index += 1
-                self._runs.append(run)
-                for part in run.parts:
-                    part.enqueue()
-                table.rollouts = len(self._runs)
-        if closing is not None:
-            raise closing.errors.closed(Activity("rollout", closing.config.first_index), closing.incarnation.index)
+            for actor in self._actors:
+                if actor.is_closing:
+                    activity = Activity("rollout", actor.config.first_index)
+                    raise lock.refuse(actor.errors.closed(activity, actor.incarnation.index))
+            self.next_index += 1
+            self._set_in_flight([*self._in_flight, rollout])
+            for part in rollout.parts:
+                part.enqueue()
         return futures
 
-    def check_idle(self) -> None:
-        """Raise `AlreadyPendingError` if a rollout is in flight or a result is pending."""
-        self._check_free(1)
-
-    def _check_free(self, most: int) -> None:
-        count = self._table.rollouts
+    def check_free(self, most: int = 1) -> None:
+        """Raise `AlreadyPendingError` if so many rollouts are in flight, or a result is pending."""
+        count = len(self._in_flight)
         if count >= most:
             raise AlreadyPendingError(f"{count} rollouts are in flight: wait for the oldest one first")
-        super().check_idle()
+        super().check_free()
 
-    def _take_buffer(self, steps: int) -> TrajectoryBuffer:
-        """Return the memory of a rollout.
-
-        Raises:
-            OSError: There is not enough memory.
-        """
-        rows, observation = self._table.slab.layout, self._engine.observation_spec
-        assert observation is not None, "set_policy has checked it"
-        layout = TrajectoryLayout(observation, rows.action or self._action, rows.reward, self._extras, rows.envs, steps)
-        with self._table.lock:
-            return self._buffers.take(layout)
-
-    def end(self, run: Run) -> None:
+    def end(self, rollout: RolloutInFlight) -> None:
         """Record that all parts of a rollout have ended. Called under the lock, and again after an interrupt."""
-        layout = run.buffer.trajectory.layout
-        self._extras, self._action = layout.extras, layout.action
-        self._runs = [other for other in self._runs if other is not run]
-        self._table.rollouts = len(self._runs)
+        self._layout = rollout.buffer.trajectory.layout
+        self._set_in_flight([other for other in self._in_flight if other is not rollout])
         self._table.waiters.ring()
 
     def repair(self, group: ActorEnvs, error_of: ErrorOf) -> None:
         """End the parts of an actor that it does not know of: the change that began the rollout was interrupted."""
-        for run in list(self._runs):
-            part = run.parts[self.envs.index(group)]
+        for rollout in list(self._in_flight):
+            part = rollout.parts[self.groups.index(group)]
             part.fail(error_of)
-        self._table.rollouts = len(self._runs)
+        self._set_in_flight(self._in_flight)
+
+    def _set_in_flight(self, rollouts: list[RolloutInFlight]) -> None:
+        self._in_flight = rollouts
+        self._table.rollouts = len(rollouts)  # for the engine, which knows nothing else of rollouts
 
 
-class Run:
+class RolloutInFlight:
     """One rollout, which its futures belong to: nothing but closing the vector ends it.
 
     Args:
-        rollouts: The rollouts of the vector.
-        policy: The policy.
-        parameters: Parameters that the policy loads first; None if there are none.
+        rollouts: The rollouts of the vector, with the policy and the parameters of this one.
         buffer: The memory of its trajectory.
         each: Whether each actor has a future.
         copies: Whether results stay valid for as long as the user keeps them.
 
     Attributes:
-        policy, parameters, buffer: As above.
+        policy: The policy.
+        parameters: Parameters that the policy loads first; None if there are none.
+        buffer: As above.
         index: Index of the rollout since the policy was set.
-        last_errors: Last error of each env that failed in a rollout.
+        last_errors: As of `WorkerRollouts`.
+        runtime: The threads that serve the actors.
         parts: The part of each actor.
         futures: The futures; empty once all parts have ended.
     """
 
-    # The first env of each future that was not read; none of a rollout that was interrupted before it began.
-    _unread: AbstractSet[int] = frozenset()
-
-    def __init__(
-        self,
-        rollouts: Rollouts,
-        policy: Policy,
-        parameters: Parameters | None,
-        buffer: TrajectoryBuffer,
-        *,
-        each: bool,
-        copies: bool,
-    ) -> None:
-        self.policy = policy
-        self.parameters = parameters
+    def __init__(self, rollouts: WorkerRollouts, buffer: TrajectoryBuffer, *, each: bool, copies: bool) -> None:
+        assert rollouts.policy is not None, "`VectorEnv` has checked it"
+        self.policy: Policy = rollouts.policy
+        self.parameters: Parameters | None = rollouts.parameters.last
         self.buffer = buffer
-        self.buffer.hold(self)
         self.index: int = rollouts.next_index
         self.last_errors: dict[int, Outcome] = rollouts.last_errors
         self.runtime: Runtime = rollouts.runtime
-        self.parts: list[RolloutPart] = [RolloutPart(envs, self) for envs in rollouts.envs]
-        self.futures: list[ActorFuture[Rollout]] = [
-            ActorFuture(self, None) for _ in range(len(self.parts) if each else 1)
-        ]
+        self.parts: list[RolloutPart] = [RolloutPart(group, self) for group in rollouts.groups]
+        # The first env of each future that was not read.
+        self._unread = {group.range.start for group in (rollouts.groups if each else rollouts.groups[:1])}
+        self.futures: list[ActorFuture[Rollout]] = [ActorFuture(self, None) for _ in self._unread]
         for future in self.futures:
-            future.set_running()
+            future.set_running()  # nobody can take it out of a queue
         self._rollouts = rollouts
         self._copies = copies
-        self._unread = {envs.range.start for envs in (rollouts.envs if each else rollouts.envs[:1])}
+        buffer.hold(self)
 
     @property
     def is_read(self) -> bool:
@@ -237,11 +209,11 @@ class Run:
 
     def on_part_end(self, part: RolloutPart) -> None:
         """Deliver the result of a part, or that of all parts with the last one; again after an interrupt."""
-        is_over, futures = all(other.has_ended for other in self.parts), self.futures
-        if len(futures) > 1:
-            futures[self.parts.index(part)].set_outcome(self._outcome_of([part]))
-        elif futures and is_over:
-            futures[0].set_outcome(self._outcome_of(self.parts))
+        is_over = all(other.has_ended for other in self.parts)
+        if len(self.futures) > 1:
+            self.futures[self.parts.index(part)].set_outcome(self._outcome_of([part]))
+        elif self.futures and is_over:
+            self.futures[0].set_outcome(self._outcome_of(self.parts))
         if is_over:
             self._rollouts.end(self)
             self.futures = []  # they refer to this
@@ -259,22 +231,23 @@ class Run:
 
     def _read(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
         """Return the result of consecutive actors, or the error to raise. Runs code of users."""
-        trajectory, contents = self.buffer.trajectory, Contents({}, {}, {})
+        trajectory, sidecar = self.buffer.trajectory, Sidecar()
         failures: dict[int, BaseException] = {}
         policy_error: BaseException | None = None
         for part in parts:
-            read_contents(part.columns, contents)
-            contents.failures.update(_exceptions_of(part.failures))
-            failures.update(
-                _exceptions_of(part.errors) if part.error is None else dict.fromkeys(part.columns.envs, part.error)
-            )
+            add_infos(sidecar, part.columns)
+            sidecar.failures.update(_exceptions_of(part.failures))
+            if part.error is None:
+                failures.update(_exceptions_of(part.errors))
+            else:
+                failures.update(dict.fromkeys(part.columns.envs, part.error))
             if part.policy_error is not None and policy_error is None:
                 policy_error = part.policy_error.read()[1]
-        report_failures(trajectory, contents)
+        add_failure_infos(sidecar, trajectory)
         versions = np.full(len(parts), 0 if self.parameters is None else self.parameters.version)
         envs = range(parts[0].columns.envs.start, parts[-1].columns.envs.stop)
-        rollout = assemble(trajectory, envs, contents, versions, copies=self._copies)
-        self._unread -= {envs.start}  # again, if an interrupt has followed
+        rollout = assemble(trajectory, envs, sidecar, versions, copies=self._copies)
+        self._unread.discard(envs.start)  # again, if an interrupt has followed
         return result_of(rollout, failures, policy_error)
 
 

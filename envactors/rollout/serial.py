@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import pickle
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
 from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture, ReadyOutcome
-from envactors.actor.inline import InlineActor
 from envactors.backends.thread import ThreadMemory
-from envactors.errors import VectorInputError, VectorStepError
-from envactors.mailbox.pickling import dumps_by_value
+from envactors.errors import VectorStepError
 from envactors.mailbox.specs import ArraySpec, flatten, stack
-from envactors.rollout.assembly import Contents, assemble, result_of
-from envactors.rollout.base import RolloutsBase
+from envactors.rollout.assembly import Sidecar, assemble, result_of
+from envactors.rollout.base import RolloutFutures, Rollouts
 from envactors.rollout.context import PolicyContext, generator_of
-from envactors.rollout.memory import TrajectoryBuffer
+from envactors.rollout.memory import TrajectoryBuffer, pickle_parameters
 from envactors.rollout.policy_output import actions_at, write_output
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, OP_TRUNCATED, Trajectory, TrajectoryLayout
@@ -28,7 +27,22 @@ from envactors.vector.results import Batch, failure_in
 from envactors.vector.serial import SerialEngine
 
 
-class SerialRollouts(RolloutsBase):
+@dataclasses.dataclass(eq=False)
+class _ActorPolicy:
+    """The policy of one actor.
+
+    Attributes:
+        envs: The actor's envs.
+        policy: The policy.
+        version: Version of the parameters that it loaded last.
+    """
+
+    envs: range
+    policy: Any
+    version: int = 0
+
+
+class SerialRollouts(Rollouts):
     """Runs rollouts in the calling thread.
 
     Args:
@@ -37,113 +51,122 @@ class SerialRollouts(RolloutsBase):
 
     _engine: SerialEngine
 
-    next_index: int
-
     def __init__(self, engine: SerialEngine) -> None:
         super().__init__(engine)
-        self._version = 0
+        self._actors = engine.actors
         # The policy of each actor.
-        self._policies: list[Any] = []
-        # The actor of each policy, with the range of its envs.
-        self._actors: list[tuple[InlineActor, range]] = [(actor, actor.range) for actor in engine.actors]
+        self._policies: list[_ActorPolicy] = []
+        # The parameters given last, pickled without the contents of their arrays, and these.
+        self._pickled = b""
+        self._arrays: list[bytes] = []
+        # How often the user has given parameters.
+        self._version = 0
 
-    def set_policy(self, make_policy: Any, seed: int) -> None:
-        """Make the policy of each actor; see `RolloutMethods.set_policy`."""
-        self.check_idle()
-        for actor, envs in self._actors:
+    def _knows_observations(self) -> bool:
+        return self._engine.observation_spec is not None
+
+    def _make_policies(self, make_policy: bytes, seed: int) -> bool:
+        del seed  # `_run` draws the random numbers
+        for actor in self._actors:
             if not actor.is_usable:
-                raise actor.errors.closed(Activity("set_policy", envs.start), actor.incarnation.index)
-        if self._engine.observation_spec is None:
-            raise VectorInputError("rollouts need envs with an observation space: give the envs one")
-        pickled = dumps_by_value(make_policy)
-        self._policies = [pickle.loads(pickled)() for _ in self._actors]
-        self._loads = all(hasattr(policy, "load") for policy in self._policies)
-        self._seed, self.next_index, self._version = seed, 0, 0
+                raise actor.errors.closed(Activity("set_policy", actor.range.start), actor.incarnation.index)
+        self._policies = [_ActorPolicy(actor.range, pickle.loads(make_policy)()) for actor in self._actors]
+        self._version = 0
+        return all(hasattr(each.policy, "load") for each in self._policies)
 
     def _set_parameters(self, parameters: Any) -> None:
-        buffers: list[pickle.PickleBuffer] = []
-        pickled = cloudpickle.dumps(parameters, 5, buffer_callback=buffers.append)
-        contents = [bytes(buffer.raw()) for buffer in buffers]  # of which arrays are read-only views
-        for policy in self._policies:
-            policy.load(pickle.loads(pickled, buffers=contents))
+        self._pickled, arrays = pickle_parameters(parameters)
+        self._arrays = [bytes(array) for array in arrays]  # which policies view, read-only
         self._version += 1
 
     def end_episodes(self) -> None:
-        """Require a reset of every env before its next step."""
         self._engine.end_episodes()
 
-    def start(
-        self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None
-    ) -> list[ActorFuture[Rollout]]:
-        """Run a rollout; see `RolloutsBase.start`."""
+    def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
+        """Run a rollout; see `Rollouts.start`."""
         del copy
-        self.check_idle()
+        self.check_free()
         self._engine.check_steppable(self._engine.all)
         self.set_parameters(parameters)
-        run = _Run(self._engine, steps)
-        policy_errors: dict[int, BaseException] = {}
-        for (_, envs), policy in zip(self._actors, self._policies, strict=True):
+        serial = SerialTrajectory(self._engine, steps)
+        for policy in self._policies:
             try:
-                self._run(run, policy, envs, steps)
-            except Exception as error:  # raised by the policy
-                policy_errors[envs.start] = error
+                self._load(policy)
+                self._run(serial, policy, steps)
+            except Exception as error:
+                serial.policy_errors[policy.envs.start] = error
         self.next_index += 1
-        futures: list[ActorFuture[Rollout]] = []
-        for envs in [envs for _, envs in self._actors] if each else [range(len(self._engine.all.ids))]:
-            versions = np.full(1 if each else len(self._actors), self._version)
-            rollout = assemble(run.trajectory, envs, run.contents, versions, copies=False)
-            failures = {index: error for index, error in run.errors.items() if index in envs}
-            policy_error = next((error for first, error in policy_errors.items() if first in envs), None)
-            future: ActorFuture[Rollout] = ActorFuture(self._actors[0][0], None)
-            future.set_running()
-            future.set_outcome(ReadyOutcome(*result_of(rollout, failures, policy_error)))
-            futures.append(future)
-        return futures
+        ranges = [actor.range for actor in self._actors] if each else [range(len(self._engine.all.ids))]
+        return [self._future_of(serial, envs) for envs in ranges]
 
-    def _run(self, run: _Run, policy: Any, envs: range, steps: int) -> None:
+    def _load(self, policy: _ActorPolicy) -> None:
+        """Have a policy load the parameters given last, unless it has them.
+
+        Raises:
+            Exception: Raised by the policy, or by unpickling.
+        """
+        if policy.version != self._version:
+            policy.policy.load(pickle.loads(self._pickled, buffers=self._arrays))
+            policy.version = self._version
+
+    def _run(self, serial: SerialTrajectory, policy: _ActorPolicy, steps: int) -> None:
         """Run the envs of one actor.
 
         Raises:
             Exception: Raised by the policy.
         """
-        engine, seed, ids = self._engine, self._seed, np.arange(envs.start, envs.stop)
-        assert seed is not None, "the caller has checked it"
+        engine, envs = self._engine, policy.envs
+        ids = np.arange(envs.start, envs.stop)
+        assert self._seed is not None, "the caller has checked it"
+        make_rng = functools.partial(generator_of, self._seed, rollout=self.next_index, first_env=envs.start)
         for step in range(steps):
-            obs, starts = run.write_observations(step, envs)
-            rng = generator_of(seed, step, self.next_index, envs.start)
-            run.write_output(step, envs, policy(obs, PolicyContext(ids, starts, step, rng)))
-            due = run.write_ops(step, envs)
-            selection, actions = engine.select(due), actions_at(run.trajectory, step)
+            obs, starts = serial.write_observations(step, envs)
+            serial.write_output(step, envs, policy.policy(obs, PolicyContext(ids, starts, step, make_rng)))
+            due = serial.write_ops(step, envs)
+            selection = engine.select(due)
+            actions = actions_at(serial.trajectory, step)
             engine.start_steps(selection, [actions[index] for index in due], rings_each=True)
             try:
-                run.write_results(step, engine.finish(selection, None, None, "rollout"))
+                serial.write_results(step, engine.finish(selection, None, None, "rollout"))
             except VectorStepError as error:
-                run.write_results(step, error.batch)
-                for index, failure in error.failures.items():
-                    run.errors[index] = run.contents.failures[step, index] = failure
+                serial.write_results(step, error.batch)
+                serial.errors.update(error.failures)
+                serial.sidecar.failures.update({(step, index): each for index, each in error.failures.items()})
                 return
-        run.write_observations(steps, envs)
+        serial.write_observations(steps, envs)
+
+    def _future_of(self, serial: SerialTrajectory, envs: range) -> ActorFuture[Rollout]:
+        """Return the future, which is done, of the rollout of some actors."""
+        actors = [actor for actor in self._actors if actor.range.start in envs]
+        rollout = assemble(serial.trajectory, envs, serial.sidecar, np.full(len(actors), self._version), copies=False)
+        failures = {index: error for index, error in serial.errors.items() if index in envs}
+        policy_errors = [error for first, error in serial.policy_errors.items() if first in envs]
+        future: ActorFuture[Rollout] = ActorFuture(actors[0], None)
+        future.set_outcome(ReadyOutcome(*result_of(rollout, failures, policy_errors[0] if policy_errors else None)))
+        return future
 
 
-class _Run:
-    """One rollout of in-process envs.
+class SerialTrajectory:
+    """The trajectory of one rollout of in-process envs, and everything else that it has returned or raised.
 
     Args:
         engine: Steps the envs.
         steps: Number of steps.
 
     Attributes:
-        contents: Everything that has no place in the trajectory.
+        sidecar: Everything that has no place in the trajectory.
         errors: Errors to raise, by env.
+        policy_errors: The exceptions of policies, by the first env of each.
     """
 
     def __init__(self, engine: SerialEngine, steps: int) -> None:
-        observation, reward, count = engine.observation_spec, engine.reward_spec, len(engine.all.ids)
-        assert observation is not None, "the envs have been reset"
+        observation, reward = engine.observation_spec, engine.reward_spec
+        assert observation is not None, "`VectorEnv` has checked it"
         plain_reward = reward if isinstance(reward, ArraySpec) and reward.batchable else None
-        layout = TrajectoryLayout(observation, engine.action_spec, plain_reward, (), count, steps)
-        self.contents: Contents = Contents({}, {}, {})
+        layout = TrajectoryLayout(observation, engine.action_spec, plain_reward, (), len(engine.all.ids), steps)
+        self.sidecar: Sidecar = Sidecar()
         self.errors: dict[int, BaseException] = {}
+        self.policy_errors: dict[int, BaseException] = {}
         self._engine = engine
         self._buffer = TrajectoryBuffer(layout, ThreadMemory())
 
@@ -154,7 +177,9 @@ class _Run:
 
     def write_observations(self, step: int, envs: range) -> tuple[Any, npt.NDArray[np.bool_]]:
         """Write the observations before a step; return them, read-only, and whether each begins its episode."""
-        spec, trajectory, mine = self.trajectory.layout.observation, self.trajectory, slice(envs.start, envs.stop)
+        trajectory = self.trajectory
+        mine = trajectory.columns_of(envs)
+        spec = trajectory.layout.observation
         obs = stack(spec, [self._engine.last_obs(index) for index in envs])
         objects = []
         for array, leaf in zip(trajectory.observations, flatten(spec, obs), strict=True):
@@ -163,35 +188,40 @@ class _Run:
             else:
                 array[step, mine] = leaf
                 leaf.flags.writeable = False
-        for index, *leaves in zip(envs, *objects, strict=True) if objects else ():
-            self.contents.objects[step, index] = leaves
+        if objects:
+            for index, *leaves in zip(envs, *objects, strict=True):
+                self.sidecar.objects[step, index] = leaves
         starts = np.array([self._engine.starts_episode(index) for index in envs], np.bool_)
         trajectory.starts[step, mine] = starts
         return obs, starts
 
     def write_output(self, step: int, envs: range, output: Any) -> None:
         """Write the actions and extras that the policy has returned, with new memory if there is no place for them."""
-        if (layout := write_output(self.trajectory, envs, step, output)) is not None:
+        layout = write_output(self.trajectory, envs, step, output)
+        if layout is not None:
             self._buffer.add_columns(layout)
             write_output(self.trajectory, envs, step, output)
         self.trajectory.chosen[envs.start] = step + 1
 
     def write_ops(self, step: int, envs: range) -> list[int]:
         """Write what each env does in a step; return the envs whose episode is not over."""
-        episodes = self._engine.episodes
+        episodes, trajectory = self._engine.episodes, self.trajectory
         due = [index for index in envs if not episodes.flags[index] & NEEDS_RESET]
-        self.trajectory.ops[step, envs.start : envs.stop] = OP_REPEAT
-        self.trajectory.ops[step, due] = np.where(episodes.resets_next[due], OP_RESET, OP_STEP)
+        trajectory.ops[step, trajectory.columns_of(envs)] = OP_REPEAT
+        trajectory.ops[step, due] = np.where(episodes.resets_next[due], OP_RESET, OP_STEP)
         return due
 
     def write_results(self, step: int, batch: Batch) -> None:
         """Write the results of a step."""
         ids, trajectory = batch.env_ids, self.trajectory
-        trajectory.rewards[step, ids], trajectory.terminated[step, ids] = batch.rewards, batch.terminated
-        trajectory.truncated[step, ids], trajectory.done[ids] = batch.truncated, step + 1
+        trajectory.rewards[step, ids] = batch.rewards
+        trajectory.terminated[step, ids] = batch.terminated
+        trajectory.truncated[step, ids] = batch.truncated
+        trajectory.done[ids] = step + 1
         for index, info in zip(ids.tolist(), batch.infos, strict=True):
             if not isinstance(info, dict) or info:
-                self.contents.infos[step, index] = info
-            if (failure := failure_in(info)) is not None:
-                self.contents.failures[step, index] = failure
+                self.sidecar.infos[step, index] = info
+            failure = failure_in(info)
+            if failure is not None:
+                self.sidecar.failures[step, index] = failure
                 trajectory.ops[step, index] = OP_TRUNCATED

@@ -18,7 +18,8 @@ from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.slab import PLAIN_REWARD, Places
 from envactors.mailbox.specs import ArraySpec, Spec, leaves
 
-# Values of `Trajectory.ops`: what happened to an env in a step.
+# Values of `Trajectory.ops`: what happened to an env in a step. `OP_STEP` and `OP_RESET` are also the flags by which
+# `Episodes.record_many` and `Journal.record_steps` tell resets from steps.
 OP_STEP: Final = 0
 OP_RESET: Final = 1  # the episode had ended, and the env was reset: its action was ignored
 OP_REPEAT: Final = 2  # the episode had ended, nothing reset the env, and the last observation was repeated
@@ -122,6 +123,11 @@ class Trajectory:
             place_extra.size or len(self.extras),
         ]
 
+    @staticmethod
+    def columns_of(envs: range) -> slice:
+        """Return the index of consecutive envs in arrays with one column per env."""
+        return slice(envs.start, envs.stop)
+
     def inline_info(self, cell: int) -> memoryview:
         """Return the encoded info of a cell."""
         return self.inline_infos[cell, : self.inline_info_sizes[cell]].data
@@ -142,7 +148,7 @@ class Trajectory:
             end: Step after the last one; None for everything that their worker has written.
         """
         if end is None:
-            written = max(int(self.done[envs].max()), int(self.chosen[envs.start]))
+            written = max(int(self.done[self.columns_of(envs)].max()), int(self.chosen[envs.start]))
             end = min(max(start, written), self.layout.steps)
         content: list[bytes | memoryview] = [_RANGE.pack(start, end)]
         content += [block.tobytes() for block in self._blocks(envs, start, end)]
@@ -163,15 +169,16 @@ class Trajectory:
 
     def _blocks(self, envs: range, start: int, end: int) -> list[npt.NDArray[Any]]:
         """Return the columns of some envs and steps in each array, except for the infos."""
-        mine, sizes = slice(envs.start, envs.stop), self.inline_info_sizes.reshape(-1, self.layout.envs)
+        mine = self.columns_of(envs)
+        info_sizes = self.inline_info_sizes.reshape(-1, self.layout.envs)
         # Flags and observations have one row more: those before and those after each step.
         observations = [array[start : end + 1, mine] for array in self.observations if array is not None]
-        timed: list[npt.NDArray[Any]] = [self.seeds, self.checks, self.rewards, sizes, *self.actions, *self.extras]
+        timed: list[npt.NDArray[Any]] = [self.seeds, self.checks, self.rewards, info_sizes, *self.actions, *self.extras]
         whole: list[npt.NDArray[Any]] = [self.done[mine], self.chosen[mine], self.flags[:, start : end + 1, mine]]
         return [*whole, *observations, *(array[start:end, mine] for array in timed)]
 
     def _cells_with_infos(self, envs: range, start: int, end: int) -> list[int]:
         count = self.layout.envs
-        cells = np.arange(start * count, end * count).reshape(-1, count)[:, envs]
+        cells = np.arange(start * count, end * count).reshape(-1, count)[:, self.columns_of(envs)]
         found: list[int] = cells[self.info_encoding[cells] == INLINE_INFO].tolist()
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -114,6 +115,39 @@ def test_parameters_without_load_are_refused(stages):
     with pytest.raises(TypeError, match="load"):
         stage.envs.rollout_async(1, 5)
     assert stage.table.rollouts == 0
+
+
+def test_a_start_that_failed_changes_no_parameters_of_a_rollout_in_flight(stages, monkeypatch):
+    stage = make(stages, policy=LoadingPolicy)
+    first = stage.envs.rollout_async(2, np.array(7))
+    memory = stage.envs._memory
+    extend = memory.extend
+
+    def refuse_trajectories(size):
+        if size > 1000:
+            raise OSError("no memory")
+        return extend(size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "extend", refuse_trajectories)
+        with pytest.raises(OSError, match="no memory"):
+            stage.envs.rollout_async(500, np.array(8))
+    second = stage.envs.rollout_async(2, np.array(9))
+    stage.run()
+    assert rewards(first.result(SOON)) == [[7.0, 7.0]] * 2
+    assert rewards(second.result(SOON)) == [[9.0, 9.0]] * 2
+
+
+def test_parameters_that_no_rollout_has_used_leave_those_in_flight(stages):
+    """Ctrl-C may come between setting the parameters and starting the rollout."""
+    stage = make(stages, policy=LoadingPolicy)
+    first = stage.envs.rollout_async(2, np.array(7))
+    stage.envs._rollouts.set_parameters(np.array(8))
+    second = stage.envs.rollout_async(2, np.array(9))
+    stage.run()
+    assert rewards(first.result(SOON)) == [[7.0, 7.0]] * 2
+    assert rewards(second.result(SOON)) == [[9.0, 9.0]] * 2
+    assert rewards(stage.play(stage.envs.rollout, 1, np.array(6))) == [[6.0]] * 2
 
 
 def test_two_rollouts_may_be_in_flight_and_no_third(stages):
@@ -365,6 +399,28 @@ def test_a_lost_env_of_a_second_rollout_fails_it_at_its_start(stages):
     stage.reset()
 
 
+def test_an_error_of_an_earlier_rollout_does_not_fail_a_later_one(stages):
+    """Env 0 fails in the first rollout. In the third it has no episode, but not for this reason."""
+    restart = ea.RestartPolicy(max_restarts=1, backoff=0.0, window=0.2)
+    stage = make(stages, 1, on_failure="renew", autoreset="disabled", restart=restart)
+    stage.crash()
+    stage.reset(seed=0)
+    first = stage.envs.rollout_async(2)
+    stage.worker().page.start_request(stage.actor().running.call_id, METHOD_STEP, 0)
+    stage.actor().running.columns.trajectory.chosen[0] = 1
+    stage.crash()
+    with pytest.raises(ea.VectorStepError):
+        first.result(SOON)
+    time.sleep(0.3)  # the policy allows a restart again
+    stage.play(stage.envs.actors[0].renew().result, SOON)
+    stage.reset(seed=0)
+    second, third = stage.envs.rollout_async(2), stage.envs.rollout_async(2)
+    stage.crash()
+    stage.run()
+    assert second.result(SOON).truncated[:, 0].tolist() == [True, False]
+    assert not third.result(SOON).valid.any()
+
+
 # Interrupts ----------------------------------------------------------------------------------------------
 
 
@@ -430,12 +486,12 @@ def check_ended(stage: Stage, futures):
 def test_the_part_keeps_its_result_if_its_end_is_interrupted(stages):
     stage = make(stages, 1)
     future = stage.envs.rollout_async(2)
-    run = stage.actor().running._run
-    part = run.parts[0]
+    rollout_in_flight = stage.actor().running._rollout
+    part = rollout_in_flight.parts[0]
     stage.run()
     assert part.has_ended
     rollout = future.result(SOON)
-    part._run = run  # as if the last statement had not run
+    part._rollout = rollout_in_flight  # as if the last statement had not run
     with stage.table.lock, stage.table.lock.change(stage.actor()):
         part.fail(lambda _: pytest.fail("it has ended"))
     assert part.error is None

@@ -1,0 +1,95 @@
+"""Rollouts and evaluations of in-process vectors: no process is started."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+
+import envactors as ea
+
+
+class Env:
+    """Its rewards are the actions, and it raises at a step of each episode."""
+
+    observation_space = gymnasium.spaces.Box(-9, 999, (1,), np.float64)
+    action_space = gymnasium.spaces.Discrete(9)
+
+    def __init__(self, length=5, raises_at=-1):
+        self.length = length
+        self.raises_at = raises_at
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return np.zeros(1), {}
+
+    def step(self, action):
+        self.count += 1
+        if self.count == self.raises_at:
+            raise ValueError("as ordered")
+        return np.full(1, float(self.count)), float(action), self.count >= self.length, False, {}
+
+
+class Spaceless(Env):
+    observation_space = None
+
+
+def choose(obs, context):
+    return np.ones(len(obs), np.int64)
+
+
+def make_policy():
+    return choose
+
+
+def test_a_reset_shows_the_observations_of_envs_without_a_space():
+    with ea.VectorEnv([Spaceless], backend="inline") as envs:
+        with pytest.raises(ea.VectorInputError, match="rollouts need envs with an observation space"):
+            envs.set_policy(make_policy)
+        envs.reset(seed=0)
+        envs.set_policy(make_policy)
+        assert envs.rollout(2).rewards.shape == (2, 1)
+
+
+class Fussy:
+    """A policy that chooses what it has loaded. The one of env 1 cannot load 3 when it tries first."""
+
+    made = 0
+
+    def __init__(self):
+        self.fails = Fussy.made == 1
+        Fussy.made += 1
+        self.action = 0
+
+    def load(self, parameters):
+        if self.fails and parameters == 3:
+            self.fails = False
+            raise ValueError("too large")
+        self.action = int(parameters)
+
+    def __call__(self, obs, context):
+        return np.full(len(obs), self.action)
+
+
+def test_parameters_that_a_policy_could_not_load_are_loaded_by_the_next_rollout():
+    Fussy.made = 0
+    with ea.VectorEnv([Env] * 3, backend="inline") as envs:
+        envs.set_policy(Fussy)
+        envs.reset(seed=0)
+        envs.rollout(1, 2)
+        with pytest.raises(ValueError, match="too large"):
+            envs.rollout(1, 3)
+        rollout = envs.rollout(1)
+        assert rollout.rewards.tolist() == [[3.0, 3.0, 3.0]]
+        assert rollout.policy_version.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+def test_failures_of_an_env_without_an_episode_to_play_do_not_end_an_evaluation(on_failure):
+    factories = [lambda: Env(300), lambda: Env(300, raises_at=5)]
+    restart = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
+    with ea.VectorEnv(factories, backend="inline", on_failure=on_failure, restart=restart) as envs:
+        envs.set_policy(make_policy)
+        found = envs.evaluate(1)
+    assert found.lengths.tolist() == [300]
+    assert found.failures == []
