@@ -12,6 +12,7 @@ from envactors.actor import slow_calls
 from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
 from envactors.actor.change import ChangeLock
+from envactors.actor.timers import SHORTEST_PAUSE
 from envactors.loop import Loop
 from envactors.system.threads import current_frames
 from envactors.worker import context
@@ -112,7 +113,8 @@ class RunningCode:
 
     def _look_later(self, slow: float) -> None:
         self._is_looking = True
-        self._loop.call_at(time.monotonic() + slow / _LOOKS, functools.partial(self._look, slow))
+        pause = max(slow / _LOOKS, SHORTEST_PAUSE)
+        self._loop.call_at(time.monotonic() + pause, functools.partial(self._look, slow))
 
     def _look(self, slow: float) -> None:
         self._is_looking = False

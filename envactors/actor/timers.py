@@ -13,6 +13,9 @@ from envactors.loop import Loop, Timer
 from envactors.mailbox.control_page import METHOD_NAMES
 from envactors.options import Deadlines
 
+# The shortest pause between two looks at a running request, in seconds. Limits may be shorter, or zero.
+SHORTEST_PAUSE = 0.01
+
 
 class Timers:
     """Named timers, whose callbacks run under the actor's lock.
@@ -114,7 +117,7 @@ class DeadlineWatch:
     def judge(self, activity: Activity) -> Judgment:
         """Say whether the current step is late or slow, and schedule the next check unless it is late."""
         now = time.monotonic()
-        checks = [now + self.shortest]
+        checks = [now + max(self.shortest, SHORTEST_PAUSE)]
         judgment = Judgment.IN_TIME
         if activity.deadline is not None:
             if now >= activity.started + activity.deadline:
