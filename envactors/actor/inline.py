@@ -266,14 +266,15 @@ class InlineActor(ActorBase):
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""
         self.check_owner()
-        if self.closed.is_open:
-            return
-        if self.code.thread_of(self.range) is not None:
+        if self.state is ActorState.BUSY:
             raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
-        if restart:
-            self.replace(self._describe_end(EndReason.ABORT))
-        else:
-            self._close()
+        with self._lock:
+            if self.closed.is_open:
+                return
+            if restart:
+                self.replace(self._describe_end(EndReason.ABORT))
+            else:
+                self._close()
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         """Close the envs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from typing import ClassVar
 
 import gymnasium
@@ -205,6 +206,18 @@ def test_a_closed_actor_stays_closed_when_it_is_killed():
         closed.kill(restart=True)
         assert closed.state is ea.ActorState.CLOSED
         assert closed.incarnation == 0
+
+
+def test_killing_an_actor_waits_for_a_thread_that_closes_it():
+    with ea.spawn(Env, backend="inline") as handle:
+        actor = handle._actor
+        killer = threading.Thread(target=handle.kill)
+        with actor.config.lock:
+            killer.start()
+            killer.join(0.05)
+            assert not actor.closed.is_open
+            handle.close()
+        killer.join()
 
 
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
