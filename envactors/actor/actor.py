@@ -52,6 +52,8 @@ _notices = logging.getLogger("envactors")
 _EXIT_GRACE = 1.0
 # How long a worker may take to write its stacks before it is killed for a deadline, in seconds.
 _STACKS_GRACE = 0.2
+# How long unpickling an exception may delay the end of the process that raised it, in seconds.
+_READ_PATIENCE = 10.0
 # How long a standby may take to switch to another actor, in seconds. It only records its new identity.
 _ADOPTION_GRACE = 1.0
 # How long a killed worker may take to exit, in seconds.
@@ -513,11 +515,12 @@ class Actor(ActorBase):
         Args:
             incarnation: The index of that process. Nothing happens if the current one is another.
             make_error: Returns the error that names the env. It unpickles an exception, which runs user code, so a
-                callback thread calls it before the process is killed.
+                callback thread calls it, and the process is killed after that, or once that takes too long.
         """
         if incarnation == self.incarnation.index and self.phase is _LIVE:
             self.phase = Phase.ENDING  # so it gets no more requests until it is killed
             self.incarnation.blame(EndReason.DISCARD)
+            self._kill_in(_READ_PATIENCE)
             self.runtime.callbacks.submit(functools.partial(self._read_discard_error, self.incarnation, make_error))
 
     def _read_discard_error(self, incarnation: Incarnation, make_error: Callable[[], ActorError]) -> None:
@@ -875,12 +878,24 @@ class Actor(ActorBase):
             error_of = functools.partial(self.errors.closed, incarnation=incarnation.index)
             self._fail_queue(error_of)
             self._fail_shared(error_of)
-        elif self.phase is Phase.DEAD and not (self.is_closing or incarnation.is_replaced):
+        elif self.phase is Phase.DEAD and not self.is_closing:
             self._fail_queue_until_renewal()
         elif self.phase is Phase.NEW and is_needed:
             self._start_process(incarnation)
         elif self.phase is not Phase.BACKOFF or not is_needed:
-            self._after_exit(ExitReport())
+            self._replace_ended()
+
+    def _replace_ended(self) -> None:
+        """Start the next process, or close the actor, while it has no process whose exit would do so."""
+        incarnation = self.incarnation
+        reason = EndReason.CLOSE if self.is_closing else incarnation.end_reason
+        error_of = functools.partial(self.errors.ended, ExitReport(reason=reason), incarnation.index)
+        if reason in (EndReason.CLOSE, EndReason.ABORT):
+            self._fail_renewal(error_of)
+        if self.is_closing:
+            self._close(error_of)
+        else:
+            self._start_next_process()
 
     def _leave_running(self) -> None:
         """Close the actor without waiting for its worker, which may hang, and which the backend cannot kill."""
