@@ -1,9 +1,8 @@
 """The parent's half of one actor: its phase, its queue of jobs, the running job, and its process.
 
 Callers submit, cancel, and close; the loop reports frames, exits, and timers. Each of these events is one change under
-the lock; see `envactors.actor.change`. An exception inside a change counts as an interrupt, so a method that refuses
-raises after its change. A caller's thread may send jobs to a free worker, and kill it. Only threads of this library
-start processes and handle their exits.
+the lock; see `envactors.actor.change`. A caller's thread may send jobs to a free worker, and kill it. Only threads of
+this library start processes and handle their exits.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from envactors.actor.job import Close, ErrorOf, Job, Renewal, SharedQueue
 from envactors.actor.loan import ChannelLoan
 from envactors.actor.permits import Permits
 from envactors.actor.spinning import SpinPolicy
-from envactors.actor.states import ActorState, ActorStats, EndReason, Phase
+from envactors.actor.states import ActorState, ActorStats, EndReason, Phase, is_crash
 from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Judgment, Timers
 from envactors.backends.base import ExitStatus, LendingWorker, Use, Worker
@@ -106,7 +105,7 @@ class Actor(ActorBase):
         self._failed = self._restarts = self._stale = 0
         self._started_in: float | None = None
         self._restart_tracker = RestartTracker(config.restart)
-        self.timers: Timers = Timers(self._find_loop, self.run)
+        self.timers: Timers = Timers(self._find_loop, self.make_change)
         self.deadline_watch: DeadlineWatch = DeadlineWatch(config.deadlines, self.timers, self._check_deadlines)
         self.permits: Permits | None = config.permits
         self.spin: SpinPolicy = SpinPolicy(config.backend.traits.may_spin)
@@ -304,9 +303,7 @@ class Actor(ActorBase):
         with self.lock, self.lock.change(self):
             if not self.is_closing:
                 self.is_closing = True
-                close = Close(self.config.first_index)
-                self.unfinished[close] = None
-                self.queue.append(close)
+                self.enqueue(Close(self.config.first_index))
             if self.config.is_standby and self.phase in (Phase.NEW, Phase.STARTING):
                 self._kill_and_proceed(EndReason.CLOSE)  # no actor waits for its process
             timeout = self._close_timeout(timeout)
@@ -371,7 +368,7 @@ class Actor(ActorBase):
 
     def _check_no_deadlock(self, future: ActorFuture, deadline: float | None) -> None:
         """Raise if env code of this actor would wait forever, for a call that can only run once it has returned."""
-        self.run(self.tenant.collect_completed)  # an env before it in the same process may already have stepped
+        self.make_change(self.tenant.collect_completed)  # an env before it in the same process may already have stepped
         if deadline is None and not future.done():
             raise self.errors.within_envs()
 
@@ -409,7 +406,8 @@ class Actor(ActorBase):
             job: The job.
             first: Whether it runs before everything that is queued, except replays.
         """
-        job.actor, job.call_id = self, 0
+        job.actor = self
+        job.call_id = 0
         job.age = 0 if first or self.permits is None else self.permits.next_age()
         self.unfinished[job] = None
         if first:
@@ -432,7 +430,8 @@ class Actor(ActorBase):
     def _start_jobs(self) -> bool:
         """Start queued jobs that the worker can accept; return whether the next one waits for a permit."""
         while self.queue and self.phase is _LIVE:
-            job, running = self.queue[0], self.running
+            job = self.queue[0]
+            running = self.running
             # With permits no job joins: the permit may be due to another actor, whose next job is older.
             if running is not None and (self.permits is not None or not job.can_join(running)):
                 if not running.is_finished():
@@ -441,13 +440,13 @@ class Actor(ActorBase):
                 if self.running is running:
                     self.running = None
                 continue  # recording the results may have queued or started other jobs
-            if self.permits is not None and job.needs_permit and not self.permits.may_start(self, job.age):
+            if self.permits is not None and job.needs_permit and not self.permits.try_take(self, job.age):
                 return True
             self.queue.popleft()
-            job.call_id, job.started, self.running = self.lock.next_call_id(), time.monotonic(), job
-            if isinstance(job, Close):
-                self._ask_to_close(job)
-            elif not job.start():
+            job.call_id = self.lock.next_call_id()
+            job.started = time.monotonic()
+            self.running = job
+            if not job.start():
                 self.unfinished.pop(job, None)
                 if self.running is job:
                     self.running = None
@@ -460,12 +459,15 @@ class Actor(ActorBase):
             self.running = None
         self.dispatch()
 
-    def can_post(self, rows: Job) -> bool:
-        """Return whether rows may be posted now: only earlier rows are running, and the queue is empty."""
+    def try_reserve(self, rows: Job) -> bool:
+        """Return whether rows may be posted now: only earlier rows are running, and the queue is empty.
+
+        With permits, True takes one for them, and False may have the actor wait for one.
+        """
         is_free = self.running is None or (self.running is rows and self.permits is None)
         if not is_free or self.phase is not _LIVE or self.queue or self.is_closing:
             return False
-        return self.permits is None or self.permits.may_start(self, self.permits.next_age())
+        return self.permits is None or self.permits.try_take(self, self.permits.next_age())
 
     def send(self, kind: Kind, call_id: int, payload: Any) -> None:
         """Send a message to the worker."""
@@ -473,66 +475,50 @@ class Actor(ActorBase):
         assert worker is not None, "jobs start in a live process"
         worker.send(Frame(kind, self.incarnation.index, call_id, payload), self.spin.start(time.monotonic()))
 
-    def _ask_to_close(self, job: Close) -> None:
-        """Ask the worker to close its envs and to exit."""
-        if isinstance(job, Renewal):
-            self._begin_renewal(job)
-            self._end_process(EndReason.RENEW, kill_in=self.config.deadlines.close)
-        else:
-            self._end_process(EndReason.CLOSE, kill_in=None)
-        self.send(Kind.CLOSE, job.call_id, dumps(()))
+    def ask_to_close(self, call_id: int, reason: EndReason, *, kill_in: float | None) -> None:
+        """Ask the worker to close its envs and to exit; kill it if it takes longer than this, in seconds."""
+        self._stop_process(reason, kill_in)
+        self.send(Kind.CLOSE, call_id, dumps(()))
 
-    def _begin_renewal(self, renewal: Renewal) -> None:
-        """Mark a renewal as running; it stays until the next process has started."""
-        self.renewal = renewal
-        if renewal.future is not None:
-            renewal.future.set_running()
-
-    def _end_process(self, reason: EndReason | None, *, kill_in: float | None = 0.0) -> None:
-        """Send no more requests to the process, and kill it unless it ends by itself in time.
-
-        Args:
-            reason: Why it ends; None if it has failed to start.
-            kill_in: How long it may take to end by itself, in seconds: 0.0 kills it now, None lets it take any time.
-        """
-        if reason is not None:
-            self.incarnation.blame(reason)
-        if kill_in == 0.0:
-            self.phase = Phase.ENDING
-            self.incarnation.kill()
-        else:
-            self.phase = Phase.STOPPING
+    def _stop_process(self, reason: EndReason, kill_in: float | None) -> None:
+        """Send no more requests to the process, and kill it unless it ends by itself in time; None for no limit."""
+        self.phase = Phase.STOPPING
+        self.incarnation.blame(reason)
+        if kill_in is not None:
             self._kill_in(kill_in)
 
-    def _kill_in(self, seconds: float | None) -> None:
-        """Kill the process unless it ends by itself within this time; None for no limit."""
-        if seconds is not None:
-            self.timers.set_earliest("kill", time.monotonic() + seconds, self.incarnation.kill)
+    def _kill_in(self, seconds: float) -> None:
+        """Kill the process unless it ends by itself within this time."""
+        self.timers.set_earliest("kill", time.monotonic() + seconds, self.incarnation.kill)
 
     def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
         """Replace a process because one of its envs has raised; this counts as a restart.
 
         Args:
             incarnation: The index of that process. Nothing happens if the current one is another.
-            make_error: Returns the error that names the env. It unpickles an exception, which runs user code, so a
-                callback thread calls it, and the process is killed after that, or once that takes too long.
+            make_error: Returns the error that names the env. It unpickles an exception.
         """
         if incarnation == self.incarnation.index and self.phase is _LIVE:
             self.phase = Phase.ENDING  # so it gets no more requests until it is killed
             self.incarnation.blame(EndReason.DISCARD)
-            self._kill_in(_READ_PATIENCE)
-            self.runtime.callbacks.submit(functools.partial(self._read_discard_error, self.incarnation, make_error))
-
-    def _read_discard_error(self, incarnation: Incarnation, make_error: Callable[[], ActorError]) -> None:
-        self.run(self._on_discard_error, incarnation, make_error())
+            self._read_then(make_error, self._on_discard_error)
 
     def _on_discard_error(self, incarnation: Incarnation, error: ActorError) -> None:
         incarnation.discard_error = error
         incarnation.kill()
 
+    def _read_then(self, read: Callable[[], Any], handle: Callable[[Incarnation, Any], None]) -> None:
+        """Read an exception from the process, then handle it in a change, which ends the process.
+
+        Unpickling runs code of users, so a callback thread does it. The process is killed if that takes too long.
+        """
+        incarnation = self.incarnation
+        self._kill_in(_READ_PATIENCE)
+        self.runtime.callbacks.submit(lambda: self.make_change(handle, incarnation, read()))
+
     # Events of the loop ----------------------------------------------------------------------------------
 
-    def run(self, event: Callable[..., object], *args: object) -> None:
+    def make_change(self, event: Callable[..., object], *args: object) -> None:
         """Run an event as a change."""
         with self.lock, self.lock.change(self):
             event(*args)
@@ -556,7 +542,7 @@ class Actor(ActorBase):
             for frame in worker.drain():
                 self._on_frame(frame)
             report = incarnation.reap(worker)
-            is_requested = self.is_closing or incarnation.end_reason not in (None, EndReason.TIMEOUT)
+            is_requested = self.is_closing or not is_crash(incarnation.end_reason)
             if incarnation.is_standby and not incarnation.has_started and not is_requested:
                 # Not a crash of this actor, which the standby has not served yet: launch a process instead.
                 self._start_process(Incarnation(incarnation.index))
@@ -573,7 +559,8 @@ class Actor(ActorBase):
 
     def _check_deadlines(self) -> None:
         """Report the current step if it is slow, and end the process if it is late."""
-        activity, worker = self.find_activity(), self.incarnation.worker
+        activity = self.find_activity()
+        worker = self.incarnation.worker
         if activity is None or worker is None:
             return
         judgment = self.deadline_watch.judge(activity)
@@ -614,7 +601,7 @@ class Actor(ActorBase):
     def _kill_after_stacks(self) -> None:
         """Ask a late worker for its stacks, and kill it once it has had time to write them."""
         self.incarnation.request_stacks()
-        self._end_process(EndReason.TIMEOUT, kill_in=_STACKS_GRACE)
+        self._stop_process(EndReason.TIMEOUT, _STACKS_GRACE)
 
     def _handle_frames(self, worker: Worker, frames: list[Frame]) -> None:
         for frame in frames:
@@ -688,7 +675,7 @@ class Actor(ActorBase):
             job = self.queue.popleft()
             if isinstance(job, Renewal):
                 job.started = time.monotonic()
-                self._begin_renewal(job)
+                job.begin()
                 self._start_next_process()
                 return
             self._fail(job, error_of)
@@ -726,7 +713,8 @@ class Actor(ActorBase):
         A new process waits until the last one has certainly ended.
         """
         self.timers.cancel("start", "kill", "backoff")  # timers of the last process
-        self.phase, self.incarnation = Phase.STARTING, incarnation
+        self.phase = Phase.STARTING
+        self.incarnation = incarnation
         incarnation.launched = time.monotonic()
         if worker is not None:
             self._adopt(worker)
@@ -741,7 +729,8 @@ class Actor(ActorBase):
     def _adopt(self, worker: Worker) -> None:
         """Take over the process of a standby."""
         config, incarnation = self.config, self.incarnation
-        incarnation.is_standby, incarnation.worker = True, worker
+        incarnation.is_standby = True
+        incarnation.worker = worker
         worker.report_to(self)
         self.timers.set("start", incarnation.launched + _ADOPTION_GRACE, self._on_start_deadline)
         message = Adopt(config.name, config.first_index, len(config.start.factories), self.tenant.attach)
@@ -768,7 +757,8 @@ class Actor(ActorBase):
         self.lock.include(self)
         self.deadline_watch.stop()
         self.timers.set("backoff", time.monotonic() + delay, self._on_backoff)
-        self.incarnation.worker, self.phase = None, Phase.BACKOFF
+        self.incarnation.worker = None
+        self.phase = Phase.BACKOFF
         return worker
 
     def _withdraw_launch(self) -> bool:
@@ -790,7 +780,7 @@ class Actor(ActorBase):
                 worker = self._use.start(config.name, config.memory, len(config.start.factories))
             except Exception as error:
                 refusal = error
-        self.run(self._on_launched, incarnation, worker, refusal)
+        self.make_change(self._on_launched, incarnation, worker, refusal)
 
     def _on_launched(self, incarnation: Incarnation, worker: Worker | None, refusal: BaseException | None) -> None:
         """Send the worker its first message, or handle the failure of its launch."""
@@ -817,24 +807,22 @@ class Actor(ActorBase):
             incarnation.envs_made = load_plain(frame.payload)
         elif frame.kind == _FAILED:
             incarnation.failure = Failure(*loads(frame.payload))
-            self.runtime.callbacks.submit(functools.partial(self._read_start_failure, incarnation, incarnation.failure))
+            self._read_then(functools.partial(unpack_failure, incarnation.failure), self._on_start_failure)
         else:
             self._on_started()
-
-    def _read_start_failure(self, incarnation: Incarnation, failure: Failure) -> None:
-        """Unpickle the exception of a factory. This runs user code, so it runs in a callback thread."""
-        self.run(self._on_start_failure, incarnation, unpack_failure(failure))
 
     def _on_start_failure(self, incarnation: Incarnation, cause: BaseException | None) -> None:
         incarnation.failure_cause = cause
         if incarnation is self.incarnation and self.phase is Phase.STARTING:
-            self._end_process(None)
+            self.phase = Phase.ENDING
+            incarnation.kill()
 
     def _on_started(self) -> None:
         incarnation = self.incarnation
         self.timers.cancel("start")
         self.runtime.launcher.finish(self._launch)
-        self.phase, incarnation.has_started = _LIVE, True
+        self.phase = _LIVE
+        incarnation.has_started = True
         self._started_in = time.monotonic() - incarnation.launched
         recording.recorder.on_span(self, "start", incarnation.launched)
         self.log(logging.INFO, f"actor {self.name!r} has started in {self._started_in:.3g} s, pid {self.pid}")
@@ -855,14 +843,16 @@ class Actor(ActorBase):
         """Kill the process, or withdraw its launch, and have the loop start the next one or close the actor."""
         if self.phase is Phase.CLOSED:
             return
-        self._end_process(reason)
+        self.phase = Phase.ENDING
+        self.incarnation.blame(reason)
+        self.incarnation.kill()
         self.proceed_soon()
         if reason is EndReason.CLOSE and not self.config.backend.traits.can_kill:
-            self.runtime.loop.call_soon(functools.partial(self.run, self._leave_running))
+            self.runtime.loop.call_soon(functools.partial(self.make_change, self._leave_running))
 
     def proceed_soon(self) -> None:
         """Have the loop continue after a change: start jobs or a process, fail the queue, or close the actor."""
-        self.runtime.loop.call_soon(functools.partial(self.run, self._proceed))
+        self.runtime.loop.call_soon(functools.partial(self.make_change, self._proceed))
 
     def _proceed(self) -> None:
         """Continue in the loop after a change by a caller."""
@@ -905,9 +895,11 @@ class Actor(ActorBase):
 
     def _after_exit(self, report: ExitReport) -> None:
         """Handle the exit of the process, or a launch that has failed or was withdrawn, in five steps."""
-        incarnation, job = self.incarnation, self.running
+        incarnation = self.incarnation
+        job = self.running
         self.phase = Phase.ENDING
-        incarnation.report = report = report._replace(reason=incarnation.end_reason)
+        report = report._replace(reason=incarnation.end_reason)
+        incarnation.report = report
         incarnation.is_launching = False
         self.runtime.launcher.finish(self._launch)
         self.deadline_watch.stop()
@@ -926,7 +918,7 @@ class Actor(ActorBase):
         error = self._describe_exit(report, culprit)
         # 3. Decide: start another process now, later, or never.
         plan = self._plan(report, error)
-        ended = ProcessExit(incarnation, report.reason, culprit, error, plan)
+        ended = ProcessExit(incarnation, report, culprit, error, plan)
         if incarnation.has_started:
             self.last_crash = error
         if plan.next is not Next.CLOSE:
@@ -936,8 +928,8 @@ class Actor(ActorBase):
         self.tenant.on_exit(ended)
         self._lose(job, ended)
         self.running = None
-        # 5. Continue: only this starts a process, fails the queue, or frees anything.
-        self._continue(ended, report)
+        # 5. Continue: start the next process, fail the queue, or free everything.
+        self._continue(ended)
 
     def _describe_exit(self, report: ExitReport, culprit: Activity | None) -> ActorError:
         """Return the error that says how the process ended."""
@@ -960,22 +952,22 @@ class Actor(ActorBase):
 
     def _lose(self, job: Job | None, ended: ProcessExit) -> None:
         """End the job that was running, or queue it again. A renewal stays until the next process has started."""
+        if job is not None and job is not self.renewal:
+            if job.after_exit(ended):
+                job.call_id = 0
+                self.queue.appendleft(job)
+            else:
+                self._failed += job.future is not None
+                self.unfinished.pop(job, None)
         if ended.plan.next is Next.CLOSE or ended.reason is EndReason.ABORT:
             self._fail_renewal(lambda _activity: ended.error)
-        if job is None or isinstance(job, Renewal):
-            return
-        if job.after_exit(ended):
-            job.call_id = 0
-            self.queue.appendleft(job)
-        else:
-            self._failed += job.future is not None
-            self.unfinished.pop(job, None)
 
-    def _continue(self, ended: ProcessExit, report: ExitReport) -> None:
+    def _continue(self, ended: ProcessExit) -> None:
         """Start the next process, now or later, or fail all jobs that wait for it."""
+        report = ended.report
         if not report.status.is_certain:
-            self._unconfirmed = self.incarnation.worker
-        self.incarnation.worker = None
+            self._unconfirmed = ended.incarnation.worker
+        ended.incarnation.worker = None
         chosen, delay = ended.plan
         if chosen is Next.START:
             self._start_next_process()
@@ -1008,7 +1000,8 @@ class Actor(ActorBase):
 
     def _close(self, error_of: ErrorOf) -> None:
         """Fail all jobs that are left, and free the resources of the actor."""
-        self.phase, self.incarnation.worker = Phase.CLOSED, None
+        self.phase = Phase.CLOSED
+        self.incarnation.worker = None
         self._fail_queue(error_of)
         self._fail_shared(functools.partial(self.errors.closed, incarnation=self.incarnation.index))
         self.timers.cancel_all()

@@ -15,7 +15,7 @@ from envactors.actor.activity import Activity
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import LazyOutcome
 from envactors.actor.incarnation import ExitReport, Incarnation
-from envactors.actor.states import EndReason
+from envactors.actor.states import EndReason, is_crash
 from envactors.backends.base import LaunchRefusedError
 from envactors.errors import (
     ActorClosedError,
@@ -145,7 +145,7 @@ class ErrorFactory:
 
     def ended(self, report: ExitReport, incarnation: int, activity: Activity | None) -> ActorError:
         """Return the error of a process that has ended, at work or while idle."""
-        aborted = report.reason not in (None, EndReason.TIMEOUT)
+        aborted = not is_crash(report.reason)
         who, where = self._locate(incarnation, report.pid, activity)
         if activity is None:
             running = "while idle"

@@ -18,7 +18,7 @@ from envactors.options import RestartPolicy
 
 if TYPE_CHECKING:
     from envactors.actor.activity import Activity
-    from envactors.actor.incarnation import Incarnation
+    from envactors.actor.incarnation import ExitReport, Incarnation
 
 
 class Next(enum.Enum):
@@ -47,17 +47,22 @@ class ProcessExit(NamedTuple):
 
     Attributes:
         incarnation: The process.
-        reason: Why the parent ended it; None if it ended by itself.
-        culprit: The step that it was running; None if it was idle.
+        report: The facts.
+        culprit: The activity that it was running; None if it was idle.
         error: The error that says all this.
         plan: What the actor does next.
     """
 
     incarnation: Incarnation
-    reason: EndReason | None
+    report: ExitReport
     culprit: Activity | None
     error: ActorError
     plan: Plan
+
+    @property
+    def reason(self) -> EndReason | None:
+        """Why the parent ended the process; None if it ended by itself."""
+        return self.report.reason
 
 
 def decide_next(*, is_closing: bool, is_replaced: bool, is_hopeless: bool) -> Next:

@@ -292,7 +292,7 @@ def discard_process(handle: ActorHandle, incarnation: int, method: str, error: E
     actor = handle._actor
     activity = Activity(method, actor.config.first_index)
     reason = actor.errors.discarded(activity, incarnation, actor.pid, error, safe_repr(error))
-    actor.run(actor.discard, incarnation, lambda: reason)
+    actor.make_change(actor.discard, incarnation, lambda: reason)
 
 
 def method_name(method: str | Callable[..., Any]) -> str:

@@ -245,7 +245,7 @@ class InlineActor(ActorBase):
         if self._server is None:
             raise self.unusable_error(activity)
 
-    def run(self, event: Callable[..., object], *args: object) -> None:
+    def make_change(self, event: Callable[..., object], *args: object) -> None:
         """Run an event under the lock."""
         with self._lock:
             event(*args)

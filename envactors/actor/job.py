@@ -13,7 +13,7 @@ from envactors.actor.activity import Activity
 from envactors.actor.exits import ProcessExit
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import Incarnation
-from envactors.actor.states import EndReason
+from envactors.actor.states import EndReason, blames_request
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Frame
 
@@ -68,14 +68,12 @@ class Job:
 
     def culprit(self, incarnation: Incarnation) -> Activity | None:
         """Return what an ended process was running of it, or missed its deadline in; None if it had not begun."""
-        worker, activity = incarnation.worker, self.activity()
-        is_blamed = incarnation.end_reason in (EndReason.TIMEOUT, EndReason.ABORT)
+        worker = incarnation.worker
         has_begun = worker is None or worker.page.progress().call_id == self.call_id
-        return activity if has_begun or is_blamed else None
+        return self.activity() if has_begun or blames_request(incarnation.end_reason) else None
 
     def on_late(self, activity: Activity) -> None:
         """Ignore all later progress of the worker: an activity has missed its deadline."""
-        self.deadline = activity.deadline
 
     def on_part(self, frame: Frame) -> None:
         """Take a part of the reply."""
@@ -98,7 +96,7 @@ class Job:
 
 
 class Close(Job):
-    """Closes the envs; then the process ends. The actor itself starts this.
+    """Closes the envs; then the process ends.
 
     Args:
         index: The index of the actor's first env.
@@ -108,6 +106,11 @@ class Close(Job):
 
     def __init__(self, index: int) -> None:
         self._index = index
+
+    def start(self) -> bool:
+        """Ask the worker to close its envs and to exit."""
+        self.actor.ask_to_close(self.call_id, EndReason.CLOSE, kill_in=None)
+        return True
 
     def activity(self) -> Activity:
         """Return the closing."""
@@ -132,6 +135,18 @@ class Renewal(Close):
     def __init__(self, index: int, future: ActorFuture | None = None) -> None:
         super().__init__(index)
         self.future = future
+
+    def start(self) -> bool:
+        """Ask the worker to close its envs and to exit."""
+        self.begin()
+        self.actor.ask_to_close(self.call_id, EndReason.RENEW, kill_in=self.actor.config.deadlines.close)
+        return True
+
+    def begin(self) -> None:
+        """Begin to run, until the next process has started."""
+        self.actor.renewal = self
+        if self.future is not None:
+            self.future.set_running()
 
     def end(self, incarnation: int) -> None:
         """End with the new incarnation."""

@@ -18,16 +18,16 @@ SHORTEST_PAUSE = 0.01
 
 
 class Timers:
-    """Named timers, whose callbacks run under the actor's lock.
+    """Named timers of an actor.
 
     Args:
         find_loop: Returns the loop that runs them.
-        run: Runs a callback under the lock.
+        make_change: Runs a callback as a change of the actor.
     """
 
-    def __init__(self, find_loop: Callable[[], Loop], run: Callable[..., None]) -> None:
+    def __init__(self, find_loop: Callable[[], Loop], make_change: Callable[..., None]) -> None:
         self._find_loop = find_loop
-        self._run = run
+        self._make_change = make_change
         self._timers: dict[str, Timer] = {}
 
     def set(self, name: str, when: float, callback: Callable[[], object]) -> None:
@@ -39,7 +39,8 @@ class Timers:
                 callback()
 
         self.cancel(name)
-        timer = self._timers[name] = self._find_loop().call_at(when, functools.partial(self._run, fire))
+        timer = self._find_loop().call_at(when, functools.partial(self._make_change, fire))
+        self._timers[name] = timer
 
     def set_earliest(self, name: str, when: float, callback: Callable[[], object]) -> None:
         """Set a timer, unless one of this name runs earlier."""

@@ -178,4 +178,4 @@ class ResultWaiters:
         for envs in self.actors:
             actor, worker = envs.actor, envs.actor.incarnation.worker
             if worker is not None and envs.check_memory(worker.page.counters[FINISHED]):
-                actor.runtime.loop.call_soon(functools.partial(actor.run, actor.find_activity))
+                actor.runtime.loop.call_soon(functools.partial(actor.make_change, actor.find_activity))
