@@ -21,7 +21,6 @@ from envactors import runtime as runtimes
 from envactors.actor import recording, slow_calls
 from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
-from envactors.actor.change import ChangeLock
 from envactors.actor.config import ActorConfig
 from envactors.actor.exits import Next, Plan, ProcessExit, RestartTracker, decide_next
 from envactors.actor.future import ActorFuture
@@ -39,7 +38,6 @@ from envactors.loop import Loop
 from envactors.mailbox.control_page import FINISHED, ControlPage
 from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, unpack_failure
-from envactors.system.polling import remaining
 
 # Users also get these messages as errors and results, so the null handler keeps them off stderr by default.
 _log = logging.getLogger("envactors.actors")
@@ -55,8 +53,6 @@ _STACKS_GRACE = 0.2
 _READ_PATIENCE = 10.0
 # How long a standby may take to switch to another actor, in seconds. It only records its new identity.
 _ADOPTION_GRACE = 1.0
-# How long a killed worker may take to exit, in seconds.
-_KILL_GRACE = 0.9
 # Before Python 3.12, looking up a member of an enum takes as long as a function call.
 _LIVE, _FAILED, _REPLIES = Phase.LIVE, Kind.FAILED, (Kind.RESULT, Kind.FAILED)
 
@@ -68,7 +64,6 @@ class Actor(ActorBase):
         config: The settings of the actor.
 
     Attributes:
-        lock: The lock of the actor, which all actors of a vector share.
         tenant: Keeps track of the envs in the process; `NO_TENANT` for a lone actor.
         phase: The phase of the current process.
         queue: The jobs that wait for this actor, next one first. Replays come before all others.
@@ -90,7 +85,6 @@ class Actor(ActorBase):
 
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
-        self.lock: ChangeLock = config.lock
         self.tenant: Tenant = NO_TENANT
         self.phase: Phase = Phase.NEW
         self.queue: deque[Job] = deque()
@@ -115,13 +109,6 @@ class Actor(ActorBase):
         self._use: Use | None = None
 
     def begin(self) -> None:
-        """Join the runtime, and have its loop start the first process.
-
-        If an exception interrupts this, `abandon` still closes the actor.
-
-        Raises:
-            Exception: The backend cannot be used.
-        """
         runtimes.join(self)
         self._use = self.config.backend.use(self.config.env_vars, self.runtime)
         self._use.open()
@@ -134,25 +121,16 @@ class Actor(ActorBase):
 
     @property
     def pid(self) -> int | None:
-        """The process id; None without a process."""
         worker = self.incarnation.worker
         return None if worker is None else worker.pid
 
     @property
-    def node(self) -> str | None:
-        """The node that runs the process; None on this machine."""
-        worker = self.incarnation.worker
-        return None if worker is None or worker.node is None else worker.node.name
-
-    @property
     def page(self) -> ControlPage | None:
-        """The control page of the process; None without a process."""
         worker = self.incarnation.worker
         return None if worker is None else worker.page
 
     @property
     def state(self) -> ActorState:
-        """The state of the actor."""
         with self.lock:
             phase, incarnation = self.phase, self.incarnation
             if phase is Phase.CLOSED or (self.is_closing and phase in (Phase.ENDING, Phase.BACKOFF, Phase.DEAD)):
@@ -167,17 +145,14 @@ class Actor(ActorBase):
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can run calls, now or once a process has started. Takes no lock."""
         return not self.is_closing and self.phase not in (Phase.DEAD, Phase.CLOSED)
 
     @property
     def is_idle(self) -> bool:
-        """Whether a new job would start at once, or as soon as the process has started. Takes no lock."""
         has_process = self.phase in (_LIVE, Phase.STARTING, Phase.NEW)
         return has_process and self.running is None and not self.queue and not self.is_closing
 
     def stats(self) -> ActorStats:
-        """Return counts over the actor's lifetime, without involving the worker."""
         worker = self.incarnation.worker
         rss = 0 if worker is None else worker.resident_memory()  # may take long, so not under the lock
         with self.lock:
@@ -202,7 +177,6 @@ class Actor(ActorBase):
             )
 
     def stacks(self, timeout: float) -> str:
-        """Return the stacks of the worker's threads, or a line that says why there are none."""
         with self.lock:
             worker = self.incarnation.worker
             stacks = None if worker is None or worker.at_end else worker.ask_stacks()
@@ -210,37 +184,25 @@ class Actor(ActorBase):
             return f"actor {self.name!r} has no process now: it is {self.state.value}\n"
         return stacks.wait(timeout)
 
-    def stderr_tail(self) -> str:
-        """Return the last lines that the process has printed to stderr; empty without a process."""
-        worker = self.incarnation.worker
-        return "" if worker is None else worker.stderr_tail
-
     def _running_activity(self) -> Activity | None:
         job = self.running or self.renewal
         return None if job is None else job.activity()
 
     # Events of callers -----------------------------------------------------------------------------------
 
-    def accept(self, job: Job) -> None:
-        """Send a job, or queue it.
-
-        Raises:
-            ActorClosedError: The actor was closed.
-        """
+    def accept(self, call: Job) -> None:
         with self.lock, self.lock.change(self):
             if self.is_closing:
-                activity = job.activity()
-                assert activity is not None, "the job has not ended"
+                activity = call.activity()
+                assert activity is not None, "it has not ended"
                 raise self.lock.refuse(self.errors.closed(activity, self.incarnation.index))
-            self.enqueue(job)
+            self.enqueue(call)
 
-    def renew(self, future: ActorFuture | None) -> None:
-        """Queue a renewal; its future gets the index of the new incarnation."""
+    def renew(self, future: ActorFuture) -> None:
         self.check_owner()
         self.accept(Renewal(self.config.first_index, future))
 
     def cancel(self, future: ActorFuture) -> bool:
-        """Cancel a call if it is queued; return whether it is canceled."""
         self.check_owner()
         with self.lock, self.lock.change(self):
             if not future.running() and self._withdraw(future) is not None:
@@ -248,11 +210,6 @@ class Actor(ActorBase):
         return future.cancelled()
 
     def abort(self, future: ActorFuture) -> bool:
-        """Cancel a queued call, or end a running one by replacing its process.
-
-        Raises:
-            ActorError: The call is running, and the backend cannot kill.
-        """
         if self.cancel(future):
             return True
         with self.lock, self.lock.change(self):
@@ -266,15 +223,10 @@ class Actor(ActorBase):
             activity = None if is_running or future.done() else self._withdraw(future)
             if activity is not None:
                 report = ExitReport(reason=EndReason.ABORT)
-                future.set_error(self.errors.ended(report, self.incarnation.index, activity))
+                future.set_exception(self.errors.ended(report, self.incarnation.index, activity))
         return is_running or activity is not None
 
     def kill(self, restart: bool) -> None:
-        """Kill the process; without ``restart`` the actor is closed.
-
-        Raises:
-            ActorError: A call is running, and the backend cannot kill.
-        """
         self.check_owner()
         with self.lock, self.lock.change(self):
             if self._running_activity() is not None:
@@ -289,13 +241,6 @@ class Actor(ActorBase):
             raise self.lock.refuse(self.errors.unsupported(operation, self.incarnation.index))
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
-        """Let queued jobs run and the envs close, then end the process.
-
-        Args:
-            timeout: Seconds until the process is killed; None for the close deadline.
-            began: Start of the timeout (`time.monotonic`); None for now. Actors that are closed together share it,
-                since their jobs may wait for one another.
-        """
         began = time.monotonic() if began is None else began
         if self.lock.is_changing_below():  # a finalizer or a signal handler closes the actor in the middle of a change
             self.runtime.loop.call_soon(functools.partial(self.begin_close, timeout, began))
@@ -306,57 +251,33 @@ class Actor(ActorBase):
                 self.enqueue(Close(self.config.first_index))
             if self.config.is_standby and self.phase in (Phase.NEW, Phase.STARTING):
                 self._kill_and_proceed(EndReason.CLOSE)  # no actor waits for its process
-            timeout = self._close_timeout(timeout)
+            timeout = self.config.deadlines.close if timeout is None else timeout
             if timeout is not None and self.phase is not Phase.CLOSED:
                 kill = functools.partial(self._kill_and_proceed, EndReason.CLOSE)
                 self.timers.set_earliest("close", began + timeout, kill)
             self.proceed_soon()
 
-    def wait_closed(self, timeout: float | None, began: float | None = None) -> None:
-        """Wait until the actor is closed and its resources are freed. For the arguments see `begin_close`.
-
-        Return at once in the loop's thread, or in a thread that holds the lock: either would block the closing.
-        """
-        if self.runtime.loop.is_current_thread() or self.lock.is_held_here():
-            return
-        timeout = self._close_timeout(timeout)
-        began = time.monotonic() if began is None else began
-        self.closed.wait(remaining(None if timeout is None else began + timeout + _KILL_GRACE))
-        self.runtime.join_if_ended()
-
-    def abandon(self) -> None:
-        """Have the loop close the actor. Takes no lock, so finalizers may call it."""
-        runtime = runtimes.runtime_of(self)
-        if runtime is not None:
-            runtime.loop.call_soon(lambda: self.begin_close(None))
-
     def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
-        """Read the reply to the running call in the thread that waits for it; see `ChannelLoan`.
-
-        Args:
-            future: The future of the call. If another call is running, the loop reads, and this does nothing.
-            deadline: When to stop (`time.monotonic`); None for no limit.
-
-        Raises:
-            RuntimeError: The thread runs env code of this actor, and would wait for itself forever.
-        """
+        """Read the reply in the calling thread; see `ChannelLoan`. If another call is running, the loop reads."""
         self.lock.reset_if_interrupted()
         if self.runs_this_thread:
             self._check_no_deadlock(future, deadline)
             return
-        held = allocate_lock()
-        with held:
+        loan_lock = allocate_lock()
+        with loan_lock:
             try:
                 with self.lock:
-                    worker = self._borrow_channel(future, held)
+                    worker = self._borrow_channel(future, loan_lock)
                 if worker is None:
                     return
                 spins = self.spin.caller_spins
-                while not future.done() and worker.wait_for_reply(deadline, spins=spins) and self._loan.is_held(held):
+                while not future.done() and worker.wait_for_reply(deadline, spins=spins):
+                    if not self._loan.is_current(loan_lock):
+                        break
                     self.on_frames(worker)
                     spins = False
             finally:
-                if self._loan.is_held(held):
+                if self._loan.is_current(loan_lock):
                     with self.lock:
                         self._loan.end()
 
@@ -372,7 +293,7 @@ class Actor(ActorBase):
         if deadline is None and not future.done():
             raise self.errors.within_envs()
 
-    def _borrow_channel(self, future: ActorFuture, held: LockType) -> LendingWorker | None:
+    def _borrow_channel(self, future: ActorFuture, loan_lock: LockType) -> LendingWorker | None:
         """Lend the channel to the thread that waits for a future; return the worker, or None if the loop must read."""
         worker = self.incarnation.worker
         if self._loan.is_mine and worker is not None:
@@ -382,7 +303,7 @@ class Actor(ActorBase):
         is_running = self.phase is _LIVE and self.running is not None and self.running.future is future
         lender = worker.as_lender() if is_running and worker is not None and not self._loan.is_active else None
         if lender is not None:
-            self._loan.begin(held, lender)
+            self._loan.begin(loan_lock, lender)
         return lender
 
     def _withdraw(self, future: ActorFuture) -> Activity | None:
@@ -393,9 +314,6 @@ class Actor(ActorBase):
         self.queue.remove(job)
         self.unfinished.pop(job, None)
         return job.activity()
-
-    def _close_timeout(self, timeout: float | None) -> float | None:
-        return self.config.deadlines.close if timeout is None else timeout
 
     # For jobs and tenants, under the lock ----------------------------------------------------------------
 
@@ -492,12 +410,6 @@ class Actor(ActorBase):
         self.timers.set_earliest("kill", time.monotonic() + seconds, self.incarnation.kill)
 
     def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
-        """Replace a process because one of its envs has raised; this counts as a restart.
-
-        Args:
-            incarnation: The index of that process. Nothing happens if the current one is another.
-            make_error: Returns the error that names the env. It unpickles an exception.
-        """
         if incarnation == self.incarnation.index and self.phase is _LIVE:
             self.phase = Phase.ENDING  # so it gets no more requests until it is killed
             self.incarnation.blame(EndReason.DISCARD)
@@ -519,7 +431,6 @@ class Actor(ActorBase):
     # Events of the loop ----------------------------------------------------------------------------------
 
     def make_change(self, event: Callable[..., object], *args: object) -> None:
-        """Run an event as a change."""
         with self.lock, self.lock.change(self):
             event(*args)
 
@@ -587,7 +498,7 @@ class Actor(ActorBase):
         activity = self._running_activity() if self.phase is _LIVE else None
         if activity is None:
             return None
-        untrue = worker.page.find_untrue(len(self.config.start.factories))
+        untrue = worker.page.find_untrue(self.config.env_count)
         corruption = f"{untrue} on its control page cannot be true" if untrue else self.tenant.check_memory(finished)
         if not corruption:
             return activity
@@ -733,7 +644,7 @@ class Actor(ActorBase):
         incarnation.worker = worker
         worker.report_to(self)
         self.timers.set("start", incarnation.launched + _ADOPTION_GRACE, self._on_start_deadline)
-        message = Adopt(config.name, config.first_index, len(config.start.factories), self.tenant.attach)
+        message = Adopt(config.name, config.first_index, config.env_count, self.tenant.attach)
         worker.send(Frame(Kind.ADOPT, incarnation.index, START_CALL_ID, dumps(tuple(message))))
 
     def _take_standby(self, delay: float) -> Worker | None:
@@ -743,7 +654,7 @@ class Actor(ActorBase):
         """
         if self._unconfirmed is not None:
             return None
-        offers = (standby.give_process(delay) for standby in self.config.standbys)
+        offers = (give_process(delay) for give_process in self.config.standbys)
         return next((worker for worker in offers if worker is not None), None)
 
     def give_process(self, delay: float) -> Worker | None:
@@ -777,7 +688,7 @@ class Actor(ActorBase):
         refusal: BaseException | None = None
         if is_wanted and self._use is not None:
             try:
-                worker = self._use.start(config.name, config.memory, len(config.start.factories))
+                worker = self._use.start(config.name, config.memory, config.env_count)
             except Exception as error:
                 refusal = error
         self.make_change(self._on_launched, incarnation, worker, refusal)

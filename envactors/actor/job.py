@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
 
 from envactors.actor.activity import Activity
 from envactors.actor.exits import ProcessExit
@@ -156,39 +155,18 @@ class Renewal(Close):
     def fail(self, error_of: ErrorOf) -> None:
         """End with an error."""
         if self.future is not None:
-            self.future.set_error(error_of(self.activity()))
+            self.future.set_exception(error_of(self.activity()))
 
 
-class SharedQueue:
-    """The jobs that wait for any of several equal actors, which share a lock. Use it under that lock.
+class SharedQueue(Protocol):
+    """The jobs that wait for any of several actors, which share a lock. Use it under that lock.
 
     An idle actor takes the next job; the last actor that can run jobs fails those that are left.
-
-    Args:
-        actors: The actors.
-
-    Attributes:
-        jobs: The jobs, the next one first.
     """
-
-    def __init__(self, actors: Sequence[Any]) -> None:
-        self.jobs: deque[Job] = deque()
-        self._actors = actors
 
     @property
     def is_served(self) -> bool:
         """Whether an actor can run jobs, now or later."""
-        return any(actor.is_usable for actor in self._actors)
-
-    @property
-    def futures(self) -> list[ActorFuture]:
-        """The futures of the jobs that were not canceled."""
-        return [job.future for job in self.jobs if job.future is not None and not job.future.done()]
 
     def take(self) -> Job | None:
         """Remove and return the next job that was not canceled; None if there is none."""
-        while self.jobs:
-            job = self.jobs.popleft()
-            if job.future is None or not job.future.done():
-                return job
-        return None

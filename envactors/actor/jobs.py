@@ -87,14 +87,14 @@ class Call(Job):
             has_begun=has_begun, retries=self.retries, is_discard=is_discard, is_requested=is_requested
         )
         if not is_again:
-            self.future.set_error(ended.error)
+            self.future.set_exception(ended.error)
         elif has_begun:
             self.retries -= 1
         return is_again
 
     def fail(self, error_of: ErrorOf) -> None:
         """End with an error."""
-        self.future.set_error(error_of(self.activity()))
+        self.future.set_exception(error_of(self.activity()))
 
 
 class Replay(Job):

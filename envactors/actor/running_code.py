@@ -135,6 +135,6 @@ class RunningCode:
 
 
 def stack_of(thread: int | None) -> str:
-    """Return the stack of a thread of this process that runs env code; None if there is none."""
+    """Return the stack of a thread of this process that runs env code, or a line if there is none, which None says."""
     frame = None if thread is None else current_frames().get(thread)
     return "no env code is running\n" if frame is None else "".join(traceback.format_stack(frame))

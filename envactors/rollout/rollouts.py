@@ -12,9 +12,8 @@ import numpy as np
 
 from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture, LazyOutcome, Outcome, results_of
-from envactors.actor.handle import send_call
+from envactors.actor.handle import send_request
 from envactors.actor.job import ErrorOf
-from envactors.actor.jobs import Call
 from envactors.backends.base import RowMemory
 from envactors.errors import AlreadyPendingError, VectorInputError
 from envactors.mailbox.messages import Extend, Kind
@@ -81,11 +80,9 @@ class Rollouts(RolloutsBase):
         policy = Policy(next(self._policy_ids), bytes(dumps_by_value(make_policy)), seed)
         futures: list[ActorFuture[Any]] = []
         for actor in self._actors:
-            future: ActorFuture[Any] = ActorFuture(actor, None)
+            message = Extend(runner.set_policy, tuple(policy))
             deadline = actor.config.deadlines.start
-            call = Call("set_policy", actor.config.first_index, Kind.EXTEND, future, deadline)
-            send_call(actor, call, Extend(runner.set_policy, tuple(policy)))
-            futures.append(future)
+            futures.append(send_request(actor, Kind.EXTEND, message, "set_policy", deadline=deadline))
         self._loads = all(results_of(futures))
         self._policy, self._seed, self.next_index = policy, seed, 0
         self._extras, self._action, self._parameters = (), None, ParameterStore(self._memory)

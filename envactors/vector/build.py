@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from envactors.actor.change import ChangeLock
-from envactors.actor.future import ActorFuture, results_of
-from envactors.actor.handle import ActorHandle, ActorView, send_call
-from envactors.actor.jobs import Call
+from envactors.actor.future import results_of
+from envactors.actor.handle import ActorHandle, ActorView, send_request
 from envactors.actor.spawn import launch
 from envactors.backends.base import Backend, RowMemory
 from envactors.errors import SpaceMismatchError, VectorEnvError, VectorInputError
@@ -67,7 +66,7 @@ def launch_actors(
     Returns:
         The handles of the actors, of the envs, and of the standbys.
     """
-    standbys: list[Any] = []  # of `Actor`
+    standbys: list[Any] = []  # methods of `Actor`
     launch_alike: Callable[..., ActorHandle] = functools.partial(
         launch,
         backend=backend,
@@ -99,7 +98,8 @@ def launch_actors(
             options = {"name": f"standby-{number}", "first": -len(largest), "env_vars": env_vars[0]}
             standby = launch_alike(largest, **options, standbys=(), permits=None, is_standby=True)
             standby_handles.append(standby)
-            standbys.append(standby._actor)
+            keeper: Any = standby._actor  # an `Actor`
+            standbys.append(keeper.give_process)
     except BaseException:
         for actor in [*actors, *standby_handles]:
             actor.kill()
@@ -170,10 +170,7 @@ def share_rows(
         with actor.lock, actor.lock.change(actor):
             actor.tenant = envs
             table.incarnations[envs.range.start : envs.range.stop] = actor.incarnation.index
-        future: ActorFuture[None] = ActorFuture(actor, None)
-        call = Call("attach", envs.range.start, Kind.ATTACH, future, retries=_ANY_NUMBER)
-        send_call(actor, call, envs.attach)
-        futures.append(future)
+        futures.append(send_request(actor, Kind.ATTACH, envs.attach, "attach", retries=_ANY_NUMBER))
     results_of(futures)
     engine = RowEngine(described, table, reader, parts, may_spin=config.backend.traits.may_spin)
     if choices.seed_episodes:

@@ -10,7 +10,7 @@ import abc
 from collections.abc import Iterable, Sequence
 
 from envactors.actor.future import results_of
-from envactors.actor.handle import ActorView, submit
+from envactors.actor.handle import ActorView
 from envactors.errors import NothingPendingError, VectorEnvError, VectorInputError
 from envactors.mailbox.messages import Kind, Restore, Save
 from envactors.vector.base import Engine
@@ -51,7 +51,7 @@ class SnapshotMethods(abc.ABC):
         processes = [engine.process_with_episode(env_id) for env_id in envs.ids]
         handles = [self._handles[env_id] for env_id in envs.ids]
         futures = [
-            submit(handle, Kind.SAVE, Save(handle._env), "snapshot", incarnation=process)
+            handle._submit(Kind.SAVE, Save(handle._env), "snapshot", incarnation=process)
             for handle, process in zip(handles, processes, strict=True)
         ]
         states = results_of(futures)
@@ -83,7 +83,7 @@ class SnapshotMethods(abc.ABC):
         for (env_id, one), restorer in zip(pairs, restorers, strict=True):
             handle = self._handles[env_id]
             message = Restore(handle._env, one.check, one.state)
-            futures.append(submit(handle, Kind.RESTORE, message, "restore", take_reply=restorer))
+            futures.append(handle._submit(Kind.RESTORE, message, "restore", take_reply=restorer))
         results_of(futures)
 
     def last_batch(self) -> Batch:

@@ -550,7 +550,7 @@ def test_an_internal_error_while_a_process_is_taken_closes_both_actors(actors, m
     standby, spares = actors(lock=lock, is_standby=True)
     spare = spares.next_worker().serve_start()
     wait_until(lambda: standby.phase is Phase.LIVE)
-    actor, backend = actors(lock=lock, standbys=[standby])
+    actor, backend = actors(lock=lock, standbys=[standby.give_process])
     worker = backend.next_worker().serve_start()
     wait_until(lambda: actor.phase is Phase.LIVE)
 
@@ -570,7 +570,7 @@ def test_the_timers_of_a_standby_that_crashed_while_it_was_taken_do_not_end_the_
     standby, spares = actors(lock=lock, is_standby=True)
     spare = spares.next_worker().serve_start()
     wait_until(lambda: standby.phase is Phase.LIVE)
-    actor, backend = actors(lock=lock, standbys=[standby])
+    actor, backend = actors(lock=lock, standbys=[standby.give_process])
     backend.next_worker().serve_start().crash()
     wait_until(lambda: actor.incarnation.is_standby)
     spare.far.close()  # the loop learns of the end of the channel before that of the process
