@@ -33,9 +33,10 @@ from envactors.actor.states import ActorState, ActorStats, EndReason, Phase, is_
 from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Judgment, Timers
 from envactors.backends.base import ExitStatus, LendingWorker, Use, Worker
+from envactors.backends.log_records import handle_record
 from envactors.errors import ActorError
 from envactors.loop import Loop
-from envactors.mailbox.control_page import FINISHED, ControlPage
+from envactors.mailbox.control_page import FINISHED
 from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, unpack_failure
 
@@ -120,19 +121,10 @@ class Actor(ActorBase):
     # State, read-only -------------------------------------------------------------------------------------
 
     @property
-    def pid(self) -> int | None:
-        worker = self.incarnation.worker
-        return None if worker is None else worker.pid
-
-    @property
-    def page(self) -> ControlPage | None:
-        worker = self.incarnation.worker
-        return None if worker is None else worker.page
-
-    @property
     def state(self) -> ActorState:
         with self.lock:
-            phase, incarnation = self.phase, self.incarnation
+            phase = self.phase
+            incarnation = self.incarnation
             if phase is Phase.CLOSED or (self.is_closing and phase in (Phase.ENDING, Phase.BACKOFF, Phase.DEAD)):
                 return ActorState.CLOSED
             if phase is Phase.DEAD:
@@ -532,7 +524,7 @@ class Actor(ActorBase):
         job = self.running
         is_reply = job is not None and call_id == job.call_id and kind in _REPLIES
         if kind == Kind.LOGGED:
-            self.runtime.log(functools.partial(slow_calls.handle_record, payload))
+            self.runtime.log(functools.partial(handle_record, payload))
         elif incarnation_index != self.incarnation.index:
             self._stale += 1
         elif is_reply and self.phase is _LIVE:

@@ -50,7 +50,8 @@ class ActorBase(ABC):
         self.closed: Latch = Latch()
         self.incarnation: Incarnation = Incarnation(0)
         self.last_crash: ActorError | None = None
-        self._owner_pid, self._forks = os.getpid(), runtimes.forks
+        self._owner_pid = os.getpid()
+        self._forks = runtimes.forks
 
     @property
     def name(self) -> str:
@@ -73,9 +74,10 @@ class ActorBase(ABC):
         """Whether a new call would start at once, or as soon as the process has started. Takes no lock."""
 
     @property
-    @abstractmethod
     def pid(self) -> int | None:
         """The process id; None without a process."""
+        worker = self.incarnation.worker
+        return None if worker is None else worker.pid
 
     @property
     def node(self) -> str | None:
@@ -84,9 +86,10 @@ class ActorBase(ABC):
         return None if worker is None or worker.node is None else worker.node.name
 
     @property
-    @abstractmethod
     def page(self) -> ControlPage | None:
         """The control page of the process; None without a process."""
+        worker = self.incarnation.worker
+        return None if worker is None else worker.page
 
     @abstractmethod
     def stats(self) -> ActorStats:

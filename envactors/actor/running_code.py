@@ -47,8 +47,10 @@ class InlineRequest(abc.ABC):
 
     def begin(self, requests: list[InlineRequest], number: int) -> None:
         """Become the innermost of the running requests."""
-        self.thread, self.number = threading.get_ident(), number
-        self._requests, self._depth = requests, len(requests)
+        self.thread = threading.get_ident()
+        self.number = number
+        self._requests = requests
+        self._depth = len(requests)
         requests.append(self)
 
     def __enter__(self) -> None:
@@ -118,13 +120,16 @@ class RunningCode:
 
     def _look(self, slow: float) -> None:
         self._is_looking = False
-        running, now = self._requests[-1:], time.monotonic()
+        running = self._requests[-1:]
         if not running:
             return
         request = running[0]
         seen = request.number, request.index
+        now = time.monotonic()
         if seen != self._seen:
-            self._seen, self._since, self._is_reported = seen, now, False
+            self._seen = seen
+            self._since = now
+            self._is_reported = False
         elif not self._is_reported and now - self._since >= slow:
             self._is_reported = True
             described = request.describe()

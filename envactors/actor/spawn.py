@@ -15,9 +15,9 @@ from envactors.actor.change import ChangeLock
 from envactors.actor.config import ActorConfig
 from envactors.actor.handle import ActorHandle, Lifeline
 from envactors.actor.inline import InlineActor
-from envactors.actor.slow_calls import levels_of_loggers
 from envactors.actor.type_variables import T
 from envactors.backends.base import Backend
+from envactors.backends.log_records import levels_of_loggers
 from envactors.errors import SerializationError
 from envactors.mailbox import registry
 from envactors.mailbox.factory import Factory, as_callable

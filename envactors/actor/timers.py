@@ -126,7 +126,8 @@ class DeadlineWatch:
             checks.append(activity.started + activity.deadline)
         if self._slow is not None:
             if now >= activity.started + self._slow and activity.started != self._reported:
-                self._reported, judgment = activity.started, Judgment.SLOW
+                self._reported = activity.started
+                judgment = Judgment.SLOW
             checks.append(activity.started + self._slow)
         later = min(check for check in checks if check > now)
         if later < math.inf:
