@@ -56,11 +56,6 @@ class PoolQueue:
         """Whether an actor can run calls, now or later."""
         return any(actor.is_usable for actor in self._actors)
 
-    @property
-    def futures(self) -> list[ActorFuture[Any]]:
-        """The futures of the calls that were not canceled."""
-        return [call.future for call in self.calls if not call.future.done()]
-
     def take(self) -> Call | None:
         """Remove and return the next call that was not canceled; None if there is none."""
         while self.calls:
@@ -113,7 +108,8 @@ class ActorPool(Generic[T_co]):
     @property
     def _waiting(self) -> list[ActorFuture[Any]]:
         """The futures of the calls that wait for an actor. The lock must be held."""
-        return [] if self._shared is None else self._shared.futures
+        calls = () if self._shared is None else self._shared.calls
+        return [call.future for call in calls if not call.future.done()]
 
     @property
     def runtime(self) -> Runtime:

@@ -35,7 +35,6 @@ from envactors.actor.timers import DeadlineWatch, Judgment, Timers
 from envactors.backends.base import ExitStatus, LendingWorker, Use, Worker
 from envactors.backends.log_records import handle_record
 from envactors.errors import ActorError
-from envactors.loop import Loop
 from envactors.mailbox.control_page import FINISHED
 from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, unpack_failure
@@ -100,11 +99,11 @@ class Actor(ActorBase):
         self._failed = self._restarts = self._stale = 0
         self._started_in: float | None = None
         self._restart_tracker = RestartTracker(config.restart)
-        self.timers: Timers = Timers(self._find_loop, self.make_change)
+        self.timers: Timers = Timers(lambda: self.runtime.loop, self.make_change)
         self.deadline_watch: DeadlineWatch = DeadlineWatch(config.deadlines, self.timers, self._check_deadlines)
         self.permits: Permits | None = config.permits
         self.spin: SpinPolicy = SpinPolicy(config.backend.traits.may_spin)
-        self._loan = ChannelLoan(self._find_loop, self.lock)
+        self._loan = ChannelLoan(lambda: self.runtime.loop, self.lock)
         # The last worker, if it counts as ended while its code may still be running, as on a node that is unreachable.
         self._unconfirmed: Worker | None = None
         self._use: Use | None = None
@@ -114,9 +113,6 @@ class Actor(ActorBase):
         self._use = self.config.backend.use(self.config.env_vars, self.runtime)
         self._use.open()
         self.proceed_soon()
-
-    def _find_loop(self) -> Loop:
-        return self.runtime.loop
 
     # State, read-only -------------------------------------------------------------------------------------
 

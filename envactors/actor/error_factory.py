@@ -101,14 +101,12 @@ class ErrorFactory:
         cause = unpack_failure(failure)
         if failure.fault in (Fault.RAISED, Fault.RESET) and cause is not None:
             return cause
-        raised = f"{call} raised an exception that cannot be pickled or unpickled"
-        problem = {
-            Fault.RAISED: raised,
-            Fault.RESET: raised,
+        problems = {
             Fault.ARGUMENTS: f"the arguments of {call} cannot be unpickled in the worker",
             Fault.RESULT: f"the result of {call} cannot be pickled",
             Fault.TOO_LARGE: f"{call} is too large for the link to its node",
-        }[failure.fault]
+        }
+        problem = problems.get(failure.fault, f"{call} raised an exception that cannot be pickled or unpickled")
         who, where = self._locate(incarnation, pid, activity)
         text = f"{problem}, {who}{_after(where)}: {failure.text}\n{failure.traceback}".rstrip()
         return _caused(SerializationError(text, **where), cause)
