@@ -22,7 +22,7 @@ from envactors.actor import recording, slow_calls
 from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import Next, Plan, ProcessExit, RestartTracker, decide_next
+from envactors.actor.exits import Next, Plan, ProcessExit, RestartTracker
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import START_CALL_ID, ExitReport, Incarnation
 from envactors.actor.job import Close, ErrorOf, Job, Renewal, SharedQueue
@@ -842,11 +842,12 @@ class Actor(ActorBase):
     def _plan(self, report: ExitReport, error: ActorError) -> Plan:
         """Decide whether and when to start another process; count the exit if it is a crash."""
         incarnation = self.incarnation
+        if self.is_closing:
+            return Plan(Next.CLOSE)
+        if incarnation.is_replaced:
+            return Plan(Next.START)
         is_hopeless = report.is_refused or (incarnation.failure is not None and incarnation.index == 0)
-        chosen = decide_next(is_closing=self.is_closing, is_replaced=incarnation.is_replaced, is_hopeless=is_hopeless)
-        if chosen in (Next.CLOSE, Next.START):
-            return Plan(chosen)
-        delay = self._restart_tracker.add(error, time.monotonic(), may_restart=chosen is Next.RESTART)
+        delay = self._restart_tracker.add(error, time.monotonic(), may_restart=not is_hopeless)
         return Plan(Next.DIE) if delay is None else Plan(Next.RESTART, delay)
 
     def _lose(self, job: Job | None, ended: ProcessExit) -> None:

@@ -65,21 +65,6 @@ class ProcessExit(NamedTuple):
         return self.report.reason
 
 
-def decide_next(*, is_closing: bool, is_replaced: bool, is_hopeless: bool) -> Next:
-    """Decide what an actor does after its process has ended. `RESTART` is subject to the restart policy.
-
-    Args:
-        is_closing: Whether the actor is being closed.
-        is_replaced: Whether another process was requested.
-        is_hopeless: Whether the process could not be started, and another one could not be either.
-    """
-    if is_closing:
-        return Next.CLOSE
-    if is_replaced:
-        return Next.START
-    return Next.DIE if is_hopeless else Next.RESTART
-
-
 def runs_again(*, has_begun: bool, retries: int, is_discard: bool, is_requested: bool) -> bool:
     """Decide whether the call that a process was sent runs again. Otherwise it ends with an error.
 

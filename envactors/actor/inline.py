@@ -281,7 +281,8 @@ class InlineActor(ActorBase):
 
     def _start(self) -> None:
         """Make the envs."""
-        page: Any = ControlPage(bytearray(page_size(self.config.env_count)), None, None)  # type: ignore[arg-type] # nobody rings
+        memory = bytearray(page_size(self.config.env_count))
+        page: Any = ControlPage(memory, None, None)  # type: ignore[arg-type] # nobody rings
         server = Server(None, page, send=lambda _frame: None)  # type: ignore[arg-type] # nothing is sent
         incarnation = self.incarnation
         incarnation.launched = time.monotonic()
