@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import as_completed, wait
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
 from envactors import backends
+from envactors.actor.base import ActorBase
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, method_name, pickle_call
-from envactors.actor.job import SharedQueue
 from envactors.actor.jobs import Call
 from envactors.actor.spawn import SpawnOptions, launch, spawn
 from envactors.actor.type_variables import Item, P, R, T_co
@@ -34,6 +35,34 @@ class PoolCall(Call):
         """Send the message, to the actor that has taken it."""
         self.index: int = self.actor.config.first_index
         return super().start()
+
+
+class PoolQueue:
+    """The calls that wait for any actor of a pool; see `envactors.actor.job.SharedQueue`.
+
+    Args:
+        actors: The actors.
+
+    Attributes:
+        calls: The calls, the next one first.
+    """
+
+    def __init__(self, actors: Sequence[ActorBase]) -> None:
+        self.calls: deque[Call] = deque()
+        self._actors = actors
+
+    @property
+    def is_served(self) -> bool:
+        """Whether an actor can run calls, now or later."""
+        return any(actor.is_usable for actor in self._actors)
+
+    def take(self) -> Call | None:
+        """Remove and return the next call that was not canceled; None if there is none."""
+        while self.calls:
+            call = self.calls.popleft()
+            if not call.future.done():
+                return call
+        return None
 
 
 class ActorPool(Generic[T_co]):
@@ -70,16 +99,17 @@ class ActorPool(Generic[T_co]):
         ]
         self._actors: list[Any] = [handle._actor for handle in self.actors]
         self._turns = itertools.count()
-        self._shared: SharedQueue | None = None  # in-process calls never wait
+        self._shared: PoolQueue | None = None  # in-process calls never wait
         if not is_inline:
-            self._shared = SharedQueue(self._actors)
+            self._shared = PoolQueue(self._actors)
             for actor in self._actors:
                 actor.shared = self._shared
 
     @property
     def _waiting(self) -> list[ActorFuture[Any]]:
         """The futures of the calls that wait for an actor. The lock must be held."""
-        return [] if self._shared is None else self._shared.futures
+        calls = () if self._shared is None else self._shared.calls
+        return [call.future for call in calls if not call.future.done()]
 
     @property
     def runtime(self) -> Runtime:
@@ -213,17 +243,17 @@ class ActorPool(Generic[T_co]):
         actor = self._find_actor()
         if actor is None:
             assert self._shared is not None, "in-process calls run at once"
-            self._shared.jobs.append(call)
+            self._shared.calls.append(call)
             return
         call.index, call.future.owner = actor.config.first_index, actor
         try:
             actor.accept(call)
         except ActorClosedError as error:
-            call.future.set_error(error)
+            call.future.set_exception(error)
 
     def _find_actor(self) -> Any:
         """Return an idle actor; None if a call has to wait for one."""
-        if self._shared is not None and self._shared.jobs:
+        if self._shared is not None and self._shared.calls:
             return None
         turn = next(self._turns) % len(self._actors)
         in_turn = self._actors[turn:] + self._actors[:turn]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from envactors import backends
 from envactors import runtime as runtimes
 from envactors.actor.future import ActorFuture, results_of
-from envactors.actor.handle import ActorHandle, ActorView, close_all, submit
+from envactors.actor.handle import ActorHandle, ActorView, close_all
 from envactors.errors import (
     ActorClosedError,
     NothingPendingError,
@@ -312,7 +312,7 @@ class VectorEnv:
         futures = []
         for env_id, process in [(env_id, engine.process_with_episode(env_id)) for env_id in envs.ids]:
             handle = self._handles[env_id]
-            futures.append(submit(handle, Kind.SAVE, Save(handle._env), "snapshot", incarnation=process))
+            futures.append(handle._submit(Kind.SAVE, Save(handle._env), "snapshot", incarnation=process))
         states = results_of(futures)
         return [engine.snapshot_of(env_id, *state) for env_id, state in zip(envs.ids, states, strict=True)]
 
@@ -342,7 +342,7 @@ class VectorEnv:
         for env_id, one, restorer in zip(envs.ids, snapshots, restorers, strict=True):
             handle = self._handles[env_id]
             message = Restore(handle._env, one.check, one.state)
-            futures.append(submit(handle, Kind.RESTORE, message, "restore", take_reply=restorer))
+            futures.append(handle._submit(Kind.RESTORE, message, "restore", take_reply=restorer))
         results_of(futures)
 
     def last_batch(self) -> Batch:

@@ -1,9 +1,8 @@
 """The parent's half of one actor: its phase, its queue of jobs, the running job, and its process.
 
 Callers submit, cancel, and close; the loop reports frames, exits, and timers. Each of these events is one change under
-the lock; see `envactors.actor.change`. An exception inside a change counts as an interrupt, so a method that refuses
-raises after its change. A caller's thread may send jobs to a free worker, and kill it. Only threads of this library
-start processes and handle their exits.
+the lock; see `envactors.actor.change`. A caller's thread may send jobs to a free worker, and kill it. Only threads of
+this library start processes and handle their exits.
 """
 
 from __future__ import annotations
@@ -22,25 +21,23 @@ from envactors import runtime as runtimes
 from envactors.actor import recording, slow_calls
 from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
-from envactors.actor.change import ChangeLock
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import Next, Plan, ProcessExit, RestartTracker, decide_next
+from envactors.actor.exits import Next, Plan, ProcessExit, RestartTracker
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import START_CALL_ID, ExitReport, Incarnation
 from envactors.actor.job import Close, ErrorOf, Job, Renewal, SharedQueue
 from envactors.actor.loan import ChannelLoan
 from envactors.actor.permits import Permits
 from envactors.actor.spinning import SpinPolicy
-from envactors.actor.states import ActorState, ActorStats, EndReason, Phase
+from envactors.actor.states import ActorState, ActorStats, EndReason, Phase, is_crash
 from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Judgment, Timers
 from envactors.backends.base import ExitStatus, LendingWorker, Use, Worker
+from envactors.backends.log_records import handle_record
 from envactors.errors import ActorError
-from envactors.loop import Loop
-from envactors.mailbox.control_page import FINISHED, ControlPage
+from envactors.mailbox.control_page import FINISHED
 from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, unpack_failure
-from envactors.system.polling import remaining
 
 # Users also get these messages as errors and results, so the null handler keeps them off stderr by default.
 _log = logging.getLogger("envactors.actors")
@@ -52,10 +49,10 @@ _notices = logging.getLogger("envactors")
 _EXIT_GRACE = 1.0
 # How long a worker may take to write its stacks before it is killed for a deadline, in seconds.
 _STACKS_GRACE = 0.2
+# How long unpickling an exception may delay the end of the process that raised it, in seconds.
+_READ_PATIENCE = 10.0
 # How long a standby may take to switch to another actor, in seconds. It only records its new identity.
 _ADOPTION_GRACE = 1.0
-# How long a killed worker may take to exit, in seconds.
-_KILL_GRACE = 0.9
 # Before Python 3.12, looking up a member of an enum takes as long as a function call.
 _LIVE, _FAILED, _REPLIES = Phase.LIVE, Kind.FAILED, (Kind.RESULT, Kind.FAILED)
 
@@ -67,7 +64,6 @@ class Actor(ActorBase):
         config: The settings of the actor.
 
     Attributes:
-        lock: The lock of the actor, which all actors of a vector share.
         tenant: Keeps track of the envs in the process; `NO_TENANT` for a lone actor.
         phase: The phase of the current process.
         queue: The jobs that wait for this actor, next one first. Replays come before all others.
@@ -89,7 +85,6 @@ class Actor(ActorBase):
 
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
-        self.lock: ChangeLock = config.lock
         self.tenant: Tenant = NO_TENANT
         self.phase: Phase = Phase.NEW
         self.queue: deque[Job] = deque()
@@ -104,56 +99,28 @@ class Actor(ActorBase):
         self._failed = self._restarts = self._stale = 0
         self._started_in: float | None = None
         self._restart_tracker = RestartTracker(config.restart)
-        self.timers: Timers = Timers(self._find_loop, self.run)
+        self.timers: Timers = Timers(lambda: self.runtime.loop, self.make_change)
         self.deadline_watch: DeadlineWatch = DeadlineWatch(config.deadlines, self.timers, self._check_deadlines)
         self.permits: Permits | None = config.permits
         self.spin: SpinPolicy = SpinPolicy(config.backend.traits.may_spin)
-        self._loan = ChannelLoan(self._find_loop, self.lock)
+        self._loan = ChannelLoan(lambda: self.runtime.loop, self.lock)
         # The last worker, if it counts as ended while its code may still be running, as on a node that is unreachable.
         self._unconfirmed: Worker | None = None
         self._use: Use | None = None
 
     def begin(self) -> None:
-        """Join the runtime, and have its loop start the first process.
-
-        If an exception interrupts this, `abandon` still closes the actor.
-
-        Raises:
-            Exception: The backend cannot be used.
-        """
         runtimes.join(self)
         self._use = self.config.backend.use(self.config.env_vars, self.runtime)
         self._use.open()
         self.proceed_soon()
 
-    def _find_loop(self) -> Loop:
-        return self.runtime.loop
-
     # State, read-only -------------------------------------------------------------------------------------
 
     @property
-    def pid(self) -> int | None:
-        """The process id; None without a process."""
-        worker = self.incarnation.worker
-        return None if worker is None else worker.pid
-
-    @property
-    def node(self) -> str | None:
-        """The node that runs the process; None on this machine."""
-        worker = self.incarnation.worker
-        return None if worker is None or worker.node is None else worker.node.name
-
-    @property
-    def page(self) -> ControlPage | None:
-        """The control page of the process; None without a process."""
-        worker = self.incarnation.worker
-        return None if worker is None else worker.page
-
-    @property
     def state(self) -> ActorState:
-        """The state of the actor."""
         with self.lock:
-            phase, incarnation = self.phase, self.incarnation
+            phase = self.phase
+            incarnation = self.incarnation
             if phase is Phase.CLOSED or (self.is_closing and phase in (Phase.ENDING, Phase.BACKOFF, Phase.DEAD)):
                 return ActorState.CLOSED
             if phase is Phase.DEAD:
@@ -166,17 +133,14 @@ class Actor(ActorBase):
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can run calls, now or once a process has started. Takes no lock."""
         return not self.is_closing and self.phase not in (Phase.DEAD, Phase.CLOSED)
 
     @property
     def is_idle(self) -> bool:
-        """Whether a new job would start at once, or as soon as the process has started. Takes no lock."""
         has_process = self.phase in (_LIVE, Phase.STARTING, Phase.NEW)
         return has_process and self.running is None and not self.queue and not self.is_closing
 
     def stats(self) -> ActorStats:
-        """Return counts over the actor's lifetime, without involving the worker."""
         worker = self.incarnation.worker
         rss = 0 if worker is None else worker.resident_memory()  # may take long, so not under the lock
         with self.lock:
@@ -201,7 +165,6 @@ class Actor(ActorBase):
             )
 
     def stacks(self, timeout: float) -> str:
-        """Return the stacks of the worker's threads, or a line that says why there are none."""
         with self.lock:
             worker = self.incarnation.worker
             stacks = None if worker is None or worker.at_end else worker.ask_stacks()
@@ -209,37 +172,25 @@ class Actor(ActorBase):
             return f"actor {self.name!r} has no process now: it is {self.state.value}\n"
         return stacks.wait(timeout)
 
-    def stderr_tail(self) -> str:
-        """Return the last lines that the process has printed to stderr; empty without a process."""
-        worker = self.incarnation.worker
-        return "" if worker is None else worker.stderr_tail
-
     def _running_activity(self) -> Activity | None:
         job = self.running or self.renewal
         return None if job is None else job.activity()
 
     # Events of callers -----------------------------------------------------------------------------------
 
-    def accept(self, job: Job) -> None:
-        """Send a job, or queue it.
-
-        Raises:
-            ActorClosedError: The actor was closed.
-        """
+    def accept(self, call: Job) -> None:
         with self.lock, self.lock.change(self):
             if self.is_closing:
-                activity = job.activity()
-                assert activity is not None, "the job has not ended"
+                activity = call.activity()
+                assert activity is not None, "it has not ended"
                 raise self.lock.refuse(self.errors.closed(activity, self.incarnation.index))
-            self.enqueue(job)
+            self.enqueue(call)
 
-    def renew(self, future: ActorFuture | None) -> None:
-        """Queue a renewal; its future gets the index of the new incarnation."""
+    def renew(self, future: ActorFuture) -> None:
         self.check_owner()
         self.accept(Renewal(self.config.first_index, future))
 
     def cancel(self, future: ActorFuture) -> bool:
-        """Cancel a call if it is queued; return whether it is canceled."""
         self.check_owner()
         with self.lock, self.lock.change(self):
             if not future.running() and self._withdraw(future) is not None:
@@ -247,11 +198,6 @@ class Actor(ActorBase):
         return future.cancelled()
 
     def abort(self, future: ActorFuture) -> bool:
-        """Cancel a queued call, or end a running one by replacing its process.
-
-        Raises:
-            ActorError: The call is running, and the backend cannot kill.
-        """
         if self.cancel(future):
             return True
         with self.lock, self.lock.change(self):
@@ -265,15 +211,10 @@ class Actor(ActorBase):
             activity = None if is_running or future.done() else self._withdraw(future)
             if activity is not None:
                 report = ExitReport(reason=EndReason.ABORT)
-                future.set_error(self.errors.ended(report, self.incarnation.index, activity))
+                future.set_exception(self.errors.ended(report, self.incarnation.index, activity))
         return is_running or activity is not None
 
     def kill(self, restart: bool) -> None:
-        """Kill the process; without ``restart`` the actor is closed.
-
-        Raises:
-            ActorError: A call is running, and the backend cannot kill.
-        """
         self.check_owner()
         with self.lock, self.lock.change(self):
             if self._running_activity() is not None:
@@ -288,13 +229,6 @@ class Actor(ActorBase):
             raise self.lock.refuse(self.errors.unsupported(operation, self.incarnation.index))
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
-        """Let queued jobs run and the envs close, then end the process.
-
-        Args:
-            timeout: Seconds until the process is killed; None for the close deadline.
-            began: Start of the timeout (`time.monotonic`); None for now. Actors that are closed together share it,
-                since their jobs may wait for one another.
-        """
         began = time.monotonic() if began is None else began
         if self.lock.is_changing_below():  # a finalizer or a signal handler closes the actor in the middle of a change
             self.runtime.loop.call_soon(functools.partial(self.begin_close, timeout, began))
@@ -302,62 +236,36 @@ class Actor(ActorBase):
         with self.lock, self.lock.change(self):
             if not self.is_closing:
                 self.is_closing = True
-                close = Close(self.config.first_index)
-                self.unfinished[close] = None
-                self.queue.append(close)
+                self.enqueue(Close(self.config.first_index))
             if self.config.is_standby and self.phase in (Phase.NEW, Phase.STARTING):
                 self._kill_and_proceed(EndReason.CLOSE)  # no actor waits for its process
-            timeout = self._close_timeout(timeout)
+            timeout = self.config.deadlines.close if timeout is None else timeout
             if timeout is not None and self.phase is not Phase.CLOSED:
                 kill = functools.partial(self._kill_and_proceed, EndReason.CLOSE)
                 self.timers.set_earliest("close", began + timeout, kill)
             self.proceed_soon()
 
-    def wait_closed(self, timeout: float | None, began: float | None = None) -> None:
-        """Wait until the actor is closed and its resources are freed. For the arguments see `begin_close`.
-
-        Return at once in the loop's thread, or in a thread that holds the lock: either would block the closing.
-        """
-        if self.runtime.loop.is_current_thread() or self.lock.is_held_here():
-            return
-        timeout = self._close_timeout(timeout)
-        began = time.monotonic() if began is None else began
-        self.closed.wait(remaining(None if timeout is None else began + timeout + _KILL_GRACE))
-        self.runtime.join_if_ended()
-
-    def abandon(self) -> None:
-        """Have the loop close the actor. Takes no lock, so finalizers may call it."""
-        runtime = runtimes.runtime_of(self)
-        if runtime is not None:
-            runtime.loop.call_soon(lambda: self.begin_close(None))
-
     def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
-        """Read the reply to the running call in the thread that waits for it; see `ChannelLoan`.
-
-        Args:
-            future: The future of the call. If another call is running, the loop reads, and this does nothing.
-            deadline: When to stop (`time.monotonic`); None for no limit.
-
-        Raises:
-            RuntimeError: The thread runs env code of this actor, and would wait for itself forever.
-        """
+        """Read the reply in the calling thread; see `ChannelLoan`. If another call is running, the loop reads."""
         self.lock.reset_if_interrupted()
         if self.runs_this_thread:
             self._check_no_deadlock(future, deadline)
             return
-        held = allocate_lock()
-        with held:
+        loan_lock = allocate_lock()
+        with loan_lock:
             try:
                 with self.lock:
-                    worker = self._borrow_channel(future, held)
+                    worker = self._borrow_channel(future, loan_lock)
                 if worker is None:
                     return
                 spins = self.spin.caller_spins
-                while not future.done() and worker.wait_for_reply(deadline, spins=spins) and self._loan.is_held(held):
+                while not future.done() and worker.wait_for_reply(deadline, spins=spins):
+                    if not self._loan.is_current(loan_lock):
+                        break
                     self.on_frames(worker)
                     spins = False
             finally:
-                if self._loan.is_held(held):
+                if self._loan.is_current(loan_lock):
                     with self.lock:
                         self._loan.end()
 
@@ -369,11 +277,11 @@ class Actor(ActorBase):
 
     def _check_no_deadlock(self, future: ActorFuture, deadline: float | None) -> None:
         """Raise if env code of this actor would wait forever, for a call that can only run once it has returned."""
-        self.run(self.tenant.collect_completed)  # an env before it in the same process may already have stepped
+        self.make_change(self.tenant.collect_completed)  # an env before it in the same process may already have stepped
         if deadline is None and not future.done():
             raise self.errors.within_envs()
 
-    def _borrow_channel(self, future: ActorFuture, held: LockType) -> LendingWorker | None:
+    def _borrow_channel(self, future: ActorFuture, loan_lock: LockType) -> LendingWorker | None:
         """Lend the channel to the thread that waits for a future; return the worker, or None if the loop must read."""
         worker = self.incarnation.worker
         if self._loan.is_mine and worker is not None:
@@ -383,7 +291,7 @@ class Actor(ActorBase):
         is_running = self.phase is _LIVE and self.running is not None and self.running.future is future
         lender = worker.as_lender() if is_running and worker is not None and not self._loan.is_active else None
         if lender is not None:
-            self._loan.begin(held, lender)
+            self._loan.begin(loan_lock, lender)
         return lender
 
     def _withdraw(self, future: ActorFuture) -> Activity | None:
@@ -395,9 +303,6 @@ class Actor(ActorBase):
         self.unfinished.pop(job, None)
         return job.activity()
 
-    def _close_timeout(self, timeout: float | None) -> float | None:
-        return self.config.deadlines.close if timeout is None else timeout
-
     # For jobs and tenants, under the lock ----------------------------------------------------------------
 
     def enqueue(self, job: Job, *, first: bool = False) -> None:
@@ -407,7 +312,8 @@ class Actor(ActorBase):
             job: The job.
             first: Whether it runs before everything that is queued, except replays.
         """
-        job.actor, job.call_id = self, 0
+        job.actor = self
+        job.call_id = 0
         job.age = 0 if first or self.permits is None else self.permits.next_age()
         self.unfinished[job] = None
         if first:
@@ -430,7 +336,8 @@ class Actor(ActorBase):
     def _start_jobs(self) -> bool:
         """Start queued jobs that the worker can accept; return whether the next one waits for a permit."""
         while self.queue and self.phase is _LIVE:
-            job, running = self.queue[0], self.running
+            job = self.queue[0]
+            running = self.running
             # With permits no job joins: the permit may be due to another actor, whose next job is older.
             if running is not None and (self.permits is not None or not job.can_join(running)):
                 if not running.is_finished():
@@ -439,13 +346,13 @@ class Actor(ActorBase):
                 if self.running is running:
                     self.running = None
                 continue  # recording the results may have queued or started other jobs
-            if self.permits is not None and job.needs_permit and not self.permits.may_start(self, job.age):
+            if self.permits is not None and job.needs_permit and not self.permits.try_take(self, job.age):
                 return True
             self.queue.popleft()
-            job.call_id, job.started, self.running = self.lock.next_call_id(), time.monotonic(), job
-            if isinstance(job, Close):
-                self._ask_to_close(job)
-            elif not job.start():
+            job.call_id = self.lock.next_call_id()
+            job.started = time.monotonic()
+            self.running = job
+            if not job.start():
                 self.unfinished.pop(job, None)
                 if self.running is job:
                     self.running = None
@@ -458,12 +365,15 @@ class Actor(ActorBase):
             self.running = None
         self.dispatch()
 
-    def can_post(self, rows: Job) -> bool:
-        """Return whether rows may be posted now: only earlier rows are running, and the queue is empty."""
+    def try_reserve(self, rows: Job) -> bool:
+        """Return whether rows may be posted now: only earlier rows are running, and the queue is empty.
+
+        With permits, True takes one for them, and False may have the actor wait for one.
+        """
         is_free = self.running is None or (self.running is rows and self.permits is None)
         if not is_free or self.phase is not _LIVE or self.queue or self.is_closing:
             return False
-        return self.permits is None or self.permits.may_start(self, self.permits.next_age())
+        return self.permits is None or self.permits.try_take(self, self.permits.next_age())
 
     def send(self, kind: Kind, call_id: int, payload: Any) -> None:
         """Send a message to the worker."""
@@ -471,66 +381,44 @@ class Actor(ActorBase):
         assert worker is not None, "jobs start in a live process"
         worker.send(Frame(kind, self.incarnation.index, call_id, payload), self.spin.start(time.monotonic()))
 
-    def _ask_to_close(self, job: Close) -> None:
-        """Ask the worker to close its envs and to exit."""
-        if isinstance(job, Renewal):
-            self._begin_renewal(job)
-            self._end_process(EndReason.RENEW, kill_in=self.config.deadlines.close)
-        else:
-            self._end_process(EndReason.CLOSE, kill_in=None)
-        self.send(Kind.CLOSE, job.call_id, dumps(()))
+    def ask_to_close(self, call_id: int, reason: EndReason, *, kill_in: float | None) -> None:
+        """Ask the worker to close its envs and to exit; kill it if it takes longer than this, in seconds."""
+        self._stop_process(reason, kill_in)
+        self.send(Kind.CLOSE, call_id, dumps(()))
 
-    def _begin_renewal(self, renewal: Renewal) -> None:
-        """Mark a renewal as running; it stays until the next process has started."""
-        self.renewal = renewal
-        if renewal.future is not None:
-            renewal.future.set_running()
-
-    def _end_process(self, reason: EndReason | None, *, kill_in: float | None = 0.0) -> None:
-        """Send no more requests to the process, and kill it unless it ends by itself in time.
-
-        Args:
-            reason: Why it ends; None if it has failed to start.
-            kill_in: How long it may take to end by itself, in seconds: 0.0 kills it now, None lets it take any time.
-        """
-        if reason is not None:
-            self.incarnation.blame(reason)
-        if kill_in == 0.0:
-            self.phase = Phase.ENDING
-            self.incarnation.kill()
-        else:
-            self.phase = Phase.STOPPING
+    def _stop_process(self, reason: EndReason, kill_in: float | None) -> None:
+        """Send no more requests to the process, and kill it unless it ends by itself in time; None for no limit."""
+        self.phase = Phase.STOPPING
+        self.incarnation.blame(reason)
+        if kill_in is not None:
             self._kill_in(kill_in)
 
-    def _kill_in(self, seconds: float | None) -> None:
-        """Kill the process unless it ends by itself within this time; None for no limit."""
-        if seconds is not None:
-            self.timers.set_earliest("kill", time.monotonic() + seconds, self.incarnation.kill)
+    def _kill_in(self, seconds: float) -> None:
+        """Kill the process unless it ends by itself within this time."""
+        self.timers.set_earliest("kill", time.monotonic() + seconds, self.incarnation.kill)
 
     def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
-        """Replace a process because one of its envs has raised; this counts as a restart.
-
-        Args:
-            incarnation: The index of that process. Nothing happens if the current one is another.
-            make_error: Returns the error that names the env. It unpickles an exception, which runs user code, so a
-                callback thread calls it before the process is killed.
-        """
         if incarnation == self.incarnation.index and self.phase is _LIVE:
             self.phase = Phase.ENDING  # so it gets no more requests until it is killed
             self.incarnation.blame(EndReason.DISCARD)
-            self.runtime.callbacks.submit(functools.partial(self._read_discard_error, self.incarnation, make_error))
-
-    def _read_discard_error(self, incarnation: Incarnation, make_error: Callable[[], ActorError]) -> None:
-        self.run(self._on_discard_error, incarnation, make_error())
+            self._read_then(make_error, self._on_discard_error)
 
     def _on_discard_error(self, incarnation: Incarnation, error: ActorError) -> None:
         incarnation.discard_error = error
         incarnation.kill()
 
+    def _read_then(self, read: Callable[[], Any], handle: Callable[[Incarnation, Any], None]) -> None:
+        """Read an exception from the process, then handle it in a change, which ends the process.
+
+        Unpickling runs code of users, so a callback thread does it. The process is killed if that takes too long.
+        """
+        incarnation = self.incarnation
+        self._kill_in(_READ_PATIENCE)
+        self.runtime.callbacks.submit(lambda: self.make_change(handle, incarnation, read()))
+
     # Events of the loop ----------------------------------------------------------------------------------
 
-    def run(self, event: Callable[..., object], *args: object) -> None:
-        """Run an event as a change."""
+    def make_change(self, event: Callable[..., object], *args: object) -> None:
         with self.lock, self.lock.change(self):
             event(*args)
 
@@ -553,7 +441,7 @@ class Actor(ActorBase):
             for frame in worker.drain():
                 self._on_frame(frame)
             report = incarnation.reap(worker)
-            is_requested = self.is_closing or incarnation.end_reason not in (None, EndReason.TIMEOUT)
+            is_requested = self.is_closing or not is_crash(incarnation.end_reason)
             if incarnation.is_standby and not incarnation.has_started and not is_requested:
                 # Not a crash of this actor, which the standby has not served yet: launch a process instead.
                 self._start_process(Incarnation(incarnation.index))
@@ -570,7 +458,8 @@ class Actor(ActorBase):
 
     def _check_deadlines(self) -> None:
         """Report the current step if it is slow, and end the process if it is late."""
-        activity, worker = self.find_activity(), self.incarnation.worker
+        activity = self.find_activity()
+        worker = self.incarnation.worker
         if activity is None or worker is None:
             return
         judgment = self.deadline_watch.judge(activity)
@@ -597,7 +486,7 @@ class Actor(ActorBase):
         activity = self._running_activity() if self.phase is _LIVE else None
         if activity is None:
             return None
-        untrue = worker.page.find_untrue(len(self.config.start.factories))
+        untrue = worker.page.find_untrue(self.config.env_count)
         corruption = f"{untrue} on its control page cannot be true" if untrue else self.tenant.check_memory(finished)
         if not corruption:
             return activity
@@ -611,7 +500,7 @@ class Actor(ActorBase):
     def _kill_after_stacks(self) -> None:
         """Ask a late worker for its stacks, and kill it once it has had time to write them."""
         self.incarnation.request_stacks()
-        self._end_process(EndReason.TIMEOUT, kill_in=_STACKS_GRACE)
+        self._stop_process(EndReason.TIMEOUT, _STACKS_GRACE)
 
     def _handle_frames(self, worker: Worker, frames: list[Frame]) -> None:
         for frame in frames:
@@ -631,7 +520,7 @@ class Actor(ActorBase):
         job = self.running
         is_reply = job is not None and call_id == job.call_id and kind in _REPLIES
         if kind == Kind.LOGGED:
-            self.runtime.log(functools.partial(slow_calls.handle_record, payload))
+            self.runtime.log(functools.partial(handle_record, payload))
         elif incarnation_index != self.incarnation.index:
             self._stale += 1
         elif is_reply and self.phase is _LIVE:
@@ -685,7 +574,7 @@ class Actor(ActorBase):
             job = self.queue.popleft()
             if isinstance(job, Renewal):
                 job.started = time.monotonic()
-                self._begin_renewal(job)
+                job.begin()
                 self._start_next_process()
                 return
             self._fail(job, error_of)
@@ -723,7 +612,8 @@ class Actor(ActorBase):
         A new process waits until the last one has certainly ended.
         """
         self.timers.cancel("start", "kill", "backoff")  # timers of the last process
-        self.phase, self.incarnation = Phase.STARTING, incarnation
+        self.phase = Phase.STARTING
+        self.incarnation = incarnation
         incarnation.launched = time.monotonic()
         if worker is not None:
             self._adopt(worker)
@@ -738,10 +628,11 @@ class Actor(ActorBase):
     def _adopt(self, worker: Worker) -> None:
         """Take over the process of a standby."""
         config, incarnation = self.config, self.incarnation
-        incarnation.is_standby, incarnation.worker = True, worker
+        incarnation.is_standby = True
+        incarnation.worker = worker
         worker.report_to(self)
         self.timers.set("start", incarnation.launched + _ADOPTION_GRACE, self._on_start_deadline)
-        message = Adopt(config.name, config.first_index, len(config.start.factories), self.tenant.attach)
+        message = Adopt(config.name, config.first_index, config.env_count, self.tenant.attach)
         worker.send(Frame(Kind.ADOPT, incarnation.index, START_CALL_ID, dumps(tuple(message))))
 
     def _take_standby(self, delay: float) -> Worker | None:
@@ -751,7 +642,7 @@ class Actor(ActorBase):
         """
         if self._unconfirmed is not None:
             return None
-        offers = (standby.give_process(delay) for standby in self.config.standbys)
+        offers = (give_process(delay) for give_process in self.config.standbys)
         return next((worker for worker in offers if worker is not None), None)
 
     def give_process(self, delay: float) -> Worker | None:
@@ -765,7 +656,8 @@ class Actor(ActorBase):
         self.lock.include(self)
         self.deadline_watch.stop()
         self.timers.set("backoff", time.monotonic() + delay, self._on_backoff)
-        self.incarnation.worker, self.phase = None, Phase.BACKOFF
+        self.incarnation.worker = None
+        self.phase = Phase.BACKOFF
         return worker
 
     def _withdraw_launch(self) -> bool:
@@ -784,10 +676,10 @@ class Actor(ActorBase):
         refusal: BaseException | None = None
         if is_wanted and self._use is not None:
             try:
-                worker = self._use.start(config.name, config.memory, len(config.start.factories))
+                worker = self._use.start(config.name, config.memory, config.env_count)
             except Exception as error:
                 refusal = error
-        self.run(self._on_launched, incarnation, worker, refusal)
+        self.make_change(self._on_launched, incarnation, worker, refusal)
 
     def _on_launched(self, incarnation: Incarnation, worker: Worker | None, refusal: BaseException | None) -> None:
         """Send the worker its first message, or handle the failure of its launch."""
@@ -814,24 +706,22 @@ class Actor(ActorBase):
             incarnation.envs_made = load_plain(frame.payload)
         elif frame.kind == _FAILED:
             incarnation.failure = Failure(*loads(frame.payload))
-            self.runtime.callbacks.submit(functools.partial(self._read_start_failure, incarnation, incarnation.failure))
+            self._read_then(functools.partial(unpack_failure, incarnation.failure), self._on_start_failure)
         else:
             self._on_started()
-
-    def _read_start_failure(self, incarnation: Incarnation, failure: Failure) -> None:
-        """Unpickle the exception of a factory. This runs user code, so it runs in a callback thread."""
-        self.run(self._on_start_failure, incarnation, unpack_failure(failure))
 
     def _on_start_failure(self, incarnation: Incarnation, cause: BaseException | None) -> None:
         incarnation.failure_cause = cause
         if incarnation is self.incarnation and self.phase is Phase.STARTING:
-            self._end_process(None)
+            self.phase = Phase.ENDING
+            incarnation.kill()
 
     def _on_started(self) -> None:
         incarnation = self.incarnation
         self.timers.cancel("start")
         self.runtime.launcher.finish(self._launch)
-        self.phase, incarnation.has_started = _LIVE, True
+        self.phase = _LIVE
+        incarnation.has_started = True
         self._started_in = time.monotonic() - incarnation.launched
         recording.recorder.on_span(self, "start", incarnation.launched)
         self.log(logging.INFO, f"actor {self.name!r} has started in {self._started_in:.3g} s, pid {self.pid}")
@@ -852,14 +742,16 @@ class Actor(ActorBase):
         """Kill the process, or withdraw its launch, and have the loop start the next one or close the actor."""
         if self.phase is Phase.CLOSED:
             return
-        self._end_process(reason)
+        self.phase = Phase.ENDING
+        self.incarnation.blame(reason)
+        self.incarnation.kill()
         self.proceed_soon()
         if reason is EndReason.CLOSE and not self.config.backend.traits.can_kill:
-            self.runtime.loop.call_soon(functools.partial(self.run, self._leave_running))
+            self.runtime.loop.call_soon(functools.partial(self.make_change, self._leave_running))
 
     def proceed_soon(self) -> None:
         """Have the loop continue after a change: start jobs or a process, fail the queue, or close the actor."""
-        self.runtime.loop.call_soon(functools.partial(self.run, self._proceed))
+        self.runtime.loop.call_soon(functools.partial(self.make_change, self._proceed))
 
     def _proceed(self) -> None:
         """Continue in the loop after a change by a caller."""
@@ -875,12 +767,24 @@ class Actor(ActorBase):
             error_of = functools.partial(self.errors.closed, incarnation=incarnation.index)
             self._fail_queue(error_of)
             self._fail_shared(error_of)
-        elif self.phase is Phase.DEAD and not (self.is_closing or incarnation.is_replaced):
+        elif self.phase is Phase.DEAD and not self.is_closing:
             self._fail_queue_until_renewal()
         elif self.phase is Phase.NEW and is_needed:
             self._start_process(incarnation)
         elif self.phase is not Phase.BACKOFF or not is_needed:
-            self._after_exit(ExitReport())
+            self._replace_ended()
+
+    def _replace_ended(self) -> None:
+        """Start the next process, or close the actor, while it has no process whose exit would do so."""
+        incarnation = self.incarnation
+        reason = EndReason.CLOSE if self.is_closing else incarnation.end_reason
+        error_of = functools.partial(self.errors.ended, ExitReport(reason=reason), incarnation.index)
+        if reason in (EndReason.CLOSE, EndReason.ABORT):
+            self._fail_renewal(error_of)
+        if self.is_closing:
+            self._close(error_of)
+        else:
+            self._start_next_process()
 
     def _leave_running(self) -> None:
         """Close the actor without waiting for its worker, which may hang, and which the backend cannot kill."""
@@ -890,9 +794,11 @@ class Actor(ActorBase):
 
     def _after_exit(self, report: ExitReport) -> None:
         """Handle the exit of the process, or a launch that has failed or was withdrawn, in five steps."""
-        incarnation, job = self.incarnation, self.running
+        incarnation = self.incarnation
+        job = self.running
         self.phase = Phase.ENDING
-        incarnation.report = report = report._replace(reason=incarnation.end_reason)
+        report = report._replace(reason=incarnation.end_reason)
+        incarnation.report = report
         incarnation.is_launching = False
         self.runtime.launcher.finish(self._launch)
         self.deadline_watch.stop()
@@ -911,7 +817,7 @@ class Actor(ActorBase):
         error = self._describe_exit(report, culprit)
         # 3. Decide: start another process now, later, or never.
         plan = self._plan(report, error)
-        ended = ProcessExit(incarnation, report.reason, culprit, error, plan)
+        ended = ProcessExit(incarnation, report, culprit, error, plan)
         if incarnation.has_started:
             self.last_crash = error
         if plan.next is not Next.CLOSE:
@@ -921,8 +827,8 @@ class Actor(ActorBase):
         self.tenant.on_exit(ended)
         self._lose(job, ended)
         self.running = None
-        # 5. Continue: only this starts a process, fails the queue, or frees anything.
-        self._continue(ended, report)
+        # 5. Continue: start the next process, fail the queue, or free everything.
+        self._continue(ended)
 
     def _describe_exit(self, report: ExitReport, culprit: Activity | None) -> ActorError:
         """Return the error that says how the process ended."""
@@ -936,31 +842,32 @@ class Actor(ActorBase):
     def _plan(self, report: ExitReport, error: ActorError) -> Plan:
         """Decide whether and when to start another process; count the exit if it is a crash."""
         incarnation = self.incarnation
+        if self.is_closing:
+            return Plan(Next.CLOSE)
+        if incarnation.is_replaced:
+            return Plan(Next.START)
         is_hopeless = report.is_refused or (incarnation.failure is not None and incarnation.index == 0)
-        chosen = decide_next(is_closing=self.is_closing, is_replaced=incarnation.is_replaced, is_hopeless=is_hopeless)
-        if chosen in (Next.CLOSE, Next.START):
-            return Plan(chosen)
-        delay = self._restart_tracker.add(error, time.monotonic(), may_restart=chosen is Next.RESTART)
+        delay = self._restart_tracker.add(error, time.monotonic(), may_restart=not is_hopeless)
         return Plan(Next.DIE) if delay is None else Plan(Next.RESTART, delay)
 
     def _lose(self, job: Job | None, ended: ProcessExit) -> None:
         """End the job that was running, or queue it again. A renewal stays until the next process has started."""
+        if job is not None and job is not self.renewal:
+            if job.after_exit(ended):
+                job.call_id = 0
+                self.queue.appendleft(job)
+            else:
+                self._failed += job.future is not None
+                self.unfinished.pop(job, None)
         if ended.plan.next is Next.CLOSE or ended.reason is EndReason.ABORT:
             self._fail_renewal(lambda _activity: ended.error)
-        if job is None or isinstance(job, Renewal):
-            return
-        if job.after_exit(ended):
-            job.call_id = 0
-            self.queue.appendleft(job)
-        else:
-            self._failed += job.future is not None
-            self.unfinished.pop(job, None)
 
-    def _continue(self, ended: ProcessExit, report: ExitReport) -> None:
+    def _continue(self, ended: ProcessExit) -> None:
         """Start the next process, now or later, or fail all jobs that wait for it."""
+        report = ended.report
         if not report.status.is_certain:
-            self._unconfirmed = self.incarnation.worker
-        self.incarnation.worker = None
+            self._unconfirmed = ended.incarnation.worker
+        ended.incarnation.worker = None
         chosen, delay = ended.plan
         if chosen is Next.START:
             self._start_next_process()
@@ -993,7 +900,8 @@ class Actor(ActorBase):
 
     def _close(self, error_of: ErrorOf) -> None:
         """Fail all jobs that are left, and free the resources of the actor."""
-        self.phase, self.incarnation.worker = Phase.CLOSED, None
+        self.phase = Phase.CLOSED
+        self.incarnation.worker = None
         self._fail_queue(error_of)
         self._fail_shared(functools.partial(self.errors.closed, incarnation=self.incarnation.index))
         self.timers.cancel_all()

@@ -1,27 +1,39 @@
-"""What an actor with processes and an in-process actor have in common."""
+"""The interface of actors, for handles, futures, and observers: those with processes, and in-process ones."""
 
 from __future__ import annotations
 
 import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 from envactors import runtime as runtimes
+from envactors.actor.change import ChangeLock
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
+from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import Incarnation
 from envactors.actor.latch import Latch
+from envactors.actor.states import ActorState, ActorStats
 from envactors.errors import ActorClosedError, ActorError
 from envactors.mailbox.control_page import ControlPage
 from envactors.runtime import Runtime
+from envactors.system.polling import remaining
+
+# How long a killed worker may take to exit, in seconds.
+_KILL_GRACE = 0.9
 
 
-class ActorBase:
-    """Base class of actors.
+class ActorBase(ABC):
+    """An actor. Any thread may call its methods.
 
     Args:
         config: The settings of the actor.
 
     Attributes:
         config: As above.
+        lock: Guards the actor; all actors of a vector share it.
         errors: Makes its errors.
         runtime: The threads that serve it, once it has begun.
         closed: Opened once nothing of the actor is left.
@@ -33,11 +45,13 @@ class ActorBase:
 
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
+        self.lock: ChangeLock = config.lock
         self.errors: ErrorFactory = ErrorFactory(config)
         self.closed: Latch = Latch()
         self.incarnation: Incarnation = Incarnation(0)
         self.last_crash: ActorError | None = None
-        self._owner_pid, self._forks = os.getpid(), runtimes.forks
+        self._owner_pid = os.getpid()
+        self._forks = runtimes.forks
 
     @property
     def name(self) -> str:
@@ -45,14 +59,149 @@ class ActorBase:
         return self.config.name
 
     @property
+    @abstractmethod
+    def state(self) -> ActorState:
+        """The state of the actor."""
+
+    @property
+    @abstractmethod
+    def is_usable(self) -> bool:
+        """Whether it can run calls, now or once a process has started. Takes no lock."""
+
+    @property
+    @abstractmethod
+    def is_idle(self) -> bool:
+        """Whether a new call would start at once, or as soon as the process has started. Takes no lock."""
+
+    @property
     def pid(self) -> int | None:
-        """The process id; None while there is no process."""
-        raise NotImplementedError
+        """The process id; None without a process."""
+        worker = self.incarnation.worker
+        return None if worker is None else worker.pid
+
+    @property
+    def node(self) -> str | None:
+        """The node that runs the process; None on this machine."""
+        worker = self.incarnation.worker
+        return None if worker is None or worker.node is None else worker.node.name
 
     @property
     def page(self) -> ControlPage | None:
-        """The control page of the process; None while there is no process."""
-        raise NotImplementedError
+        """The control page of the process; None without a process."""
+        worker = self.incarnation.worker
+        return None if worker is None else worker.page
+
+    @abstractmethod
+    def stats(self) -> ActorStats:
+        """Return counts over the actor's lifetime, without involving the worker."""
+
+    @abstractmethod
+    def stacks(self, timeout: float) -> str:
+        """Return the stacks of the worker's threads, or a line that says why there are none.
+
+        Args:
+            timeout: How long to wait for them, in seconds.
+        """
+
+    def stderr_tail(self) -> str:
+        """Return the last lines that the process has printed to stderr; empty without a process."""
+        worker = self.incarnation.worker
+        return "" if worker is None else worker.stderr_tail
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Join the runtime, and start the first process.
+
+        If an exception interrupts this, `abandon` still closes the actor.
+
+        Raises:
+            Exception: The backend cannot be used.
+        """
+
+    @abstractmethod
+    def accept(self, call: Any) -> None:  # a `Call`, whose module imports this one
+        """Run a pickled call, or queue it.
+
+        Raises:
+            ActorClosedError: The actor was closed.
+        """
+
+    @abstractmethod
+    def renew(self, future: ActorFuture) -> None:
+        """Replace the process once queued calls have finished; the future gets the index of the new incarnation."""
+
+    @abstractmethod
+    def cancel(self, future: ActorFuture) -> bool:
+        """Cancel a call if it is queued; return whether it is canceled."""
+
+    @abstractmethod
+    def abort(self, future: ActorFuture) -> bool:
+        """Cancel a queued call, or end a running one by replacing its process; return False if it has ended.
+
+        Raises:
+            ActorError: The call is running, and the backend cannot kill.
+        """
+
+    @abstractmethod
+    def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
+        """Read the reply to the running call in the thread that waits for it, if that is possible.
+
+        Args:
+            future: The future of the call.
+            deadline: When to stop (`time.monotonic`); None for no limit.
+
+        Raises:
+            RuntimeError: The thread runs env code of this actor, and would wait for itself forever.
+        """
+
+    @abstractmethod
+    def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
+        """Replace a process because one of its envs has raised; this counts as a restart. Call it within a change.
+
+        Args:
+            incarnation: The index of that process. Nothing happens if the current one is another.
+            make_error: Returns the error that names the env. It unpickles an exception.
+        """
+
+    @abstractmethod
+    def make_change(self, event: Callable[..., object], *args: object) -> None:
+        """Run an event under the lock, as a change of the actor."""
+
+    @abstractmethod
+    def kill(self, restart: bool) -> None:
+        """Kill the process; without ``restart`` the actor is closed.
+
+        Raises:
+            ActorError: A call is running, and the backend cannot kill.
+        """
+
+    @abstractmethod
+    def begin_close(self, timeout: float | None, began: float | None = None) -> None:
+        """Let queued calls run and the envs close, then end the process.
+
+        Args:
+            timeout: Seconds until the process is killed; None for the close deadline.
+            began: Start of the timeout (`time.monotonic`); None for now. Actors that are closed together share it,
+                since their jobs may wait for one another.
+        """
+
+    def wait_closed(self, timeout: float | None, began: float | None = None) -> None:
+        """Wait until the actor is closed and its resources are freed. For the arguments see `begin_close`.
+
+        Return at once in the loop's thread, or in a thread that holds the lock: either would block the closing.
+        """
+        if self.runtime.loop.is_current_thread() or self.lock.is_held_here():
+            return
+        timeout = self.config.deadlines.close if timeout is None else timeout
+        began = time.monotonic() if began is None else began
+        self.closed.wait(remaining(None if timeout is None else began + timeout + _KILL_GRACE))
+        self.runtime.join_if_ended()
+
+    def abandon(self) -> None:
+        """Have another thread close the actor. Takes no lock, so finalizers may call it."""
+        runtime = runtimes.runtime_of(self)
+        if runtime is not None:
+            runtime.callbacks.submit(lambda: self.begin_close(None))
 
     def check_owner(self) -> None:
         """Raise in a forked process, which must not use the actors of its parent.

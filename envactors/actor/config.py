@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 from envactors.actor.change import ChangeLock
 from envactors.actor.permits import Permits
@@ -14,14 +13,7 @@ from envactors.mailbox.messages import Start
 from envactors.options import Deadlines, RestartPolicy
 
 
-class Standby(Protocol):
-    """An actor without requests, which holds a started process for others."""
-
-    def give_process(self, delay: float) -> Worker | None:
-        """Give its process away if it is ready, and start another one after a delay, in seconds."""
-
-
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, kw_only=True)
 class ActorConfig:
     """The settings of an actor.
 
@@ -34,7 +26,7 @@ class ActorConfig:
         env_vars: Environment variables of its workers.
         memory: The memory of its vector; None for a lone actor.
         lock: The lock, which all actors of a vector share.
-        standbys: The standbys whose processes it may take; they share its lock.
+        standbys: `Actor.give_process` of each standby whose process it may take; they share its lock.
         is_standby: Whether it only holds a process for others.
         permits: The permits that steps and resets need; None if any number of actors may run.
         has_warned: Whether the user was warned of deadlines that the backend does not enforce.
@@ -48,7 +40,7 @@ class ActorConfig:
     env_vars: Mapping[str, str]
     memory: RowMemory | None = None
     lock: ChangeLock = dataclasses.field(default_factory=ChangeLock)
-    standbys: Sequence[Standby] = ()
+    standbys: Sequence[Callable[[float], Worker | None]] = ()
     is_standby: bool = False
     permits: Permits | None = None
     has_warned: bool = False
@@ -59,9 +51,14 @@ class ActorConfig:
         return self.start.first
 
     @property
+    def env_count(self) -> int:
+        """The number of the actor's envs."""
+        return len(self.start.factories)
+
+    @property
     def indices(self) -> range:
         """The indices of the actor's envs."""
-        return range(self.start.first, self.start.first + len(self.start.factories))
+        return range(self.first_index, self.first_index + self.env_count)
 
     def warn_of_deadlines(self, *deadlines: float | None, stacklevel: int) -> None:
         """Warn, once, of deadlines that the backend does not enforce.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from envactors.actor.activity import Activity
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import LazyOutcome
 from envactors.actor.incarnation import ExitReport, Incarnation
-from envactors.actor.states import EndReason
+from envactors.actor.states import EndReason, is_crash
 from envactors.backends.base import LaunchRefusedError
 from envactors.errors import (
     ActorClosedError,
@@ -30,7 +29,7 @@ from envactors.errors import (
     describe_end,
 )
 from envactors.mailbox.messages import Failure, Fault, Frame, Kind
-from envactors.mailbox.pickling import loads, safe_repr, try_to_read, unpack_failure
+from envactors.mailbox.pickling import loads, safe_repr, safe_traceback, try_to_read, unpack_failure
 
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
 _FAILED = Kind.FAILED
@@ -98,17 +97,16 @@ class ErrorFactory:
 
     def raised(self, activity: Activity, incarnation: int, pid: int | None, failure: Failure) -> BaseException:
         """Return the exception that a call ended with in the worker. Unpickles it, so not under the lock."""
-        call, cause = activity.method, unpack_failure(failure)
+        call = activity.method
+        cause = unpack_failure(failure)
         if failure.fault in (Fault.RAISED, Fault.RESET) and cause is not None:
             return cause
-        raised = f"{call} raised an exception that cannot be pickled or unpickled"
-        problem = {
-            Fault.RAISED: raised,
-            Fault.RESET: raised,
+        problems = {
             Fault.ARGUMENTS: f"the arguments of {call} cannot be unpickled in the worker",
             Fault.RESULT: f"the result of {call} cannot be pickled",
             Fault.TOO_LARGE: f"{call} is too large for the link to its node",
-        }[failure.fault]
+        }
+        problem = problems.get(failure.fault, f"{call} raised an exception that cannot be pickled or unpickled")
         who, where = self._locate(incarnation, pid, activity)
         text = f"{problem}, {who}{_after(where)}: {failure.text}\n{failure.traceback}".rstrip()
         return _caused(SerializationError(text, **where), cause)
@@ -123,10 +121,14 @@ class ErrorFactory:
         """Return the error of a process that could not be started, or ended before its envs were made."""
         activity = Activity("", self._config.first_index + incarnation.envs_made, started=incarnation.launched)
         who, where = self._locate(incarnation.index, report.pid, activity)
-        cause, seconds, ending = report.status.refusal, self._config.deadlines.start, _ending(report)
-        failure, is_late = incarnation.failure, report.reason is EndReason.TIMEOUT
+        cause = report.status.refusal
+        ending = _ending(report)
+        failure = incarnation.failure
+        is_late = failure is None and report.reason is EndReason.TIMEOUT
+        seconds = self._config.deadlines.start
         if failure is not None:
-            cause, ending = incarnation.failure_cause, {"stderr_tail": report.stderr_tail}
+            cause = incarnation.failure_cause
+            ending = {"stderr_tail": report.stderr_tail}
             text = f"the factory of {who} raised {failure.text}{_after(where)}"
             text += "" if cause is not None else f"\n{failure.traceback.rstrip()}"
             advice = self._config.backend.traits.import_advice if isinstance(cause, ImportError) else ""
@@ -139,13 +141,13 @@ class ErrorFactory:
         else:
             text = f"{who} {_how(report)}{_after(where)} before its env was made"
         text += _appendix(report)
-        if is_late and failure is None:
+        if is_late:
             cause = _timeout(text, seconds, report, where)
         return _caused(ActorStartError(text, **ending, **where), cause)
 
     def ended(self, report: ExitReport, incarnation: int, activity: Activity | None) -> ActorError:
         """Return the error of a process that has ended, at work or while idle."""
-        aborted = report.reason not in (None, EndReason.TIMEOUT)
+        aborted = not is_crash(report.reason)
         who, where = self._locate(incarnation, report.pid, activity)
         if activity is None:
             running = "while idle"
@@ -161,6 +163,8 @@ class ErrorFactory:
         how = "was ended on purpose" if was_killed else _how(report)
         if report.reason is EndReason.INTERRUPT:
             how = "was replaced, since an exception interrupted the caller in the middle of a change,"
+        elif report.reason is EndReason.DISCARD:
+            how = "was replaced, since an env had raised,"
         text = f"{who} {how} {running}"
         if report.status.loss is not None:
             return NodeLostError(text, **report.status.loss._asdict(), **_ending(report), **where)
@@ -209,9 +213,12 @@ class ErrorFactory:
         if is_final or 0 in (policy.max_restarts, policy.max_lifetime_restarts):
             return last
         who, where = self._locate(incarnation, last.pid)
-        limit, reached = "max_restarts", f"max_restarts={policy.max_restarts}, window={policy.window}"
         if len(crashes) > policy.max_lifetime_restarts:
-            limit, reached = "max_lifetime_restarts", f"max_lifetime_restarts={policy.max_lifetime_restarts}"
+            limit = "max_lifetime_restarts"
+            reached = f"max_lifetime_restarts={policy.max_lifetime_restarts}"
+        else:
+            limit = "max_restarts"
+            reached = f"max_restarts={policy.max_restarts}, window={policy.window}"
         text = (
             f"{who} was lost {len(crashes)} times, and restart=RestartPolicy({reached}) allows no more restarts. If "
             f"such losses are to be expected, raise {limit}, or set it to math.inf for no limit. The last time: {last}"
@@ -222,7 +229,9 @@ class ErrorFactory:
         """Return the error of a call to a dead actor, given the error of its last process."""
         error = copy_error(final)
         if isinstance(error, RestartsExhaustedError):
-            error.index, error.method, error.call_id = activity.env, activity.method, activity.call_id
+            error.index = activity.env
+            error.method = activity.method
+            error.call_id = activity.call_id
             error.args = (f"{activity.method} of env {activity.env} (call {activity.call_id}) cannot run: {final}",)
         return error
 
@@ -230,7 +239,8 @@ class ErrorFactory:
         self, incarnation: int, pid: int | None = None, activity: Activity | None = None
     ) -> tuple[str, dict[str, Any]]:
         """Return where an error happened, in which activity if any: in words, and as the attributes of `ActorError`."""
-        name, at = self._config.name, activity or Activity("", self._config.first_index)
+        name = self._config.name
+        at = activity or Activity("", self._config.first_index)
         process = "" if pid is None else f"pid {pid}, "
         return f"actor {name!r} (env {at.env}, {process}incarnation {incarnation})", {
             "actor": name,
@@ -241,14 +251,6 @@ class ErrorFactory:
             "call_id": at.call_id or None,
             "elapsed": time.monotonic() - at.started if at.started else None,
         }
-
-
-def safe_traceback(error: BaseException) -> list[str]:
-    """Return the lines of a traceback, or only the names of exceptions whose `str` raises."""
-    try:
-        return traceback.format_exception(type(error), error, error.__traceback__)
-    except Exception:
-        return [*traceback.format_tb(error.__traceback__), safe_repr(error)]
 
 
 def _caused(error: ActorError, cause: BaseException | None) -> ActorError:

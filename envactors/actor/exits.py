@@ -18,7 +18,7 @@ from envactors.options import RestartPolicy
 
 if TYPE_CHECKING:
     from envactors.actor.activity import Activity
-    from envactors.actor.incarnation import Incarnation
+    from envactors.actor.incarnation import ExitReport, Incarnation
 
 
 class Next(enum.Enum):
@@ -47,32 +47,22 @@ class ProcessExit(NamedTuple):
 
     Attributes:
         incarnation: The process.
-        reason: Why the parent ended it; None if it ended by itself.
-        culprit: The step that it was running; None if it was idle.
+        report: The facts.
+        culprit: The activity that it was running; None if it was idle.
         error: The error that says all this.
         plan: What the actor does next.
     """
 
     incarnation: Incarnation
-    reason: EndReason | None
+    report: ExitReport
     culprit: Activity | None
     error: ActorError
     plan: Plan
 
-
-def decide_next(*, is_closing: bool, is_replaced: bool, is_hopeless: bool) -> Next:
-    """Decide what an actor does after its process has ended. `RESTART` is subject to the restart policy.
-
-    Args:
-        is_closing: Whether the actor is being closed.
-        is_replaced: Whether another process was requested.
-        is_hopeless: Whether the process could not be started, and another one could not be either.
-    """
-    if is_closing:
-        return Next.CLOSE
-    if is_replaced:
-        return Next.START
-    return Next.DIE if is_hopeless else Next.RESTART
+    @property
+    def reason(self) -> EndReason | None:
+        """Why the parent ended the process; None if it ended by itself."""
+        return self.report.reason
 
 
 def runs_again(*, has_begun: bool, retries: int, is_discard: bool, is_requested: bool) -> bool:

@@ -240,10 +240,6 @@ class ActorFuture(concurrent.futures.Future[R]):
             self._condition.state = _FINISHED
         self._notify()
 
-    def set_error(self, error: BaseException) -> None:
-        """End the call with an error; see `set_outcome`."""
-        self.set_outcome(ReadyOutcome(None, error))
-
     def set_result(self, result: R) -> None:
         """End the call with a result; see `set_outcome`."""
         self.set_outcome(ReadyOutcome(result))
@@ -359,9 +355,11 @@ async def _in_order_of_completion(futures: list[AnyFuture], timeout: float | Non
         else:
             _call_when_done(future, loop, functools.partial(completed.put_nowait, future))
     for left in range(len(futures), 0, -1):
-        remaining = None if deadline is None else deadline - time.monotonic()
         try:
-            future = completed.get_nowait() if completed.qsize() else await asyncio.wait_for(completed.get(), remaining)
+            if completed.qsize():
+                future = completed.get_nowait()
+            else:
+                future = await asyncio.wait_for(completed.get(), remaining(deadline))
         except asyncio.TimeoutError:
             raise concurrent.futures.TimeoutError(
                 f"as_completed_async waited {timeout} s, and {left} of {len(futures)} futures are unfinished"

@@ -7,9 +7,10 @@ import functools
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
+from typing import Any, Concatenate, Generic, overload
 
 from envactors.actor.activity import Activity
+from envactors.actor.base import ActorBase
 from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call
 from envactors.actor.states import ActorState, ActorStats
@@ -20,10 +21,6 @@ from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import Sealed, dumps, safe_repr
 from envactors.options import check_timeout, is_int
 
-if TYPE_CHECKING:
-    from envactors.actor.actor import Actor
-    from envactors.actor.inline import InlineActor
-
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
 _CALL = Kind.CALL
 
@@ -33,15 +30,15 @@ class Lifeline:
 
     __slots__ = ("__weakref__",)
 
-    def __init__(self, actor: Actor | InlineActor) -> None:
+    def __init__(self, actor: ActorBase) -> None:
         # A weak reference, so that a closed actor is freed even if one of its errors leads back to this object.
         weakref.finalize(self, _abandon, weakref.ref(actor)).atexit = False
 
 
-def _abandon(actor: weakref.ref[Any]) -> None:
-    target = actor()
-    if target is not None:
-        target.abandon()
+def _abandon(find_actor: Callable[[], ActorBase | None]) -> None:
+    actor = find_actor()
+    if actor is not None:
+        actor.abandon()
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
@@ -51,7 +48,7 @@ class Caller(Generic[T_co]):
     Names that begin with an underscore are never sent.
     """
 
-    _actor: Actor | InlineActor
+    _actor: ActorBase
     _lifeline: Lifeline
     # The position of the env within the actor.
     _env: int = 0
@@ -106,13 +103,18 @@ class Caller(Generic[T_co]):
             f"{self!r} cannot be pickled or copied: it belongs to the process that made it; send its results instead"
         )
 
-    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str) -> ActorFuture[Any]:
+    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, **conditions: Any) -> ActorFuture[Any]:
+        """Have the actor run a request; for the arguments see `send_request`."""
         if self._is_shared and method in ("step", "reset") and kind == _CALL:
             raise VectorInputError(
                 f"cannot call {method} through the handle of an env that shares its process: the vector keeps track of "
                 f"its episodes; use envs.{method}(..., env_ids=[i])"
             )
-        return submit(self, kind, message, method)
+        actor = self._actor
+        future: ActorFuture[Any] = ActorFuture(actor, self._lifeline)
+        index = actor.config.first_index + self._env
+        send_call(actor, Call(method, index, kind, future, self._deadline, self._retries, **conditions), message)
+        return future
 
 
 class ActorView(Caller[T_co]):
@@ -236,63 +238,46 @@ def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
         actor._actor.wait_closed(timeout, began)
 
 
-def submit(caller: Caller, kind: Kind, message: tuple[Any, ...], method: str, **conditions: Any) -> ActorFuture[Any]:
-    """Submit a request; ``conditions`` are further attributes of its `Call`."""
-    actor = caller._actor
-    future: ActorFuture[Any] = ActorFuture(actor, caller._lifeline)
-    index = actor.config.start.first + caller._env
-    send_call(actor, Call(method, index, kind, future, caller._deadline, caller._retries, **conditions), message)
-    return future
-
-
-def send_call(actor: Actor | InlineActor, call: Call, message: tuple[Any, ...]) -> None:
-    """Pickle a call, and have an actor run it.
+def send_request(
+    actor: ActorBase, kind: Kind, message: tuple[Any, ...], method: str, **conditions: Any
+) -> ActorFuture[Any]:
+    """Have an actor run a request that keeps no handle alive; return the future of the reply.
 
     Args:
         actor: The actor.
-        call: The call.
-        message: The fields of its message, one of `envactors.mailbox.messages`.
+        kind: The kind of the message.
+        message: The fields of the message, one of `envactors.mailbox.messages`.
+        method: The method, for deadlines and errors.
+        **conditions: Further attributes of the `Call`.
 
     Raises:
         ActorClosedError: The actor was closed, or belongs to another process.
     """
+    future: ActorFuture[Any] = ActorFuture(actor, None)
+    send_call(actor, Call(method, actor.config.first_index, kind, future, **conditions), message)
+    return future
+
+
+def send_call(actor: ActorBase, call: Call, message: tuple[Any, ...]) -> None:
+    """Pickle the message of a call, and have an actor run it; see `send_request`."""
     if pickle_call(actor, call, message):
         actor.accept(call)
 
 
-def pickle_call(actor: Actor | InlineActor, call: Call, message: tuple[Any, ...]) -> bool:
+def pickle_call(actor: ActorBase, call: Call, message: tuple[Any, ...]) -> bool:
     """Pickle the message of a call; if that fails, end the call with the error. Return whether it may be sent.
 
-    For the arguments see `send_call`.
+    Raises:
+        ActorClosedError: The actor belongs to another process.
     """
     actor.check_owner()
     try:
         call.payload = dumps(tuple(message))
     except Exception as error:  # the reduction of an argument may raise anything
         activity = Activity(call.method, call.index)
-        call.future.set_error(actor.errors.unpicklable(activity, actor.incarnation.index, error, safe_repr(error)))
+        call.future.set_exception(actor.errors.unpicklable(activity, actor.incarnation.index, error, safe_repr(error)))
         return False
     return True
-
-
-def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:
-    """Call a method of the env, or read an attribute that is not a method; for drop-ins whose ``call`` does either."""
-    return caller._submit(Kind.CALL, messages.Call(caller._env, public_name(name), args, kwargs, or_get=True), name)
-
-
-def discard_process(handle: ActorHandle, incarnation: int, method: str, error: Exception) -> None:
-    """Replace a process whose env is not fit for use any more; this counts as a restart.
-
-    Args:
-        handle: The actor.
-        incarnation: The process; another one is left alone.
-        method: The method in which the env has raised.
-        error: The exception.
-    """
-    actor = handle._actor
-    activity = Activity(method, actor.config.first_index)
-    reason = actor.errors.discarded(activity, incarnation, actor.pid, error, safe_repr(error))
-    actor.run(actor.discard, incarnation, lambda: reason)
 
 
 def method_name(method: str | Callable[..., Any]) -> str:

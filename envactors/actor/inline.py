@@ -1,7 +1,6 @@
 """In-process actors: a call runs at once, in the thread that makes it, and its future is finished when it returns.
 
-They have the interface of `envactors.actor.actor.Actor`, as far as handles and futures use it. Factories, arguments,
-and results are pickled nevertheless, so that neither side can change the other's values.
+Factories, arguments, and results are pickled nevertheless, so that neither side can change the other's values.
 """
 
 from __future__ import annotations
@@ -82,19 +81,16 @@ class InlineActor(ActorBase):
 
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
-        self.node: str | None = None
-        self._lock = config.lock
         self.vector: InlineVector | None = None
         self._completed = self._call_id = 0
         # The error of all calls, if a factory has raised.
         self._start_error: ActorError | None = None
         self._server: Server | None = None
-        self.range: range = range(config.first_index, config.first_index + len(config.start.factories))
+        self.range: range = config.indices
 
     def begin(self) -> None:
-        """Join the runtime, and make the envs; see `Actor.begin`."""
         runtimes.join(self)
-        self.code = RunningCode(self._lock, self.runtime.loop, self.config.deadlines.slow)
+        self.code = RunningCode(self.lock, self.runtime.loop, self.config.deadlines.slow)
         self._start()
 
     def join(self, vector: InlineVector, code: RunningCode) -> None:
@@ -105,7 +101,6 @@ class InlineActor(ActorBase):
 
     @property
     def state(self) -> ActorState:
-        """The state of the actor."""
         if self.closed.is_open:
             return ActorState.CLOSED
         if self._start_error is not None:
@@ -114,12 +109,10 @@ class InlineActor(ActorBase):
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can run calls."""
         return not self.closed.is_open and self._start_error is None
 
     @property
     def is_idle(self) -> bool:
-        """Whether no code of its envs is running."""
         return self.state is ActorState.IDLE
 
     @property
@@ -129,7 +122,6 @@ class InlineActor(ActorBase):
 
     @property
     def page(self) -> ControlPage | None:
-        """The control page of the envs; None if a factory has raised, or the actor is closed."""
         return None if self._server is None else self._server.page
 
     @property
@@ -138,7 +130,6 @@ class InlineActor(ActorBase):
         return [] if self._server is None else self._server.host.hosted_envs
 
     def stats(self) -> ActorStats:
-        """Return counts over the actor's lifetime."""
         rows = 0 if self.vector is None else self.vector.count_rows(self)
         return ActorStats(
             completed=self._completed + rows,
@@ -149,42 +140,33 @@ class InlineActor(ActorBase):
         )
 
     def stacks(self, timeout: float) -> str:
-        """Return the stack of the thread that runs env code."""
         del timeout
         return stack_of(self.code.thread_of(self.range))
-
-    def stderr_tail(self) -> str:
-        """Return an empty string: envs print to the streams of the program."""
-        return ""
 
     # Requests --------------------------------------------------------------------------------------------
 
     def accept(self, call: Call) -> None:
-        """Run a pickled call.
-
-        Raises:
-            ActorClosedError: The actor was closed.
-        """
-        activity, future = Activity(call.method, call.index), call.future
+        activity = Activity(call.method, call.index)
+        future = call.future
         if self.closed.is_open:
             raise self.errors.closed(activity, self.incarnation.index)
         self.check_not_within()
         try:
             self.make_missing(activity)
         except ActorError as error:
-            future.set_error(error)
+            future.set_exception(error)
             return
         if call.incarnation not in (None, self.incarnation.index):
-            future.set_error(self.errors.lost_process(self.last_crash, call.incarnation)(activity))
+            future.set_exception(self.errors.lost_process(self.last_crash, call.incarnation)(activity))
             return
         self._call_id += 1
         activity = activity._replace(call_id=self._call_id, started=time.monotonic())
         future.set_running()
         request = _Request(self, call.index, activity)
-        with self._lock, self.code.enter(request):
+        with self.lock, self.code.enter(request):
             request.server = server = self._server
             if server is None:  # another thread has closed the actor, or its factory has raised, meanwhile
-                future.set_error(self.unusable_error(activity))
+                future.set_exception(self.unusable_error(activity))
                 return
             kind, payload = server.execute(call.kind, call.payload)
         self._completed += 1
@@ -204,7 +186,6 @@ class InlineActor(ActorBase):
             raise self.errors.within_envs()
 
     def renew(self, future: ActorFuture) -> None:
-        """Close the envs and make new ones."""
         self.check_owner()
         if self.closed.is_open:
             raise self.errors.closed(Activity("renew", self.config.first_index), self.incarnation.index)
@@ -219,9 +200,10 @@ class InlineActor(ActorBase):
             reason: Why the present ones end.
             closes: Whether to close those.
         """
-        with self._lock:
+        with self.lock:
             recording.recorder.on_exit(self, None)
-            server, self._server, self._start_error = self._server, None, None
+            server, self._server = self._server, None
+            self._start_error = None
             self.last_crash = reason
             self.incarnation = Incarnation(self.incarnation.index + 1)
             self._report_change()
@@ -239,19 +221,17 @@ class InlineActor(ActorBase):
             ActorError: The actor is closed, or a factory has raised.
         """
         if self._server is None and self.is_usable:
-            with self._lock:
+            with self.lock:
                 if self._server is None:  # no other thread has made them meanwhile
                     self._start()
         if self._server is None:
             raise self.unusable_error(activity)
 
-    def run(self, event: Callable[..., object], *args: object) -> None:
-        """Run an event under the lock."""
-        with self._lock:
+    def make_change(self, event: Callable[..., object], *args: object) -> None:
+        with self.lock:
             event(*args)
 
     def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
-        """Replace envs that are not fit for use any more; see `Actor.discard`."""
         if incarnation == self.incarnation.index and not self.closed.is_open:
             self.replace(make_error())
 
@@ -266,44 +246,30 @@ class InlineActor(ActorBase):
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""
         self.check_owner()
-        if self.closed.is_open:
-            return
-        if self.code.thread_of(self.range) is not None:
+        if self.state is ActorState.BUSY:
             raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
-        if restart:
-            self.replace(self._describe_end(EndReason.ABORT))
-        else:
-            self._close()
+        with self.lock:
+            if self.closed.is_open:
+                return
+            if restart:
+                self.replace(self._describe_end(EndReason.ABORT))
+            else:
+                self._close()
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
-        """Close the envs."""
         del timeout, began
-        with self._lock:
+        with self.lock:
             if not self.closed.is_open:
                 if self._server is not None:
                     self._close_envs(self._server)
                 self._close()
 
-    def wait_closed(self, timeout: float | None, began: float | None = None) -> None:
-        """Wait until the actor is closed."""
-        del began
-        self.closed.wait(timeout)
-        self.runtime.join_if_ended()
-
-    def abandon(self) -> None:
-        """Close the actor; called by a finalizer."""
-        runtime = runtimes.runtime_of(self)
-        if runtime is not None:
-            runtime.callbacks.submit(lambda: self.begin_close(None))
-
     # For futures, whose calls have ended when they are returned -------------------------------------------
 
     def cancel(self, future: ActorFuture) -> bool:
-        """Return whether the call was canceled."""
         return future.cancelled()
 
     def abort(self, future: ActorFuture) -> bool:
-        """Return False: the call has ended."""
         if not future.done():
             raise self.errors.unsupported("abort a running call", self.incarnation.index)
         return False
@@ -315,15 +281,15 @@ class InlineActor(ActorBase):
 
     def _start(self) -> None:
         """Make the envs."""
-        config, count = self.config, len(self.config.start.factories)
-        page: Any = ControlPage(bytearray(page_size(count)), None, None)  # type: ignore[arg-type] # nobody rings
+        memory = bytearray(page_size(self.config.env_count))
+        page: Any = ControlPage(memory, None, None)  # type: ignore[arg-type] # nobody rings
         server = Server(None, page, send=lambda _frame: None)  # type: ignore[arg-type] # nothing is sent
         incarnation = self.incarnation
         incarnation.launched = time.monotonic()
-        request = _Request(self, config.first_index, server=server)
-        with self._lock, self.code.enter(request):
+        request = _Request(self, self.config.first_index, server=server)
+        with self.lock, self.code.enter(request):
             try:
-                server.host.start(config.start, incarnation.index, lambda _made: None)
+                server.host.start(self.config.start, incarnation.index, lambda _made: None)
             except Exception as error:
                 incarnation.envs_made = len(server.host._made)
                 incarnation.failure = pack_failure(error, Fault.RAISED)
@@ -337,7 +303,7 @@ class InlineActor(ActorBase):
 
     def _close_envs(self, server: Server) -> None:
         request = _Request(self, self.config.first_index, server=server)
-        with self._lock, self.code.enter(request):
+        with self.lock, self.code.enter(request):
             server.execute(Kind.CLOSE, dumps(()))
 
     def _close(self) -> None:

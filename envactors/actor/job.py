@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
 
 from envactors.actor.activity import Activity
 from envactors.actor.exits import ProcessExit
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import Incarnation
-from envactors.actor.states import EndReason
+from envactors.actor.states import EndReason, blames_request
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Frame
 
@@ -68,14 +67,12 @@ class Job:
 
     def culprit(self, incarnation: Incarnation) -> Activity | None:
         """Return what an ended process was running of it, or missed its deadline in; None if it had not begun."""
-        worker, activity = incarnation.worker, self.activity()
-        is_blamed = incarnation.end_reason in (EndReason.TIMEOUT, EndReason.ABORT)
+        worker = incarnation.worker
         has_begun = worker is None or worker.page.progress().call_id == self.call_id
-        return activity if has_begun or is_blamed else None
+        return self.activity() if has_begun or blames_request(incarnation.end_reason) else None
 
     def on_late(self, activity: Activity) -> None:
         """Ignore all later progress of the worker: an activity has missed its deadline."""
-        self.deadline = activity.deadline
 
     def on_part(self, frame: Frame) -> None:
         """Take a part of the reply."""
@@ -98,7 +95,7 @@ class Job:
 
 
 class Close(Job):
-    """Closes the envs; then the process ends. The actor itself starts this.
+    """Closes the envs; then the process ends.
 
     Args:
         index: The index of the actor's first env.
@@ -108,6 +105,11 @@ class Close(Job):
 
     def __init__(self, index: int) -> None:
         self._index = index
+
+    def start(self) -> bool:
+        """Ask the worker to close its envs and to exit."""
+        self.actor.ask_to_close(self.call_id, EndReason.CLOSE, kill_in=None)
+        return True
 
     def activity(self) -> Activity:
         """Return the closing."""
@@ -133,6 +135,18 @@ class Renewal(Close):
         super().__init__(index)
         self.future = future
 
+    def start(self) -> bool:
+        """Ask the worker to close its envs and to exit."""
+        self.begin()
+        self.actor.ask_to_close(self.call_id, EndReason.RENEW, kill_in=self.actor.config.deadlines.close)
+        return True
+
+    def begin(self) -> None:
+        """Begin to run, until the next process has started."""
+        self.actor.renewal = self
+        if self.future is not None:
+            self.future.set_running()
+
     def end(self, incarnation: int) -> None:
         """End with the new incarnation."""
         if self.future is not None:
@@ -141,39 +155,18 @@ class Renewal(Close):
     def fail(self, error_of: ErrorOf) -> None:
         """End with an error."""
         if self.future is not None:
-            self.future.set_error(error_of(self.activity()))
+            self.future.set_exception(error_of(self.activity()))
 
 
-class SharedQueue:
-    """The jobs that wait for any of several equal actors, which share a lock. Use it under that lock.
+class SharedQueue(Protocol):
+    """The jobs that wait for any of several actors, which share a lock. Use it under that lock.
 
     An idle actor takes the next job; the last actor that can run jobs fails those that are left.
-
-    Args:
-        actors: The actors.
-
-    Attributes:
-        jobs: The jobs, the next one first.
     """
-
-    def __init__(self, actors: Sequence[Any]) -> None:
-        self.jobs: deque[Job] = deque()
-        self._actors = actors
 
     @property
     def is_served(self) -> bool:
         """Whether an actor can run jobs, now or later."""
-        return any(actor.is_usable for actor in self._actors)
-
-    @property
-    def futures(self) -> list[ActorFuture]:
-        """The futures of the jobs that were not canceled."""
-        return [job.future for job in self.jobs if job.future is not None and not job.future.done()]
 
     def take(self) -> Job | None:
         """Remove and return the next job that was not canceled; None if there is none."""
-        while self.jobs:
-            job = self.jobs.popleft()
-            if job.future is None or not job.future.done():
-                return job
-        return None

@@ -81,20 +81,22 @@ class Call(Job):
 
     def after_exit(self, ended: ProcessExit) -> bool:
         """Run again if the worker had not begun it, or if it has retries."""
-        has_begun, is_discard = ended.culprit is not None, ended.reason is EndReason.DISCARD
-        is_requested = ended.plan.next in (Next.CLOSE, Next.START)
+        has_begun = ended.culprit is not None
         is_again = runs_again(
-            has_begun=has_begun, retries=self.retries, is_discard=is_discard, is_requested=is_requested
+            has_begun=has_begun,
+            retries=self.retries,
+            is_discard=ended.reason is EndReason.DISCARD,
+            is_requested=ended.plan.next in (Next.CLOSE, Next.START),
         )
         if not is_again:
-            self.future.set_error(ended.error)
+            self.future.set_exception(ended.error)
         elif has_begun:
             self.retries -= 1
         return is_again
 
     def fail(self, error_of: ErrorOf) -> None:
         """End with an error."""
-        self.future.set_error(error_of(self.activity()))
+        self.future.set_exception(error_of(self.activity()))
 
 
 class Replay(Job):
@@ -124,7 +126,8 @@ class Replay(Job):
 
     def activity(self) -> Activity:
         """Return the request that is repeated now: each one has its own deadline."""
-        worker, deadlines = self.actor.incarnation.worker, self.actor.config.deadlines
+        worker = self.actor.incarnation.worker
+        deadlines = self.actor.config.deadlines
         progress = None if worker is None else worker.page.progress()
         if progress is None or progress.call_id != self.call_id:
             return Activity("reset", self.index, self.call_id, self.started, deadlines.of("reset"))

@@ -13,7 +13,7 @@ from envactors.loop import Loop
 
 # How often the loop looks whether a loan was forgotten, in seconds.
 _PERIOD = 0.5
-_NEVER_HELD = allocate_lock()
+_NO_LOAN = allocate_lock()
 
 
 class ChannelLoan:
@@ -25,13 +25,13 @@ class ChannelLoan:
 
     Args:
         find_loop: Returns the loop that watches the channels.
-        lock: The actor's lock.
+        actor_lock: The actor's lock.
     """
 
-    def __init__(self, find_loop: Callable[[], Loop], lock: ChangeLock) -> None:
+    def __init__(self, find_loop: Callable[[], Loop], actor_lock: ChangeLock) -> None:
         self._find_loop = find_loop
-        self._lock = lock
-        self._held: LockType = _NEVER_HELD
+        self._actor_lock = actor_lock
+        self._loan_lock: LockType = _NO_LOAN
         self._borrower = 0
         self._worker: LendingWorker | None = None
         self._has_timer = False
@@ -39,30 +39,32 @@ class ChannelLoan:
     @property
     def is_active(self) -> bool:
         """Whether a thread has borrowed the channel."""
-        return self._held.locked()
+        return self._loan_lock.locked()
 
     @property
     def is_mine(self) -> bool:
-        """Whether the calling thread has: a signal handler may use the actor while its thread waits."""
-        return self._held.locked() and self._borrower == threading.get_ident()
+        """Whether the calling thread has borrowed it: a signal handler may use the actor while its thread waits."""
+        return self._loan_lock.locked() and self._borrower == threading.get_ident()
 
-    def is_held(self, held: LockType) -> bool:
-        """Return whether this loan is the current one."""
-        return self._held is held
+    def is_current(self, loan_lock: LockType) -> bool:
+        """Return whether the loan with this lock is the current one."""
+        return self._loan_lock is loan_lock
 
-    def begin(self, held: LockType, worker: LendingWorker) -> None:
-        """Lend the channel of a worker to the calling thread, for as long as it holds the lock."""
+    def begin(self, loan_lock: LockType, worker: LendingWorker) -> None:
+        """Lend the channel of a worker to the calling thread, for as long as it holds the lock of the loan."""
         if not self._has_timer:
             self._find_loop().call_at(time.monotonic() + _PERIOD, self._check)
             self._has_timer = True
-        self._held, self._borrower, self._worker = held, threading.get_ident(), worker
+        self._loan_lock = loan_lock
+        self._borrower = threading.get_ident()
+        self._worker = worker
         worker.lend()
 
     def end(self) -> None:
         """Have the worker report to the loop again."""
-        worker, self._held = self._worker, _NEVER_HELD
-        if worker is not None:
-            worker.take_back()
+        self._loan_lock = _NO_LOAN
+        if self._worker is not None:
+            self._worker.take_back()
             self._worker = None
 
     def leave_exit(self) -> None:
@@ -72,8 +74,8 @@ class ChannelLoan:
 
     def _check(self) -> None:
         """End a loan that was forgotten. This runs in the loop, and looks again while there are loans."""
-        with self._lock:
-            self._has_timer = self._held.locked()
+        with self._actor_lock:
+            self._has_timer = self._loan_lock.locked()
             if self._has_timer:
                 self._find_loop().call_at(time.monotonic() + _PERIOD, self._check)
             else:

@@ -33,8 +33,8 @@ class Permits:
         """Return the age of a new job."""
         return next(self._ages)
 
-    def may_start(self, actor: PermitHolder, age: int) -> bool:
-        """Give a permit to an actor that runs nothing, or have it wait for one; return whether it has one.
+    def try_take(self, actor: PermitHolder, age: int) -> bool:
+        """Take a permit for an actor that runs nothing, or have it wait for one; return whether it has one.
 
         Args:
             actor: The actor. If it still holds the permit of its last job, that is given back first.

@@ -12,6 +12,7 @@ from envactors.actor import slow_calls
 from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
 from envactors.actor.change import ChangeLock
+from envactors.actor.timers import SHORTEST_PAUSE
 from envactors.loop import Loop
 from envactors.system.threads import current_frames
 from envactors.worker import context
@@ -46,8 +47,10 @@ class InlineRequest(abc.ABC):
 
     def begin(self, requests: list[InlineRequest], number: int) -> None:
         """Become the innermost of the running requests."""
-        self.thread, self.number = threading.get_ident(), number
-        self._requests, self._depth = requests, len(requests)
+        self.thread = threading.get_ident()
+        self.number = number
+        self._requests = requests
+        self._depth = len(requests)
         requests.append(self)
 
     def __enter__(self) -> None:
@@ -112,17 +115,21 @@ class RunningCode:
 
     def _look_later(self, slow: float) -> None:
         self._is_looking = True
-        self._loop.call_at(time.monotonic() + slow / _LOOKS, functools.partial(self._look, slow))
+        pause = max(slow / _LOOKS, SHORTEST_PAUSE)
+        self._loop.call_at(time.monotonic() + pause, functools.partial(self._look, slow))
 
     def _look(self, slow: float) -> None:
         self._is_looking = False
-        running, now = self._requests[-1:], time.monotonic()
+        running = self._requests[-1:]
         if not running:
             return
         request = running[0]
         seen = request.number, request.index
+        now = time.monotonic()
         if seen != self._seen:
-            self._seen, self._since, self._is_reported = seen, now, False
+            self._seen = seen
+            self._since = now
+            self._is_reported = False
         elif not self._is_reported and now - self._since >= slow:
             self._is_reported = True
             described = request.describe()
@@ -133,6 +140,6 @@ class RunningCode:
 
 
 def stack_of(thread: int | None) -> str:
-    """Return the stack of a thread of this process that runs env code; None if there is none."""
+    """Return the stack of a thread of this process that runs env code, or a line if there is none, which None says."""
     frame = None if thread is None else current_frames().get(thread)
     return "no env code is running\n" if frame is None else "".join(traceback.format_stack(frame))

@@ -1,9 +1,8 @@
-"""Warnings about calls that take long, and log records that come from workers."""
+"""Warnings about calls that take long."""
 
 from __future__ import annotations
 
 import logging
-import pickle
 import re
 from collections.abc import Callable
 
@@ -29,34 +28,18 @@ def warn(actor: ActorBase, activity: Activity, seconds: float, read_stacks: Call
         seconds: How long it has been running.
         read_stacks: Returns the stacks of its worker, perhaps after a while.
     """
-    config, incarnation = actor.config, actor.incarnation.index
+    incarnation = actor.incarnation.index
     text = (
-        f"{activity.method} of env {activity.env} of actor {config.name!r} (pid {actor.pid}, "
-        f"incarnation {incarnation}) "
-        f"has been running for {seconds:.1f} s (Deadlines(slow={config.deadlines.slow:g})) and continues"
+        f"{activity.method} of env {activity.env} of actor {actor.name!r} (pid {actor.pid}, incarnation {incarnation}) "
+        f"has been running for {seconds:.1f} s (Deadlines(slow={actor.config.deadlines.slow:g})) and continues"
     )
 
     def log_with_stacks() -> None:
         evidence = order_stacks(read_stacks())
-        extra = {"actor": config.name, "incarnation": incarnation, "env_id": activity.env}
+        extra = {"actor": actor.name, "incarnation": incarnation, "env_id": activity.env}
         actor.runtime.log(lambda: _log.warning("%s; the stacks of its worker:\n%s", text, evidence, extra=extra))
 
     actor.runtime.callbacks.submit(log_with_stacks)
-
-
-def handle_record(payload: bytes | memoryview) -> None:
-    """Pass a log record of a worker on to the logger of the same name."""
-    record = logging.makeLogRecord(pickle.loads(payload))
-    logger = logging.getLogger(record.name)
-    if logger.isEnabledFor(record.levelno):
-        logger.handle(record)
-
-
-def levels_of_loggers() -> dict[str, int]:
-    """Return the levels that were set in this process, by logger; that of the root logger under the empty name."""
-    loggers = logging.root.manager.loggerDict.items()  # some are placeholders, which have no level
-    levels = {name: level for name, logger in loggers if (level := getattr(logger, "level", logging.NOTSET))}
-    return {**levels, "": max(logging.root.level, logging.root.manager.disable + 1)}
 
 
 def order_stacks(text: str) -> str:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from envactors import backends
 from envactors.actor.actor import Actor
+from envactors.actor.base import ActorBase
 from envactors.actor.change import ChangeLock
-from envactors.actor.config import ActorConfig, Standby
+from envactors.actor.config import ActorConfig
 from envactors.actor.handle import ActorHandle, Lifeline
 from envactors.actor.inline import InlineActor
-from envactors.actor.permits import Permits
-from envactors.actor.slow_calls import levels_of_loggers
 from envactors.actor.type_variables import T
-from envactors.backends.base import Backend, RowMemory
+from envactors.backends.base import Backend
+from envactors.backends.log_records import levels_of_loggers
 from envactors.errors import SerializationError
 from envactors.mailbox import registry
 from envactors.mailbox.factory import Factory, as_callable
@@ -101,14 +101,11 @@ def launch(
     deadlines: Deadlines | float,
     restart: RestartPolicy,
     env_vars: Mapping[str, str] | None,
-    memory: RowMemory | None = None,
-    lock: ChangeLock | None = None,
-    standbys: Sequence[Standby] = (),
-    is_standby: bool = False,
-    permits: Permits | None = None,
     has_journal: bool = False,
     seed_episodes: bool = False,
     snapshot: SnapshotPolicy | None = None,
+    lock: ChangeLock | None = None,
+    **settings: Any,
 ) -> ActorHandle:
     """Make an actor of several envs.
 
@@ -120,14 +117,11 @@ def launch(
         deadlines: As for `spawn`.
         restart: As for `spawn`.
         env_vars: As for `spawn`.
-        memory: As for `ActorConfig`.
-        lock: As for `ActorConfig`.
-        standbys: As for `ActorConfig`.
-        is_standby: As for `ActorConfig`.
-        permits: As for `ActorConfig`.
         has_journal: Whether workers compute checksums over observations.
         seed_episodes: Whether the infos of resets contain their seeds.
         snapshot: How to save and restore the states of the envs; None if that is not used.
+        lock: A lock that it shares with other actors; None for its own.
+        **settings: Further settings of the `ActorConfig`.
     """
     who = f"actor {name!r}"
     pickled = [_pickle(as_callable(factory, who), f"the factory of {who}", name) for factory in factories]
@@ -146,25 +140,21 @@ def launch(
             "workers can import, and name a factory as 'module:callable'",
             actor=name,
         )
-    deadlines = as_deadlines(deadlines)
+    wanted = as_deadlines(deadlines)
+    enforced = wanted if resolved.traits.can_kill else Deadlines(start=None, close=wanted.close, slow=wanted.slow)
     config = ActorConfig(
-        name,
-        resolved,
-        start,
-        deadlines,
-        restart,
-        variables,
-        memory,
-        lock or ChangeLock(),
-        standbys,
-        is_standby,
-        permits,
+        name=name,
+        backend=resolved,
+        start=start,
+        deadlines=enforced,
+        restart=restart,
+        env_vars=variables,
+        lock=lock or ChangeLock(),
+        **settings,
     )
-    if not resolved.traits.can_kill:
-        config.deadlines = Deadlines(start=None, close=deadlines.close, slow=deadlines.slow)
-        if first == 0:  # the other actors of a vector have the same settings
-            config.warn_of_deadlines(*map(deadlines.of, ("call", "step", "reset", "policy")), stacklevel=3)
-    actor = InlineActor(config) if resolved.traits.is_inline else Actor(config)
+    if first == 0:  # the other actors of a vector have the same settings
+        config.warn_of_deadlines(*map(wanted.of, ("call", "step", "reset", "policy")), stacklevel=3)
+    actor: ActorBase = InlineActor(config) if resolved.traits.is_inline else Actor(config)
     handle: ActorHandle = ActorHandle(actor, Lifeline(actor))
     try:
         actor.begin()

@@ -85,3 +85,13 @@ class EndReason(enum.Enum):
     DISCARD = enum.auto()  # one of its envs raised, and on_failure replaces the process
     INTERRUPT = enum.auto()  # an exception interrupted a change of the parent's state
     CLOSE = enum.auto()  # the actor is being closed
+
+
+def is_crash(reason: EndReason | None) -> bool:
+    """Return whether a process has crashed: it ended by itself (None), or missed a deadline."""
+    return reason in (None, EndReason.TIMEOUT)
+
+
+def blames_request(reason: EndReason | None) -> bool:
+    """Return whether the parent ended a process because of its current request, even if that had not begun."""
+    return reason in (EndReason.TIMEOUT, EndReason.ABORT)

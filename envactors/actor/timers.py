@@ -13,18 +13,21 @@ from envactors.loop import Loop, Timer
 from envactors.mailbox.control_page import METHOD_NAMES
 from envactors.options import Deadlines
 
+# The shortest pause between two looks at a running request, in seconds. Limits may be shorter, or zero.
+SHORTEST_PAUSE = 0.01
+
 
 class Timers:
-    """Named timers, whose callbacks run under the actor's lock.
+    """Named timers of an actor.
 
     Args:
         find_loop: Returns the loop that runs them.
-        run: Runs a callback under the lock.
+        make_change: Runs a callback as a change of the actor.
     """
 
-    def __init__(self, find_loop: Callable[[], Loop], run: Callable[..., None]) -> None:
+    def __init__(self, find_loop: Callable[[], Loop], make_change: Callable[..., None]) -> None:
         self._find_loop = find_loop
-        self._run = run
+        self._make_change = make_change
         self._timers: dict[str, Timer] = {}
 
     def set(self, name: str, when: float, callback: Callable[[], object]) -> None:
@@ -36,7 +39,8 @@ class Timers:
                 callback()
 
         self.cancel(name)
-        timer = self._timers[name] = self._find_loop().call_at(when, functools.partial(self._run, fire))
+        timer = self._find_loop().call_at(when, functools.partial(self._make_change, fire))
+        self._timers[name] = timer
 
     def set_earliest(self, name: str, when: float, callback: Callable[[], object]) -> None:
         """Set a timer, unless one of this name runs earlier."""
@@ -114,7 +118,7 @@ class DeadlineWatch:
     def judge(self, activity: Activity) -> Judgment:
         """Say whether the current step is late or slow, and schedule the next check unless it is late."""
         now = time.monotonic()
-        checks = [now + self.shortest]
+        checks = [now + max(self.shortest, SHORTEST_PAUSE)]
         judgment = Judgment.IN_TIME
         if activity.deadline is not None:
             if now >= activity.started + activity.deadline:
@@ -122,7 +126,8 @@ class DeadlineWatch:
             checks.append(activity.started + activity.deadline)
         if self._slow is not None:
             if now >= activity.started + self._slow and activity.started != self._reported:
-                self._reported, judgment = activity.started, Judgment.SLOW
+                self._reported = activity.started
+                judgment = Judgment.SLOW
             checks.append(activity.started + self._slow)
         later = min(check for check in checks if check > now)
         if later < math.inf:

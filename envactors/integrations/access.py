@@ -12,13 +12,42 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import call_or_get
+from envactors.actor.handle import ActorHandle, Caller, public_name
 from envactors.errors import NothingPendingError
+from envactors.mailbox import messages
+from envactors.mailbox.messages import Kind
+from envactors.mailbox.pickling import safe_repr
 from envactors.options import deadline_after
 from envactors.vector.options import Autoreset
 from envactors.vector.results import Batch, StepResults
 from envactors.vector_env import EnvFuture, VectorEnv
+
+
+def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:
+    """Call a method of the env, or read an attribute that is not a method; for drop-ins whose ``call`` does either."""
+    return caller._submit(Kind.CALL, messages.Call(caller._env, public_name(name), args, kwargs, or_get=True), name)
+
+
+def call_on(caller: Caller, method: str, args: tuple[Any, ...], **conditions: Any) -> ActorFuture[Any]:
+    """Call a method of the env; ``conditions`` are attributes of the `envactors.actor.jobs.Call`."""
+    return caller._submit(Kind.CALL, messages.Call(caller._env, method, args, {}), method, **conditions)
+
+
+def discard_process(handle: ActorHandle, incarnation: int, method: str, error: Exception) -> None:
+    """Replace a process whose env is not fit for use any more; this counts as a restart.
+
+    Args:
+        handle: The actor.
+        incarnation: The process; another one is left alone.
+        method: The method in which the env has raised.
+        error: The exception.
+    """
+    actor = handle._actor
+    activity = Activity(method, actor.config.first_index)
+    reason = actor.errors.discarded(activity, incarnation, actor.pid, error, safe_repr(error))
+    actor.make_change(actor.discard, incarnation, lambda: reason)
 
 
 class VectorAccess:

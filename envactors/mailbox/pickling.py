@@ -223,6 +223,14 @@ def safe_repr(value: object) -> str:
         return f"<{type(value).__name__} whose repr raises>"
 
 
+def safe_traceback(error: BaseException) -> list[str]:
+    """Return the lines of a traceback, or only the names of exceptions whose `str` raises."""
+    try:
+        return traceback.format_exception(type(error), error, error.__traceback__)
+    except Exception:
+        return [*traceback.format_tb(error.__traceback__), safe_repr(error)]
+
+
 def safe_str(error: BaseException) -> str:
     """Return the type and the text of an exception of a user's class, or substitutes if that raises."""
     try:

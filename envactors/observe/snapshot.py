@@ -10,8 +10,7 @@ import time
 from typing import Any
 
 from envactors import runtime
-from envactors.actor.actor import Actor
-from envactors.actor.inline import InlineActor
+from envactors.actor.base import ActorBase
 from envactors.actor.states import ActorStats
 from envactors.mailbox.durations import Durations
 from envactors.vector_stats import all_statistics
@@ -24,10 +23,10 @@ _MOST_READ = 32
 _LEAST_WAIT = 0.1
 
 
-def find_actors() -> dict[Actor | InlineActor, int]:
+def find_actors() -> dict[ActorBase, int]:
     """Return the actors of this process that have not ended, in the order in which they were made, with serials."""
     members = runtime.members().items()
-    return {member: serial for member, serial in members if isinstance(member, (Actor, InlineActor))}
+    return {member: serial for member, serial in members if isinstance(member, ActorBase)}
 
 
 def take_snapshot() -> dict[str, Any]:
@@ -50,7 +49,7 @@ def take_snapshot() -> dict[str, Any]:
         stats = vector.collect()
         durations = iter(stats.step_seconds)
         for actor, of_actor in zip(members, stats.actors, strict=True):
-            steps = [next(durations) for _ in actor.config.start.factories]
+            steps = [next(durations) for _ in actor.config.indices]
             serial = left.pop(actor, None)
             if serial is not None:
                 counted = {"serial": serial, "vector": vector.serial, "steps": sum(one.count for one in steps)}
@@ -92,7 +91,7 @@ def take_stacks(name: str | None, seconds: float) -> list[dict[str, Any]]:
         each actor.
     """
     actors = [actor for actor in find_actors() if name in (None, actor.name)]
-    found: dict[Actor | InlineActor, str] = {}
+    found: dict[ActorBase, str] = {}
     end = time.monotonic() + seconds
     unread = iter(actors)
 
@@ -109,7 +108,7 @@ def take_stacks(name: str | None, seconds: float) -> list[dict[str, Any]]:
     return [{**_doing(actor), "stacks": found.get(actor, "")} for actor in actors]
 
 
-def _doing(actor: Actor | InlineActor) -> dict[str, Any]:
+def _doing(actor: ActorBase) -> dict[str, Any]:
     stats = actor.stats()
     doing = {name: getattr(stats, name) for name in ("pid", "node", "method", "elapsed")}
     return {"name": actor.name, "state": stats.state.value, **doing}

@@ -11,9 +11,8 @@ import numpy as np
 
 from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture, LazyOutcome, Outcome, results_of
-from envactors.actor.handle import send_call
+from envactors.actor.handle import send_request
 from envactors.actor.job import ErrorOf
-from envactors.actor.jobs import Call
 from envactors.backends.base import RowMemory
 from envactors.errors import AlreadyPendingError
 from envactors.mailbox.messages import Extend, Kind
@@ -77,11 +76,9 @@ class WorkerRollouts(Rollouts):
         policy = Policy(next(self._policy_ids), make_policy, seed)
         futures: list[ActorFuture[Any]] = []
         for actor in self._actors:
-            future: ActorFuture[Any] = ActorFuture(actor, None)
+            message = Extend(policy_loop.set_policy, (policy,))
             deadline = actor.config.deadlines.start
-            call = Call("set_policy", actor.config.first_index, Kind.EXTEND, future, deadline)
-            send_call(actor, call, Extend(policy_loop.set_policy, (policy,)))
-            futures.append(future)
+            futures.append(send_request(actor, Kind.EXTEND, message, "set_policy", deadline=deadline))
         loads = all(results_of(futures))
         self.policy = policy
         self.parameters = ParameterStore(self._memory)

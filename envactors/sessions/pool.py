@@ -228,7 +228,7 @@ class SessionPool(Generic[T_co]):
                 self._books.count(failed(waiter.name, "start", error, time.monotonic() - waiter.since))
         if waiter is not None:
             assert error is not None, "it was not prepared"
-            waiter.request.set_error(error)
+            waiter.request.set_exception(error)
         self._serve()
 
     def _serve(self) -> None:
@@ -254,7 +254,7 @@ class SessionPool(Generic[T_co]):
             self._is_closed = True
             waiting, sessions = self._places.take_waiting(), self._places.sessions()
         for waiter in waiting:
-            waiter.request.set_error(_refusal(waiter.name))
+            waiter.request.set_exception(_refusal(waiter.name))
         closed = ActorClosedError("the pool is closed")
         for session in sessions:
             self._finish(session, failed(session.name, "cancelled", closed, session.seconds))

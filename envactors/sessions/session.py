@@ -104,9 +104,9 @@ class Session(Caller[T_co]):
             future.cancel()
         return not all(future.done() for future in unfinished)
 
-    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str) -> ActorFuture[Any]:
+    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, **conditions: Any) -> ActorFuture[Any]:
         future = SessionFuture(self)
-        call = Call(method, self._actor.config.first_index, kind, future, incarnation=self._incarnation)
+        call = Call(method, self._actor.config.first_index, kind, future, incarnation=self._incarnation, **conditions)
         self._calls[future] = None
         if self.outcome is not None:
             self._calls.pop(future, None)

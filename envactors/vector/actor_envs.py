@@ -469,7 +469,7 @@ class ActorEnvs(Job, Tenant):
     def _on_ring(self) -> None:
         """Handle a ring of the worker, in the loop and without the lock."""
         self.recycler.measure_memory()
-        self.actor.run(self._end_if_finished)
+        self.actor.make_change(self._end_if_finished)
 
     def _end_if_finished(self) -> None:
         """Start the next job of the actor if all rows are complete."""

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from envactors.actor.change import ChangeLock
-from envactors.actor.future import ActorFuture, results_of
-from envactors.actor.handle import ActorHandle, ActorView, send_call
-from envactors.actor.jobs import Call
+from envactors.actor.future import results_of
+from envactors.actor.handle import ActorHandle, ActorView, send_request
 from envactors.actor.spawn import launch
 from envactors.backends.base import Backend, RowMemory
 from envactors.errors import SpaceMismatchError, VectorEnvError, VectorInputError
@@ -68,7 +67,7 @@ def launch_actors(
     Returns:
         The handles of the actors, of the envs, and of the standbys.
     """
-    standbys: list[Any] = []  # of `Actor`; filled below, and shared by the configs of all actors
+    standbys: list[Any] = []  # methods of `Actor`; filled below, and shared by the configs of all actors
     launch_alike: Callable[..., ActorHandle] = functools.partial(
         launch,
         backend=backend,
@@ -109,7 +108,8 @@ def launch_actors(
                 is_standby=True,
             )
             standby_handles.append(standby)
-            standbys.append(standby._actor)
+            keeper: Any = standby._actor  # an `Actor`
+            standbys.append(keeper.give_process)
     except BaseException:
         for actor in [*actors, *standby_handles]:
             actor.kill()
@@ -179,10 +179,7 @@ def share_rows(
         with actor.lock, actor.lock.change(actor):
             actor.tenant = group
             table.incarnations[group.range.start : group.range.stop] = actor.incarnation.index
-        future: ActorFuture[None] = ActorFuture(actor, None)
-        call = Call("attach", group.range.start, Kind.ATTACH, future, retries=_ATTACH_RETRIES)
-        send_call(actor, call, group.attach)
-        futures.append(future)
+        futures.append(send_request(actor, Kind.ATTACH, group.attach, "attach", retries=_ATTACH_RETRIES))
     results_of(futures)
     engine = RowEngine(described, table, reader, groups, may_spin=config.backend.traits.may_spin)
     if choices.seed_episodes:

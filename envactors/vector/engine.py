@@ -208,8 +208,8 @@ class RowEngine(Engine):
         posted: list[tuple[ActorEnvs, list[int]]] = []
         queued: list[tuple[ActorEnvs, list[int]]] = []
         for group, ids in envs.groups:
-            # `can_post` takes a permit under ``max_running``, or has the actor wait for one.
-            if (must_check and group.must_queue(ids)) or not group.actor.can_post(group):
+            # `try_reserve` takes a permit under ``max_running``, or has the actor wait for one.
+            if (must_check and group.must_queue(ids)) or not group.actor.try_reserve(group):
                 queued.append((group, ids))
             else:
                 posted.append((group, ids))

@@ -447,7 +447,7 @@ class SerialEngine(Engine):
         for index, future in zip(envs.ids, futures, strict=False):
             error = self._errors.pop(index, None)
             if error is not None:
-                future.set_error(error)
+                future.set_exception(error)
             else:
                 future.set_outcome(ReadyOutcome(self._as_step(index, self._results.pop(index))))
 

@@ -1,6 +1,6 @@
 """Send the log records of env code to the caller, through the channel.
 
-The caller's half, which hands them to its own loggers, is `envactors.actor.containment`.
+The caller's half, which hands them to its own loggers, is `envactors.backends.log_records`.
 """
 
 from __future__ import annotations

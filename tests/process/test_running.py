@@ -355,7 +355,7 @@ class Holding:
 
     def dispatch(self):
         if self.running is None and self.queue:
-            if not self.permits.may_start(self, self.queue[0]):
+            if not self.permits.try_take(self, self.queue[0]):
                 return
             self.running = self.queue.popleft()
             self.begun.append(self.running)

@@ -220,7 +220,7 @@ def test_a_result_after_its_deadline_does_not_count(on_failure, call, moment, tm
     ) as envs:
         envs.reset(seed=0)
         core, state = envs.actors[0]._actor, envs._engine.table
-        set_timer, step = core.timers.set_earliest, ActorEnvs.activity
+        set_timer, activity = core.timers.set_earliest, ActorEnvs.activity
 
         def end_step():
             (tmp_path / "late").touch()
@@ -233,9 +233,9 @@ def test_a_result_after_its_deadline_does_not_count(on_failure, call, moment, tm
             set_timer(timer, when, callback)
 
         def ends_as_it_is_looked_at(*args):
-            late = step(*args)
+            late = activity(*args)
             if late is not None and time.monotonic() >= late.started + 1.0:
-                monkeypatch.setattr(ActorEnvs, "activity", step)
+                monkeypatch.setattr(ActorEnvs, "activity", activity)
                 end_step()
             return late
 

@@ -17,13 +17,14 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from typing import TYPE_CHECKING, Any
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle, close_all, discard_process, submit
+from envactors.actor.handle import ActorHandle, close_all
 from envactors.actor.states import ActorState
 from envactors.errors import ActorDiedError, ActorTimeoutError, VectorInputError, raised_by_user_code
+from envactors.integrations.access import call_on, discard_process
 from envactors.integrations.mlagents.adapter import UnityEnvAdapter
 from envactors.integrations.options import launch_each
 from envactors.mailbox.factory import as_callable
-from envactors.mailbox.messages import Call, Frame, Kind
+from envactors.mailbox.messages import Frame
 from envactors.options import RestartPolicy, check_timeout
 from envactors.vector.options import VectorOptions
 
@@ -100,8 +101,7 @@ class Worker:
 
     def call(self, method: str, *args: Any, incarnation: int | None = None) -> ActorFuture[Any]:
         """Call a method of the env; with an incarnation, only in that process. If it is lost, so is the call."""
-        message = Call(0, method, args, {})
-        return submit(self.actor, Kind.CALL, message, method, incarnation=incarnation, take_reply=self._take_reply)
+        return call_on(self.actor, method, args, incarnation=incarnation, take_reply=self._take_reply)
 
     def _take_reply(self, frame: Frame) -> None:
         self.replied_in = frame.incarnation

@@ -22,9 +22,7 @@ import numpy as np
 import envactors as ea
 from envactors.actor.actor import Actor
 from envactors.actor.config import ActorConfig
-from envactors.actor.future import ActorFuture
-from envactors.actor.handle import send_call
-from envactors.actor.jobs import Call
+from envactors.actor.handle import send_request
 from envactors.actor.states import Phase
 from envactors.backends.base import Backend, ExitStatus, NodeLoss, RowMemory, Traits, Use
 from envactors.backends.local import LocalWorker
@@ -367,9 +365,7 @@ def make_actor(**options):
 
 def call(actor, *args, **options):
     """Submit a call."""
-    future = ActorFuture(actor, None)
-    send_call(actor, Call("method", 0, Kind.CALL, future, **options), (0, "method", args, {}))
-    return future
+    return send_request(actor, Kind.CALL, (0, "method", args, {}), "method", **options)
 
 
 # Vectors -------------------------------------------------------------------------------------------------

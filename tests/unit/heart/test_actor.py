@@ -10,9 +10,12 @@ import pytest
 from fakes import SOON, call
 
 import envactors as ea
+from envactors.actor import actor as actor_module
+from envactors.actor import recording
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call, Replay
+from envactors.actor.recording import Recorder
 from envactors.actor.states import ActorState, Phase
 from envactors.actor.tenant import Tenant
 from envactors.backends.local import LocalWorker
@@ -130,6 +133,86 @@ def test_a_factory_that_raises_at_the_first_start_is_not_retried(actors):
         future.result(SOON)
     assert isinstance(caught.value.__cause__, KeyError)
     assert actor.state is ActorState.DEAD
+
+
+def test_a_call_that_is_slow_from_the_start_is_reported_and_continues(actors, caplog):
+    actor, backend = actors(deadlines=ea.Deadlines(slow=0.0))
+    future = call(actor)
+    worker = backend.next_worker().serve_start()
+    frame = worker.take()
+    worker.begin(frame)
+    wait_until(lambda: "has been running for" in caplog.text)
+    worker.reply(frame, "done")
+    assert future.result(SOON) == "done"
+    assert caplog.text.count("has been running for") == 1
+
+
+class Exits(Recorder):
+    """Counts the exits of processes."""
+
+    def __init__(self):
+        self.count = 0
+
+    def on_exit(self, actor, activity):
+        self.count += 1
+
+
+@pytest.fixture
+def exits(monkeypatch):
+    recorder = Exits()
+    monkeypatch.setattr(recording, "recorder", recorder)
+    return recorder
+
+
+@pytest.mark.parametrize("max_restarts", [0, 5])
+@pytest.mark.parametrize("restart", [False, True])
+def test_killing_an_actor_without_a_process_keeps_the_cause_of_the_last_exit(actors, exits, max_restarts, restart):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=max_restarts, backoff=SOON, backoff_max=SOON))
+    backend.next_worker().serve_start().crash()
+    wait_until(lambda: actor.phase is (Phase.BACKOFF if max_restarts else Phase.DEAD))
+    crash = actor.last_crash
+    queued = call(actor) if max_restarts else None
+    actor.kill(restart)
+    if restart:
+        worker = backend.next_worker().serve_start()
+        if queued is not None:
+            worker.serve_call("kept")
+            assert queued.result(SOON) == "kept"
+    else:
+        actor.wait_closed(SOON)
+        if queued is not None:
+            with pytest.raises(ea.ActorDiedError, match="was ended on purpose"):
+                queued.result(SOON)
+    assert actor.last_crash is crash
+    assert exits.count == 1
+
+
+def test_closing_a_dead_actor_records_no_second_exit(actors, exits):
+    actor, backend = actors(restart=ea.RestartPolicy(max_restarts=0))
+    backend.next_worker().serve_start().crash()
+    wait_until(lambda: actor.phase is Phase.DEAD)
+    crash = actor.last_crash
+    actor.begin_close(SOON)
+    actor.wait_closed(SOON)
+    assert actor.last_crash is crash
+    assert exits.count == 1
+
+
+def test_a_process_is_discarded_although_the_error_of_its_env_is_never_read(actors, monkeypatch):
+    monkeypatch.setattr(actor_module, "_READ_PATIENCE", 0.05)
+    actor, backend = actors()
+    worker = backend.next_worker().serve_start()
+    wait_until(lambda: actor.phase is Phase.LIVE)
+    gate = threading.Event()
+    try:
+        actor.make_change(actor.discard, 0, lambda: gate.wait(SOON) and ea.ActorDiedError("the error that was read"))
+        future = call(actor)
+        backend.next_worker().serve_start().serve_call("next")
+        assert future.result(SOON) == "next"
+        assert worker.was_killed
+        assert "was replaced, since an env had raised" in str(actor.last_crash)
+    finally:
+        gate.set()
 
 
 class Blocks:
@@ -467,7 +550,7 @@ def test_an_internal_error_while_a_process_is_taken_closes_both_actors(actors, m
     standby, spares = actors(lock=lock, is_standby=True)
     spare = spares.next_worker().serve_start()
     wait_until(lambda: standby.phase is Phase.LIVE)
-    actor, backend = actors(lock=lock, standbys=[standby])
+    actor, backend = actors(lock=lock, standbys=[standby.give_process])
     worker = backend.next_worker().serve_start()
     wait_until(lambda: actor.phase is Phase.LIVE)
 
@@ -487,7 +570,7 @@ def test_the_timers_of_a_standby_that_crashed_while_it_was_taken_do_not_end_the_
     standby, spares = actors(lock=lock, is_standby=True)
     spare = spares.next_worker().serve_start()
     wait_until(lambda: standby.phase is Phase.LIVE)
-    actor, backend = actors(lock=lock, standbys=[standby])
+    actor, backend = actors(lock=lock, standbys=[standby.give_process])
     backend.next_worker().serve_start().crash()
     wait_until(lambda: actor.incarnation.is_standby)
     spare.far.close()  # the loop learns of the end of the channel before that of the process

@@ -8,25 +8,9 @@ import math
 import pytest
 
 import envactors as ea
-from envactors.actor.exits import Next, decide_next, restart_delay, runs_again
+from envactors.actor.exits import restart_delay, runs_again
 from envactors.actor.states import EndReason
 from envactors.vector.recovery import Cause, EnvFate, Facts, choose_fate
-
-
-@pytest.mark.parametrize(
-    ("is_closing", "is_replaced", "is_hopeless", "expected"),
-    [
-        (True, False, False, Next.CLOSE),
-        (True, True, True, Next.CLOSE),
-        (False, True, False, Next.START),
-        (False, True, True, Next.START),
-        (False, False, False, Next.RESTART),
-        (False, False, True, Next.DIE),
-    ],
-)
-def test_the_next_process(is_closing, is_replaced, is_hopeless, expected):
-    found = decide_next(is_closing=is_closing, is_replaced=is_replaced, is_hopeless=is_hopeless)
-    assert found is expected
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,18 @@ def test_a_closed_actor_stays_closed_when_it_is_killed():
         assert closed.incarnation == 0
 
 
+def test_killing_an_actor_waits_for_a_thread_that_closes_it():
+    with ea.spawn(Env, backend="inline") as handle:
+        actor = handle._actor
+        killer = threading.Thread(target=handle.kill)
+        with actor.config.lock:
+            killer.start()
+            killer.join(0.05)
+            assert not actor.closed.is_open
+            handle.close()
+        killer.join()
+
+
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
 def test_an_interrupt_while_envs_are_replaced_leaves_no_env_that_has_raised(envs_per_actor):
     with make(Faulty, Faulty, envs_per_actor=envs_per_actor) as envs:

@@ -73,6 +73,7 @@ BUILDING = {
     "share_rows",
     "add_actor",
     "enqueue",
+    "send_request",
     "send_call",
 }
 

@@ -1,10 +1,16 @@
-"""The named timers of an actor."""
+"""The named timers of an actor, and the watch over its deadlines."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from envactors.actor.timers import Timers
+import envactors as ea
+from envactors.actor.activity import Activity
+from envactors.actor.change import ChangeLock
+from envactors.actor.running_code import InlineRequest, RunningCode
+from envactors.actor.timers import DeadlineWatch, Judgment, Timers
 
 
 class BrokenLoop:
@@ -19,3 +25,45 @@ def test_a_timer_whose_setting_was_interrupted_is_not_set():
     with pytest.raises(KeyboardInterrupt):
         timers.set("check", 1.0, print)
     timers.cancel("check")
+
+
+class IdleLoop:
+    """A loop that runs nothing, and counts the timers that were set."""
+
+    def __init__(self):
+        self.times = []
+
+    def call_at(self, when, callback):
+        self.times.append(when)
+        return self
+
+    def cancel(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("limits", "first"), [({"slow": 0.0}, Judgment.SLOW), ({"step": 0.0, "slow": None}, Judgment.IN_TIME)]
+)
+def test_limits_of_zero_seconds_are_checked_again_after_a_pause(limits, first):
+    loop = IdleLoop()
+    timers = Timers(lambda: loop, lambda event, *args: event(*args))
+    watch = DeadlineWatch(ea.Deadlines(**limits), timers, print)
+    now = time.monotonic()
+    activity = Activity("call", 0, 1, now)
+    assert [watch.judge(activity), watch.judge(activity)] == [first, Judgment.IN_TIME]
+    assert min(loop.times) >= now + 0.005
+
+
+class Request(InlineRequest):
+    def find_context(self):
+        return None
+
+    def describe(self):
+        return None
+
+
+def test_code_in_this_process_that_is_slow_after_zero_seconds_is_looked_at_with_pauses():
+    loop = IdleLoop()
+    now = time.monotonic()
+    RunningCode(ChangeLock(), loop, 0.0).enter(Request(0, is_nested=False))
+    assert min(loop.times) >= now + 0.005
