@@ -122,24 +122,26 @@ class Loop:
 
     def want_write(self, fd: int, wanted: bool) -> None:
         """Choose whether a watched descriptor is also reported when it is writable."""
-        self._change(fd, wants_write=wanted)
-
-    def lend(self, fd: int) -> None:
-        """Leave reading a watched descriptor to another thread, until `take_back`."""
-        self._change(fd, is_lent=True)
-
-    def take_back(self, fd: int) -> None:
-        """Read a descriptor again after `lend`."""
-        self._change(fd, is_lent=False)
-
-    def _change(self, fd: int, *, wants_write: bool | None = None, is_lent: bool | None = None) -> None:
-        """Change the events of a descriptor, if it is watched. Only this computes the mask."""
         with self._lock:
             descriptor = self._descriptors.get(fd)
             if descriptor is not None:
-                descriptor.wants_write = descriptor.wants_write if wants_write is None else wants_write
-                descriptor.is_lent = descriptor.is_lent if is_lent is None else is_lent
-                self._poller.watch(fd, readable=not descriptor.is_lent, writable=descriptor.wants_write)
+                descriptor.wants_write = wanted
+                self._poller.watch(fd, readable=not descriptor.is_lent, writable=wanted)
+
+    def lend(self, fd: int) -> None:
+        """Leave reading a watched descriptor to another thread, until `take_back`."""
+        self._set_lent(fd, True)
+
+    def take_back(self, fd: int) -> None:
+        """Read a descriptor again after `lend`, if it is lent."""
+        self._set_lent(fd, False)
+
+    def _set_lent(self, fd: int, is_lent: bool) -> None:
+        with self._lock:
+            descriptor = self._descriptors.get(fd)
+            if descriptor is not None and descriptor.is_lent != is_lent:
+                descriptor.is_lent = is_lent
+                self._poller.watch(fd, readable=not is_lent, writable=descriptor.wants_write)
 
     # Callbacks -------------------------------------------------------------------------------------------
 

@@ -329,8 +329,7 @@ class Actor(ActorBase):
     def dispatch(self) -> None:
         """Start queued jobs that the worker can accept, and give back a permit that none of them needs."""
         waits_for_permit = self._start_jobs()
-        uses_permit = self.running is not None and self.running.needs_permit
-        if self.permits is not None and not waits_for_permit and not uses_permit:
+        if self.permits is not None and not waits_for_permit and not (self.running and self.running.needs_permit):
             self.permits.give_back(self)
 
     def _start_jobs(self) -> bool:

@@ -48,9 +48,10 @@ class Call(Job):
     incarnation: int | None = None
     take_reply: Callable[[Frame], object] | None = None
 
-    def __post_init__(self) -> None:
-        # Adapters of drop-ins step and reset in methods with this prefix.
-        self.needs_permit: bool = self.kind == Kind.CALL and self.method.removeprefix("envactors_") in ("step", "reset")
+    @property
+    def needs_permit(self) -> bool:  # type: ignore[override] # nobody sets it
+        """Whether it steps or resets the env, as methods of adapters with the prefix do, too."""
+        return self.kind == Kind.CALL and self.method.removeprefix("envactors_") in ("step", "reset")
 
     def start(self) -> bool:
         """Send the message."""

@@ -379,8 +379,7 @@ class RowEngine(Engine):
             if error is not None:
                 return None  # `_take_each` finds the env whose info it is
         at = envs.at
-        ops = table.ops[at]
-        buffers = ops & HALF
+        buffers = table.buffers_of(at)
         batch = reader.batch(envs, buffers, contents)
         if table.episodes.may_recycle and (batch.terminated | batch.truncated).any():
             for group, _ in envs.groups:
@@ -390,7 +389,7 @@ class RowEngine(Engine):
                 return None
             table.buffer_index[at] = buffers
             if table.replays:
-                self._record(envs.ids, ops)
+                self._record(envs.ids, table.ops[at])
             table.episodes.record_batch(envs.ids, at, batch.terminated, batch.truncated)
             for group, ids in envs.groups:
                 group.actor.completed += len(ids)

@@ -63,6 +63,7 @@ class Episodes:
         self.numbers: list[int] = [0] * count
         self.checks_resets: bool = True
         self._no_flags = bytes(count)
+        self._ones = np.ones(count, np.int64)  # NumPy takes half of the time to add an array in place of a number
 
     @property
     def has_flags(self) -> bool:
@@ -151,8 +152,8 @@ class Episodes:
             terminated: Whether each episode ended, in the same order.
             truncated: Whether each was cut off.
         """
-        self.steps[at] += 1
-        if True in self.resets_next[at].tobytes():
+        self.steps[at] += self._ones[at]
+        if 1 in self.resets_next_of:
             self.steps[at] -= self.resets_next[at]
             self.resets_next[at] = False
         if True in terminated.tobytes() or True in truncated.tobytes():

@@ -97,7 +97,7 @@ class RowReader:
         if self._layout.reward is None:
             rewards = stack(self._reward_spec, [content[1][-1] for content in contents or ()])
         else:
-            rewards = slab.rewards[at].copy() if envs.is_all else slab.rewards[at]
+            rewards = slab.rewards.copy() if envs.is_all else slab.rewards[at]
         infos = [{} for _ in envs.ids] if contents is None else [content[0] for content in contents]
         posted_in = self._table.posted_in
         if envs.is_all:
