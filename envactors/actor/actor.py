@@ -933,6 +933,8 @@ class Actor(ActorBase):
             error_of = functools.partial(self.errors.broken, bug, self.incarnation.index)
         self.log(logging.WARNING if bug is None else logging.ERROR, text, bug)
         self.is_closing |= bug is not None
+        if self.phase not in (Phase.DEAD, Phase.CLOSED):
+            self.phase = Phase.ENDING  # the process runs nothing more, also of what the lines below queue
         queued = set(self.queue)
         for job in tuple(self.unfinished):
             if bug is not None or job not in queued or job.call_id != 0 or not job.survives_interrupt:

@@ -102,7 +102,7 @@ class ChangeLock(RLock):
 
     def refuse(self, error: AnyError) -> AnyError:
         """End the current change, at a point where the invariant holds; return the error to raise there."""
-        self._changing = ()
+        self._changing, self._frame = (), None
         return error
 
     def include(self, actor: Changeable) -> None:

@@ -169,11 +169,11 @@ class InlineActor(ActorBase):
                 future.set_exception(self.unusable_error(activity))
                 return
             kind, payload = server.execute(call.kind, call.payload)
-        self._completed += 1
+            self._completed += 1
+            reply = Frame(kind, self.incarnation.index, activity.call_id, payload)
+            if call.take_reply is not None:
+                call.take_reply(reply)
         recording.recorder.on_span(self, call.method, activity.started)
-        reply = Frame(kind, self.incarnation.index, self._call_id, payload)
-        if call.take_reply is not None:
-            call.take_reply(reply)
         future.set_outcome(self.errors.outcome(activity, reply, self.pid))
 
     def check_not_within(self) -> None:
@@ -187,10 +187,11 @@ class InlineActor(ActorBase):
 
     def renew(self, future: ActorFuture) -> None:
         self.check_owner()
-        if self.closed.is_open:
-            raise self.errors.closed(Activity("renew", self.config.first_index), self.incarnation.index)
         self.check_not_within()
-        self.replace(self._describe_end(EndReason.RENEW), closes=True)
+        with self.lock:
+            if self.closed.is_open:
+                raise self.errors.closed(Activity("renew", self.config.first_index), self.incarnation.index)
+            self.replace(self._describe_end(EndReason.RENEW), closes=True)
         future.set_outcome(ReadyOutcome(self.incarnation.index, self._start_error))
 
     def replace(self, reason: ActorError, *, closes: bool = False) -> None:
@@ -222,7 +223,7 @@ class InlineActor(ActorBase):
         """
         if self._server is None and self.is_usable:
             with self.lock:
-                if self._server is None:  # no other thread has made them meanwhile
+                if self._server is None and self.is_usable:  # another thread may have made them, or closed the actor
                     self._start()
         if self._server is None:
             raise self.unusable_error(activity)
@@ -232,8 +233,10 @@ class InlineActor(ActorBase):
             event(*args)
 
     def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
-        if incarnation == self.incarnation.index and not self.closed.is_open:
-            self.replace(make_error())
+        error = make_error()
+        with self.lock:
+            if incarnation == self.incarnation.index and not self.closed.is_open:
+                self.replace(error)
 
     def _describe_end(self, reason: EndReason) -> ActorError:
         return self.errors.ended(ExitReport(self.pid, reason=reason), self.incarnation.index, None)
@@ -287,11 +290,15 @@ class InlineActor(ActorBase):
         incarnation = self.incarnation
         incarnation.launched = time.monotonic()
         request = _Request(self, self.config.first_index, server=server)
+
+        def on_made(count: int) -> None:
+            incarnation.envs_made = count
+
         with self.lock, self.code.enter(request):
             try:
-                server.host.start(self.config.start, incarnation.index, lambda _made: None)
+                server.host.start(self.config.start, incarnation.index, on_made)
             except Exception as error:
-                incarnation.envs_made = len(server.host._made)
+                server.execute(Kind.CLOSE, dumps(()))
                 incarnation.failure = pack_failure(error, Fault.RAISED)
                 incarnation.failure_cause = unpack_failure(incarnation.failure)
                 self._start_error = self.errors.start(ExitReport(self.pid), incarnation)

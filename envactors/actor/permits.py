@@ -52,10 +52,9 @@ class Permits:
 
     def give_back(self, actor: PermitHolder) -> None:
         """Take back the permit of an actor that needs none now, or have it wait for none."""
-        if actor in self._holders or actor in self._waiting:
-            self._holders.discard(actor)
-            self._waiting.pop(actor, None)
-            self._wake_next()
+        self._holders.discard(actor)
+        self._waiting.pop(actor, None)
+        self._wake_next()  # in any case: an interrupt may have come before it
 
     def _find_next(self) -> list[PermitHolder]:
         """Return the actors that may have the permits that are free, those with the oldest jobs first."""

@@ -73,17 +73,21 @@ class Evaluator:
         self._sums[due] = 0
         self._steps[due] = 0
         seeds = [self._rollouts.seed_of_episode(self._numbers[index]) for index in due]
+        failed: VectorStepError | None = None
         try:
-            infos = self._reset(seeds, env_ids=due)[1] if due else []
+            infos = dict(zip(due, self._reset(seeds, env_ids=due)[1], strict=True)) if due else {}
         except VectorStepError as error:
-            for index, failure in error.failures.items():
-                self._note_failure(index, failure, error)
-            return list(error.failures)
-        for index, info in zip(due, infos, strict=True):
+            failed = error
+            infos = dict(zip(error.batch.env_ids.tolist(), error.batch.infos, strict=True))
+        for index, info in infos.items():
             renewed = failure_in(info)
             if renewed is not None and self._numbers[index] < self._episodes:
                 self._failures.append((self._numbers[index], renewed))
-        return []
+        if failed is None:
+            return []
+        for index, failure in failed.failures.items():
+            self._note_failure(index, failure, failed)
+        return list(failed.failures)
 
     def _roll(self) -> tuple[Rollout, VectorStepError | None]:
         """Run a rollout; return it with its error, or None if no env failed."""

@@ -75,21 +75,26 @@ class TrajectoryBuffers:
 
     def __init__(self, memory: RowMemory) -> None:
         self._memory = memory
-        # The one that was taken last comes last.
+        # The one that is used last comes last.
         self._buffers: list[TrajectoryBuffer] = []
 
-    def take(self, layout: TrajectoryLayout) -> TrajectoryBuffer:
+    def find(self, layout: TrajectoryLayout) -> TrajectoryBuffer:
         """Return a buffer that no rollout uses.
 
         Raises:
             OSError: There is not enough memory.
         """
-        kept = [buffer for buffer in self._buffers if buffer.is_held or buffer.trajectory.layout == layout]
         # Without copies, a result is valid until the next rollout but one begins: the last buffer has to rest.
-        free = [buffer for buffer in kept[:-1] if not buffer.is_held and buffer.trajectory.layout == layout]
-        buffer = free[0] if free else TrajectoryBuffer(layout, self._memory)
+        for buffer in self._buffers[:-1]:
+            if buffer.trajectory.layout == layout and not buffer.is_held:
+                return buffer
+        return TrajectoryBuffer(layout, self._memory)
+
+    def use(self, buffer: TrajectoryBuffer) -> None:
+        """Record that a rollout begins to use a buffer, and forget those of other layouts that nobody uses."""
+        layout = buffer.trajectory.layout
+        kept = [other for other in self._buffers if other.is_held or other.trajectory.layout == layout]
         self._buffers = [other for other in kept if other is not buffer] + [buffer]
-        return buffer
 
 
 def pickle_parameters(parameters: Any) -> tuple[bytes, list[memoryview]]:

@@ -34,7 +34,7 @@ class MirroredColumns(NamedTuple):
     start: int
 
     def write(self, regions: Sequence[memoryview | None], content: bytes | memoryview) -> None:
-        """Write the columns of the step before the first one."""
+        """Write the columns of the first step, as far as the caller has them."""
         self._trajectory(regions).unpack(self.envs, content)
 
     def read(self, regions: Sequence[memoryview | None]) -> bytes | bytearray:

@@ -104,7 +104,7 @@ class WorkerRollouts(Rollouts):
             self._engine.check_steppable(self._engine.all)
             self.last_errors = {}
         with lock:
-            buffer = self._buffers.take(self._layout._replace(steps=steps))
+            buffer = self._buffers.find(self._layout._replace(steps=steps))
         self.set_parameters(parameters)
         copies = self._engine.reader.copies if copy is None else copy
         rollout = RolloutInFlight(self, buffer, each=each, copies=copies)
@@ -116,6 +116,7 @@ class WorkerRollouts(Rollouts):
                 if actor.is_closing:
                     activity = Activity("rollout", actor.config.first_index)
                     raise lock.refuse(actor.errors.closed(activity, actor.incarnation.index))
+            self._buffers.use(buffer)
             self.next_index += 1
             self._set_in_flight([*self._in_flight, rollout])
             for part in rollout.parts:

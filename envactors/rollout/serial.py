@@ -89,39 +89,39 @@ class SerialRollouts(Rollouts):
         self._engine.check_steppable(self._engine.all)
         self.set_parameters(parameters)
         serial = SerialTrajectory(self._engine, steps)
-        for policy in self._policies:
+        for actor_policy in self._policies:
             try:
-                self._load(policy)
-                self._run(serial, policy, steps)
+                self._load(actor_policy)
+                self._run(serial, actor_policy, steps)
             except Exception as error:
-                serial.policy_errors[policy.envs.start] = error
+                serial.policy_errors[actor_policy.envs.start] = error
         self.next_index += 1
         ranges = [actor.range for actor in self._actors] if each else [range(len(self._engine.all.ids))]
         return [self._future_of(serial, envs) for envs in ranges]
 
-    def _load(self, policy: _ActorPolicy) -> None:
+    def _load(self, actor_policy: _ActorPolicy) -> None:
         """Have a policy load the parameters given last, unless it has them.
 
         Raises:
             Exception: Raised by the policy, or by unpickling.
         """
-        if policy.version != self._version:
-            policy.policy.load(pickle.loads(self._pickled, buffers=self._arrays))
-            policy.version = self._version
+        if actor_policy.version != self._version:
+            actor_policy.policy.load(pickle.loads(self._pickled, buffers=self._arrays))
+            actor_policy.version = self._version
 
-    def _run(self, serial: SerialTrajectory, policy: _ActorPolicy, steps: int) -> None:
+    def _run(self, serial: SerialTrajectory, actor_policy: _ActorPolicy, steps: int) -> None:
         """Run the envs of one actor.
 
         Raises:
             Exception: Raised by the policy.
         """
-        engine, envs = self._engine, policy.envs
+        engine, envs = self._engine, actor_policy.envs
         ids = np.arange(envs.start, envs.stop)
         assert self._seed is not None, "the caller has checked it"
         make_rng = functools.partial(generator_of, self._seed, rollout=self.next_index, first_env=envs.start)
         for step in range(steps):
             obs, starts = serial.write_observations(step, envs)
-            serial.write_output(step, envs, policy.policy(obs, PolicyContext(ids, starts, step, make_rng)))
+            serial.write_output(step, envs, actor_policy.policy(obs, PolicyContext(ids, starts, step, make_rng)))
             due = serial.write_ops(step, envs)
             selection = engine.select(due)
             actions = actions_at(serial.trajectory, step)

@@ -23,7 +23,7 @@ from envactors.actor.future import ActorFuture, LazyOutcome, Outcome, ReadyOutco
 from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.job import ErrorOf, Job, Renewal
 from envactors.actor.jobs import Call, Replay
-from envactors.actor.states import EndReason
+from envactors.actor.states import EndReason, blames_request, is_crash
 from envactors.actor.tenant import Tenant
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox import bundle, messages
@@ -43,10 +43,6 @@ from envactors.vector.timing import StepTimes
 
 # How often a request to save a state is retried after a crash, which another request may have caused.
 _SAVE_RETRIES = 3
-# Reasons of the parent to end a process that do not blame the request that was running.
-_NOT_BLAMED = (EndReason.ABORT, EndReason.DISCARD, EndReason.INTERRUPT)
-# Reasons for an exit that blame the request that was running.
-_CRASHES = (None, EndReason.TIMEOUT)
 
 
 class RolloutsInFlight(Protocol):
@@ -353,6 +349,7 @@ class ActorEnvs(Job, Tenant):
             return True
         last = reader.copy_last(index, has_info=False) if decision.fate is EnvFate.TRUNCATE else None
         if last is not None:
+            table.ops[index] = table.buffer_index[index]  # of no reset: the failed one left no observation
             next_incarnation = failure.incarnation + 1
             read = functools.partial(reader.read_truncated, last, error, next_incarnation)
             table.complete(index, self._read_later(index, read))
@@ -412,7 +409,7 @@ class ActorEnvs(Job, Tenant):
         self, index: int, failure: FailedRequest, posted: PostedRequest, actions: Sequence[npt.NDArray[Any]]
     ) -> Outcome:
         """Return the error of a request that is not tried again, with the inputs that end processes, if they do."""
-        if failure.cause is not Cause.RUNNING or failure.reason in _NOT_BLAMED:
+        if failure.cause is not Cause.RUNNING or not is_crash(failure.reason):
             return failure.error
         inputs = self.table.journals[index].inputs(actions, index, posted, self.attach)
         if inputs is None:
@@ -651,7 +648,7 @@ class ActorEnvs(Job, Tenant):
         begun = late or (unfinished if is_node_lost else [])
         if begun:
             return begun[0]._replace(started=self._posted_at)
-        is_blamed = incarnation.end_reason in (EndReason.TIMEOUT, EndReason.ABORT)
+        is_blamed = blames_request(incarnation.end_reason)
         return unfinished[0] if unfinished and is_blamed else None
 
     def on_exit(self, ended: ProcessExit) -> None:
@@ -660,7 +657,7 @@ class ActorEnvs(Job, Tenant):
         has_process = ended.plan.has_process
         if self._is_timing:
             self._times.add(self.actor.page)
-        if isinstance(self.actor.running, Replay) and culprit is not None and ended.reason in _CRASHES:
+        if isinstance(self.actor.running, Replay) and culprit is not None and is_crash(ended.reason):
             table.journals[culprit.env].record_replay(crashed=True)
         unfinished, running, _ = self._read_progress()
         # A step that missed its deadline may still have ended, and the next one begun: then both have begun.

@@ -176,21 +176,23 @@ class RowEngine(Engine):
             rings_each: Whether workers announce each result.
         """
         with self._lock, self._lock.change(*envs.actors):
-            try:
-                self._check_startable(envs, method)
-            except EnvActorsError as error:
-                self._lock.refuse(error)
-                raise
+            refusal = self._refusal_of(envs, method)
+            if refusal is not None:
+                raise self._lock.refuse(refusal)
             self._post_or_queue(envs, requests, columns, rings_each=rings_each)
 
-    def _check_startable(self, envs: Selection, method: str) -> None:
-        """Raise an error if these envs cannot start a request now; see `start_steps`."""
-        self._check_idle(envs)
-        closing = next(filter(_is_closing, envs.actors), None)
-        if closing is not None:
-            raise closing.errors.closed(Activity(method, envs.ids[0]), closing.incarnation.index)
-        if method == "step":
-            self.check_steppable(envs)
+    def _refusal_of(self, envs: Selection, method: str) -> EnvActorsError | None:
+        """Return the error to raise if these envs cannot start a request now; see `start_steps`."""
+        try:
+            self._check_idle(envs)
+            closing = next(filter(_is_closing, envs.actors), None)
+            if closing is not None:
+                return closing.errors.closed(Activity(method, envs.ids[0]), closing.incarnation.index)
+            if method == "step":
+                self.check_steppable(envs)
+        except EnvActorsError as error:
+            return error
+        return None
 
     def _post_or_queue(
         self, envs: Selection, requests: dict[int, EnvRequest], columns: Sequence[Any], *, rings_each: bool

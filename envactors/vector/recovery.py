@@ -19,7 +19,7 @@ from typing import NamedTuple
 from envactors.actor.activity import Activity
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.future import LazyOutcome, Outcome
-from envactors.actor.states import EndReason
+from envactors.actor.states import EndReason, is_crash
 from envactors.mailbox import messages
 from envactors.mailbox.messages import Fault
 from envactors.replay import Journal
@@ -164,7 +164,7 @@ def settle(facts: Facts, episodes: Episodes, index: int, journal: Journal | None
     elif journal is not None and fate is EnvFate.REDO and has_begun and facts.reason is not EndReason.DISCARD:
         journal.count_crash()
     # Inputs that have failed twice are not tried a third time.
-    may_repeat = facts.on_failure != "replay" or facts.reason not in (None, EndReason.TIMEOUT)
+    may_repeat = facts.on_failure != "replay" or not is_crash(facts.reason)
     repeats_reset = fate is EnvFate.RESET and facts.asked_reset and not facts.has_failed and may_repeat
     if facts.ran_only_reset and has_begun and fate is not EnvFate.REDO and not repeats_reset:
         episodes.advance(index)  # the next episode has another seed, in case this one's is the cause

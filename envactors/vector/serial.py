@@ -383,8 +383,10 @@ class SerialEngine(Engine):
     def _lost_episode_error(self, index: int) -> ActorError:
         """Return the error of a step whose episode was lost when the envs of its actor were replaced."""
         actor = self._actor_of[index]
-        assert actor.last_crash is not None, "its envs have been replaced"
-        return actor.errors.not_begun(Activity("step", index), actor.last_crash)
+        activity = Activity("step", index)
+        if actor.last_crash is None:  # its envs have not been replaced: the actor is closed
+            return actor.unusable_error(activity)
+        return actor.errors.not_begun(activity, actor.last_crash)
 
     def _complete(self, running: _Requests) -> None:
         """Handle the failures of a request all of whose envs have run.

@@ -127,3 +127,11 @@ def test_an_interrupt_never_leaves_the_lock_held():
     thread.start()
     thread.join()
     assert free == [True]
+
+
+def test_a_refusal_repairs_nothing_and_keeps_no_frame_of_the_caller():
+    lock, thing = ChangeLock(), Thing("a")
+    with pytest.raises(Hit), lock, lock.change(thing):
+        raise lock.refuse(Hit())
+    lock.reset_if_interrupted()
+    assert (thing.resets, thing.soon, lock._frame) == (0, [], None)

@@ -873,3 +873,16 @@ def test_memory_is_measured_without_the_lock(stages, way, monkeypatch):
         stage.run()
         stage.finish()
     assert stage.episodes.flags[0] & RETIRING
+
+
+def test_a_crash_in_an_autoreset_begins_no_episode(stages):
+    stage = stages(1, on_failure="renew")
+    stage.step([1])
+    stage.step([END])
+    stage.start([2])
+    stage.worker(0).begin_row(0)
+    stage.crash()
+    stage.run()
+    batch = stage.finish()
+    assert failures_of(batch.infos) == [0]
+    assert not stage.engine.starts_episode(0)

@@ -387,3 +387,27 @@ def test_the_first_statistics_after_the_vector_was_closed_count_its_steps():
         envs.reset()
         step(envs, 1, 1)
     assert envs.stats().steps == [1, 1]
+
+
+class Closing(Env):
+    closed: ClassVar[list[int]] = []
+
+    def close(self):
+        self.closed.append(ea.current_actor().index)
+
+
+def test_envs_are_closed_if_a_later_factory_raises():
+    Closing.closed.clear()
+    broken = functools.partial(Closing, most_incarnations=0)
+    with pytest.raises(ea.ActorStartError):
+        ea.VectorEnv([Closing, Closing, broken], backend="inline", envs_per_actor=3)
+    assert Closing.closed == [0, 1]
+
+
+def test_a_snapshot_of_a_closed_env_is_refused():
+    policy = ea.SnapshotPolicy(get=lambda env: env.steps, set=lambda env, steps: setattr(env, "steps", steps))
+    with ea.VectorEnv([Env, Env], backend="inline", snapshot=policy) as envs:
+        envs.reset(seed=0)
+        envs[0].close()
+        with pytest.raises(ea.ActorClosedError):
+            envs.snapshot()
