@@ -96,8 +96,8 @@ class ChangeLock(RLock):
         """
         if self._changing:
             self._reset()
-        self._changing = actors
-        self._frame = sys._getframe(1)
+        # One statement, in the middle of which no signal handler runs: it would find half of the record.
+        self._changing, self._frame = actors, sys._getframe(1)
         return self._scope
 
     def refuse(self, error: AnyError) -> AnyError:
