@@ -14,6 +14,7 @@ from envactors.actor.base import ActorBase
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, method_name, pickle_call
+from envactors.actor.job import Job
 from envactors.actor.jobs import Call
 from envactors.actor.spawn import SpawnOptions, launch, spawn
 from envactors.actor.type_variables import Item, P, R, T_co
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 class PoolCall(Call):
     """A call of any actor of a pool."""
 
-    def start(self) -> bool:
+    def start(self) -> Job | None:
         """Send the message, to the actor that has taken it."""
         self.index: int = self.actor.config.first_index
         return super().start()

@@ -23,18 +23,18 @@ from envactors.mailbox.factory import Factory, as_callable, as_factories, make_g
 from envactors.mailbox.messages import Kind, Restore, Save
 from envactors.mailbox.specs import Spec
 from envactors.options import check_timeout, deadline_after, is_int
-from envactors.rollout.base import Rollouts
+from envactors.rollout.base import RolloutEngine
 from envactors.rollout.evaluation import Evaluator
+from envactors.rollout.inline import InlineRolloutEngine
 from envactors.rollout.results import Evaluation, Rollout
-from envactors.rollout.rollouts import WorkerRollouts
-from envactors.rollout.serial import SerialRollouts
+from envactors.rollout.rollouts import WorkerRolloutEngine
 from envactors.vector import inputs
 from envactors.vector.base import Engine
 from envactors.vector.build import describe_envs, launch_actors, share_rows
 from envactors.vector.engine import RowEngine
+from envactors.vector.inline import InlineEngine
 from envactors.vector.options import Choices, VectorOptions, check_names
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, StepResults
-from envactors.vector.serial import SerialEngine
 from envactors.vector.table import Selection
 from envactors.vector_stats import VectorStatistics, VectorStats
 
@@ -86,7 +86,7 @@ class VectorEnv:
         groups, variables = inputs.check_choices(choices, factories, backend)
         self._is_closed = False
         self._has_snapshots = choices.snapshot is not None
-        self._rollouts: Rollouts | None = None  # made with the first policy
+        self._rollouts: RolloutEngine | None = None  # made with the first policy
         self._forks = runtimes.forks
         self._memory = None if backend.traits.is_inline else backend.make_memory()
         self.actors: list[ActorHandle[Any]]
@@ -103,7 +103,7 @@ class VectorEnv:
             self.action_spec: Any = described.action
             self.reward_spec: Any = described.reward
             if self._memory is None:
-                self._engine: Engine = SerialEngine(choices, self.actors, described)
+                self._engine: Engine = InlineEngine(choices, self.actors, described)
             else:
                 self._engine = share_rows(choices, self.actors, self.num_envs, described, self._memory)
             self._statistics = VectorStatistics(self._engine, self.actors)
@@ -396,13 +396,13 @@ class VectorEnv:
             self._rollouts = self._make_rollouts()
         self._rollouts.set_policy(make_policy, operator.index(seed))
 
-    def _make_rollouts(self) -> Rollouts:
+    def _make_rollouts(self) -> RolloutEngine:
         engine = self._engine
-        if isinstance(engine, SerialEngine):
-            return SerialRollouts(engine)
+        if isinstance(engine, InlineEngine):
+            return InlineRolloutEngine(engine)
         assert isinstance(engine, RowEngine), "there are two"
         assert self._memory is not None, "its rows are in memory"
-        return WorkerRollouts(engine, self._memory)
+        return WorkerRolloutEngine(engine, self._memory)
 
     def rollout(self, steps: int, parameters: Any = None, timeout: float | None = None) -> Rollout:
         """Step every env with the policy of `set_policy` in the workers, and wait for the result.
@@ -486,7 +486,7 @@ class VectorEnv:
             raise VectorInputError(f"steps is {steps!r}: expected an int >= 1")
         return rollouts.start(operator.index(steps), parameters, each=each)  # a small int of NumPy would overflow
 
-    def _check_policy(self, caller: str) -> Rollouts:
+    def _check_policy(self, caller: str) -> RolloutEngine:
         self._check_open()
         if self._rollouts is None or not self._rollouts.has_policy:
             raise VectorInputError(f"{caller} needs a policy: call set_policy first")

@@ -351,10 +351,9 @@ class Actor(ActorBase):
             job.call_id = self.lock.next_call_id()
             job.started = time.monotonic()
             self.running = job
-            if not job.start():
+            self.running = job.start()
+            if self.running is not job:
                 self.unfinished.pop(job, None)
-                if self.running is job:
-                    self.running = None
         return False
 
     def end_job(self, job: Job) -> None:
@@ -807,7 +806,7 @@ class Actor(ActorBase):
         for replay in [queued for queued in self.queue if queued.is_of_process]:
             self.queue.remove(replay)
             del self.unfinished[replay]
-        # 1. Settle: record the results that the worker has completed.
+        # 1. Collect: record the results that the worker has completed.
         self.tenant.collect_completed()
         if job is not None:
             job.count_completed()

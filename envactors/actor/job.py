@@ -50,8 +50,12 @@ class Job:
         del running
         return False
 
-    def start(self) -> bool:
-        """Send it to the worker, which is free for it; return False if nothing of it is left to run."""
+    def start(self) -> Job | None:
+        """Send it to the worker, which is free for it.
+
+        Returns:
+            The job that runs from now on, most often this one; None if nothing is left to run.
+        """
         raise NotImplementedError
 
     def is_finished(self) -> bool:
@@ -106,10 +110,10 @@ class Close(Job):
     def __init__(self, index: int) -> None:
         self._index = index
 
-    def start(self) -> bool:
+    def start(self) -> Job:
         """Ask the worker to close its envs and to exit."""
         self.actor.ask_to_close(self.call_id, EndReason.CLOSE, kill_in=None)
-        return True
+        return self
 
     def activity(self) -> Activity:
         """Return the closing."""
@@ -135,11 +139,11 @@ class Renewal(Close):
         super().__init__(index)
         self.future = future
 
-    def start(self) -> bool:
+    def start(self) -> Job:
         """Ask the worker to close its envs and to exit."""
         self.begin()
         self.actor.ask_to_close(self.call_id, EndReason.RENEW, kill_in=self.actor.config.deadlines.close)
-        return True
+        return self
 
     def begin(self) -> None:
         """Begin to run, until the next process has started."""

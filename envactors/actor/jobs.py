@@ -53,18 +53,18 @@ class Call(Job):
         """Whether it steps or resets the env, as methods of adapters with the prefix do, too."""
         return self.kind == Kind.CALL and self.method.removeprefix("envactors_") in ("step", "reset")
 
-    def start(self) -> bool:
+    def start(self) -> Job | None:
         """Send the message."""
         actor = self.actor
         if self.incarnation not in (None, actor.incarnation.index):
             self.fail(actor.errors.lost_process(actor.last_crash, self.incarnation))
-            return False
+            return None
         if self.deadline is None or not actor.config.backend.traits.can_kill:
             self.deadline = actor.config.deadlines.of(self.method)
         self.future.set_running()
         actor.deadline_watch.watch(self.started, self.deadline)
         actor.send(self.kind, self.call_id, self.payload)
-        return True
+        return self
 
     def activity(self) -> Activity:
         """Return the call."""
@@ -118,12 +118,12 @@ class Replay(Job):
         self._payload = payload
         self._on_end = on_end
 
-    def start(self) -> bool:
+    def start(self) -> Job:
         """Send the journal."""
         actor = self.actor
         actor.deadline_watch.watch(self.started)
         actor.send(Kind.REPLAY, self.call_id, self._payload)
-        return True
+        return self
 
     def activity(self) -> Activity:
         """Return the request that is repeated now: each one has its own deadline."""

@@ -64,13 +64,15 @@ class Phase(enum.Enum):
     """What an actor is doing with its process.
 
     NEW ──▶ STARTING ──▶ LIVE ──▶ STOPPING ──▶ ENDING ──▶ STARTING, BACKOFF, DEAD, or CLOSED
+
+    A kill or a close leads from every phase to ENDING. Without a process, the loop then continues at once.
     """
 
     NEW = enum.auto()  # the loop has not started a process yet
     STARTING = enum.auto()  # a process is being launched, or makes its envs
     LIVE = enum.auto()  # the process takes requests
     STOPPING = enum.auto()  # it closes its envs, or writes its stacks after a deadline; it takes no more requests
-    ENDING = enum.auto()  # it was killed, and its exit was not reported yet
+    ENDING = enum.auto()  # it was killed, or is about to be, and its exit was not reported yet
     BACKOFF = enum.auto()  # the next process starts after a delay
     DEAD = enum.auto()  # no other process may start, unless the user renews the actor
     CLOSED = enum.auto()

@@ -90,7 +90,7 @@ class VectorAccess:
 
         The futures of `VectorEnv.submit` still get theirs. After this, the envs can be reset.
         """
-        self._envs._engine.discard(self._envs._select(env_ids), None, None)
+        self._envs._engine.drain(self._envs._select(env_ids), None, None)
 
     def start_reset(
         self, env_ids: list[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]

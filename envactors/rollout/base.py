@@ -16,7 +16,7 @@ from envactors.vector.base import Engine
 RolloutFutures: TypeAlias = "list[ActorFuture[Rollout]]"
 
 
-class Rollouts(abc.ABC):
+class RolloutEngine(abc.ABC):
     """Runs the rollouts of a vector.
 
     Args:

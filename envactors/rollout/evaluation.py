@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.errors import VectorStepError
-from envactors.rollout.base import Rollouts
+from envactors.rollout.base import RolloutEngine
 from envactors.rollout.results import Evaluation, Rollout
 from envactors.vector.results import failure_in
 
@@ -34,7 +34,9 @@ class Evaluator:
         shape: Shape of the rewards of all envs.
     """
 
-    def __init__(self, rollouts: Rollouts, reset: Callable[..., Any], episodes: int, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, rollouts: RolloutEngine, reset: Callable[..., Any], episodes: int, shape: tuple[int, ...]
+    ) -> None:
         self._rollouts = rollouts
         self._reset = reset
         self._episodes = episodes

@@ -113,17 +113,17 @@ class RolloutPart(Job):
         if any(flags[index] & RETIRING and resets_next[index] for index in self.columns.envs):
             self._actor.enqueue(Renewal(self.columns.envs.start), first=first)
 
-    def start(self) -> bool:
+    def start(self) -> Job | None:
         """Order the next steps."""
         rollout, actor = self._rollout, self._actor
         if rollout is None:
-            return False
+            return None
         if not self.columns.have_begun:
             self._begin(rollout)
         self._fail_without_episode()
         if self._is_done:
             self._end()
-            return False
+            return None
         self._table.begin_rollout(self.columns.envs, self.call_id)
         order = self._make_order(rollout)
         if self._is_remote:
@@ -131,7 +131,7 @@ class RolloutPart(Job):
         self.deadline = actor.config.deadlines.start if self._makes_policy else None
         actor.deadline_watch.watch(self.started, self.deadline)
         actor.send(Kind.EXTEND, self.call_id, dumps((policy_loop.run_rollout, tuple(order))))
-        return True
+        return self
 
     def _make_order(self, rollout: WholeRollout) -> Order:
         columns = self.columns

@@ -19,7 +19,7 @@ from envactors.mailbox.messages import Extend, Kind
 from envactors.mailbox.pickling import try_to_read
 from envactors.rollout import policy_loop
 from envactors.rollout.assembly import Sidecar, add_failure_infos, add_infos, assemble, result_of
-from envactors.rollout.base import RolloutFutures, Rollouts
+from envactors.rollout.base import RolloutEngine, RolloutFutures
 from envactors.rollout.memory import ParameterStore, TrajectoryBuffer, TrajectoryBuffers
 from envactors.rollout.messages import Parameters, Policy
 from envactors.rollout.part import RolloutPart
@@ -33,7 +33,7 @@ from envactors.vector.engine import RowEngine
 _MOST = 2
 
 
-class WorkerRollouts(Rollouts):
+class WorkerRolloutEngine(RolloutEngine):
     """Runs the rollouts of a vector whose envs run in workers.
 
     Args:
@@ -162,13 +162,13 @@ class RolloutInFlight:
         parameters: Parameters that the policy loads first; None if there are none.
         buffer: As above.
         index: Index of the rollout since the policy was set.
-        last_errors: As of `WorkerRollouts`.
+        last_errors: As of `WorkerRolloutEngine`.
         runtime: The threads that serve the actors.
         parts: The part of each actor.
         futures: The futures; empty once all parts have ended.
     """
 
-    def __init__(self, rollouts: WorkerRollouts, buffer: TrajectoryBuffer, *, each: bool, copies: bool) -> None:
+    def __init__(self, rollouts: WorkerRolloutEngine, buffer: TrajectoryBuffer, *, each: bool, copies: bool) -> None:
         assert rollouts.policy is not None, "`VectorEnv` has checked it"
         self.policy: Policy = rollouts.policy
         self.parameters: Parameters | None = rollouts.parameters.last

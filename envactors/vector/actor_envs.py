@@ -45,7 +45,7 @@ from envactors.vector.timing import StepTimes
 _SAVE_RETRIES = 3
 
 
-class RolloutsInFlight(Protocol):
+class RolloutRepairer(Protocol):
     """The rollouts of a vector, as `ActorEnvs.repair` sees them."""
 
     def repair(self, group: ActorEnvs, error_of: ErrorOf) -> None:
@@ -99,11 +99,10 @@ class QueuedRows(Job):
         """Rows may be posted while earlier rows run."""
         return running is self._group
 
-    def start(self) -> bool:
+    def start(self) -> Job | None:
         """Post the envs. From then on, the running job is the `ActorEnvs`."""
         self._group.post_queued(self.ids, self.call_id)
-        self._group.actor.running = self._group if self._group.has_posted else None
-        return False
+        return self._group if self._group.has_posted else None
 
     def activity(self) -> None:
         """Return None: this job is never the running one."""
@@ -140,7 +139,7 @@ class ActorEnvs(Job, Tenant):
         self.recycler = recycler
         self.attach: Attach = Attach(table.slab.layout, table.autoreset == "same_step")
         self.range: range = actor.config.indices
-        self.rollouts: RolloutsInFlight | None = None
+        self.rollouts: RolloutRepairer | None = None
         self.queued_in: dict[int, QueuedRows] = {}
         self._first = self.range.start
         self._slice = slice(self.range.start, self.range.stop)
@@ -304,7 +303,7 @@ class ActorEnvs(Job, Tenant):
             row = reader.copy_row(index)
             outcome = self._read_later(index, functools.partial(reader.read_result, row, request, before))
             reader.keep_content(index)
-        table.complete(index, outcome, float(slab.when[index]) if table.rings_each[index] else None)
+        table.record_outcome(index, outcome, float(slab.when[index]) if table.rings_each[index] else None)
 
     def _reset_in_next_process(self, index: int) -> None:
         """Replace the process of an env whose episode has ended, and do the autoreset of that step in the next one."""
@@ -352,9 +351,9 @@ class ActorEnvs(Job, Tenant):
             table.ops[index] = table.buffer_index[index]  # of no reset: the failed one left no observation
             next_incarnation = failure.incarnation + 1
             read = functools.partial(reader.read_truncated, last, error, next_incarnation)
-            table.complete(index, self._read_later(index, read))
+            table.record_outcome(index, self._read_later(index, read))
         else:
-            table.complete(index, error)
+            table.record_outcome(index, error)
         return False
 
     def handle_failure(
@@ -579,7 +578,7 @@ class ActorEnvs(Job, Tenant):
         journal = self.table.journals[index]
         journal.record_replay(crashed=False)
         if is_same and journal.can_replay:
-            self.table.episodes.restore(index)
+            self.table.episodes.resume(index)
         else:
             journal.forget()
         self.settle_lost([index])
@@ -628,7 +627,7 @@ class ActorEnvs(Job, Tenant):
             table.episodes.lose(index)
             table.journals[index].forget()
             return
-        table.episodes.resume(index, snapshot.root_seed, snapshot.episode, resets_next=snapshot.resets_next)
+        table.episodes.restore(index, snapshot.root_seed, snapshot.episode, resets_next=snapshot.resets_next)
         table.restore(index, frame.incarnation, starts=snapshot.starts)
         if last is not None:
             self.reader.put_back(index, last)

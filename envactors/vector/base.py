@@ -1,6 +1,6 @@
 """The interface of the two engines, which step and reset the envs of a vector, and what they have in common.
 
-`envactors.vector.engine.RowEngine` has the envs in workers, `envactors.vector.serial.SerialEngine` in-process.
+`envactors.vector.engine.RowEngine` has the envs in workers, `envactors.vector.inline.InlineEngine` in-process.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Engine(abc.ABC):
         """Wait for results and deliver them in the order of their completion; see `VectorEnv.recv`."""
 
     @abc.abstractmethod
-    def discard(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
+    def drain(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         """Wait for rollouts and for whatever these envs run. Results that were not delivered are dropped.
 
         Args:
@@ -169,8 +169,8 @@ class Engine(abc.ABC):
     def reset(
         self, envs: Selection, seeds: Seeds, options: Options, timeout: float | None, deadline: float | None
     ) -> Batch:
-        """Reset envs, once `discard` has made them idle. For the arguments see `start_resets` and `finish`."""
-        self.discard(envs, timeout, deadline)
+        """Reset envs, once `drain` has made them idle. For the arguments see `start_resets` and `finish`."""
+        self.drain(envs, timeout, deadline)
         self.start_resets(envs, seeds, options)
         return self.finish(envs, timeout, deadline, "reset")
 

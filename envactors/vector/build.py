@@ -161,7 +161,7 @@ def share_rows(
             f"cannot allocate {layout.size} bytes of shared memory for {layout.envs} envs ({error}): use fewer "
             "envs, or give the process more memory"
         ) from error
-    # Only `SerialEngine` has actors of another class.
+    # Only `InlineEngine` has actors of another class.
     actors: list[Any] = [handle._actor for handle in handles]
     config = actors[0].config
     recyclers = [Recycler(actor, choices.recycle) for actor in actors]

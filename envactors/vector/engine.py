@@ -255,7 +255,7 @@ class RowEngine(Engine):
             if batch is not None:
                 return batch
 
-    def discard(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
+    def drain(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         table = self.table
         self._lock.reset_if_interrupted()
         while table.rollouts or not all(table.status[index] == IDLE for index in envs.ids):

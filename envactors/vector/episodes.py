@@ -188,7 +188,7 @@ class Episodes:
         """Record that the process of an env has ended, and with it the episode."""
         self.flags[index] |= UNRESET | (LOST if self.holds(index) else 0)
 
-    def restore(self, index: int) -> None:
+    def resume(self, index: int) -> None:
         """Record that a replay has brought an env back to where it was."""
         self.flags[index] &= ~(NO_EPISODE | LOST | UNRESET)
 
@@ -202,7 +202,7 @@ class Episodes:
             return True
         return on_failure != "raise" and not self.flags[index] & RETIRING
 
-    def resume(self, index: int, root_seed: int | None, number: int, *, resets_next: bool) -> None:
+    def restore(self, index: int, root_seed: int | None, number: int, *, resets_next: bool) -> None:
         """Continue from a snapshot; for the arguments see the attributes."""
         self.root_seeds[index] = root_seed
         self.numbers[index] = number

@@ -303,7 +303,7 @@ class EnvTable:
             self.waiters.ring()  # other threads count complete rows, which are fewer now
         return payloads
 
-    def complete(self, index: int, outcome: Outcome | None, when: float | None = None) -> None:
+    def record_outcome(self, index: int, outcome: Outcome | None, when: float | None = None) -> None:
         """Record the outcome of an env. If its request has a future, resolve the future and make the env idle.
 
         Args:

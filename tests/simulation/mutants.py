@@ -188,7 +188,7 @@ MUTANTS = [
     Mutant(WAITING + "wait", "wanted < len(rings_each) or 1 in rings_each", "False", HANGS),
     Mutant(WAITING + "wait", "missing = count_missing()  # workers", "pass  # workers", HANGS),
     Mutant(WAITING + "wait", "min(complete + missing, len(rings_each))", "len(rings_each)", HANGS),
-    Mutant(TABLE + "complete", "self.waiters.ring()", "pass", HANGS),
+    Mutant(TABLE + "record_outcome", "self.waiters.ring()", "pass", HANGS),
     # The rows of an actor.
     Mutant(ENVS + "post", "any(table.future_of(index) is not None for index in ids)", "False", HANGS),
     Mutant(ENVS + "on_exit", "self.queue_first(again)", "pass", STATES),
@@ -199,7 +199,7 @@ MUTANTS = [
     Mutant(ENVS + "queue", "self.actor.enqueue(Renewal(self._first))", "pass", RENEWS),
     Mutant(ENVS + "_accept", "table.buffer_index[index] = op & HALF", "pass", LAST),
     Mutant(ENVS + "culprit", "return running", "return unfinished[-1]", BLAMES),
-    Mutant(ENVS + "_on_replayed", "self.table.episodes.restore(index)", "pass", REPLAYS),
+    Mutant(ENVS + "_on_replayed", "self.table.episodes.resume(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.deliver_ids([index])", "pass", INTERRUPTS),
     Mutant(ROWS + "ids", " and queued_in[index] is self", "", ORDER),
     Mutant(ENVS + "fail_queued", "self._recover(index, failure, has_process=False)", "pass", HANGS),
@@ -217,7 +217,7 @@ MUTANTS = [
     # The engine.
     Mutant(ENGINE + "_take_rows", "table.buffer_index[at] = buffers", "pass", LAST),
     Mutant(ENGINE + "_take_rows", "self._record(envs.ids, table.ops[at])", "pass", REPLAYS),
-    Mutant(ENGINE + "discard", "table.deliver_ids(done)", "pass", HANGS),
+    Mutant(ENGINE + "drain", "table.deliver_ids(done)", "pass", HANGS),
     Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
     Mutant(ENGINE + "_post_or_queue", "table.episodes.set_root_seed(index, request.seed)", "pass", SEEDS),
     # Episodes and recovery.
@@ -229,7 +229,7 @@ MUTANTS = [
     Mutant(RECOVERY + "settle", "journal.count_crash()", "pass", "no third time"),
     Mutant(ENVS + "_recover", "payload=payload, failure=error)", "payload=payload, failure=None)", LOSSES),
     Mutant(EPISODES + "lose_process", "LOST if self.holds(index) else 0", "0", LOSSES),
-    Mutant(EPISODES + "restore", "~(NO_EPISODE | LOST | UNRESET)", "~(NO_EPISODE | LOST)", SEEDS),
+    Mutant(EPISODES + "resume", "~(NO_EPISODE | LOST | UNRESET)", "~(NO_EPISODE | LOST)", SEEDS),
     Mutant(EPISODES + "seed_of_reset", "and incarnation > 0", "and False", SEEDS),
     Mutant(RECOVERY + "choose_fate", "if not facts.has_process:", "if False:", HANGS),
     # Journals.

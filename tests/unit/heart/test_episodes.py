@@ -68,7 +68,7 @@ def test_a_lost_process_ends_the_episode_until_a_replay_or_a_reset():
     episodes.record(0, ends=False, is_reset=True)
     episodes.lose_process(0)
     assert episodes.flags[0] == LOST | UNRESET
-    episodes.restore(0)
+    episodes.resume(0)
     assert episodes.flags[0] == 0
     episodes.lose_process(0)
     episodes.lose(0, resets_next=True)

@@ -70,7 +70,7 @@ def test_each_transition_changes_the_version(table):
     for transition in (
         lambda: table.queue([0]),
         lambda: table.post(some(0), 5, True),
-        lambda: table.complete(0, None),
+        lambda: table.record_outcome(0, None),
         lambda: table.deliver(some(0)),
     ):
         transition()
@@ -114,9 +114,9 @@ def test_the_next_post_forgets_the_overflow(table):
 
 def test_outcomes_set_the_status_and_the_time(table):
     table.post(ALL, 5, False)
-    table.complete(0, None, 1.5)
-    table.complete(1, ReadyOutcome("value"))
-    table.complete(2, ReadyOutcome(None, ValueError()))
+    table.record_outcome(0, None, 1.5)
+    table.record_outcome(1, ReadyOutcome("value"))
+    table.record_outcome(2, ReadyOutcome(None, ValueError()))
     assert list(table.status) == [DONE, DONE, FAILED]
     assert table.completed_at[0] == 1.5
     assert sorted(table.outcomes) == [1, 2]
@@ -126,7 +126,7 @@ def test_outcomes_set_the_status_and_the_time(table):
 def test_delivery_forgets_requests_and_outcomes(table):
     table.requests[1] = EnvRequest("step")
     table.post(ALL, 5, False)
-    table.complete(1, ReadyOutcome("value"))
+    table.record_outcome(1, ReadyOutcome("value"))
     table.deliver(ALL)
     assert table.are_all(IDLE)
     assert (table.requests, table.outcomes, table.completed_at) == ({}, {}, {})

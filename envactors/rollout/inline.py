@@ -16,15 +16,15 @@ from envactors.backends.thread import ThreadMemory
 from envactors.errors import VectorStepError
 from envactors.mailbox.specs import ArraySpec, flatten, stack
 from envactors.rollout.assembly import Sidecar, assemble, result_of
-from envactors.rollout.base import RolloutFutures, Rollouts
+from envactors.rollout.base import RolloutEngine, RolloutFutures
 from envactors.rollout.context import PolicyContext, generator_of
 from envactors.rollout.memory import TrajectoryBuffer, pickle_parameters
 from envactors.rollout.policy_output import actions_at, write_output
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, OP_TRUNCATED, Trajectory, TrajectoryLayout
 from envactors.vector.episodes import NEEDS_RESET
+from envactors.vector.inline import InlineEngine
 from envactors.vector.results import Batch, failure_in
-from envactors.vector.serial import SerialEngine
 
 
 @dataclasses.dataclass(eq=False)
@@ -42,16 +42,16 @@ class _ActorPolicy:
     version: int = 0
 
 
-class SerialRollouts(Rollouts):
+class InlineRolloutEngine(RolloutEngine):
     """Runs rollouts in the calling thread.
 
     Args:
         engine: Steps the envs.
     """
 
-    _engine: SerialEngine
+    _engine: InlineEngine
 
-    def __init__(self, engine: SerialEngine) -> None:
+    def __init__(self, engine: InlineEngine) -> None:
         super().__init__(engine)
         self._actors = engine.actors
         # The policy of each actor.
@@ -83,21 +83,21 @@ class SerialRollouts(Rollouts):
         self._engine.end_episodes()
 
     def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
-        """Run a rollout; see `Rollouts.start`."""
+        """Run a rollout; see `RolloutEngine.start`."""
         del copy
         self.check_free()
         self._engine.check_steppable(self._engine.all)
         self.set_parameters(parameters)
-        serial = SerialTrajectory(self._engine, steps)
+        run = InlineTrajectory(self._engine, steps)
         for actor_policy in self._policies:
             try:
                 self._load(actor_policy)
-                self._run(serial, actor_policy, steps)
+                self._run(run, actor_policy, steps)
             except Exception as error:
-                serial.policy_errors[actor_policy.envs.start] = error
+                run.policy_errors[actor_policy.envs.start] = error
         self.next_index += 1
         ranges = [actor.range for actor in self._actors] if each else [range(len(self._engine.all.ids))]
-        return [self._future_of(serial, envs) for envs in ranges]
+        return [self._future_of(run, envs) for envs in ranges]
 
     def _load(self, actor_policy: _ActorPolicy) -> None:
         """Have a policy load the parameters given last, unless it has them.
@@ -109,7 +109,7 @@ class SerialRollouts(Rollouts):
             actor_policy.policy.load(pickle.loads(self._pickled, buffers=self._arrays))
             actor_policy.version = self._version
 
-    def _run(self, serial: SerialTrajectory, actor_policy: _ActorPolicy, steps: int) -> None:
+    def _run(self, run: InlineTrajectory, actor_policy: _ActorPolicy, steps: int) -> None:
         """Run the envs of one actor.
 
         Raises:
@@ -120,33 +120,33 @@ class SerialRollouts(Rollouts):
         assert self._seed is not None, "the caller has checked it"
         make_rng = functools.partial(generator_of, self._seed, rollout=self.next_index, first_env=envs.start)
         for step in range(steps):
-            obs, starts = serial.write_observations(step, envs)
-            serial.write_output(step, envs, actor_policy.policy(obs, PolicyContext(ids, starts, step, make_rng)))
-            due = serial.write_ops(step, envs)
+            obs, starts = run.write_observations(step, envs)
+            run.write_output(step, envs, actor_policy.policy(obs, PolicyContext(ids, starts, step, make_rng)))
+            due = run.write_ops(step, envs)
             selection = engine.select(due)
-            actions = actions_at(serial.trajectory, step)
+            actions = actions_at(run.trajectory, step)
             engine.start_steps(selection, [actions[index] for index in due], rings_each=True)
             try:
-                serial.write_results(step, engine.finish(selection, None, None, "rollout"))
+                run.write_results(step, engine.finish(selection, None, None, "rollout"))
             except VectorStepError as error:
-                serial.write_results(step, error.batch)
-                serial.errors.update(error.failures)
-                serial.sidecar.failures.update({(step, index): each for index, each in error.failures.items()})
+                run.write_results(step, error.batch)
+                run.errors.update(error.failures)
+                run.sidecar.failures.update({(step, index): each for index, each in error.failures.items()})
                 return
-        serial.write_observations(steps, envs)
+        run.write_observations(steps, envs)
 
-    def _future_of(self, serial: SerialTrajectory, envs: range) -> ActorFuture[Rollout]:
+    def _future_of(self, run: InlineTrajectory, envs: range) -> ActorFuture[Rollout]:
         """Return the future, which is done, of the rollout of some actors."""
         actors = [actor for actor in self._actors if actor.range.start in envs]
-        rollout = assemble(serial.trajectory, envs, serial.sidecar, np.full(len(actors), self._version), copies=False)
-        failures = {index: error for index, error in serial.errors.items() if index in envs}
-        policy_errors = [error for first, error in serial.policy_errors.items() if first in envs]
+        rollout = assemble(run.trajectory, envs, run.sidecar, np.full(len(actors), self._version), copies=False)
+        failures = {index: error for index, error in run.errors.items() if index in envs}
+        policy_errors = [error for first, error in run.policy_errors.items() if first in envs]
         future: ActorFuture[Rollout] = ActorFuture(actors[0], None)
         future.set_outcome(ReadyOutcome(*result_of(rollout, failures, policy_errors[0] if policy_errors else None)))
         return future
 
 
-class SerialTrajectory:
+class InlineTrajectory:
     """The trajectory of one rollout of in-process envs, and everything else that it has returned or raised.
 
     Args:
@@ -159,7 +159,7 @@ class SerialTrajectory:
         policy_errors: The exceptions of policies, by the first env of each.
     """
 
-    def __init__(self, engine: SerialEngine, steps: int) -> None:
+    def __init__(self, engine: InlineEngine, steps: int) -> None:
         observation, reward = engine.observation_spec, engine.reward_spec
         assert observation is not None, "`VectorEnv` has checked it"
         plain_reward = reward if isinstance(reward, ArraySpec) and reward.batchable else None

@@ -52,7 +52,7 @@ class _Requests(InlineRequest):
         failures: The requests that have failed.
     """
 
-    def __init__(self, engine: SerialEngine, ids: list[int], reset_args: dict[int, tuple[int | None, Any]]) -> None:
+    def __init__(self, engine: InlineEngine, ids: list[int], reset_args: dict[int, tuple[int | None, Any]]) -> None:
         super().__init__(ids[0] if ids else -1, is_nested=engine._lock.is_held_here())
         self._engine = engine
         self.ids, self.reset_args = ids, reset_args
@@ -85,7 +85,7 @@ class _MissingEnv:
 
     context = None
 
-    def __init__(self, engine: SerialEngine, index: int) -> None:
+    def __init__(self, engine: InlineEngine, index: int) -> None:
         self._engine, self._index = engine, index
 
     def step(self, *_: Any) -> Fields:
@@ -98,7 +98,7 @@ class _MissingEnv:
         return self._engine._hosted_envs[self._index].reset(seed, options)
 
 
-class SerialEngine(Engine):
+class InlineEngine(Engine):
     """Steps and resets envs in the calling thread.
 
     Args:
@@ -209,7 +209,7 @@ class SerialEngine(Engine):
         if reply.kind == Kind.FAILED:
             self.episodes.lose(index)
             return
-        self.episodes.resume(index, snapshot.root_seed, snapshot.episode, resets_next=snapshot.resets_next)
+        self.episodes.restore(index, snapshot.root_seed, snapshot.episode, resets_next=snapshot.resets_next)
         self._starts[index] = snapshot.starts
         if last is not None:
             self._last[index] = copy_value(last.obs), last.reward, last.terminated, last.truncated, last.info
@@ -497,7 +497,7 @@ class SerialEngine(Engine):
         ids = list(self._results)[:max_envs] + list(self._errors)
         return self.finish(self.select(ids), None, deadline, "recv")
 
-    def discard(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
+    def drain(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         del timeout, deadline
         self._reset_if_interrupted()
         self._drop(envs)
