@@ -94,7 +94,7 @@ class RestartPolicy:
 class RecyclePolicy:
     """When to replace the process of an env that leaks.
 
-    The vector checks the limits when it records the end of an episode, so that replacing the process interrupts none. If
+    The vector checks the limits when it records the end of an episode, so replacing the process interrupts none. If
     the step that ends an episode also resets the env (``autoreset="same_step"``), the process is replaced at the end of
     the next episode that ends in a `VectorEnv.step`: rollouts replace none then.
 
