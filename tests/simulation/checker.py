@@ -37,6 +37,8 @@ class Model:
         episode: The number of the last episode since then, if each has a seed of its own.
         notes: What the env was given since its last result, or since what is under way was asked.
         notes_before: What it was given before that.
+        notes_late: What of that, before its last result, may still run before the next one: a signal handler has asked
+            for that result while the user was still calling.
         is_uncertain: Whether it may have been lost since its last result.
         posted: The call id of its last post when it was asked.
         must_reset: Whether its episode was lost.
@@ -57,6 +59,7 @@ class Model:
     episode: int = -1
     notes: list[int] = dataclasses.field(default_factory=list)
     notes_before: list[int] = dataclasses.field(default_factory=list)
+    notes_late: list[int] = dataclasses.field(default_factory=list)
     is_uncertain: bool = False
     posted: int = 0
     must_reset: bool = False
@@ -238,6 +241,7 @@ class Checker:
         model.last = obs
         model.is_pending = False
         model.is_uncertain, model.must_reset = failure is not None or model.token in self.world.raised, False
+        model.notes_late = [token for token in model.notes_before if token in self.unordered]
         model.notes_before = []
         self.may_kill |= not any(model.is_pending for model in self.models)
         model.needs_reset = self._autoreset == "disabled" and bool(terminated or truncated)
@@ -251,7 +255,7 @@ class Checker:
             return
         # A call may have run between a step that has raised and the same step after a replay.
         is_lenient = model.is_uncertain or model.token in self.world.raised or model.foreign > 0
-        is_lenient |= not self.unordered.isdisjoint([*model.notes_before, *model.notes])
+        is_lenient |= not self.unordered.isdisjoint([*model.notes_before, *model.notes, *model.notes_late])
         if obs[1] != model.last[1] + 1 or not (is_lenient or obs[3] in self._possible_checksums(model)):
             raise Violation(f"a step or call that was repeated or skipped: {what}")
 
