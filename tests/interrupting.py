@@ -93,13 +93,17 @@ def interrupt(function, number, *, only=None, signum=None):
 
 @functools.cache
 def with_exits(code: CodeType) -> set[int]:
-    """Return the offsets at which a code object leaves ``with`` blocks.
+    """Return the offsets at which a code object leaves ``with`` blocks, and those of `UNCOVERED` instructions.
 
-    Python reports the line of the ``with`` statement again there. No signal handler runs at that point, before the
-    context is left.
+    Python reports the line of the ``with`` statement again where it leaves the block, also with an exception. No signal
+    handler runs at these points, before the context is left.
     """
     found, instructions = set(), list(dis.get_instructions(code))
     for place, one in enumerate(instructions[:-2]):
+        if one.opcode in UNCOVERED:
+            found.add(one.offset)
+        if instructions[place + 1].opname == "WITH_EXCEPT_START":
+            found.update((one.offset, instructions[place + 1].offset))
         others = instructions[place + 1 : place + 3]
         is_first = one.opname == "LOAD_CONST" and one.argval is None
         if is_first and all(i.opname == "DUP_TOP" or (i.opname == "LOAD_CONST" and i.argval is None) for i in others):

@@ -206,6 +206,7 @@ class Actor(ActorBase):
             is_running = any(job.future is future for job in jobs) or self.tenant.is_running(future)
             if is_running:
                 self._check_can_kill("abort a running call")
+                self.tenant.blame(future)
                 self._kill_and_proceed(EndReason.ABORT)
             # A call that was running in an earlier process may be queued for another try.
             activity = None if is_running or future.done() else self._withdraw(future)
@@ -840,7 +841,9 @@ class Actor(ActorBase):
     def _plan(self, report: ExitReport, error: ActorError) -> Plan:
         """Decide whether and when to start another process; count the exit if it is a crash."""
         incarnation = self.incarnation
-        if self.is_closing:
+        # An actor that is closed in the middle of a renewal runs the calls behind that in the next process.
+        is_renewing = incarnation.end_reason is EndReason.RENEW and len(self.queue) > 1
+        if self.is_closing and not is_renewing:
             return Plan(Next.CLOSE)
         if incarnation.is_replaced:
             return Plan(Next.START)

@@ -81,8 +81,9 @@ class Incarnation:
         return self.end_reason is EndReason.TIMEOUT
 
     def blame(self, reason: EndReason) -> None:
-        """Record why the parent ends the process. The first reason wins, but an abort also ends a renewal."""
-        if self.end_reason is None or (self.end_reason is EndReason.RENEW and reason is EndReason.ABORT):
+        """Record why the parent ends the process. The first reason wins, but a kill also ends a renewal."""
+        is_kill = reason in (EndReason.ABORT, EndReason.CLOSE)
+        if self.end_reason is None or (self.end_reason is EndReason.RENEW and is_kill):
             self.end_reason = reason
         self.is_replaced |= reason in (EndReason.RENEW, EndReason.ABORT, EndReason.INTERRUPT)
 

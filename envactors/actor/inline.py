@@ -192,7 +192,8 @@ class InlineActor(ActorBase):
             if self.closed.is_open:
                 raise self.errors.closed(Activity("renew", self.config.first_index), self.incarnation.index)
             self.replace(self._describe_end(EndReason.RENEW), closes=True)
-        future.set_outcome(ReadyOutcome(self.incarnation.index, self._start_error))
+            outcome = ReadyOutcome(self.incarnation.index, self._start_error)
+        future.set_outcome(outcome)
 
     def replace(self, reason: ActorError, *, closes: bool = False) -> None:
         """Make new envs; if an interrupt ends that, `make_missing` makes them later.

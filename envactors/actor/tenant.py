@@ -73,6 +73,9 @@ class Tenant:
         del future
         return False
 
+    def blame(self, future: ActorFuture) -> None:
+        """Take the request of this future, if the worker runs it, for the reason why the process is ended."""
+
     def repair(self, error_of: ErrorOf) -> None:
         """Establish the invariant from any state; see `envactors.actor.change`.
 

@@ -73,8 +73,6 @@ class ActorColumns:
         """Write the last observations of the envs as the first ones of the trajectory."""
         table, trajectory, mine = self._table, self.trajectory, self._slice
         self.have_begun = True
-        trajectory.done[mine] = 0
-        trajectory.chosen[mine] = 0
         trajectory.starts[0, mine] = table.starts(mine)
         for last, array in self._observations():
             array[0, mine] = last[table.buffer_index[mine], self.envs]

@@ -9,6 +9,7 @@ from typing import Any
 
 import cloudpickle
 
+from envactors.actor.change import ChangeLock
 from envactors.backends.base import RowMemory
 from envactors.rollout.messages import Parameters
 from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
@@ -91,7 +92,9 @@ class TrajectoryBuffers:
         return TrajectoryBuffer(layout, self._memory)
 
     def use(self, buffer: TrajectoryBuffer) -> None:
-        """Record that a rollout begins to use a buffer, and forget those of other layouts that nobody uses."""
+        """Have a rollout begin with a buffer without steps; forget those of other layouts that nobody uses."""
+        buffer.trajectory.done[:] = 0
+        buffer.trajectory.chosen[:] = 0
         layout = buffer.trajectory.layout
         kept = [other for other in self._buffers if other.is_held or other.trajectory.layout == layout]
         self._buffers = [other for other in kept if other is not buffer] + [buffer]
@@ -116,13 +119,15 @@ class ParameterStore:
 
     Args:
         memory: Shared memory of the vector.
+        lock: The lock of the vector.
 
     Attributes:
         last: Parameters given last; None before the first.
     """
 
-    def __init__(self, memory: RowMemory) -> None:
+    def __init__(self, memory: RowMemory, lock: ChangeLock) -> None:
         self._memory = memory
+        self._lock = lock
         self._regions: list[tuple[tuple[int, int], Any]] = []
         self.last: Parameters | None = None
 
@@ -147,7 +152,8 @@ class ParameterStore:
             spans.append((start, end))
         place = None
         if end:
-            place, region = self._take_region(end, in_flight)
+            with self._lock:  # the loop may extend the memory, too
+                place, region = self._take_region(end, in_flight)
             for array, (start, stop) in zip(arrays, spans, strict=True):
                 region[start:stop] = array
             self._memory.publish(place)

@@ -28,7 +28,7 @@ from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Parameters, Policy, Stop
 from envactors.vector.actor_envs import ActorEnvs
-from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING
+from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING, UNRESET
 from envactors.vector.recovery import Cause, EnvFate, FailedRequest, raised
 
 
@@ -110,7 +110,8 @@ class RolloutPart(Job):
     def _renew_if_due(self, *, first: bool) -> None:
         """Replace the process of an env before its next episode, if that is due."""
         flags, resets_next = self._table.episodes.flags, self._table.episodes.resets_next_of
-        if any(flags[index] & RETIRING and resets_next[index] for index in self.columns.envs):
+        due = [index for index in self.columns.envs if flags[index] & RETIRING and resets_next[index]]
+        if any(not flags[index] & UNRESET for index in due):  # else the process is new
             self._actor.enqueue(Renewal(self.columns.envs.start), first=first)
 
     def start(self) -> Job | None:
@@ -177,7 +178,8 @@ class RolloutPart(Job):
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
             return self._activity_of_order
         method = METHOD_NAMES[progress.method]
-        index = self.columns.envs[0 if method == "policy" else progress.position]
+        is_of_env = method != "policy" and 0 <= progress.position < len(self.columns.envs)  # env code may overwrite it
+        index = self.columns.envs[progress.position if is_of_env else 0]
         return Activity(method, index, self.call_id, progress.since, self._actor.config.deadlines.of(method))
 
     def on_late(self, activity: Activity) -> None:

@@ -60,7 +60,7 @@ class WorkerRolloutEngine(RolloutEngine):
         self._actors = [group.actor for group in self.groups]
         self.runtime: Runtime = self._actors[0].runtime
         self.policy: Policy | None = None
-        self.parameters: ParameterStore = ParameterStore(memory)
+        self.parameters: ParameterStore = ParameterStore(memory, engine.table.lock)
         self.last_errors: dict[int, Outcome] = {}
         self._table = engine.table
         self._memory = memory
@@ -81,7 +81,7 @@ class WorkerRolloutEngine(RolloutEngine):
             futures.append(send_request(actor, Kind.EXTEND, message, "set_policy", deadline=deadline))
         loads = all(results_of(futures))
         self.policy = policy
-        self.parameters = ParameterStore(self._memory)
+        self.parameters = ParameterStore(self._memory, self._table.lock)
         rows = self._table.slab.layout
         self._layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, extras=(), envs=rows.envs, steps=0)
         return loads

@@ -33,7 +33,7 @@ from envactors.mailbox.messages import Attach, Frame, Kind, Save
 from envactors.mailbox.pickling import dumps, loads, try_to_read
 from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
 from envactors.replay import PostedRequest
-from envactors.vector.episodes import LOST, NO_RESULT, RETIRING
+from envactors.vector.episodes import LOST, NO_RESULT, RETIRING, UNRESET
 from envactors.vector.recovery import Cause, Decision, EnvFate, Facts, FailedRequest, raised, settle
 from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot, EnvStep
@@ -143,6 +143,7 @@ class ActorEnvs(Job, Tenant):
         self.queued_in: dict[int, QueuedRows] = {}
         self._first = self.range.start
         self._slice = slice(self.range.start, self.range.stop)
+        self._aborted: int | None = None  # the env whose request the user has aborted, until the process has ended
         self._posted_at = 0.0
         self._is_timing = False
         self._times = StepTimes(len(self.range))
@@ -228,7 +229,8 @@ class ActorEnvs(Job, Tenant):
             return False  # only the user may renew an actor without restarts left
         flags = self.table.episodes.flags
         resetting = [index for index in ids if self._resets(index)]
-        if any(flags[index] & RETIRING for index in resetting):
+        # A process that no env was reset in is new.
+        if any(flags[index] & RETIRING and not flags[index] & UNRESET for index in resetting):
             return True
         return self.recycler.is_node_draining and len(resetting) == len(self.range)
 
@@ -640,7 +642,8 @@ class ActorEnvs(Job, Tenant):
         Nobody knows which env a worker on a lost node had begun, so its first unfinished one counts as begun.
         """
         unfinished, running, _ = self._read_progress()
-        late = [activity for activity in unfinished if activity.env in self.table.overdue]
+        overdue = self.table.overdue
+        late = [activity for activity in unfinished if activity.env in overdue or activity.env == self._aborted]
         is_node_lost = incarnation.report is not None and incarnation.report.status.loss is not None
         if running is not None and (not late or running.env == late[0].env):
             return running
@@ -664,6 +667,7 @@ class ActorEnvs(Job, Tenant):
         is_discard = ended.reason is EndReason.DISCARD
         again: list[int] = []
         table.end_process(self.range)
+        self._aborted = None
         for activity in unfinished:
             is_culprit = culprit is not None and activity.env == culprit.env and not is_discard
             error = ended.error if is_culprit else self.crash_error_for(activity)
@@ -706,6 +710,10 @@ class ActorEnvs(Job, Tenant):
         activity = self.activity_of(index)
         self.table.deliver_ids([index])
         return activity
+
+    def blame(self, future: ActorFuture) -> None:
+        """Have the env of this future, if its row is posted, count as the one that the worker ran."""
+        self._aborted = self._index_of(future, POSTED)
 
     def is_running(self, future: ActorFuture) -> bool:
         """Return whether the row of this future is posted and not complete."""

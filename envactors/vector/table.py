@@ -166,8 +166,9 @@ class EnvTable:
         self.call_id_of: memoryview[int] = self.call_ids.data
         self.completed_of: memoryview[int] = slab.completed.data
         # For each status, which includes the two values of a boolean, a column in which all envs have it.
-        self._halves = np.full(count, HALF, np.uint8)  # for NumPy, which takes half of the time with an array
         self._uniform_columns = [bytes([value]) * count for value in range(FAILED + 1)]
+        # NumPy takes half of the time with an array in place of a number.
+        self._halves = np.full(count, HALF, np.uint8)
 
     def add_journals(self, ids: range, max_journal: int, save_every: int | None) -> None:
         """Add the journals of an actor's envs. See `Journal` for the other arguments."""

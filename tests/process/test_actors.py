@@ -683,3 +683,10 @@ def test_a_factory_may_have_proxies_of_a_manager(start_method):
         shared = manager.dict(seen=3)
         with ea.spawn(lambda: shared, backend=ea.ProcessBackend(start_method)) as actor:
             assert actor.call("get", "seen").result(SOON) == 3
+
+
+def test_calls_behind_a_renewal_run_even_if_the_actor_is_closed():
+    actor = ea.spawn(Counter)
+    renewal, call = actor.renew(), actor.add(2)
+    actor.close()
+    assert (renewal.result(SOON), call.result(SOON)) == (1, 2)

@@ -886,3 +886,19 @@ def test_a_crash_in_an_autoreset_begins_no_episode(stages):
     batch = stage.finish()
     assert failures_of(batch.infos) == [0]
     assert not stage.engine.starts_episode(0)
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+def test_an_aborted_step_that_has_not_begun_does_not_run_again(stages, on_failure):
+    stage = stages(2, envs_per_actor=2, on_failure=on_failure)
+    stage.step([1, 1])
+    running, waiting = stage.envs.submit([2, 3])
+    stage.worker(0).begin_row(0)
+    assert waiting.abort()
+    stage.run()
+    if on_failure == "raise":
+        assert waiting.exception(SOON).aborted
+    else:
+        assert waiting.result(SOON).info["failure"].aborted
+    if on_failure == "replay":
+        assert running.result(SOON).info == {}
