@@ -38,6 +38,7 @@ class InlineRequest(abc.ABC):
 
     thread: int
     number: int
+    _lock: ChangeLock
     _requests: list[InlineRequest]
     _depth: int
 
@@ -45,20 +46,25 @@ class InlineRequest(abc.ABC):
         self.index = index
         self.is_nested = is_nested
 
-    def begin(self, requests: list[InlineRequest], number: int) -> None:
-        """Become the innermost of the running requests."""
+    def begin(self, requests: list[InlineRequest], number: int, lock: ChangeLock) -> None:
+        """Become the innermost of the running requests, which run under a lock."""
         self.thread = threading.get_ident()
         self.number = number
+        self._lock = lock
         self._requests = requests
         self._depth = len(requests)
         requests.append(self)
 
     def __enter__(self) -> None:
-        self._token = context.of_thread.set(self.find_context)
+        self._token = context.of_thread.set(self._find_context_now)
 
     def __exit__(self, *_: object) -> None:
         del self._requests[self._depth :]
         context.of_thread.reset(self._token)
+
+    def _find_context_now(self) -> ActorContext | None:
+        """Return None once the request has ended: an interrupt may have left its context behind."""
+        return self.find_context() if self._lock.is_held_here() else None
 
     @abc.abstractmethod
     def find_context(self) -> ActorContext | None:
@@ -100,7 +106,7 @@ class RunningCode:
         if not request.is_nested:
             self._requests.clear()
         self._count += 1
-        request.begin(self._requests, self._count)
+        request.begin(self._requests, self._count, self._lock)
         if not self._is_looking and self._slow is not None:
             self._look_later(self._slow)
         return request

@@ -10,6 +10,7 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 import pytest
+from interrupting import interrupt
 
 import envactors as ea
 from envactors.integrations.access import VectorAccess
@@ -411,3 +412,14 @@ def test_a_snapshot_of_a_closed_env_is_refused():
         envs[0].close()
         with pytest.raises(ea.ActorClosedError):
             envs.snapshot()
+
+
+def test_an_interrupt_at_the_end_of_a_step_leaves_no_current_actor_behind():
+    with ea.VectorEnv([Env], backend="inline") as envs:
+        number, where = 0, ""
+        while where is not None:
+            envs.reset(seed=0)
+            where = interrupt(lambda: envs.step([1]), number, only={"__enter__", "__exit__"})
+            assert ea.current_actor() is None, where
+            number += 1
+    assert number > 3
