@@ -50,6 +50,7 @@ class InlineRolloutEngine(RolloutEngine):
     """
 
     _engine: InlineEngine
+    next_index: int
 
     def __init__(self, engine: InlineEngine) -> None:
         super().__init__(engine)

@@ -129,7 +129,7 @@ class RolloutPart(Job):
         order = self._make_order(rollout)
         if self._is_remote:
             self._mirror_columns()
-        self.deadline = actor.config.deadlines.start if self._makes_policy else None
+        self.deadline: float | None = actor.config.deadlines.start if self._makes_policy else None
         actor.deadline_watch.watch(self.started, self.deadline)
         actor.send(Kind.EXTEND, self.call_id, dumps((policy_loop.run_rollout, tuple(order))))
         return self

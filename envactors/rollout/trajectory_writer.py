@@ -36,6 +36,12 @@ class EnvCursor:
         position, index, env_step: Attributes of the env that each step reads.
     """
 
+    start: int
+    op: int
+    seed: int | None
+    root_seed: int | None
+    episode: int
+
     def __init__(self, hosted: HostedEnv, plan: EnvPlan) -> None:
         self.hosted = hosted
         self.start, self.op, self.seed, self.root_seed, self.episode = plan

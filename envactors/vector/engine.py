@@ -63,7 +63,7 @@ class RowEngine(Engine):
         self.reader = reader
         self.groups = groups
         self.group_of = group_of
-        self.sequence_lengths = [len(group.range) for group in groups]
+        self.sequence_lengths: list[int] = [len(group.range) for group in groups]
         self._lock = table.lock
         action = table.slab.layout.action
         self._rows_hold_actions = action is not None

@@ -117,7 +117,7 @@ class InlineEngine(Engine):
         super().__init__(described, Episodes(count, choices.autoreset), choices.on_failure, actor_of)
         if choices.seed_episodes:
             self.episodes.seed_episodes()
-        self.sequence_lengths = [count]
+        self.sequence_lengths: list[int] = [count]
         self._all_ids = np.arange(count)
         self._last: list[Fields | None] = [None] * count  # the last result of each env
         self._starts = [False] * count  # whether its observation is the first of an episode
