@@ -18,7 +18,9 @@ class PolicyContext:
         rng: Generator, or a function that returns the generator of a step.
 
     Attributes:
-        env_ids, starts, step: As above.
+        env_ids: As above.
+        starts: As above.
+        step: As above.
     """
 
     __slots__ = ("_rng", "env_ids", "starts", "step")
