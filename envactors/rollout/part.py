@@ -28,7 +28,7 @@ from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Parameters, Policy, Stop
 from envactors.vector.actor_envs import ActorEnvs
-from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING, UNRESET
+from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE
 from envactors.vector.recovery import Cause, EnvFate, FailedRequest, raised
 
 
@@ -109,9 +109,8 @@ class RolloutPart(Job):
 
     def _renew_if_due(self, *, first: bool) -> None:
         """Replace the process of an env before its next episode, if that is due."""
-        flags, resets_next = self._table.episodes.flags, self._table.episodes.resets_next_of
-        due = [index for index in self.columns.envs if flags[index] & RETIRING and resets_next[index]]
-        if any(not flags[index] & UNRESET for index in due):  # else the process is new
+        episodes = self._table.episodes
+        if any(episodes.is_retiring(index) and episodes.resets_next_of[index] for index in self.columns.envs):
             self._actor.enqueue(Renewal(self.columns.envs.start), first=first)
 
     def start(self) -> Job | None:

@@ -33,7 +33,7 @@ from envactors.mailbox.messages import Attach, Frame, Kind, Save
 from envactors.mailbox.pickling import dumps, loads, try_to_read
 from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
 from envactors.replay import PostedRequest
-from envactors.vector.episodes import LOST, NO_RESULT, RETIRING, UNRESET
+from envactors.vector.episodes import LOST, NO_RESULT
 from envactors.vector.recovery import Cause, Decision, EnvFate, Facts, FailedRequest, raised, settle
 from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot, EnvStep
@@ -227,10 +227,8 @@ class ActorEnvs(Job, Tenant):
         """Return whether the process must be replaced before these envs run: only between episodes, at a reset."""
         if not self.actor.is_usable:
             return False  # only the user may renew an actor without restarts left
-        flags = self.table.episodes.flags
         resetting = [index for index in ids if self._resets(index)]
-        # A process that no env was reset in is new.
-        if any(flags[index] & RETIRING and not flags[index] & UNRESET for index in resetting):
+        if any(map(self.table.episodes.is_retiring, resetting)):
             return True
         return self.recycler.is_node_draining and len(resetting) == len(self.range)
 

@@ -184,6 +184,10 @@ class Episodes:
             self.flags[index] |= NEEDS_RESET
         self.resets_next_of[index] = resets_next
 
+    def is_retiring(self, index: int) -> bool:
+        """Return whether the process of an env is to be replaced before the next episode; one without resets is new."""
+        return self.flags[index] & (RETIRING | UNRESET) == RETIRING
+
     def lose_process(self, index: int) -> None:
         """Record that the process of an env has ended, and with it the episode."""
         self.flags[index] |= UNRESET | (LOST if self.holds(index) else 0)
