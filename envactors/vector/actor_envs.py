@@ -563,15 +563,19 @@ class ActorEnvs(Job, Tenant):
         if self._is_timing:
             self.begin_timing()
         for index in self.range:
-            journal = table.journals[index]
             if is_renewal:
-                journal.forget()  # in a fresh process, only attributes are set again
-            message = journal.replay(self.attach) if table.replays else None
-            if message is not None:
-                jobs.append(Replay(index, dumps(tuple(message)), functools.partial(self._on_replayed, index)))
+                table.journals[index].forget()  # in a fresh process, only attributes are set again
+            jobs += self._replays_of(index)
         if is_renewal:
             self.settle_lost(list(self.range))
         return jobs
+
+    def _replays_of(self, index: int) -> list[Replay]:
+        """Return the job that replays the journal of an env, if it has anything to repeat."""
+        message = self.table.journals[index].replay(self.attach) if self.table.replays else None
+        if message is None:
+            return []
+        return [Replay(index, dumps(tuple(message)), functools.partial(self._on_replayed, index))]
 
     def _on_replayed(self, index: int, is_same: bool) -> None:
         """Continue the episode of an env if the replay reached the same point; otherwise the episode stays lost."""
@@ -579,8 +583,10 @@ class ActorEnvs(Job, Tenant):
         journal.record_replay(crashed=False)
         if is_same and journal.can_replay:
             self.table.episodes.resume(index)
-        else:
+        elif journal.can_replay:
             journal.forget()
+            for attributes in self._replays_of(index):  # the replay may have ended before all of them were set
+                self.actor.enqueue(attributes, first=True)
         self.settle_lost([index])
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:

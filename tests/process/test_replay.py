@@ -450,6 +450,24 @@ def test_attributes_are_set_again_if_the_episode_cannot_be_replayed():
         assert envs.get_attr("length") == [7]
 
 
+def test_attributes_are_set_again_if_a_replay_raises_before_them():
+    class Raises(Walk):
+        def step(self, action):
+            if action == 3 and ea.current_actor().incarnation == 1:
+                raise ValueError("it does not like this process")
+            return super().step(action)
+
+    with Replaying([Raises]) as envs:
+        envs.set_attr("scale", 4.0)
+        envs.reset(seed=0)
+        envs.step([3])
+        envs.set_attr("scale", 5.0)
+        kill(envs[0].pid)
+        assert envs.step([1])[3].tolist() == [True]
+        assert envs.get_attr("scale") == [5.0]
+        assert envs[0].incarnation == 1
+
+
 def test_a_session_with_fresh_process_gets_a_new_process():
     with Replaying([Walk]) as envs:
         envs.set_attr("scale", 4.0)

@@ -30,6 +30,7 @@ class Model:
         ended: Whether its episode has ended, so that the next step resets it.
         needs_reset: Whether only a reset will do.
         token: The action of the step under way, None for a reset; nothing is under way if ``is_pending`` is False.
+        token_before: The action of the step that the reset under way gives up, unless an interrupt is earlier.
         is_pending: Whether a step or reset is under way.
         seed: The seed of the reset under way, if the user gave one.
         options: Its options.
@@ -52,6 +53,7 @@ class Model:
     ended: bool = False
     needs_reset: bool = True
     token: int | None = None
+    token_before: int | None = None
     is_pending: bool = False
     seed: int | None = None
     options: Any = None
@@ -146,7 +148,7 @@ class Checker:
         if step.obs[0] != env_id:
             raise Violation(f"another env's result: {step}")
         is_repeated = "failure" in step.info
-        if step.obs[2] not in (model.token, -1) and not is_repeated:
+        if step.obs[2] not in (model.token, model.token_before, -1) and not is_repeated:
             raise Violation(f"the result of another request than {model.token}: {step}")
 
     def check_cause(self, env_id: int, failure: BaseException) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 import envactors as ea
 from simulation.checker import Checker
-from simulation.envs import EnvFailedError
+from simulation.envs import EnvFailedError, SimulatedEnv
 from simulation.interrupts import InterruptedInside, Interrupter
 from simulation.world import Interrupted, Violation
 
@@ -201,6 +201,7 @@ class User:
         for env_id in ids:
             model = self.models[env_id]
             model.may_skip |= model.is_pending
+            model.token_before = model.token if model.is_pending else None
             model.token = None if resets else next(self.tokens)
             model.is_pending = True
             model.seed = model.options = None
@@ -403,6 +404,7 @@ class User:
         env_id, token = self.random.randrange(len(self.models)), next(self.tokens)
         model = self.models[env_id]
         model.tags.append(token)
+        self.world.note(f"the user sets the attribute of env {env_id} to {token}")
         try:
             self.envs.set_attr("tag", token, env_ids=[env_id])
         except (*_ERRORS, Interrupted):
@@ -416,7 +418,8 @@ class User:
             (tag,) = self.envs.get_attr("tag", env_ids=[env_id])
         except (*_ERRORS, Interrupted):
             return
-        is_lost = tag == 0 and self.world.troubles and not self._is_hidden
+        gets_new_processes = self.world.troubles or SimulatedEnv.most_episodes is not None
+        is_lost = tag == 0 and gets_new_processes and not self._is_hidden
         if model.is_tag_known and tag not in model.tags and not is_lost:
             raise Violation(f"the attribute of env {env_id} is {tag}, and {model.tags} was set")
 
