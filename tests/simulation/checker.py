@@ -137,10 +137,14 @@ class Checker:
 
     def expect_seed(self, env_id: int, seed: int) -> None:
         """Note that the user resets an env with a seed."""
-        self.world.failed_seeds = {failed for failed in self.world.failed_seeds if failed[0] != env_id}
+        self._forget_failed_seeds(env_id)
         model = self.models[env_id]
         model.seed = model.root_seed = seed
         model.episode = -1
+
+    def _forget_failed_seeds(self, env_id: int) -> None:
+        """Allow the seeds of earlier resets: a seed of the user begins its episodes anew."""
+        self.world.failed_seeds = {failed for failed in self.world.failed_seeds if failed[0] != env_id}
 
     def check_owner(self, env_id: int, model: Model, step: ea.EnvStep) -> None:
         """Check that a result that came after an interrupt belongs to the last request of its env."""
@@ -240,6 +244,8 @@ class Checker:
             # so may those that came between a reset that has raised and the next one.
             self.unordered.update(model.notes)
         self.world.failed_resets.discard(env_id)
+        if model.token is None and model.seed is not None:
+            self._forget_failed_seeds(env_id)  # the step before it may have failed after the user had asked for it
         model.last = obs
         model.is_pending = False
         model.is_uncertain, model.must_reset = failure is not None or model.token in self.world.raised, False
