@@ -110,13 +110,17 @@ class ActorFuture(concurrent.futures.Future[R]):
     """
 
     def __init__(self, owner: Owner, keep_alive: object) -> None:
-        super().__init__()
+        # What the base class sets, but for its condition: making that takes as long as all else here.
+        self._result: R | None = None
+        self._exception: BaseException | None = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Callable[[concurrent.futures.Future[R]], object]] = []
         self._condition: Any = _Condition(self._waiters)
         self.owner: Owner = owner
         self._keep_alive: object | None = keep_alive
         self._outcome: Outcome | None = None
         # Reentrant: a signal handler may ask for the result while its thread reads it.
-        self._reading = threading.RLock()
+        self._reading = RLock()
         self._ended = Latch()
 
     if not TYPE_CHECKING:  # typeshed has a plain attribute
@@ -125,10 +129,6 @@ class ActorFuture(concurrent.futures.Future[R]):
         def _state(self) -> str:
             """The state that `concurrent.futures` sees."""
             return self._condition.visible_state
-
-        @_state.setter
-        def _state(self, state: str) -> None:
-            """Ignore the state that the base class sets first."""
 
     # Users -----------------------------------------------------------------------------------------------
 
@@ -186,10 +186,10 @@ class ActorFuture(concurrent.futures.Future[R]):
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[R]], object]) -> None:
         """Call a function with this future once it is done, in a thread of this library; now if it is done."""
-        self._done_callbacks.append(fn)  # type: ignore[attr-defined] # of the base class
+        self._done_callbacks.append(fn)
         if self.done():
             with contextlib.suppress(ValueError):  # the other thread has taken it
-                self._done_callbacks.remove(fn)  # type: ignore[attr-defined]
+                self._done_callbacks.remove(fn)
                 _call_back(self, fn)
 
     def __await__(self) -> Generator[Any, None, R]:
@@ -258,7 +258,7 @@ class ActorFuture(concurrent.futures.Future[R]):
         """Wake threads that wait, and have callbacks run in another thread. Calling this again does no harm."""
         self._ended.open()
         self._keep_alive = None
-        if self._condition.was_acquired or self._done_callbacks:  # type: ignore[attr-defined]
+        if self._condition.was_acquired or self._done_callbacks:
             self.owner.runtime.callbacks.submit(self._notify_others)
 
     def _notify_others(self) -> None:
@@ -274,9 +274,9 @@ class ActorFuture(concurrent.futures.Future[R]):
                     waiter.add_exception(self)
                 else:
                     waiter.add_result(self)
-        while self._done_callbacks:  # type: ignore[attr-defined]
+        while self._done_callbacks:
             with contextlib.suppress(IndexError):  # another thread has taken the last one
-                _call_back(self, self._done_callbacks.pop(0))  # type: ignore[attr-defined]
+                _call_back(self, self._done_callbacks.pop(0))
 
 
 def _call_back(future: ActorFuture[Any], callback: Callable[[Any], object]) -> None:

@@ -381,7 +381,7 @@ class RowEngine(Engine):
             if error is not None:
                 return None  # `_take_each` finds the env whose info it is
         at = envs.at
-        buffers = table.buffers_of(at)
+        buffers = table.posted_buffers()
         batch = reader.batch(envs, buffers, contents)
         if table.episodes.may_recycle and (batch.terminated | batch.truncated).any():
             for group, _ in envs.groups:
@@ -389,7 +389,7 @@ class RowEngine(Engine):
         with self._lock, self._lock.change(*envs.actors):
             if version != table.version:
                 return None
-            table.buffer_index[at] = buffers
+            table.keep_buffers(envs, buffers)
             if table.replays:
                 self._record(envs.ids, table.ops[at])
             table.episodes.record_batch(envs.ids, at, batch.terminated, batch.truncated)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.actor.future import Outcome
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, decode, encode
@@ -79,17 +78,17 @@ class RowReader:
         table = self._table
         return [table.infos.decode(index, table.overflow.get(index)) for index in ids]
 
-    def batch(self, envs: Selection, buffers: npt.NDArray[np.uint8], contents: Sequence[Decoded] | None) -> Batch:
+    def batch(self, envs: Selection, buffers: bytearray, contents: Sequence[Decoded] | None) -> Batch:
         """Copy the results in the rows of envs.
 
         Args:
             envs: The envs, whose rows are complete.
-            buffers: The buffer that each observation is in.
+            buffers: For all envs of the vector, the buffer that the observation is in.
             contents: The content of each row; None if all are empty.
         """
         slab = self._slab
         at = envs.at
-        buffer = _common_value(buffers.tobytes()) if envs.is_all else None
+        buffer = _common_value(buffers) if envs.is_all else None
         if buffer is not None and self._only is not None:
             obs: Any = self._only[buffer].copy() if self.copies else self._only[buffer]
         else:
@@ -106,13 +105,12 @@ class RowReader:
             return Batch(self._all_ids.copy(), obs, rewards, terminated, truncated, infos, posted_in.copy())
         return Batch(at.copy(), obs, rewards, slab.terminated[at], slab.truncated[at], infos, posted_in[at])
 
-    def _observations(
-        self, buffer: int | None, buffers: npt.NDArray[np.uint8], at: Any, contents: Sequence[Decoded]
-    ) -> list[Any]:
+    def _observations(self, buffer: int | None, buffers: bytearray, at: Any, contents: Sequence[Decoded]) -> list[Any]:
         """Return the leaves of the observations of envs."""
         columns: list[Any] = []
         objects = 0
         ids = self._all_ids[at]
+        buffer_index = np.frombuffer(buffers, np.uint8)[at]
         for array in self._slab.observations:
             if array is None:
                 columns.append([content[1][objects] for content in contents])
@@ -120,7 +118,7 @@ class RowReader:
             elif buffer is not None:
                 columns.append(array[buffer].copy() if self.copies else array[buffer])
             else:
-                columns.append(array[buffers, ids])
+                columns.append(array[buffer_index, ids])
         return columns
 
     # Single results --------------------------------------------------------------------------------------
@@ -271,6 +269,6 @@ class RowReader:
         return step._replace(info={"failure": failure.read()[1]}, incarnation=incarnation)
 
 
-def _common_value(values: bytes) -> int | None:
+def _common_value(values: bytearray) -> int | None:
     """Return the value of all bytes; None if it is not the same."""
     return values[0] if values.count(values[0]) == len(values) else None

@@ -68,6 +68,10 @@ class EnvRequest:
     ending: Outcome | None = None
 
 
+# The buffer of each operation, and the other one of each buffer, for `bytes.translate`.
+_BUFFER_OF_OP: Final = bytes(op & HALF for op in range(256))
+_OTHER_BUFFER: Final = bytes(buffer ^ HALF for buffer in range(256))
+
 # Stands for the request of an env that has no entry in `EnvTable.requests`.
 _PLAIN_STEP: Final = EnvRequest("step")
 
@@ -117,8 +121,10 @@ class EnvTable:
         call_id_of: The same memory; single values are read in a third of the time.
         completed_of: The call ids that workers have written into the rows: the memory of ``slab.completed``.
         ops: uint8, shape (n,): each env's last posted operation, in the bits of `envactors.mailbox.slab`.
+        op_of: The same memory, which Python writes and translates faster.
         seeds: The seed of that operation, if its bits say that it has one.
         buffer_index: uint8, shape (n,): the buffer with each env's last complete observation.
+        buffer_of: The same memory.
         incarnations: int64, shape (n,): the current process of each env.
         posted_in: int64, shape (n,): the process that each env was last posted to.
         rings_each: Whether the worker rings for each env's result, rather than at the end of all its rows.
@@ -147,9 +153,11 @@ class EnvTable:
         self.status: bytearray = bytearray(count)
         self.version: int = 0
         self.call_ids: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self.ops: npt.NDArray[np.uint8] = np.zeros(count, np.uint8)
+        self.op_of: bytearray = bytearray(count)
+        self.ops: npt.NDArray[np.uint8] = np.frombuffer(self.op_of, np.uint8)
         self.seeds: list[int | None] = [None] * count
-        self.buffer_index: npt.NDArray[np.uint8] = np.zeros(count, np.uint8)
+        self.buffer_of: bytearray = bytearray(count)
+        self.buffer_index: npt.NDArray[np.uint8] = np.frombuffer(self.buffer_of, np.uint8)
         self.incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.posted_in: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.rings_each: bytearray = bytearray(count)
@@ -167,8 +175,10 @@ class EnvTable:
         self.completed_of: memoryview[int] = slab.completed.data
         # For each status, which includes the two values of a boolean, a column in which all envs have it.
         self._uniform_columns = [bytes([value]) * count for value in range(FAILED + 1)]
-        # NumPy takes half of the time with an array in place of a number.
-        self._halves = np.full(count, HALF, np.uint8)
+        self._incarnation_of: memoryview[int] = self.incarnations.data
+        self._posted_in_of: memoryview[int] = self.posted_in.data
+        self._slab_ops: memoryview[int] = slab.ops.data
+        self._slab_posted: memoryview[int] = slab.posted.data
 
     def add_journals(self, ids: range, max_journal: int, save_every: int | None) -> None:
         """Add the journals of an actor's envs. See `Journal` for the other arguments."""
@@ -229,10 +239,9 @@ class EnvTable:
         have_ended = self.slab.terminated[at] | self.slab.truncated[at]
         return were_reset | have_ended if self.autoreset == "same_step" else were_reset
 
-    def buffers_of(self, at: Any) -> npt.NDArray[np.uint8]:
-        """Return the buffers that the observations of the last posted operations are in; for ``at`` see `Selection`."""
-        buffers: npt.NDArray[np.uint8] = self.ops[at] & self._halves[at]
-        return buffers
+    def posted_buffers(self) -> bytearray:
+        """Return the buffer that the observation of each env's last posted operation is in."""
+        return self.op_of.translate(_BUFFER_OF_OP)
 
     def posted_seed(self, index: int) -> int | None:
         """Return the seed of an env's last posted operation; None without a seed."""
@@ -272,34 +281,38 @@ class EnvTable:
         Returns:
             The payloads that do not fit into rows, by env.
         """
-        at = envs.at
-        slab = self.slab
         payloads: dict[int, bytes] = {}
-        ops = self.buffer_index[at] ^ self._halves[at]
-        if 1 in self.episodes.resets_next_of:
-            ops |= self.episodes.resets_next[at] * np.uint8(RESET)
+        ops = self.buffer_of.translate(_OTHER_BUFFER)
+        resets_next_of = self.episodes.resets_next_of
+        if 1 in resets_next_of:
+            for index in envs.ids:
+                ops[index] |= resets_next_of[index] * RESET
         if not self.are_all_plain:
-            for place, index in enumerate(envs.ids):
+            for index in envs.ids:
                 if self.episodes.flags[index] or index in self.requests:
-                    ops[place], payload = self._encode(index, int(ops[place]))
+                    ops[index], payload = self._encode(index, ops[index])
                     if payload is not None:
                         payloads[index] = payload
         if self.overflow:
             for index in envs.ids:
                 self.overflow.pop(index, None)
         self.version += 1
-        self.ops[at] = slab.ops[at] = ops
-        self.posted_in[at] = self.incarnations[at]
+        # A worker that is running other rows may run these as well once they are in ``slab.posted``.
         if envs.is_all:
+            self.op_of[:] = self._slab_ops[:] = ops
+            self.posted_in[:] = self.incarnations
             self.call_ids.fill(call_id)
             self.status[:] = self._uniform_columns[POSTED]
             self.rings_each[:] = self._uniform_columns[rings_each]
+            self.slab.posted[envs.at] = call_id
         else:
-            self.call_ids[at] = call_id
             for index in envs.ids:
+                self.op_of[index] = self._slab_ops[index] = ops[index]
+                self._posted_in_of[index] = self._incarnation_of[index]
+                self.call_id_of[index] = call_id
                 self.status[index] = POSTED
                 self.rings_each[index] = rings_each
-        slab.posted[at] = call_id  # a worker that is running other rows may now run these as well
+                self._slab_posted[index] = call_id
         if self.waiters.sleepers:
             self.waiters.ring()  # other threads count complete rows, which are fewer now
         return payloads
@@ -352,6 +365,19 @@ class EnvTable:
             self.waiters.ring()
 
     # Other changes ---------------------------------------------------------------------------------------
+
+    def keep_buffers(self, envs: Selection, buffers: bytearray) -> None:
+        """Record in which buffers the last complete observations of envs are.
+
+        Args:
+            envs: The envs.
+            buffers: The buffers of all envs of the vector.
+        """
+        if envs.is_all:
+            self.buffer_of[:] = buffers
+        else:
+            for index in envs.ids:
+                self.buffer_of[index] = buffers[index]
 
     def add_overflow(self, parts: dict[int, memoryview]) -> None:
         """Keep the parts of results that did not fit into the rows of envs. This may complete the rows."""
