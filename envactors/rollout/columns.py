@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from envactors.mailbox.info_codec import PLAIN
 from envactors.mailbox.slab import RESET as RESET_BIT
+from envactors.mailbox.slab import slice_of
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import EnvPlan
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, OP_TRUNCATED, Trajectory
@@ -50,7 +51,7 @@ class ActorColumns:
         self.large_infos: dict[int, bytes] = {}
         self._table = table
         self._buffer = buffer
-        self._slice = buffer.trajectory.columns_of(envs)
+        self._slice = slice_of(envs)
         # How many steps the worker had completed when it missed a deadline, by position.
         self._done_in_time: list[int] | None = None
 

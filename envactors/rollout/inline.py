@@ -14,6 +14,7 @@ from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.backends.thread import ThreadMemory
 from envactors.errors import VectorStepError
+from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import ArraySpec, flatten, stack
 from envactors.rollout.assembly import Sidecar, assemble, result_of
 from envactors.rollout.base import RolloutEngine, RolloutFutures
@@ -179,7 +180,7 @@ class InlineTrajectory:
     def write_observations(self, step: int, envs: range) -> tuple[Any, npt.NDArray[np.bool_]]:
         """Write the observations before a step; return them, read-only, and whether each begins its episode."""
         trajectory = self.trajectory
-        mine = trajectory.columns_of(envs)
+        mine = slice_of(envs)
         spec = trajectory.layout.observation
         obs = stack(spec, [self._engine.last_obs(index) for index in envs])
         objects = []
@@ -208,7 +209,7 @@ class InlineTrajectory:
         """Write what each env does in a step; return the envs whose episode is not over."""
         episodes, trajectory = self._engine.episodes, self.trajectory
         due = [index for index in envs if not episodes.flags[index] & NEEDS_RESET]
-        trajectory.ops[step, trajectory.columns_of(envs)] = OP_REPEAT
+        trajectory.ops[step, slice_of(envs)] = OP_REPEAT
         trajectory.ops[step, due] = np.where(episodes.resets_next[due], OP_RESET, OP_STEP)
         return due
 

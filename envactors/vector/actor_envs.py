@@ -31,7 +31,7 @@ from envactors.mailbox.control_page import ASLEEP, METHOD_RESET, ControlPage
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Frame, Kind, Save
 from envactors.mailbox.pickling import dumps, loads, try_to_read
-from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
+from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET, slice_of
 from envactors.replay import PostedRequest
 from envactors.vector.episodes import LOST, NO_RESULT
 from envactors.vector.recovery import Cause, Decision, EnvFate, Facts, FailedRequest, raised, settle
@@ -142,7 +142,7 @@ class ActorEnvs(Job, Tenant):
         self.rollouts: RolloutRepairer | None = None
         self.queued_in: dict[int, QueuedRows] = {}
         self._first = self.range.start
-        self._slice = slice(self.range.start, self.range.stop)
+        self._slice = slice_of(self.range)
         self._aborted: int | None = None  # the env whose request the user has aborted, until the process has ended
         self._posted_at = 0.0
         self._is_timing = False

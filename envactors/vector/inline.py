@@ -23,6 +23,7 @@ from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, Co
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
+from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import split_batch, zeros
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import LOST, NO_EPISODE, NO_RESULT, Episodes
@@ -143,7 +144,7 @@ class InlineEngine(Engine):
 
     def _take_envs(self, actor: InlineActor) -> None:
         """Take the current envs of an actor, to step and reset them."""
-        mine = slice(actor.range.start, actor.range.stop)
+        mine = slice_of(actor.range)
         page = actor.page
         if page is None:
             self._hosted_envs[mine] = [_MissingEnv(self, index) for index in actor.range]
@@ -169,7 +170,7 @@ class InlineEngine(Engine):
 
     def count_rows(self, actor: InlineActor) -> int:
         """Return how many steps and resets the envs of an actor have run."""
-        mine = slice(actor.range.start, actor.range.stop)
+        mine = slice_of(actor.range)
         return int(self.episodes.steps[mine].sum()) + sum(self._other_requests[mine])
 
     # Statistics ------------------------------------------------------------------------------------------

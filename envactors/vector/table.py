@@ -28,7 +28,7 @@ from envactors.actor.future import ActorFuture, Outcome
 from envactors.mailbox.info_codec import OVERFLOW, Infos
 from envactors.mailbox.messages import Pickled
 from envactors.mailbox.pickling import dumps
-from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab
+from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab, slice_of
 from envactors.replay import Journal, PostedRequest
 from envactors.vector.episodes import RETIRING, Episodes
 from envactors.vector.options import Autoreset, OnFailure
@@ -371,13 +371,13 @@ class EnvTable:
             self.overdue.discard(index)
             self.episodes.lose_process(index)
         # A worker runs all rows that are posted and not completed. The next one must find none.
-        mine = slice(ids.start, ids.stop)
+        mine = slice_of(ids)
         self.slab.posted[mine] = self.slab.completed[mine] = self.call_ids[mine]
         self.version += 1
 
     def begin_rollout(self, ids: range, call_id: int) -> None:
         """Record that the current process of an actor begins or continues a rollout, and that it has no rows to run."""
-        mine = slice(ids.start, ids.stop)
+        mine = slice_of(ids)
         self.posted_in[mine] = self.incarnations[mine]
         self.call_ids[mine] = self.slab.posted[mine] = self.slab.completed[mine] = call_id
 
