@@ -230,7 +230,7 @@ class RowEngine(Engine):
             batch = self._take(envs, caller)
             if batch is not None:
                 return batch
-            self._wait(lambda: self._survey(envs)[0], envs, timeout, deadline, caller)
+            self._wait(lambda: self._count_missing(envs), envs, timeout, deadline, caller)
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         table = self.table
@@ -302,27 +302,32 @@ class RowEngine(Engine):
                     pairs.append((worker.page.counters, worker.page.last_call))
             spin_until_all(pairs, FINISHED)
 
-    def _survey(self, envs: Selection) -> tuple[int, bool]:
-        """Return how many envs have no outcome yet, and whether `_take_rows` can take the results.
+    def _can_take_rows(self, envs: Selection) -> bool:
+        """Return whether `_take_rows` can take the results of envs.
 
         It can if the spec of observations is known, and each env has made a plain step in time whose whole result is
         in its row.
         """
         table = self.table
-        encodings = table.infos.encodings
-        are_plain = not self.reader.learns and not table.overdue and table.are_plain(envs)
-        if envs.is_all and are_plain and table.are_all(POSTED):
-            if table.completed_of != table.call_id_of:
-                return int(np.count_nonzero(table.slab.completed != table.call_ids)), False
-            if table.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO:
-                return 0, True
-        status, completed, call_ids = table.status, table.completed_of, table.call_id_of
-        if are_plain and all(
+        if self.reader.learns or table.overdue or not table.are_plain(envs):
+            return False
+        encodings, completed, call_ids = table.infos.encodings, table.completed_of, table.call_id_of
+        if envs.is_all and table.are_all(POSTED):
+            return completed == call_ids and (table.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
+        status = table.status
+        return all(
             status[i] == POSTED and completed[i] == call_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
-        ):
-            return 0, True
-        # An idle env does not count: another thread has taken its result, and no other result will come.
-        return sum(map(table.is_running, envs.ids)), False
+        )
+
+    def _count_missing(self, envs: Selection) -> int:
+        """Return how many envs have no outcome yet, at least.
+
+        An idle env does not count: another thread has taken its result, and no other result will come.
+        """
+        table = self.table
+        if envs.is_all and not table.overdue and table.are_all(POSTED) and table.completed_of != table.call_id_of:
+            return int(np.count_nonzero(table.slab.completed != table.call_ids))
+        return 0 if self._can_take_rows(envs) else sum(map(table.is_running, envs.ids))
 
     def _count_missing_to_receive(self, min_envs: int | None) -> int:
         """Return how many more outcomes `receive` waits for. A failure ends its wait at once."""
@@ -354,10 +359,11 @@ class RowEngine(Engine):
         """
         with self._lock:
             version = self.table.version
-        missing, can_take_rows = self._survey(envs)
-        if missing:
+        batch = None
+        if self._can_take_rows(envs):
+            batch = self._take_rows(envs, version)
+        elif self._count_missing(envs):
             return None
-        batch = self._take_rows(envs, version) if can_take_rows else None
         if batch is None:
             batch = self._take_each(envs, caller)
         if batch is not None:
@@ -368,7 +374,7 @@ class RowEngine(Engine):
         """Copy the results of envs out of their rows without the lock; then record them, and make the envs idle.
 
         Args:
-            envs: The envs. `_survey` has found that their whole results are in their rows.
+            envs: The envs. `_can_take_rows` has found that their whole results are in their rows.
             version: The version of the table before that. If the table has changed since, nothing is recorded.
 
         Returns:
