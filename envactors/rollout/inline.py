@@ -23,7 +23,6 @@ from envactors.rollout.memory import TrajectoryBuffer, pickle_parameters
 from envactors.rollout.policy_output import actions_at, write_output
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, OP_TRUNCATED, Trajectory, TrajectoryLayout
-from envactors.vector.episodes import NEEDS_RESET
 from envactors.vector.inline import InlineEngine
 from envactors.vector.results import Batch, failure_in
 
@@ -88,7 +87,7 @@ class InlineRolloutEngine(RolloutEngine):
         """Run a rollout; see `RolloutEngine.start`."""
         del copy
         self.check_free()
-        self._engine.check_steppable(self._engine.all)
+        self._engine.episodes.check_steppable(self._engine.all.ids)
         self.set_parameters(parameters)
         run = InlineTrajectory(self._engine, steps)
         for actor_policy in self._policies:
@@ -208,7 +207,7 @@ class InlineTrajectory:
     def write_ops(self, step: int, envs: range) -> list[int]:
         """Write what each env does in a step; return the envs whose episode is not over."""
         episodes, trajectory = self._engine.episodes, self.trajectory
-        due = [index for index in envs if not episodes.flags[index] & NEEDS_RESET]
+        due = [index for index in envs if not episodes.needs_reset(index)]
         trajectory.ops[step, slice_of(envs)] = OP_REPEAT
         trajectory.ops[step, due] = np.where(episodes.resets_next[due], OP_RESET, OP_STEP)
         return due

@@ -24,15 +24,14 @@ from envactors.errors import AlreadyPendingError, EnvActorsError, NothingPending
 from envactors.mailbox.control_page import FINISHED, spin_until_all
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.info_codec import INLINE_INFO
-from envactors.mailbox.messages import Description, Frame
+from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import dumps, try_to_read
 from envactors.mailbox.slab import HALF, RESET
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.actor_envs import ActorEnvs, post_rows
 from envactors.vector.base import Engine, Futures, Options, Seeds
-from envactors.vector.episodes import LOST
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
-from envactors.vector.rows import RowReader
+from envactors.vector.rows import RowReader, RowResult
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, EnvRequest, EnvTable, Selection
 
 # In C, since each request looks at all actors.
@@ -58,7 +57,7 @@ class RowEngine(Engine):
         self, described: Description, table: EnvTable, reader: RowReader, groups: Sequence[ActorEnvs], *, may_spin: bool
     ) -> None:
         group_of = [group for group in groups for _ in group.range]
-        super().__init__(described, table.episodes, table.on_failure, [group.actor for group in group_of])
+        super().__init__(described, table.episodes, [group.actor for group in group_of])
         self.table = table
         self.reader = reader
         self.groups = groups
@@ -189,7 +188,7 @@ class RowEngine(Engine):
             if closing is not None:
                 return closing.errors.closed(Activity(method, envs.ids[0]), closing.incarnation.index)
             if method == "step":
-                self.check_steppable(envs)
+                self.episodes.check_steppable(envs.ids)
         except EnvActorsError as error:
             return error
         return None
@@ -202,10 +201,8 @@ class RowEngine(Engine):
         worker_wait = self._spin.start(time.monotonic())
         for array, column in zip(table.slab.actions, columns, strict=False):
             array[envs.at] = column
-        table.requests.update(requests)
-        for index, request in requests.items():
-            if request.seed is not None:
-                table.episodes.set_root_seed(index, request.seed)
+        if requests:
+            table.set_requests(requests)
         must_check = not table.are_all_plain
         posted: list[tuple[ActorEnvs, list[int]]] = []
         queued: list[tuple[ActorEnvs, list[int]]] = []
@@ -395,7 +392,6 @@ class RowEngine(Engine):
         with self._lock, self._lock.change(*envs.actors):
             if version != table.version:
                 return None
-            table.buffer_index[at] = buffers
             if table.replays:
                 self._record(envs.ids, table.ops[at])
             table.episodes.record_batch(envs.ids, at, batch.terminated, batch.truncated)
@@ -404,10 +400,10 @@ class RowEngine(Engine):
             if reader.keeps_contents and (contents is not None or any(table.last_contents)):
                 for index in envs.ids:
                     reader.keep_content(index)
-            table.deliver(envs)
+            table.deliver(envs, buffers)
             if table.saves_due:
                 for group, _ in envs.groups:
-                    group.save_due_states()
+                    group.journal_keeper.queue_saves()
         return batch
 
     def _record(self, ids: list[int], ops: npt.NDArray[np.uint8]) -> None:
@@ -473,21 +469,23 @@ class RowEngine(Engine):
     def _read_row(self, index: int) -> tuple[Any, BaseException | None]:
         """Return the result in a complete row, or the error of unpickling it. Runs code of users."""
         call_ids, call_id = self.table.call_id_of, self.table.call_id_of[index]
-        step, error = try_to_read(lambda: self.reader.read_row(index), lambda: call_ids[index] == call_id)
-        return step, None if error is None else self.group_of[index].unreadable_of(index)(error)
+        reader = self.reader
+        step, error = try_to_read(lambda: reader.read(reader.copy_row(index)), lambda: call_ids[index] == call_id)
+        return step, None if error is None else self.group_of[index].recovery.unreadable_of(index)(error)
 
     # Last results and snapshots --------------------------------------------------------------------------
 
     def process_with_episode(self, index: int) -> int | None:
-        table, group = self.table, self.group_of[index]
+        table, recovery = self.table, self.group_of[index].recovery
         with self._lock:
-            if table.episodes.flags[index] & LOST and not (table.replays and table.journals[index].can_replay):
-                raise group.crash_error_for(group.activity_of(index))
+            if recovery.is_lost_for_good(index):
+                raise recovery.crash_error_for(table.activity_of(index))
             # Under replay, the next process would get to the same state.
             return None if table.replays else int(table.incarnations[index])
 
-    def read_last(self, index: int) -> EnvStep | None:
-        return self.reader.read_last(index)
+    def _read_last(self, index: int) -> EnvStep | None:
+        last = self.reader.copy_last(index)
+        return None if last is None else self.reader.read(last)
 
     def starts_episode(self, index: int) -> bool:
         return bool(self.table.starts(index))
@@ -495,4 +493,25 @@ class RowEngine(Engine):
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
         last = self._last_of(snapshot, index)
         row = None if last is None else self.reader.encode(index, last)
-        return functools.partial(self.group_of[index].on_restored, index, snapshot, row)
+        return functools.partial(self._on_restored, index, snapshot, row)
+
+    def _on_restored(self, index: int, snapshot: EnvSnapshot, last: RowResult | None, reply: Frame) -> None:
+        """Continue the episode of a snapshot that the worker has restored. If that failed, the env needs a reset.
+
+        Args:
+            index: The env.
+            snapshot: The snapshot.
+            last: Its last result, as `RowReader.encode` returns it.
+            reply: The worker's reply.
+        """
+        table = self.table
+        if reply.kind == Kind.FAILED:
+            table.episodes.lose(index)
+            table.journals[index].forget()
+            return
+        if last is not None:
+            self.reader.put_back(index, last)
+        table.episodes.restore(index, snapshot)
+        table.restore(index, reply.incarnation, starts=snapshot.starts)
+        if table.replays:
+            table.journals[index].begin_with_state(snapshot.check, snapshot.state)
