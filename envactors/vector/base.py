@@ -178,7 +178,7 @@ class Engine(abc.ABC):
     def read_last(self, index: int) -> EnvStep | None:
         """Return the last result of an idle env; None if it has none.
 
-        A result that was repeated for a failure has reward 0 and is truncated.
+        Its info is empty if infos are not kept. A result that was repeated for a failure has reward 0 and is truncated.
         """
         last = self._read_last(index)
         if last is None or self.episodes.has_episode(index):
