@@ -308,7 +308,7 @@ class VectorEnv:
         engine = self._engine
         envs = self._select(env_ids)
         self._check_snapshots(envs)
-        engine.check_steppable(envs)
+        engine.episodes.check_steppable(envs.ids)
         futures = []
         for env_id, process in [(env_id, engine.process_with_episode(env_id)) for env_id in envs.ids]:
             handle = self._handles[env_id]

@@ -112,10 +112,6 @@ class Infos:
 
     # The parent ------------------------------------------------------------------------------------------
 
-    def needs_overflow(self, index: int) -> bool:
-        """Return whether a part of an env's result was sent as overflow."""
-        return self.encodings[index] >= OVERFLOW
-
     def failed(self, index: int) -> bool:
         """Return whether an env has failed."""
         return self.encodings[index] == FAILED

@@ -33,6 +33,11 @@ INLINE_INFO_ROOM: Final = 4096
 _ALIGNMENT = 128
 
 
+def slice_of(envs: range) -> slice:
+    """Return the index of consecutive envs in arrays with one entry per env."""
+    return slice(envs.start, envs.stop)
+
+
 class Places:
     """Places arrays one after the other in memory.
 

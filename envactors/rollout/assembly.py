@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, decode_alike
+from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import unflatten
 from envactors.rollout.columns import ActorColumns
 from envactors.rollout.results import Rollout
@@ -46,7 +47,7 @@ def assemble(
         versions: How often the user had given parameters; one per actor.
         copies: Whether to copy the arrays.
     """
-    layout, mine = trajectory.layout, trajectory.columns_of(envs)
+    layout, mine = trajectory.layout, slice_of(envs)
     steps = layout.steps
 
     def view(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -108,7 +109,7 @@ def add_infos(sidecar: Sidecar, columns: ActorColumns) -> None:
         BaseException: Whatever unpickling raises.
     """
     trajectory, layout = columns.trajectory, columns.trajectory.layout
-    first, mine = columns.envs.start, trajectory.columns_of(columns.envs)
+    first, mine = columns.envs.start, slice_of(columns.envs)
     for key, encoded in columns.encoded_leaves.items():
         sidecar.objects[key] = [] if encoded is None else decode(encoded)[1]
     encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]

@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.mailbox.info_codec import PLAIN
-from envactors.mailbox.slab import RESET as RESET_BIT
+from envactors.mailbox.slab import slice_of
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import EnvPlan
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, OP_TRUNCATED, Trajectory
-from envactors.vector.episodes import NEEDS_RESET, SEEDED
 from envactors.vector.table import EnvTable
 
 
@@ -35,6 +34,7 @@ class ActorColumns:
         steps: Number of steps of the rollout.
         have_begun: Whether the rollout has begun to use them.
         counted: How many steps of each env are counted, by env.
+        seeds: The seed of the reset that each env may run in its next step, by env.
         renewing: Envs that the next process resets within a step that has failed, as ``autoreset="same_step"`` demands.
         encoded_leaves: The object leaves of observations that no worker wrote, by (step, env).
         large_infos: Infos that did not fit into the trajectory, by cell.
@@ -45,12 +45,13 @@ class ActorColumns:
         self.steps: int = buffer.trajectory.layout.steps
         self.have_begun: bool = False
         self.counted: dict[int, int] = dict.fromkeys(envs, 0)
+        self.seeds: dict[int, int | None] = dict.fromkeys(envs)
         self.renewing: set[int] = set()
         self.encoded_leaves: dict[tuple[int, int], bytes | None] = {}
         self.large_infos: dict[int, bytes] = {}
         self._table = table
         self._buffer = buffer
-        self._slice = buffer.trajectory.columns_of(envs)
+        self._slice = slice_of(envs)
         # How many steps the worker had completed when it missed a deadline, by position.
         self._done_in_time: list[int] | None = None
 
@@ -91,10 +92,10 @@ class ActorColumns:
             slab.rewards[ids] = trajectory.rewards[at - 1, ids]
         slab.terminated[ids] = trajectory.terminated[at - 1, ids]
         slab.truncated[ids] = trajectory.truncated[at - 1, ids]
-        table.ops[ids] = buffer | trajectory.starts[at, ids] * np.uint8(RESET_BIT)
+        table.end_rollout(ids, trajectory.starts[at, ids])
         if not trajectory.is_whole or table.on_failure != "raise":
             for index in ids:
-                table.last_contents[index] = self._encoded_at(self.counted[index], index)
+                table.set_last_content(index, self._encoded_at(self.counted[index], index))
 
     def _observations(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield the array in the rows, and the one in the trajectory, of each leaf that has a place there."""
@@ -121,7 +122,7 @@ class ActorColumns:
     # The next steps --------------------------------------------------------------------------------------
 
     def plan_next(self, index: int) -> EnvPlan:
-        """Plan the next step of an env, and record its seed in the table."""
+        """Plan the next step of an env, and record its seed."""
         table, episodes = self._table, self._table.episodes
         op = OP_STEP
         seed = episodes.next_seeds[index]
@@ -130,12 +131,12 @@ class ActorColumns:
             seed = episodes.seed_of_reset(index, int(table.incarnations[index]))
         elif self.repeats(index):
             op = OP_REPEAT
-        table.seeds[index] = seed
+        self.seeds[index] = seed
         return EnvPlan(
             start=self.counted[index],
             op=op,
             seed=seed,
-            root_seed=episodes.root_seeds[index] if episodes.flags[index] & SEEDED else None,
+            root_seed=episodes.root_seeds[index] if episodes.is_seeded(index) else None,
             episode=episodes.numbers[index],
         )
 
@@ -145,8 +146,8 @@ class ActorColumns:
 
     def repeats(self, index: int) -> bool:
         """Return whether an env's episode is over and nothing resets it."""
-        needs_reset = self._table.episodes.flags[index] & NEEDS_RESET
-        return bool(needs_reset) and index not in self.renewing and self._table.autoreset == "disabled"
+        needs_reset = self._table.episodes.needs_reset(index)
+        return needs_reset and index not in self.renewing and self._table.autoreset == "disabled"
 
     def truncate(self, index: int) -> None:
         """Answer the next step of an env, which has failed, with its last observation."""
@@ -213,7 +214,7 @@ class ActorColumns:
         if resets:
             episodes.record_many(index, _without_repeats(ends, ops), resets)
         if OP_RESET in ops or (table.autoreset == "same_step" and 1 in ends):
-            table.seeds[index] = episodes.next_seeds[index]
+            self.seeds[index] = episodes.next_seeds[index]
         self.counted[index] = first + len(ops)
 
     def _record(self, index: int, first: int, ends: bytes, ops: bytes) -> None:

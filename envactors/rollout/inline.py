@@ -14,6 +14,7 @@ from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.backends.thread import ThreadMemory
 from envactors.errors import VectorStepError
+from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import ArraySpec, flatten, stack
 from envactors.rollout.assembly import Sidecar, assemble, result_of
 from envactors.rollout.base import RolloutEngine, RolloutFutures
@@ -22,7 +23,6 @@ from envactors.rollout.memory import TrajectoryBuffer, pickle_parameters
 from envactors.rollout.policy_output import actions_at, write_output
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, OP_TRUNCATED, Trajectory, TrajectoryLayout
-from envactors.vector.episodes import NEEDS_RESET
 from envactors.vector.inline import InlineEngine
 from envactors.vector.results import Batch, failure_in
 
@@ -87,7 +87,7 @@ class InlineRolloutEngine(RolloutEngine):
         """Run a rollout; see `RolloutEngine.start`."""
         del copy
         self.check_free()
-        self._engine.check_steppable(self._engine.all)
+        self._engine.episodes.check_steppable(self._engine.all.ids)
         self.set_parameters(parameters)
         run = InlineTrajectory(self._engine, steps)
         for actor_policy in self._policies:
@@ -179,7 +179,7 @@ class InlineTrajectory:
     def write_observations(self, step: int, envs: range) -> tuple[Any, npt.NDArray[np.bool_]]:
         """Write the observations before a step; return them, read-only, and whether each begins its episode."""
         trajectory = self.trajectory
-        mine = trajectory.columns_of(envs)
+        mine = slice_of(envs)
         spec = trajectory.layout.observation
         obs = stack(spec, [self._engine.last_obs(index) for index in envs])
         objects = []
@@ -207,8 +207,8 @@ class InlineTrajectory:
     def write_ops(self, step: int, envs: range) -> list[int]:
         """Write what each env does in a step; return the envs whose episode is not over."""
         episodes, trajectory = self._engine.episodes, self.trajectory
-        due = [index for index in envs if not episodes.flags[index] & NEEDS_RESET]
-        trajectory.ops[step, trajectory.columns_of(envs)] = OP_REPEAT
+        due = [index for index in envs if not episodes.needs_reset(index)]
+        trajectory.ops[step, slice_of(envs)] = OP_REPEAT
         trajectory.ops[step, due] = np.where(episodes.resets_next[due], OP_RESET, OP_STEP)
         return due
 

@@ -28,8 +28,7 @@ from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Parameters, Policy, Stop
 from envactors.vector.actor_envs import ActorEnvs
-from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE
-from envactors.vector.recovery import Cause, EnvFate, FailedRequest, raised
+from envactors.vector.recovery import Cause, EnvFate, FailedRequest
 
 
 class WholeRollout(Protocol):
@@ -151,10 +150,11 @@ class RolloutPart(Job):
 
     def _begin(self, rollout: WholeRollout) -> None:
         """Begin, and fail the envs that an earlier rollout has lost."""
-        flags, lacks_episode = self._table.episodes.flags, NEEDS_RESET | NO_EPISODE
+        episodes = self._table.episodes
         self.columns.begin()
         for index in self.columns.envs:
-            if flags[index] & lacks_episode == lacks_episode and index in rollout.last_errors:
+            has_lost = episodes.needs_reset(index) and not episodes.has_episode(index)
+            if has_lost and index in rollout.last_errors:
                 self.errors[index] = rollout.last_errors[index]
                 self.failures[0, index] = rollout.last_errors[index]
 
@@ -207,9 +207,7 @@ class RolloutPart(Job):
         self._makes_policy = stop.lacks_policy
         if stop.failure is not None:
             index = self.columns.envs[stop.position]
-            activity = self._activity_of(index)
-            incarnation = int(self._table.posted_in[index])
-            failure = raised(self._actor.errors, activity, incarnation, self._actor.pid, stop.failure)
+            failure = self._group.recovery.raised(self._activity_of(index), stop.failure)
             self._decide(index, failure, has_process=self._actor.is_usable)
         if stop.layout is not None:
             try:
@@ -272,20 +270,20 @@ class RolloutPart(Job):
 
     def _fail_without_episode(self) -> None:
         """Decide about envs whose episode was lost with their process before they could take their next step."""
-        columns, step, flags = self.columns, self.columns.next_step, self._table.episodes.flags
+        columns, step, recovery = self.columns, self.columns.next_step, self._group.recovery
         for index, counted in sorted(columns.counted.items(), key=operator.itemgetter(1)):
             if counted >= columns.steps or (counted > step and self.errors):
                 break  # the next rollout, or the next call of `step`, finds that the episode was lost
-            if flags[index] & LOST and self._group.lacks_episode(index) and not columns.repeats(index):
-                self._decide(index, self._group.lost_failure(self._activity_of(index)), has_process=True)
+            if recovery.lacks_episode(index) and not columns.repeats(index):
+                self._decide(index, recovery.lost_failure(self._activity_of(index)), has_process=True)
 
     def _decide(self, index: int, failure: FailedRequest, *, has_process: bool) -> None:
         """Decide about the step of an env that has failed."""
         table, columns = self._table, self.columns
         op = RESET_BIT if columns.resets_next(index) else 0
-        posted = PostedRequest(op, table.seeds[index], None, table.autoreset == "same_step")
+        posted = PostedRequest(op, columns.seeds[index], None, table.autoreset == "same_step")
         actions = [array[columns.counted[index]] for array in columns.trajectory.actions]
-        decision, error = self._group.handle_failure(index, failure, posted, actions, has_process=has_process)
+        decision, error = self._group.recovery.decide(index, failure, posted, actions, has_process=has_process)
         fate = decision.fate
         if fate is EnvFate.REDO:
             return
@@ -319,4 +317,4 @@ class RolloutPart(Job):
         self._rollout = None
         if self._has_others:
             self._renew_if_due(first=True)
-        self._group.save_due_states()
+        self._group.journal_keeper.queue_saves()

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.errors import SpaceMismatchError
+from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import ArraySpec, flatten, reader, split_batch
 from envactors.rollout.trajectory import Trajectory, TrajectoryLayout
 
@@ -29,7 +30,7 @@ def write_output(trajectory: Trajectory, envs: range, step: int, output: Any) ->
         TypeError: The extras are not numbers, or differ from those of earlier steps.
         ValueError: An extra does not have one row per env.
     """
-    layout, count, mine = trajectory.layout, len(envs), trajectory.columns_of(envs)
+    layout, count, mine = trajectory.layout, len(envs), slice_of(envs)
     actions, extras = _split(layout.action, output, count)
     action = _spec_of_actions(actions, count) if layout.action is None else layout.action
     expected = layout.extras

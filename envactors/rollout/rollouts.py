@@ -57,7 +57,7 @@ class WorkerRolloutEngine(RolloutEngine):
         super().__init__(engine)
         self.groups: Sequence[ActorEnvs] = engine.groups
         for group in self.groups:
-            group.rollouts = self
+            group.end_rollout_parts = functools.partial(self._end_parts, group)
         self._actors = [group.actor for group in self.groups]
         self.runtime: Runtime = self._actors[0].runtime
         self.policy: Policy | None = None
@@ -102,7 +102,7 @@ class WorkerRolloutEngine(RolloutEngine):
         lock.reset_if_interrupted()
         self.check_free(_MOST)
         if not self._in_flight:
-            self._engine.check_steppable(self._engine.all)
+            self._engine.episodes.check_steppable(self._engine.all.ids)
             self.last_errors = {}
         with lock:
             buffer = self._buffers.find(self._layout._replace(steps=steps))
@@ -135,9 +135,8 @@ class WorkerRolloutEngine(RolloutEngine):
         """Record that all parts of a rollout have ended. Called under the lock, and again after an interrupt."""
         self._layout = rollout.buffer.trajectory.layout
         self._set_in_flight([other for other in self._in_flight if other is not rollout])
-        self._table.waiters.ring()
 
-    def repair(self, group: ActorEnvs, error_of: ErrorOf) -> None:
+    def _end_parts(self, group: ActorEnvs, error_of: ErrorOf) -> None:
         """End the parts of an actor that it does not know of: the change that began the rollout was interrupted."""
         for rollout in list(self._in_flight):
             part = rollout.parts[self.groups.index(group)]
@@ -146,7 +145,7 @@ class WorkerRolloutEngine(RolloutEngine):
 
     def _set_in_flight(self, rollouts: list[RolloutInFlight]) -> None:
         self._in_flight = rollouts
-        self._table.rollouts = len(rollouts)  # for the engine, which knows nothing else of rollouts
+        self._table.record_rollouts(len(rollouts))
 
 
 class RolloutInFlight:

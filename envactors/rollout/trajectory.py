@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.mailbox.info_codec import INLINE_INFO
-from envactors.mailbox.slab import PLAIN_REWARD, Places
+from envactors.mailbox.slab import PLAIN_REWARD, Places, slice_of
 from envactors.mailbox.specs import ArraySpec, Spec, leaves
 
 # Values of `Trajectory.ops`: what happened to an env in a step. `OP_STEP` and `OP_RESET` are also the flags by which
@@ -123,11 +123,6 @@ class Trajectory:
             place_extra.size or len(self.extras),
         ]
 
-    @staticmethod
-    def columns_of(envs: range) -> slice:
-        """Return the index of consecutive envs in arrays with one column per env."""
-        return slice(envs.start, envs.stop)
-
     def inline_info(self, cell: int) -> memoryview:
         """Return the encoded info of a cell."""
         return self.inline_infos[cell, : self.inline_info_sizes[cell]].data
@@ -148,7 +143,7 @@ class Trajectory:
             end: Step after the last one; None for everything that their worker has written.
         """
         if end is None:
-            written = max(int(self.done[self.columns_of(envs)].max()), int(self.chosen[envs.start]))
+            written = max(int(self.done[slice_of(envs)].max()), int(self.chosen[envs.start]))
             end = min(max(start, written), self.layout.steps)
         content: list[bytes | memoryview] = [_RANGE.pack(start, end)]
         content += [block.tobytes() for block in self._blocks(envs, start, end)]
@@ -169,7 +164,7 @@ class Trajectory:
 
     def _blocks(self, envs: range, start: int, end: int) -> list[npt.NDArray[Any]]:
         """Return the columns of some envs and steps in each array, except for the infos."""
-        mine = self.columns_of(envs)
+        mine = slice_of(envs)
         info_sizes = self.inline_info_sizes.reshape(-1, self.layout.envs)
         # Flags and observations have one row more: those before and those after each step.
         observations = [array[start : end + 1, mine] for array in self.observations if array is not None]
@@ -179,6 +174,6 @@ class Trajectory:
 
     def _cells_with_infos(self, envs: range, start: int, end: int) -> list[int]:
         count = self.layout.envs
-        cells = np.arange(start * count, end * count).reshape(-1, count)[:, self.columns_of(envs)]
+        cells = np.arange(start * count, end * count).reshape(-1, count)[:, slice_of(envs)]
         found: list[int] = cells[self.info_encoding[cells] == INLINE_INFO].tolist()
         return found

@@ -13,7 +13,7 @@ from envactors.mailbox.control_page import METHOD, SINCE
 from envactors.mailbox.info_codec import Infos, decode
 from envactors.mailbox.messages import Fault, episode_seed
 from envactors.mailbox.pickling import copy_value, pack_failure
-from envactors.mailbox.slab import PLAIN_REWARD
+from envactors.mailbox.slab import PLAIN_REWARD, slice_of
 from envactors.mailbox.specs import ArraySpec, flatten, unflatten
 from envactors.rollout.messages import EnvPlan, Order
 from envactors.rollout.policy_output import write_output
@@ -108,7 +108,7 @@ class TrajectoryWriter:
         self._infos = Infos(trajectory)
         self._spec = layout.observation
         self._autoreset = ""
-        mine = trajectory.columns_of(self.envs)
+        mine = slice_of(self.envs)
 
         self.chosen: memoryview[int] = trajectory.chosen.data
         self.done: memoryview[int] = trajectory.done.data
@@ -158,7 +158,7 @@ class TrajectoryWriter:
         for cursor in cursors:
             if cursor.start < last:
                 trajectory.flags[:, cursor.start + 1 : last + 1, cursor.index] = 0
-        trajectory.flags[:, last + 1 :, trajectory.columns_of(self.envs)] = 0
+        trajectory.flags[:, last + 1 :, slice_of(self.envs)] = 0
 
     def write_output(self, step: int, output: Any) -> TrajectoryLayout | None:
         """Write what the policy has returned; see `envactors.rollout.policy_output.write_output`."""

@@ -14,12 +14,11 @@ import numpy as np
 from envactors.actor.actor import Actor
 from envactors.actor.future import ActorFuture
 from envactors.actor.inline import InlineActor
-from envactors.errors import VectorInputError
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame
-from envactors.mailbox.specs import Spec, conform
+from envactors.mailbox.specs import Spec, conform, zeros
 from envactors.vector.batching import Batcher
-from envactors.vector.episodes import NEEDS_RESET, Episodes
+from envactors.vector.episodes import Episodes
 from envactors.vector.options import OnFailure
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep
 from envactors.vector.table import Selection
@@ -36,11 +35,11 @@ class Engine(abc.ABC):
     Args:
         described: The specs of one env.
         episodes: The episodes of the envs.
-        on_failure: What happens after a failure.
         actor_of: The actor of each env.
 
     Attributes:
-        episodes, on_failure: As above.
+        episodes: As above.
+        on_failure: What happens after a failure.
         all: All envs.
         sequence_lengths: How many envs run one after another, in the order of the envs.
         action_spec: Spec of one env's action; None to leave actions unchecked.
@@ -50,11 +49,9 @@ class Engine(abc.ABC):
 
     sequence_lengths: list[int]
 
-    def __init__(
-        self, described: Description, episodes: Episodes, on_failure: OnFailure, actor_of: Sequence[Actor | InlineActor]
-    ) -> None:
+    def __init__(self, described: Description, episodes: Episodes, actor_of: Sequence[Actor | InlineActor]) -> None:
         self.episodes = episodes
-        self.on_failure: OnFailure = on_failure
+        self.on_failure: OnFailure = episodes.on_failure
         self.all: Selection = Selection(list(range(len(episodes.flags))), slice(None), is_all=True)
         self.action_spec: Spec | None = described.action
         self.reward_spec: Spec = described.reward
@@ -101,13 +98,6 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def check_idle(self, envs: Selection) -> None:
         """Raise `AlreadyPendingError` if a rollout is in flight, or an env has a result pending."""
-
-    def check_steppable(self, envs: Selection) -> None:
-        """Raise `VectorInputError` if an env needs a reset first."""
-        if self.episodes.has_flags:
-            for index in envs.ids:
-                if self.episodes.flags[index] & NEEDS_RESET:
-                    raise VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
 
     @abc.abstractmethod
     def start_steps(
@@ -182,11 +172,18 @@ class Engine(abc.ABC):
     # Last results and snapshots --------------------------------------------------------------------------
 
     @abc.abstractmethod
+    def _read_last(self, index: int) -> EnvStep | None:
+        """Return the last result of an idle env as the env has returned it; None if it has none."""
+
     def read_last(self, index: int) -> EnvStep | None:
         """Return the last result of an idle env; None if it has none.
 
-        A result that was repeated for a failure has reward 0 and is truncated.
+        Its info is empty if infos are not kept. A result that was repeated for a failure has reward 0 and is truncated.
         """
+        last = self._read_last(index)
+        if last is None or self.episodes.has_episode(index):
+            return last
+        return last._replace(reward=zeros(self.reward_spec), terminated=False, truncated=True)
 
     def last_batch(self) -> Batch | None:
         """Return the last result of each env; None if an env has none."""

@@ -166,8 +166,8 @@ def share_rows(
     config = actors[0].config
     recyclers = [Recycler(actor, choices.recycle) for actor in actors]
     recycler_of = [one for one in recyclers for _ in one.envs] if recyclers[0].may_be_due else []
-    episodes = Episodes(count, choices.autoreset, recycler_of)
-    table = EnvTable(config.lock, slab, infos, episodes, choices.on_failure)
+    episodes = Episodes(count, choices.autoreset, choices.on_failure, recycler_of)
+    table = EnvTable(config.lock, slab, infos, episodes, config.deadlines)
     reader = RowReader(table, described, copies=choices.copy)
     groups = [ActorEnvs(table, reader, actor, one) for actor, one in zip(actors, recyclers, strict=True)]
     table.waiters.groups = groups
@@ -178,7 +178,7 @@ def share_rows(
         actor = group.actor
         with actor.lock, actor.lock.change(actor):
             actor.tenant = group
-            table.incarnations[group.range.start : group.range.stop] = actor.incarnation.index
+            table.begin_process(group.range, actor.incarnation.index)
         futures.append(send_request(actor, Kind.ATTACH, group.attach, "attach", retries=_ATTACH_RETRIES))
     results_of(futures)
     engine = RowEngine(described, table, reader, groups, may_spin=config.backend.traits.may_spin)

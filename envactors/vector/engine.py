@@ -24,15 +24,14 @@ from envactors.errors import AlreadyPendingError, EnvActorsError, NothingPending
 from envactors.mailbox.control_page import FINISHED, spin_until_all
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.info_codec import INLINE_INFO
-from envactors.mailbox.messages import Description, Frame
+from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import dumps, try_to_read
 from envactors.mailbox.slab import HALF, RESET
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.actor_envs import ActorEnvs, post_rows
 from envactors.vector.base import Engine, Futures, Options, Seeds
-from envactors.vector.episodes import LOST
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
-from envactors.vector.rows import RowReader
+from envactors.vector.rows import RowReader, RowResult
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, EnvRequest, EnvTable, Selection
 
 # In C, since each request looks at all actors.
@@ -58,7 +57,7 @@ class RowEngine(Engine):
         self, described: Description, table: EnvTable, reader: RowReader, groups: Sequence[ActorEnvs], *, may_spin: bool
     ) -> None:
         group_of = [group for group in groups for _ in group.range]
-        super().__init__(described, table.episodes, table.on_failure, [group.actor for group in group_of])
+        super().__init__(described, table.episodes, [group.actor for group in group_of])
         self.table = table
         self.reader = reader
         self.groups = groups
@@ -189,7 +188,7 @@ class RowEngine(Engine):
             if closing is not None:
                 return closing.errors.closed(Activity(method, envs.ids[0]), closing.incarnation.index)
             if method == "step":
-                self.check_steppable(envs)
+                self.episodes.check_steppable(envs.ids)
         except EnvActorsError as error:
             return error
         return None
@@ -202,10 +201,8 @@ class RowEngine(Engine):
         worker_wait = self._spin.start(time.monotonic())
         for array, column in zip(table.slab.actions, columns, strict=False):
             array[envs.at] = column
-        table.requests.update(requests)
-        for index, request in requests.items():
-            if request.seed is not None:
-                table.episodes.set_root_seed(index, request.seed)
+        if requests:
+            table.set_requests(requests)
         must_check = not table.are_all_plain
         posted: list[tuple[ActorEnvs, list[int]]] = []
         queued: list[tuple[ActorEnvs, list[int]]] = []
@@ -230,7 +227,7 @@ class RowEngine(Engine):
             batch = self._take(envs, caller)
             if batch is not None:
                 return batch
-            self._wait(lambda: self._survey(envs)[0], envs, timeout, deadline, caller)
+            self._wait(lambda: self._count_missing(envs), envs, timeout, deadline, caller)
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         table = self.table
@@ -302,27 +299,32 @@ class RowEngine(Engine):
                     pairs.append((worker.page.counters, worker.page.last_call))
             spin_until_all(pairs, FINISHED)
 
-    def _survey(self, envs: Selection) -> tuple[int, bool]:
-        """Return how many envs have no outcome yet, and whether `_take_rows` can take the results.
+    def _can_take_rows(self, envs: Selection) -> bool:
+        """Return whether `_take_rows` can take the results of envs.
 
         It can if the spec of observations is known, and each env has made a plain step in time whose whole result is
         in its row.
         """
         table = self.table
-        encodings = table.infos.encodings
-        are_plain = not self.reader.learns and not table.overdue and table.are_plain(envs)
-        if envs.is_all and are_plain and table.are_all(POSTED):
-            if table.completed_of != table.call_id_of:
-                return int(np.count_nonzero(table.slab.completed != table.call_ids)), False
-            if table.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO:
-                return 0, True
-        status, completed, call_ids = table.status, table.completed_of, table.call_id_of
-        if are_plain and all(
+        if self.reader.learns or table.overdue or not table.are_plain(envs):
+            return False
+        encodings, completed, call_ids = table.infos.encodings, table.completed_of, table.call_id_of
+        if envs.is_all and table.are_all(POSTED):
+            return completed == call_ids and (table.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
+        status = table.status
+        return all(
             status[i] == POSTED and completed[i] == call_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
-        ):
-            return 0, True
-        # An idle env does not count: another thread has taken its result, and no other result will come.
-        return sum(map(table.is_running, envs.ids)), False
+        )
+
+    def _count_missing(self, envs: Selection) -> int:
+        """Return how many envs have no outcome yet, at least.
+
+        An idle env does not count: another thread has taken its result, and no other result will come.
+        """
+        table = self.table
+        if envs.is_all and not table.overdue and table.are_all(POSTED) and table.completed_of != table.call_id_of:
+            return int(np.count_nonzero(table.slab.completed != table.call_ids))
+        return 0 if self._can_take_rows(envs) else sum(map(table.is_running, envs.ids))
 
     def _count_missing_to_receive(self, min_envs: int | None) -> int:
         """Return how many more outcomes `receive` waits for. A failure ends its wait at once."""
@@ -354,10 +356,11 @@ class RowEngine(Engine):
         """
         with self._lock:
             version = self.table.version
-        missing, can_take_rows = self._survey(envs)
-        if missing:
+        batch = None
+        if self._can_take_rows(envs):
+            batch = self._take_rows(envs, version)
+        elif self._count_missing(envs):
             return None
-        batch = self._take_rows(envs, version) if can_take_rows else None
         if batch is None:
             batch = self._take_each(envs, caller)
         if batch is not None:
@@ -368,7 +371,7 @@ class RowEngine(Engine):
         """Copy the results of envs out of their rows without the lock; then record them, and make the envs idle.
 
         Args:
-            envs: The envs. `_survey` has found that their whole results are in their rows.
+            envs: The envs. `_can_take_rows` has found that their whole results are in their rows.
             version: The version of the table before that. If the table has changed since, nothing is recorded.
 
         Returns:
@@ -389,7 +392,6 @@ class RowEngine(Engine):
         with self._lock, self._lock.change(*envs.actors):
             if version != table.version:
                 return None
-            table.keep_buffers(envs, buffers)
             if table.replays:
                 self._record(envs.ids, table.ops[at])
             table.episodes.record_batch(envs.ids, at, batch.terminated, batch.truncated)
@@ -398,10 +400,10 @@ class RowEngine(Engine):
             if reader.keeps_contents and (contents is not None or any(table.last_contents)):
                 for index in envs.ids:
                     reader.keep_content(index)
-            table.deliver(envs)
+            table.deliver(envs, buffers)
             if table.saves_due:
                 for group, _ in envs.groups:
-                    group.save_due_states()
+                    group.journal_keeper.queue_saves()
         return batch
 
     def _record(self, ids: list[int], ops: npt.NDArray[np.uint8]) -> None:
@@ -467,21 +469,23 @@ class RowEngine(Engine):
     def _read_row(self, index: int) -> tuple[Any, BaseException | None]:
         """Return the result in a complete row, or the error of unpickling it. Runs code of users."""
         call_ids, call_id = self.table.call_id_of, self.table.call_id_of[index]
-        step, error = try_to_read(lambda: self.reader.read_row(index), lambda: call_ids[index] == call_id)
-        return step, None if error is None else self.group_of[index].unreadable_of(index)(error)
+        reader = self.reader
+        step, error = try_to_read(lambda: reader.read(reader.copy_row(index)), lambda: call_ids[index] == call_id)
+        return step, None if error is None else self.group_of[index].recovery.unreadable_of(index)(error)
 
     # Last results and snapshots --------------------------------------------------------------------------
 
     def process_with_episode(self, index: int) -> int | None:
-        table, group = self.table, self.group_of[index]
+        table, recovery = self.table, self.group_of[index].recovery
         with self._lock:
-            if table.episodes.flags[index] & LOST and not (table.replays and table.journals[index].can_replay):
-                raise group.crash_error_for(group.activity_of(index))
+            if recovery.is_lost_for_good(index):
+                raise recovery.crash_error_for(table.activity_of(index))
             # Under replay, the next process would get to the same state.
             return None if table.replays else int(table.incarnations[index])
 
-    def read_last(self, index: int) -> EnvStep | None:
-        return self.reader.read_last(index)
+    def _read_last(self, index: int) -> EnvStep | None:
+        last = self.reader.copy_last(index)
+        return None if last is None else self.reader.read(last)
 
     def starts_episode(self, index: int) -> bool:
         return bool(self.table.starts(index))
@@ -489,4 +493,25 @@ class RowEngine(Engine):
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
         last = self._last_of(snapshot, index)
         row = None if last is None else self.reader.encode(index, last)
-        return functools.partial(self.group_of[index].on_restored, index, snapshot, row)
+        return functools.partial(self._on_restored, index, snapshot, row)
+
+    def _on_restored(self, index: int, snapshot: EnvSnapshot, last: RowResult | None, reply: Frame) -> None:
+        """Continue the episode of a snapshot that the worker has restored. If that failed, the env needs a reset.
+
+        Args:
+            index: The env.
+            snapshot: The snapshot.
+            last: Its last result, as `RowReader.encode` returns it.
+            reply: The worker's reply.
+        """
+        table = self.table
+        if reply.kind == Kind.FAILED:
+            table.episodes.lose(index)
+            table.journals[index].forget()
+            return
+        if last is not None:
+            self.reader.put_back(index, last)
+        table.episodes.restore(index, snapshot)
+        table.restore(index, reply.incarnation, starts=snapshot.starts)
+        if table.replays:
+            table.journals[index].begin_with_state(snapshot.check, snapshot.state)

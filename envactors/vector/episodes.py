@@ -11,11 +11,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from envactors.errors import VectorInputError
 from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.vector.options import Autoreset, OnFailure
 from envactors.vector.recycling import Recycler
+from envactors.vector.results import EnvSnapshot
 
-# The bits of `Episodes.flags`. An env without any of them only needs an action to make a step.
+# The bits of `Episodes.flags`. Other modules call predicates, or test whether an env has any of them: one without them
+# only needs an action to make a step.
 NO_EPISODE: Final = 1  # it has no episode
 LOST: Final = 2  # its episode was lost with its process, and the user does not know yet
 NEEDS_RESET: Final = 4  # the user has to reset it
@@ -31,10 +34,11 @@ class Episodes:
     Args:
         count: Number of envs.
         autoreset: What happens at the end of an episode.
+        on_failure: What happens after a failure.
         recycler_of: For each env, decides whether to replace its process after an episode; empty if that never happens.
 
     Attributes:
-        autoreset: As above.
+        autoreset, on_failure: As above.
         may_recycle: Whether processes may be replaced after an episode.
         flags: Which of the bits above apply to each env.
         resets_next: bool, shape (n,): whether the next step of an env resets it, by autoreset.
@@ -48,8 +52,11 @@ class Episodes:
             episode.
     """
 
-    def __init__(self, count: int, autoreset: Autoreset, recycler_of: Sequence[Recycler] = ()) -> None:
+    def __init__(
+        self, count: int, autoreset: Autoreset, on_failure: OnFailure, recycler_of: Sequence[Recycler] = ()
+    ) -> None:
         self.autoreset: Autoreset = autoreset
+        self.on_failure: OnFailure = on_failure
         self.may_recycle: bool = bool(recycler_of)
         self._recycler_of = recycler_of
         self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]) * count
@@ -69,6 +76,33 @@ class Episodes:
     def has_flags(self) -> bool:
         """Whether an env needs more than an action to make a step."""
         return self.flags != self._no_flags
+
+    def has_episode(self, index: int) -> bool:
+        """Return whether an env has an episode. One that was lost counts until the user learns of that."""
+        return not self.flags[index] & NO_EPISODE
+
+    def is_lost(self, index: int) -> bool:
+        """Return whether the episode of an env was lost with its process, and the user does not know yet."""
+        return bool(self.flags[index] & LOST)
+
+    def needs_reset(self, index: int) -> bool:
+        """Return whether the user has to reset an env."""
+        return bool(self.flags[index] & NEEDS_RESET)
+
+    def check_steppable(self, ids: Sequence[int]) -> None:
+        """Raise `VectorInputError` if one of these envs needs a reset first."""
+        if self.flags != self._no_flags:
+            for index in ids:
+                if self.flags[index] & NEEDS_RESET:
+                    raise VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
+
+    def has_result(self, index: int) -> bool:
+        """Return whether an env has returned anything yet."""
+        return not self.flags[index] & NO_RESULT
+
+    def is_seeded(self, index: int) -> bool:
+        """Return whether each reset of an env gets a seed."""
+        return bool(self.flags[index] & SEEDED)
 
     # Seeds -----------------------------------------------------------------------------------------------
 
@@ -173,10 +207,6 @@ class Episodes:
 
     # Losses ----------------------------------------------------------------------------------------------
 
-    def holds(self, index: int) -> bool:
-        """Return whether an env has an episode."""
-        return not self.flags[index] & (NO_EPISODE | LOST)
-
     def lose(self, index: int, *, resets_next: bool = False) -> None:
         """End an episode without a result. If the env's next step does not reset it, the user has to."""
         self.flags[index] = (self.flags[index] & ~(LOST | NEEDS_RESET)) | NO_EPISODE
@@ -188,15 +218,19 @@ class Episodes:
         """Return whether the process of an env is to be replaced before the next episode; one without resets is new."""
         return self.flags[index] & (RETIRING | UNRESET) == RETIRING
 
+    def ends_with_episode(self, index: int) -> bool:
+        """Return whether the process of an env is to be replaced after the episode that it runs or has just run."""
+        return bool(self.flags[index] & RETIRING)
+
     def lose_process(self, index: int) -> None:
         """Record that the process of an env has ended, and with it the episode."""
-        self.flags[index] |= UNRESET | (LOST if self.holds(index) else 0)
+        self.flags[index] |= UNRESET | (LOST if self.has_episode(index) else 0)
 
     def resume(self, index: int) -> None:
         """Record that a replay has brought an env back to where it was."""
         self.flags[index] &= ~(NO_EPISODE | LOST | UNRESET)
 
-    def step_needs_episode(self, index: int, on_failure: OnFailure) -> bool:
+    def step_needs_episode(self, index: int) -> bool:
         """Return whether the next step of an env needs the episode that it has, or had.
 
         An autoreset does not. Still, a crash between two episodes is reported in place of the autoreset, unless
@@ -204,16 +238,19 @@ class Episodes:
         """
         if not self.resets_next_of[index]:
             return True
-        return on_failure != "raise" and not self.flags[index] & RETIRING
+        return self.on_failure != "raise" and not self.flags[index] & RETIRING
 
-    def restore(self, index: int, root_seed: int | None, number: int, *, resets_next: bool) -> None:
-        """Continue from a snapshot; for the arguments see the attributes."""
+    def restore(self, index: int, snapshot: EnvSnapshot) -> None:
+        """Continue from a snapshot."""
+        root_seed, number = snapshot.root_seed, snapshot.episode
         self.root_seeds[index] = root_seed
         self.numbers[index] = number
         if self.flags[index] & SEEDED and root_seed is not None:
             self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed
         self.flags[index] &= ~(NO_EPISODE | LOST | NEEDS_RESET | UNRESET)
-        self.resets_next_of[index] = resets_next
+        if snapshot.last is not None:
+            self.flags[index] &= ~NO_RESULT
+        self.resets_next_of[index] = snapshot.resets_next
 
     def disable_reset_checks(self) -> None:
         """Leave it to the envs to refuse steps before a reset. An env that has crashed still needs one."""

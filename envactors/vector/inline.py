@@ -23,9 +23,10 @@ from envactors.mailbox.control_page import METHOD, METHOD_RESET, METHOD_STEP, Co
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
+from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import split_batch, zeros
 from envactors.vector.base import Engine, Futures, Options, Seeds
-from envactors.vector.episodes import LOST, NO_EPISODE, NO_RESULT, Episodes
+from envactors.vector.episodes import Episodes
 from envactors.vector.options import Choices
 from envactors.vector.recovery import Cause, EnvFate, Facts, FailedRequest, settle
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info, step_error
@@ -114,7 +115,7 @@ class InlineEngine(Engine):
         self.actors: list[InlineActor] = [actor for actor in found if isinstance(actor, InlineActor)]
         actor_of = [actor for actor in self.actors for _ in actor.range]
         count = len(actor_of)
-        super().__init__(described, Episodes(count, choices.autoreset), choices.on_failure, actor_of)
+        super().__init__(described, Episodes(count, choices.autoreset, choices.on_failure), actor_of)
         if choices.seed_episodes:
             self.episodes.seed_episodes()
         self.sequence_lengths: list[int] = [count]
@@ -143,7 +144,7 @@ class InlineEngine(Engine):
 
     def _take_envs(self, actor: InlineActor) -> None:
         """Take the current envs of an actor, to step and reset them."""
-        mine = slice(actor.range.start, actor.range.stop)
+        mine = slice_of(actor.range)
         page = actor.page
         if page is None:
             self._hosted_envs[mine] = [_MissingEnv(self, index) for index in actor.range]
@@ -169,7 +170,7 @@ class InlineEngine(Engine):
 
     def count_rows(self, actor: InlineActor) -> int:
         """Return how many steps and resets the envs of an actor have run."""
-        mine = slice(actor.range.start, actor.range.stop)
+        mine = slice_of(actor.range)
         return int(self.episodes.steps[mine].sum()) + sum(self._other_requests[mine])
 
     # Statistics ------------------------------------------------------------------------------------------
@@ -196,7 +197,7 @@ class InlineEngine(Engine):
     # Snapshots -------------------------------------------------------------------------------------------
 
     def process_with_episode(self, index: int) -> None:
-        if self.episodes.flags[index] & LOST:
+        if self.episodes.is_lost(index):
             raise self._lost_episode_error(index)
 
     def starts_episode(self, index: int) -> bool:
@@ -209,19 +210,14 @@ class InlineEngine(Engine):
         if reply.kind == Kind.FAILED:
             self.episodes.lose(index)
             return
-        self.episodes.restore(index, snapshot.root_seed, snapshot.episode, resets_next=snapshot.resets_next)
         self._starts[index] = snapshot.starts
         if last is not None:
             self._last[index] = copy_value(last.obs), last.reward, last.terminated, last.truncated, last.info
-            self.episodes.flags[index] &= ~NO_RESULT
+        self.episodes.restore(index, snapshot)
 
-    def read_last(self, index: int) -> EnvStep | None:
+    def _read_last(self, index: int) -> EnvStep | None:
         fields = self._last[index]
-        if fields is None:
-            return None
-        if self.episodes.flags[index] & NO_EPISODE:
-            fields = self._truncate(fields, fields[4])
-        return self._as_step(index, _with_own_info(fields))
+        return None if fields is None else self._as_step(index, _with_own_info(fields))
 
     # For rollouts ----------------------------------------------------------------------------------------
 
@@ -247,7 +243,7 @@ class InlineEngine(Engine):
         self.check_idle(envs)
         has_flags = self.episodes.has_flags
         if has_flags:
-            self.check_steppable(envs)
+            self.episodes.check_steppable(envs.ids)
         split = split_batch(self.action_spec if is_checked else None, actions, len(envs.ids), "actions")
         # Envs may modify their actions, so they get copies, except of the numbers in an array of one dimension.
         if type(split) is np.ndarray and split.ndim > 1:
@@ -258,13 +254,15 @@ class InlineEngine(Engine):
         episodes, results, hosted, last = self.episodes, self._results, self._hosted_envs, self._last
         resets_at_end, keeps_last = episodes.autoreset == "same_step", self.on_failure != "raise"
         resets_next, seeds = episodes.resets_next_of, episodes.next_seeds
-        steps, starts, flags = episodes.steps_of, self._starts, episodes.flags
+        steps, starts = episodes.steps_of, self._starts
+        # Without checks of resets, even a step can begin an episode, which `record` takes into account.
+        may_begin = has_flags and not episodes.checks_resets
         running = _Requests(self, envs.ids, {})
         with self._lock, self._code.enter(running):
             self._unfinished.append(running)
             for index, action in zip(envs.ids, split, strict=True):
                 running.index = index
-                if has_flags and flags[index] & LOST and episodes.step_needs_episode(index, self.on_failure):
+                if has_flags and episodes.is_lost(index) and episodes.step_needs_episode(index):
                     running.fail(index, Cause.WAITING, self._lost_episode_error(index))
                     continue
                 if resets_next[index]:
@@ -283,8 +281,7 @@ class InlineEngine(Engine):
                 results[index] = result
                 last[index] = kept
                 ends = fields[2] or fields[3]
-                # Without checks of resets, even a step can begin an episode, which `record` takes into account.
-                if ends or (has_flags and flags[index] & NO_EPISODE):
+                if ends or (may_begin and not episodes.has_episode(index)):
                     episodes.record(index, ends=bool(ends), is_reset=False)
                     starts[index] = bool(ends) and resets_at_end
                 else:
@@ -430,7 +427,7 @@ class InlineEngine(Engine):
             return error
         if decision.fate is EnvFate.TRUNCATE:
             assert last is not None, "without a last result, the fate is a reset"
-            return self._truncate(last, {"failure": error})
+            return last[0], zeros(self.reward_spec), False, True, {"failure": error}
         seed, options = running.reset_args.get(index, _NO_ARGS)
         try:
             fields = self._reset(index, seed if decision.repeats_reset else None, options)
@@ -439,10 +436,6 @@ class InlineEngine(Engine):
         obs, reward, _, _, info = fields
         before = None if asked_reset or last is None else (last[0], last[4])
         return obs, reward, False, not asked_reset, failure_info(info, error, before)
-
-    def _truncate(self, last: Fields, info: Any) -> Fields:
-        """Return the last result of an env as that of a step which cuts off the episode."""
-        return last[0], zeros(self.reward_spec), False, True, info
 
     def _resolve(self, envs: Selection, futures: Sequence[ActorFuture]) -> None:
         """Deliver results and errors to futures, if there are any."""

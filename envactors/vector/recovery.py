@@ -17,11 +17,8 @@ import enum
 from typing import NamedTuple
 
 from envactors.actor.activity import Activity
-from envactors.actor.error_factory import ErrorFactory
-from envactors.actor.future import LazyOutcome, Outcome
+from envactors.actor.future import Outcome
 from envactors.actor.states import EndReason, is_crash
-from envactors.mailbox import messages
-from envactors.mailbox.messages import Fault
 from envactors.replay import Journal
 from envactors.vector.episodes import Episodes
 from envactors.vector.options import Autoreset, OnFailure
@@ -57,16 +54,6 @@ class FailedRequest(NamedTuple):
     reason: EndReason | None = None
     in_reset: bool = False
     has_run: bool = False
-
-
-def raised(
-    errors: ErrorFactory, activity: Activity, incarnation: int, pid: int | None, failure: messages.Failure
-) -> FailedRequest:
-    """Return the failure of a step or reset in which the env has raised; its exception is not unpickled yet."""
-    error = LazyOutcome(lambda: (None, errors.raised(activity, incarnation, pid, failure)), is_failure=True)
-    return FailedRequest(
-        Cause.RAISED, error, incarnation, activity, failure.text, in_reset=failure.fault == Fault.RESET
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

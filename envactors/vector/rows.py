@@ -11,7 +11,6 @@ from envactors.actor.future import Outcome
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, decode, encode
 from envactors.mailbox.messages import Description
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
-from envactors.vector.episodes import NO_EPISODE, NO_RESULT
 from envactors.vector.results import Batch, EnvStep, as_dict, failure_info
 from envactors.vector.table import EnvRequest, EnvTable, Selection
 
@@ -137,7 +136,7 @@ class RowReader:
             has_info: Whether the copy has the info of that result, which may be one that cannot be unpickled.
         """
         table = self._table
-        if table.episodes.flags[index] & NO_RESULT:
+        if not table.episodes.has_result(index):
             return None
         return self._copy(index, table.last_contents[index] if has_info or self.has_objects else None)
 
@@ -166,23 +165,7 @@ class RowReader:
         """Keep the content of a result that is about to be delivered, if it may have to be returned again."""
         table = self._table
         if self.keeps_contents and (table.last_contents[index] or table.infos.encodings[index] != PLAIN):
-            content = self.content_of(index)
-            table.last_contents[index] = None if content is None else bytes(content)
-
-    def read_last(self, index: int) -> EnvStep | None:
-        """Return the last result of an idle env; None if it has none. Runs code of users.
-
-        Its info is empty if infos are not kept. A result that was repeated for a failure has reward 0 and is truncated.
-        """
-        last = self.copy_last(index)
-        if last is None:
-            return None
-        step = self.read(last)
-        return self._truncate(step) if self._table.episodes.flags[index] & NO_EPISODE else step
-
-    def _truncate(self, step: EnvStep) -> EnvStep:
-        """Return the last result of an env as that of a step which cuts off the episode."""
-        return step._replace(reward=zeros(self._reward_spec), terminated=False, truncated=True)
+            table.set_last_content(index, self.content_of(index))
 
     def encode(self, index: int, step: EnvStep) -> RowResult:
         """Return a result, which conforms to the specs, as `put_back` takes it."""
@@ -210,12 +193,7 @@ class RowReader:
             slab.rewards[index] = row.reward
         slab.terminated[index] = row.terminated
         slab.truncated[index] = row.truncated
-        table.last_contents[index] = bytes(row.content) if row.content is not None and self.keeps_contents else None
-        table.episodes.flags[index] &= ~NO_RESULT
-
-    def read_row(self, index: int) -> EnvStep:
-        """Copy a complete result out of its row, and unpickle it. Runs code of users; for the errors see `read`."""
-        return self.read(self.copy_row(index))
+        table.set_last_content(index, row.content if self.keeps_contents else None)
 
     def read(self, row: RowResult) -> EnvStep:
         """Unpickle a result. Runs code of users.
@@ -265,8 +243,9 @@ class RowReader:
             failure: The failure.
             incarnation: The process that the env continues in.
         """
-        step = self._truncate(self.read(last))
-        return step._replace(info={"failure": failure.read()[1]}, incarnation=incarnation)
+        reward, info = zeros(self._reward_spec), {"failure": failure.read()[1]}
+        step = self.read(last)
+        return EnvStep(step.env_id, step.obs, reward, False, True, info, incarnation)
 
 
 def _common_value(values: bytearray) -> int | None:

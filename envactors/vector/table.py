@@ -16,21 +16,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture, Outcome
 from envactors.mailbox.info_codec import OVERFLOW, Infos
-from envactors.mailbox.messages import Pickled
+from envactors.mailbox.messages import Attach, Pickled
 from envactors.mailbox.pickling import dumps
-from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab
+from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab, slice_of
+from envactors.options import Deadlines
 from envactors.replay import Journal, PostedRequest
-from envactors.vector.episodes import RETIRING, Episodes
+from envactors.vector.episodes import Episodes
 from envactors.vector.options import Autoreset, OnFailure
 from envactors.vector.waiting import ResultWaiters
 
@@ -95,7 +97,7 @@ class Selection(NamedTuple):
 
 
 class EnvTable:
-    """The requests of all envs, and the parent's own record of their rows.
+    """The requests of all envs, and the parent's own record of their rows. Only its methods change that state.
 
     Callers hold the lock, except to read facts that they check again under the lock. Between changes this holds:
 
@@ -109,10 +111,11 @@ class EnvTable:
         slab: The rows.
         infos: Reads the parts of results that have no fixed size.
         episodes: The episodes of the envs.
-        on_failure: What happens after a failure.
+        deadlines: How long requests may run.
 
     Attributes:
-        autoreset: What happens at the end of an episode.
+        attach: The part of the first message that tells a worker where the rows are.
+        autoreset, on_failure: As of the episodes.
         replays: Whether lost episodes are brought back by replay.
         status: The status of each env.
         version: Grows with each transition. A thread that copies results without the lock reads the version under the
@@ -141,15 +144,16 @@ class EnvTable:
         rollouts: Number of rollouts in flight.
     """
 
-    def __init__(self, lock: ChangeLock, slab: Slab, infos: Infos, episodes: Episodes, on_failure: OnFailure) -> None:
+    def __init__(self, lock: ChangeLock, slab: Slab, infos: Infos, episodes: Episodes, deadlines: Deadlines) -> None:
         count = slab.layout.envs
         self.lock = lock
         self.slab = slab
         self.infos = infos
         self.episodes = episodes
         self.autoreset: Autoreset = episodes.autoreset
-        self.on_failure: OnFailure = on_failure
-        self.replays: bool = on_failure == "replay"
+        self.attach: Attach = Attach(slab.layout, episodes.autoreset == "same_step")
+        self.on_failure: OnFailure = episodes.on_failure
+        self.replays: bool = episodes.on_failure == "replay"
         self.status: bytearray = bytearray(count)
         self.version: int = 0
         self.call_ids: npt.NDArray[np.int64] = np.zeros(count, np.int64)
@@ -173,6 +177,7 @@ class EnvTable:
         self.rollouts: int = 0
         self.call_id_of: memoryview[int] = self.call_ids.data
         self.completed_of: memoryview[int] = slab.completed.data
+        self._deadlines = deadlines
         # For each status, which includes the two values of a boolean, a column in which all envs have it.
         self._uniform_columns = [bytes([value]) * count for value in range(FAILED + 1)]
         self._incarnation_of: memoryview[int] = self.incarnations.data
@@ -233,6 +238,15 @@ class EnvTable:
         """Return the future of an env's request; None if the vector delivers the outcome."""
         return self.requests.get(index, _PLAIN_STEP).future
 
+    def activity_of(self, index: int, *, started: float = 0.0, method: str | None = None) -> Activity:
+        """Return the request of an env, for deadlines and errors."""
+        if method is None:
+            # Until a queued env is posted, its row has the operation of an earlier request.
+            is_posted_reset = self.status[index] != QUEUED and self.ops[index] & RESET
+            is_reset = is_posted_reset or self.request_of(index).method == "reset"
+            method = "reset" if is_reset else "step"
+        return Activity(method, index, self.call_id_of[index], started, self._deadlines.of(method))
+
     def starts(self, at: Any) -> Any:
         """Return whether the last observations of envs are the first of their episodes; for ``at`` see `Selection`."""
         were_reset = self.ops[at] & RESET != 0
@@ -243,25 +257,29 @@ class EnvTable:
         """Return the buffer that the observation of each env's last posted operation is in."""
         return self.op_of.translate(_BUFFER_OF_OP)
 
-    def posted_seed(self, index: int) -> int | None:
-        """Return the seed of an env's last posted operation; None without a seed."""
-        return self.seeds[index] if self.ops[index] & (SEED | PAYLOAD) else None
-
     def posted_request(self, index: int) -> PostedRequest:
         """Return an env's last posted operation in the form that its journal records."""
         op = int(self.ops[index])
         payload = self.request_of(index).payload if op & PAYLOAD else None
+        seed = self.seeds[index] if op & (SEED | PAYLOAD) else None
         autoreset = self.autoreset == "same_step" and not op & NO_AUTORESET
-        return PostedRequest(op, self.posted_seed(index), payload, autoreset)
+        return PostedRequest(op, seed, payload, autoreset)
 
     def needs_episode(self, index: int) -> bool:
         """Return whether the request of an env cannot run without the episode that was lost with its process."""
         request = self.request_of(index)
         if request.method == "reset" or request.failure is not None or request.ending is not None:
             return False
-        return self.episodes.step_needs_episode(index, self.on_failure)
+        return self.episodes.step_needs_episode(index)
 
     # The four transitions --------------------------------------------------------------------------------
+
+    def set_requests(self, requests: Mapping[int, EnvRequest]) -> None:
+        """Set the requests, except plain steps, of envs that are about to be queued or posted."""
+        self.requests.update(requests)
+        for index, request in requests.items():
+            if request.seed is not None:
+                self.episodes.set_root_seed(index, request.seed)
 
     def queue(self, ids: list[int]) -> None:
         """Mark envs as queued. Their actor posts them later."""
@@ -337,11 +355,21 @@ class EnvTable:
             self.deliver_ids([index])
         self.waiters.ring()
 
-    def deliver(self, envs: Selection) -> None:
-        """Make envs idle. The caller has taken their outcomes, or drops them."""
+    def deliver(self, envs: Selection, buffers: bytearray | None = None) -> None:
+        """Make envs idle. The caller has taken their outcomes, or drops them.
+
+        Args:
+            envs: The envs.
+            buffers: The buffers that `posted_buffers` has returned, if the results were taken directly from the rows.
+        """
         if not envs.is_all:
+            if buffers is not None:
+                for index in envs.ids:
+                    self.buffer_of[index] = buffers[index]
             self.deliver_ids(envs.ids)
             return
+        if buffers is not None:
+            self.buffer_of[:] = buffers
         self.version += 1
         self.status[:] = self._uniform_columns[IDLE]
         if self.requests or self.completed_at:
@@ -366,28 +394,38 @@ class EnvTable:
 
     # Other changes ---------------------------------------------------------------------------------------
 
-    def keep_buffers(self, envs: Selection, buffers: bytearray) -> None:
-        """Record in which buffers the last complete observations of envs are.
-
-        Args:
-            envs: The envs.
-            buffers: The buffers of all envs of the vector.
-        """
-        if envs.is_all:
-            self.buffer_of[:] = buffers
-        else:
-            for index in envs.ids:
-                self.buffer_of[index] = buffers[index]
-
     def add_overflow(self, parts: dict[int, memoryview]) -> None:
         """Keep the parts of results that did not fit into the rows of envs. This may complete the rows."""
         self.overflow.update(parts)
         self.waiters.ring()
 
+    def swap_buffers(self, index: int) -> None:
+        """Make the other observation of an env its last one: a result is complete, or it cannot be read after all."""
+        self.buffer_index[index] ^= HALF
+
+    def keep_observation(self, index: int) -> None:
+        """Record that a request has failed without leaving an observation, so that the last one is that of no reset."""
+        self.ops[index] = self.buffer_index[index]
+
+    def set_last_content(self, index: int, content: bytes | memoryview | None) -> None:
+        """Keep the pickled info and object leaves of an env's last result; see ``last_contents``."""
+        self.last_contents[index] = None if content is None else bytes(content)
+
+    def take_saves_due(self, ids: range) -> list[int]:
+        """Return those of the envs of an actor whose states have to be saved now."""
+        due = sorted(self.saves_due.intersection(ids))
+        self.saves_due.difference_update(due)
+        return due
+
     def miss_deadline(self, index: int) -> None:
         """Ignore the result of a posted env until its process has ended."""
         self.version += 1
         self.overdue.add(index)
+
+    def begin_process(self, ids: range, incarnation: int) -> None:
+        """Record the new process of an actor, whose doorbell waiting threads have to watch."""
+        self.incarnations[slice_of(ids)] = incarnation
+        self.waiters.on_process_change()
 
     def end_process(self, ids: range) -> None:
         """Mark the posted envs of an actor, whose process has ended, as queued."""
@@ -397,15 +435,25 @@ class EnvTable:
             self.overdue.discard(index)
             self.episodes.lose_process(index)
         # A worker runs all rows that are posted and not completed. The next one must find none.
-        mine = slice(ids.start, ids.stop)
+        mine = slice_of(ids)
         self.slab.posted[mine] = self.slab.completed[mine] = self.call_ids[mine]
         self.version += 1
 
     def begin_rollout(self, ids: range, call_id: int) -> None:
         """Record that the current process of an actor begins or continues a rollout, and that it has no rows to run."""
-        mine = slice(ids.start, ids.stop)
+        mine = slice_of(ids)
         self.posted_in[mine] = self.incarnations[mine]
         self.call_ids[mine] = self.slab.posted[mine] = self.slab.completed[mine] = call_id
+
+    def end_rollout(self, ids: list[int], starts: npt.NDArray[np.bool_]) -> None:
+        """Record whether the last observations of a rollout are the first of their episodes."""
+        self.ops[ids] = self.buffer_index[ids] | starts * np.uint8(RESET)
+
+    def record_rollouts(self, count: int) -> None:
+        """Record how many rollouts are in flight, which waiting threads may count."""
+        self.rollouts = count
+        if self.waiters.sleepers:
+            self.waiters.ring()
 
     def restore(self, index: int, incarnation: int, *, starts: bool) -> None:
         """Record that a process has restored an idle env from a snapshot.
@@ -439,7 +487,7 @@ class EnvTable:
         payload = request.payload if request.method == "reset" or not op & RESET else None  # an autoreset has no action
         if not op & RESET:
             seed = episodes.next_seeds[index]  # for a reset within the step
-            if episodes.flags[index] & RETIRING and self.autoreset == "same_step":
+            if self.autoreset == "same_step" and episodes.ends_with_episode(index):
                 op |= NO_AUTORESET  # the next process does the reset
         elif request.seed is not None:
             seed = request.seed

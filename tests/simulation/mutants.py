@@ -112,6 +112,8 @@ LAUNCHER = "runtime:Launcher."
 WATCH = "actor.timers:DeadlineWatch."
 ENVS = "vector.actor_envs:ActorEnvs."
 ROWS = "vector.actor_envs:QueuedRows."
+ENV_RECOVERY = "vector.env_recovery:EnvRecovery."
+KEEPER = "vector.journal_keeper:JournalKeeper."
 TABLE = "vector.table:EnvTable."
 ENGINE = "vector.engine:RowEngine."
 WAITING = "vector.waiting:ResultWaiters."
@@ -197,29 +199,34 @@ MUTANTS = [
     Mutant(TABLE + "miss_deadline", "self.overdue.add(index)", "pass", LATE),
     Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
     Mutant(ENVS + "queue", "self.actor.enqueue(Renewal(self._first))", "pass", RENEWS),
-    Mutant(ENVS + "_accept", "table.buffer_index[index] = op & HALF", "pass", LAST),
+    Mutant(ENVS + "_accept", "table.swap_buffers(index)", "pass", LAST),
     Mutant(ENVS + "culprit", "return running", "return unfinished[-1]", BLAMES),
-    Mutant(ENVS + "_on_replayed", "self.table.episodes.resume(index)", "pass", REPLAYS),
+    Mutant(KEEPER + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.deliver_ids([index])", "pass", INTERRUPTS),
     Mutant(ROWS + "ids", " and queued_in[index] is self", "", ORDER),
-    Mutant(ENVS + "fail_queued", "self._recover(index, failure, has_process=False)", "pass", HANGS),
+    Mutant(ENV_RECOVERY + "fail_queued", "self._recover(index, failure, has_process=False)", "pass", HANGS),
     Mutant(ENVS + "call_when_finished", "worker.watch_rings(self._on_ring)", "pass", HANGS),
     Mutant(ENVS + "collect_completed", "self.queue_first(again)", "pass", STATES),
-    Mutant(ENVS + "on_started", "table.waiters.on_process_change()", "pass", HANGS),
-    Mutant(ENVS + "on_call", "table.journals[index].record_call(kind, bytes(payload), failed=failed)", "pass", REPLAYS),
-    Mutant(ENVS + "on_exit", "table.end_process(self.range)", "pass", ONCE),
+    Mutant(TABLE + "begin_process", "self.waiters.on_process_change()", "pass", HANGS),
+    Mutant(
+        KEEPER + "record_call",
+        "table.journals[index].record_call(kind, bytes(payload), failed=failed)",
+        "pass",
+        REPLAYS,
+    ),
+    Mutant(ENVS + "on_exit", "self.table.end_process(self.range)", "pass", ONCE),
     Mutant(ENVS + "repair", "table.clear(index)", "pass", INTERRUPTS),
     Mutant(TABLE + "is_complete", " or index in self.overflow", "", MIXES),
+    Mutant(TABLE + "set_requests", "self.episodes.set_root_seed(index, request.seed)", "pass", SEEDS),
     Mutant(TABLE + "post", "self.buffer_of.translate(_OTHER_BUFFER)", "self.buffer_of[:]", LAST),
     Mutant(TABLE + "post", "self.overflow.pop(index, None)", "pass", MIXES),
+    Mutant(TABLE + "deliver", "self.buffer_of[:] = buffers", "pass", LAST),
     Mutant(TABLE + "deliver_ids", "self.outcomes.pop(index, None)", "pass", STATES),
     Mutant(ENVS + "repair", "future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
     # The engine.
-    Mutant(ENGINE + "_take_rows", "table.keep_buffers(envs, buffers)", "pass", LAST),
     Mutant(ENGINE + "_take_rows", "self._record(envs.ids, table.ops[at])", "pass", REPLAYS),
     Mutant(ENGINE + "drain", "table.deliver_ids(done)", "pass", HANGS),
     Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
-    Mutant(ENGINE + "_post_or_queue", "table.episodes.set_root_seed(index, request.seed)", "pass", SEEDS),
     # Episodes and recovery.
     Mutant(EPISODES + "record_batch", 'self.autoreset == "next_step"', "False", STATES),
     Mutant(EPISODES + "lose", "self.flags[index] |= NEEDS_RESET", "pass", LOSSES),
@@ -227,8 +234,8 @@ MUTANTS = [
     Mutant(RECOVERY + "choose_fate", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
     Mutant(RECOVERY + "choose_fate", "not facts.needs_episode or (replays and facts.can_replay)", "True", LOSSES),
     Mutant(RECOVERY + "settle", "journal.count_crash()", "pass", "no third time"),
-    Mutant(ENVS + "_recover", "payload=payload, failure=error)", "payload=payload, failure=None)", LOSSES),
-    Mutant(EPISODES + "lose_process", "LOST if self.holds(index) else 0", "0", LOSSES),
+    Mutant(ENV_RECOVERY + "_recover", "payload=payload, failure=error)", "payload=payload, failure=None)", LOSSES),
+    Mutant(EPISODES + "lose_process", "LOST if self.has_episode(index) else 0", "0", LOSSES),
     Mutant(EPISODES + "resume", "~(NO_EPISODE | LOST | UNRESET)", "~(NO_EPISODE | LOST)", SEEDS),
     Mutant(EPISODES + "seed_of_reset", "and incarnation > 0", "and False", SEEDS),
     Mutant(RECOVERY + "choose_fate", "if not facts.has_process:", "if False:", HANGS),

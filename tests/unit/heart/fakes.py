@@ -467,7 +467,7 @@ class Stage:
     def env(self, index=0):
         """Return an env, as its worker has it."""
         group = self.engine.group_of[index]
-        return group.actor.incarnation.worker.envs[group.position(index)]
+        return group.actor.incarnation.worker.envs[index - group.range.start]
 
     # Driving
 

@@ -10,7 +10,7 @@ from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, NO_RESULT, 
 
 
 def test_a_new_env_needs_a_reset_and_then_only_actions():
-    episodes = Episodes(2, "next_step")
+    episodes = Episodes(2, "next_step", "raise")
     assert episodes.flags[0] == NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT
     episodes.record(0, ends=False, is_reset=True)
     assert list(episodes.flags) == [0, NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]
@@ -22,7 +22,7 @@ def test_a_new_env_needs_a_reset_and_then_only_actions():
     [("next_step", True, False), ("same_step", False, False), ("disabled", False, True)],
 )
 def test_the_end_of_an_episode(autoreset, resets_next, needs_reset):
-    episodes = Episodes(1, autoreset)
+    episodes = Episodes(1, autoreset, "raise")
     episodes.record(0, ends=False, is_reset=True)
     episodes.record(0, ends=True, is_reset=False)
     assert episodes.resets_next.tolist() == [resets_next]
@@ -33,7 +33,7 @@ def test_the_end_of_an_episode(autoreset, resets_next, needs_reset):
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 @pytest.mark.parametrize("seeded", [False, True])
 def test_many_results_at_once_count_as_one_by_one(autoreset, seeded):
-    each, at_once = Episodes(1, autoreset), Episodes(1, autoreset)
+    each, at_once = Episodes(1, autoreset, "raise"), Episodes(1, autoreset, "raise")
     for episodes in (each, at_once):
         if seeded:
             episodes.flags[0] |= SEEDED
@@ -50,7 +50,7 @@ def test_many_results_at_once_count_as_one_by_one(autoreset, seeded):
 
 
 def test_a_batch_counts_as_one_by_one():
-    each, batch = Episodes(3, "next_step"), Episodes(3, "next_step")
+    each, batch = Episodes(3, "next_step", "raise"), Episodes(3, "next_step", "raise")
     for episodes in (each, batch):
         for index in range(3):
             episodes.record(index, ends=False, is_reset=True)
@@ -64,7 +64,7 @@ def test_a_batch_counts_as_one_by_one():
 
 
 def test_a_lost_process_ends_the_episode_until_a_replay_or_a_reset():
-    episodes = Episodes(1, "next_step")
+    episodes = Episodes(1, "next_step", "raise")
     episodes.record(0, ends=False, is_reset=True)
     episodes.lose_process(0)
     assert episodes.flags[0] == LOST | UNRESET
@@ -80,7 +80,7 @@ def test_a_lost_process_ends_the_episode_until_a_replay_or_a_reset():
 
 
 def test_the_first_reset_of_a_renewed_env_has_a_derived_seed():
-    episodes = Episodes(1, "next_step")
+    episodes = Episodes(1, "next_step", "raise")
     assert episodes.seed_of_reset(0, 1) is None, "the env was never seeded"
     episodes.set_root_seed(0, 5)
     assert episodes.seed_of_reset(0, 0) is None
@@ -90,7 +90,7 @@ def test_the_first_reset_of_a_renewed_env_has_a_derived_seed():
 
 
 def test_seeded_episodes_have_the_seeds_of_the_formula():
-    episodes = Episodes(1, "next_step")
+    episodes = Episodes(1, "next_step", "raise")
     episodes.seed_episodes()
     assert episodes.root_seeds[0] is not None
     episodes.set_root_seed(0, 5)
@@ -111,7 +111,7 @@ class StepLimit:
 
 
 def test_recycling_is_due_at_the_end_of_an_episode_until_the_next_reset():
-    episodes = Episodes(1, "next_step", [StepLimit(2)])
+    episodes = Episodes(1, "next_step", "raise", [StepLimit(2)])
     episodes.record(0, ends=False, is_reset=True)
     episodes.record(0, ends=True, is_reset=False)
     assert not episodes.flags[0] & RETIRING
@@ -123,7 +123,7 @@ def test_recycling_is_due_at_the_end_of_an_episode_until_the_next_reset():
 
 
 def test_without_reset_checks_only_a_crash_needs_a_reset():
-    episodes = Episodes(1, "disabled")
+    episodes = Episodes(1, "disabled", "raise")
     episodes.disable_reset_checks()
     episodes.record(0, ends=True, is_reset=False)
     assert not episodes.flags[0] & NEEDS_RESET

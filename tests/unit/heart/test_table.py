@@ -13,6 +13,7 @@ from envactors.mailbox.info_codec import OVERFLOW
 from envactors.mailbox.pickling import loads
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, SEED, Layout
 from envactors.mailbox.specs import ArraySpec
+from envactors.options import Deadlines
 from envactors.vector.episodes import NEEDS_RESET, RETIRING, SEEDED, Episodes
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
 
@@ -30,8 +31,8 @@ def table(request):
     observation = ArraySpec((2,), np.dtype(np.float64))
     action = ArraySpec((), np.dtype(np.int64))
     slab, infos = PlainMemory().create(Layout(observation, action, PLAIN_REWARD, COUNT))
-    episodes = Episodes(COUNT, request.param)
-    table = EnvTable(ChangeLock(), slab, infos, episodes, "raise")
+    episodes = Episodes(COUNT, request.param, "raise")
+    table = EnvTable(ChangeLock(), slab, infos, episodes, Deadlines())
     for index in range(COUNT):
         episodes.record(index, ends=False, is_reset=True)
     yield table
@@ -151,20 +152,20 @@ def post_one(table, request=None, index=1):
 
 def test_a_reset_without_a_seed(table):
     assert post_one(table, EnvRequest("reset", True)) == (HALF | RESET, None)
-    assert table.posted_seed(1) is None
+    assert table.posted_request(1).seed is None
 
 
 def test_a_reset_with_a_seed(table):
     assert post_one(table, EnvRequest("reset", True, seed=9)) == (HALF | RESET | SEED, None)
     assert table.slab.seeds[1] == 9
-    assert table.posted_seed(1) == 9
+    assert table.posted_request(1).seed == 9
 
 
 def test_a_reset_with_a_large_seed_travels_as_a_payload(table):
     op, payload = post_one(table, EnvRequest("reset", True, seed=LARGE_SEED))
     assert op == HALF | RESET | PAYLOAD
     assert loads(payload) == (LARGE_SEED, None)
-    assert table.posted_seed(1) == LARGE_SEED
+    assert table.posted_request(1).seed == LARGE_SEED
 
 
 def test_options_of_a_reset_travel_as_a_payload(table):
@@ -187,7 +188,7 @@ def test_seeded_episodes_post_the_next_seed_with_each_step(table):
     table.episodes.flags[1] |= SEEDED
     table.episodes.next_seeds[1] = 77
     assert post_one(table) == (HALF | SEED, None)
-    assert table.posted_seed(1) == 77
+    assert table.posted_request(1).seed == 77
 
 
 @pytest.mark.parametrize("table", ["same_step"], indirect=True)

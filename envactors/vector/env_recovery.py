@@ -1,0 +1,254 @@
+"""What becomes of the failed requests of one actor's envs, and which errors their users get.
+
+`envactors.vector.recovery` chooses the fate of a request; this module collects the facts and applies the choice. It
+queues nothing: callers learn whether a request must run again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
+
+from envactors.actor.activity import Activity
+from envactors.actor.actor import Actor
+from envactors.actor.exits import ProcessExit
+from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
+from envactors.actor.incarnation import ExitReport
+from envactors.actor.job import ErrorOf
+from envactors.actor.states import EndReason, is_crash
+from envactors.errors import ActorError, copy_error
+from envactors.mailbox.messages import Failure, Fault
+from envactors.mailbox.pickling import try_to_read
+from envactors.replay import PostedRequest
+from envactors.vector.recovery import Cause, Decision, EnvFate, Facts, FailedRequest, settle
+from envactors.vector.results import EnvStep
+from envactors.vector.rows import RowReader
+from envactors.vector.table import QUEUED, EnvTable
+
+# The actions of all envs: one array per leaf of the action.
+Actions: TypeAlias = Sequence[npt.NDArray[Any]]
+
+
+class EnvRecovery:
+    """Settles the failed requests of one actor's envs. Every change happens under the lock of the vector.
+
+    Args:
+        table: The envs of the vector.
+        reader: Reads results out of rows.
+        actor: The actor.
+    """
+
+    def __init__(self, table: EnvTable, reader: RowReader, actor: Actor) -> None:
+        self._table = table
+        self._reader = reader
+        self._actor = actor
+
+    # Failed requests -------------------------------------------------------------------------------------
+
+    def recover_row(self, index: int) -> bool:
+        """Handle the failure in a complete row, whose env raised; return whether the request must run again."""
+        table = self._table
+        failure = self.raised(table.activity_of(index), table.infos.failure(table.overflow.get(index)))
+        return self._recover(index, failure, has_process=self._actor.is_usable)
+
+    def give_up(self, index: int, error: BaseException) -> bool:
+        """Turn a result that cannot be unpickled into a failure; return whether the request must run again."""
+        table = self._table
+        table.swap_buffers(index)  # the observation before it may be returned instead
+        activity, incarnation = table.activity_of(index), int(table.posted_in[index])
+        text = type(error).__name__
+        failure = FailedRequest(Cause.RAISED, ReadyOutcome(None, error), incarnation, activity, text, has_run=True)
+        return self._recover(index, failure, has_process=self._actor.is_usable)
+
+    def recover_unfinished(self, unfinished: list[Activity], running: Activity | None, ended: ProcessExit) -> list[int]:
+        """Handle the requests that an ended process has not completed; return the envs whose requests must run again.
+
+        Args:
+            unfinished: The requests.
+            running: The one that the process ran last; None if it ran none.
+            ended: The end of the process, with the request that is blamed for it.
+        """
+        culprit = ended.culprit
+        # A step that missed its deadline may still have ended, and the next one begun: then both have begun.
+        begun = [activity.env for activity in (culprit, running) if activity is not None]
+        is_discard = ended.reason is EndReason.DISCARD
+        again: list[int] = []
+        for activity in unfinished:
+            is_culprit = culprit is not None and activity.env == culprit.env and not is_discard
+            error = ended.error if is_culprit else self.crash_error_for(activity)
+            cause = Cause.RUNNING if activity.env in begun else Cause.WAITING
+            reason = ended.reason if is_culprit or is_discard else None
+            failure = FailedRequest(cause, ReadyOutcome(None, error), ended.incarnation.index, activity, reason=reason)
+            if self._recover(activity.env, failure, has_process=ended.plan.has_process):
+                again.append(activity.env)
+        return again
+
+    def fail_queued(self, ids: list[int], error_of: ErrorOf) -> None:
+        """Fail queued envs that no process will run."""
+        for index in ids:
+            activity = self._table.activity_of(index)
+            # A closing actor reports the failure that led to the retry, rather than that it is closed.
+            earlier = self._table.request_of(index).failure if self._actor.is_closing else None
+            error = earlier or ReadyOutcome(None, error_of(activity))
+            failure = FailedRequest(Cause.WAITING, error, self._actor.incarnation.index, activity)
+            self._recover(index, failure, has_process=False)
+
+    def settle_lost(self, ids: Sequence[int]) -> None:
+        """Settle the requests of those envs that are queued but need an episode that was lost.
+
+        A request either gets its outcome now, or becomes a reset and stays in the queue.
+        """
+        for index in ids:
+            if self._table.status[index] == QUEUED and self.lacks_episode(index):
+                lost = self.lost_failure(self._table.activity_of(index))
+                self._recover(index, lost, has_process=self._actor.is_usable)
+
+    def lacks_episode(self, index: int) -> bool:
+        """Return whether the request of an env needs an episode that was lost and that no replay can bring back."""
+        return self.is_lost_for_good(index) and self._table.needs_episode(index)
+
+    def is_lost_for_good(self, index: int) -> bool:
+        """Return whether the episode of an env was lost, and no replay can bring it back."""
+        return self._table.episodes.is_lost(index) and not self._table.journals[index].can_replay
+
+    # Decisions and their effects -------------------------------------------------------------------------
+
+    def _recover(self, index: int, failure: FailedRequest, *, has_process: bool) -> bool:
+        """Handle a failed request, and give it an outcome unless it must run again; return whether it must.
+
+        Args:
+            index: The env.
+            failure: The failure.
+            has_process: See `decide`.
+        """
+        table, reader = self._table, self._reader
+        posted = table.posted_request(index)
+        decision, error = self.decide(index, failure, posted, table.slab.actions, has_process=has_process)
+        if decision.fate is EnvFate.REDO:
+            return True
+        if decision.fate is EnvFate.RESET:
+            request = table.request_of(index)
+            # A repeated reset keeps the seed and the options of the user.
+            seed = request.seed if decision.repeats_reset else None
+            payload = request.payload if request.method == "reset" else None
+            again = dataclasses.replace(request, resets=True, seed=seed, payload=payload, failure=error)
+            table.set_requests({index: again})
+            return True
+        last = reader.copy_last(index, has_info=False) if decision.fate is EnvFate.TRUNCATE else None
+        if last is None:
+            table.record_outcome(index, error)
+        else:
+            table.keep_observation(index)
+            read = functools.partial(reader.read_truncated, last, error, failure.incarnation + 1)
+            table.record_outcome(index, self.read_later(index, read))
+        return False
+
+    def decide(
+        self, index: int, failure: FailedRequest, posted: PostedRequest, actions: Actions, *, has_process: bool
+    ) -> tuple[Decision, Outcome]:
+        """Decide the fate of a failed step or reset, and discard its process if the env is not fit for use any more.
+
+        Args:
+            index: The env.
+            failure: The failure.
+            posted: The request as it was posted.
+            actions: The actions of all envs.
+            has_process: Whether the actor has a process now, or will have another one.
+
+        Returns:
+            The decision, and the error to report.
+        """
+        table, journal = self._table, self._table.journals[index]
+        request = table.request_of(index)
+        can_retry = table.replays and not failure.has_run and journal.can_retry(posted)
+        facts = Facts(
+            cause=failure.cause,
+            on_failure=table.on_failure,
+            autoreset=table.autoreset,
+            reason=failure.reason,
+            ran_reset=failure.in_reset or posted.is_reset,
+            ran_only_reset=posted.is_reset,
+            asked_reset=request.method == "reset",
+            needs_episode=table.needs_episode(index),
+            has_process=has_process,
+            has_last=table.episodes.has_result(index),
+            has_failed=request.failure is not None,
+            can_replay=journal.can_replay,
+            can_retry=can_retry,
+        )
+        error = failure.error
+        if table.replays and not can_retry:  # reads the journal, which `settle` may clear
+            error = self._with_inputs(index, failure, posted, actions)
+        decision = settle(facts, table.episodes, index, journal)
+        if decision.replaces_process:
+            pid = self._actor.pid
+            self._actor.discard(failure.incarnation, lambda: self._discard_error(failure, pid))
+        return decision, error
+
+    # Errors ----------------------------------------------------------------------------------------------
+
+    def _with_inputs(self, index: int, failure: FailedRequest, posted: PostedRequest, actions: Actions) -> Outcome:
+        """Return the error of a request that is not tried again, with the inputs that end processes, if they do."""
+        if failure.cause is not Cause.RUNNING or not is_crash(failure.reason):
+            return failure.error
+        inputs = self._table.journals[index].inputs(actions, index, posted, self._table.attach)
+        if inputs is None:
+            return failure.error
+        crash = failure.error.read()[1]
+        assert isinstance(crash, ActorError), "a running request fails only with its process"
+        return ReadyOutcome(None, self._actor.errors.poison(crash, inputs))
+
+    def _discard_error(self, failure: FailedRequest, pid: int | None) -> ActorError:
+        """Return the error of a process that is discarded since an env raised. Runs code of users, without the lock."""
+        cause = failure.error.read()[1]
+        assert cause is not None, "the env has raised"
+        return self._actor.errors.discarded(failure.activity, failure.incarnation, pid, cause, failure.text)
+
+    def raised(self, activity: Activity, failure: Failure) -> FailedRequest:
+        """Return the failure of a request in which the env has raised; its exception is not unpickled yet."""
+        errors, incarnation, pid = self._actor.errors, int(self._table.posted_in[activity.env]), self._actor.pid
+        error = LazyOutcome(lambda: (None, errors.raised(activity, incarnation, pid, failure)), is_failure=True)
+        in_reset = failure.fault == Fault.RESET
+        return FailedRequest(Cause.RAISED, error, incarnation, activity, failure.text, in_reset=in_reset)
+
+    def lost_failure(self, activity: Activity) -> FailedRequest:
+        """Return the failure of a request that needs an episode which ended with an earlier process."""
+        actor = self._actor
+        incarnation = actor.last_crash.incarnation if actor.last_crash is not None else None
+        ended = actor.incarnation.index if incarnation is None else incarnation
+        return FailedRequest(Cause.WAITING, ReadyOutcome(None, self.crash_error_for(activity)), ended, activity)
+
+    def crash_error_for(self, activity: Activity) -> ActorError:
+        """Return the error of a request whose process ended before it could run.
+
+        The actor records an exit as its last crash before it calls `ActorEnvs.on_exit`.
+        """
+        actor, crash = self._actor, self._actor.last_crash
+        if crash is None:
+            return actor.errors.ended(ExitReport(reason=EndReason.ABORT), actor.incarnation.index, activity)
+        if (crash.call_id, crash.index) == (activity.call_id, activity.env):
+            return copy_error(crash)
+        return actor.errors.not_begun(activity, crash)
+
+    def read_later(self, index: int, read: Callable[[], EnvStep]) -> Outcome:
+        """Return the outcome of an env whose result is unpickled when somebody asks for it."""
+        unreadable = self.unreadable_of(index)
+
+        def read_or_explain() -> tuple[EnvStep | None, BaseException | None]:
+            step, error = try_to_read(read)
+            return step, None if error is None else unreadable(error)
+
+        return LazyOutcome(read_or_explain, is_failure=False)
+
+    def unreadable_of(self, index: int) -> Callable[[BaseException], ActorError]:
+        """Return a function that turns the exception of unpickling an env's result into the error for the user.
+
+        The function runs code of users, so callers must not hold the lock.
+        """
+        table, actor = self._table, self._actor
+        incarnation = int(table.posted_in[index])
+        return functools.partial(actor.errors.unreadable, table.activity_of(index), incarnation, actor.pid)
