@@ -193,8 +193,8 @@ class Actor(ActorBase):
     def cancel(self, future: ActorFuture) -> bool:
         self.check_owner()
         with self.lock, self.lock.change(self):
-            if not future.running() and self._withdraw(future) is not None:
-                future.set_canceled()
+            if not future.running():
+                self._withdraw(future, lambda _activity: future.set_canceled())
         return future.cancelled()
 
     def abort(self, future: ActorFuture) -> bool:
@@ -208,12 +208,13 @@ class Actor(ActorBase):
                 self._check_can_kill("abort a running call")
                 self.tenant.blame(future)
                 self._kill_and_proceed(EndReason.ABORT)
+            if is_running or future.done():
+                return is_running
             # A call that was running in an earlier process may be queued for another try.
-            activity = None if is_running or future.done() else self._withdraw(future)
-            if activity is not None:
-                report = ExitReport(reason=EndReason.ABORT)
-                future.set_exception(self.errors.ended(report, self.incarnation.index, activity))
-        return is_running or activity is not None
+            make_error = functools.partial(
+                self.errors.ended, ExitReport(reason=EndReason.ABORT), self.incarnation.index
+            )
+            return self._withdraw(future, lambda activity: future.set_exception(make_error(activity)))
 
     def kill(self, restart: bool) -> None:
         self.check_owner()
@@ -295,14 +296,16 @@ class Actor(ActorBase):
             self._loan.begin(loan_lock, lender)
         return lender
 
-    def _withdraw(self, future: ActorFuture) -> Activity | None:
-        """Remove the request of a future from the queue; return its activity, or None if it is not queued."""
+    def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
+        """Take the request of a future out of the queue; see `Tenant.withdraw`."""
         job = next((job for job in self.queue if job.future is future), None)
-        if job is None:
-            return self.tenant.withdraw(future)
+        activity = None if job is None else job.activity()
+        if job is None or activity is None:
+            return self.tenant.withdraw(future, end)
+        end(activity)
         self.queue.remove(job)
         self.unfinished.pop(job, None)
-        return job.activity()
+        return True
 
     # For jobs and tenants, under the lock ----------------------------------------------------------------
 

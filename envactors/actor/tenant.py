@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from envactors.mailbox.messages import Attach, Frame, Kind
@@ -63,10 +64,16 @@ class Tenant:
     def on_exit(self, ended: ProcessExit) -> None:
         """Continue or fail everything that was in an ended process."""
 
-    def withdraw(self, future: ActorFuture) -> Activity | None:
-        """Take the request of a future out of the queue; return its activity, or None if it is not queued."""
-        del future
-        return None
+    def withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
+        """Take the request of a future out of the queue; return False if it is not queued.
+
+        Args:
+            future: The future.
+            end: Ends the future. Until it has, the request is not forgotten, so that no interrupt leaves it without an
+                end.
+        """
+        del future, end
+        return False
 
     def is_running(self, future: ActorFuture) -> bool:
         """Return whether the worker runs the request of this future."""

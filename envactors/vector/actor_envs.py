@@ -416,14 +416,14 @@ class ActorEnvs(Job, Tenant):
             self.recovery.settle_lost([index for index in self.range if index not in again])
         self.table.waiters.ring()
 
-    def withdraw(self, future: ActorFuture) -> Activity | None:
-        """Take the request of a future out of the queue; return its step, or None if it is not queued."""
+    def withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
+        """Take the request of a future out of the queue; see `Tenant.withdraw`."""
         index = self._index_of(future, QUEUED)
         if index is None:
-            return None
-        activity = self.table.activity_of(index)
+            return False
+        end(self.table.activity_of(index))
         self.table.deliver_ids([index])
-        return activity
+        return True
 
     def blame(self, future: ActorFuture) -> None:
         """Have the env of this future, if its row is posted, count as the one that the worker ran."""

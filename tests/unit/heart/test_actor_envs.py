@@ -212,7 +212,7 @@ def check_works(stage, seed):
     stage.check()
     obs, _ = stage.reset(seed=seed, timeout=SOON)
     assert obs[:, 2].tolist() == [seed + index for index in range(stage.envs.num_envs)]
-    actions = [seed % 80, (seed + 1) % 80]
+    actions = [seed % 80, (seed + 1) % 80][: stage.envs.num_envs]
     assert stage.step(actions)[1].tolist() == [float(action) for action in actions]
     stage.check()
 
@@ -296,6 +296,21 @@ def test_an_interrupted_repair_is_made_again(stages, at):
     with pytest.raises(ea.ActorDiedError, match="an exception interrupted the caller"):
         future.result(SOON)
     assert list(stage.table.status) == [IDLE] * 2
+    check_works(stage, 7)
+
+
+@pytest.mark.parametrize("at", range(24))
+@pytest.mark.parametrize("end", ["cancel", "abort"])
+@pytest.mark.parametrize("is_row", [True, False])
+def test_an_interrupt_leaves_no_withdrawn_request_without_an_end(stages, is_row, end, at):
+    stage = stages(1)
+    stage.envs[0].echo(1)
+    (future,) = stage.envs.submit([1]) if is_row else [stage.envs[0].echo(2)]  # it is queued behind the call
+    withdrawing = {"_withdraw", "withdraw", "deliver_ids", "set_canceled", "set_exception", "set_outcome", "_notify"}
+    interrupt(getattr(future, end), at, only=withdrawing)
+    stage.table.lock.reset_if_interrupted()
+    stage.run()
+    assert future.done()
     check_works(stage, 7)
 
 
