@@ -318,7 +318,7 @@ class Actor(ActorBase):
         job.age = 0 if first or self.permits is None else self.permits.next_age()
         self.unfinished[job] = None
         if first:
-            replays = sum(queued.is_of_process for queued in self.queue)
+            replays = sum(queued.is_of_process and not isinstance(queued, Renewal) for queued in self.queue)
             self.queue.insert(replays, job)
         else:
             self.queue.append(job)
@@ -803,14 +803,13 @@ class Actor(ActorBase):
         self.deadline_watch.stop()
         if self.permits is not None:
             self.permits.give_back(self)
-        # The next process queues its own replays.
-        for replay in [queued for queued in self.queue if queued.is_of_process]:
-            self.queue.remove(replay)
-            del self.unfinished[replay]
         # 1. Collect: record the results that the worker has completed.
         self.tenant.collect_completed()
         if job is not None:
             job.count_completed()
+        for job_of_process in [queued for queued in self.queue if queued.is_of_process]:
+            self.queue.remove(job_of_process)
+            del self.unfinished[job_of_process]
         # 2. Describe: find out what was running, and make the error.
         culprit = None if job is None else job.culprit(incarnation)
         error = self._describe_exit(report, culprit)

@@ -227,8 +227,8 @@ class Episodes:
         self.flags[index] |= UNRESET | (LOST if self.has_episode(index) else 0)
 
     def resume(self, index: int) -> None:
-        """Record that a replay has brought an env back to where it was."""
-        self.flags[index] &= ~(NO_EPISODE | LOST | UNRESET)
+        """Record that a replay has brought an env back to where it was, in a process that is not due to retire."""
+        self.flags[index] &= ~(NO_EPISODE | LOST | UNRESET | RETIRING)
 
     def step_needs_episode(self, index: int) -> bool:
         """Return whether the next step of an env needs the episode that it has, or had.
@@ -247,7 +247,7 @@ class Episodes:
         self.numbers[index] = number
         if self.flags[index] & SEEDED and root_seed is not None:
             self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed
-        self.flags[index] &= ~(NO_EPISODE | LOST | NEEDS_RESET | UNRESET)
+        self.flags[index] &= ~(NO_EPISODE | LOST | NEEDS_RESET | UNRESET | RETIRING)
         if snapshot.last is not None:
             self.flags[index] &= ~NO_RESULT
         self.resets_next_of[index] = snapshot.resets_next

@@ -810,6 +810,59 @@ def test_recycling_does_not_revive_a_dead_actor(stages, on_failure):
     stage.check()
 
 
+def test_recycling_in_the_queue_does_not_revive_an_actor_that_dies_before_it(stages):
+    stage = stages(1, recycle=ea.RecyclePolicy(max_steps=1), restart=ea.RestartPolicy(max_restarts=0))
+    stage.step([END])
+    call = stage.envs[0].echo(1)
+    stage.envs.send([1])
+    stage.crash()
+    stage.run()
+    assert isinstance(call.exception(SOON), ea.ActorDiedError)
+    with pytest.raises(ea.VectorStepError):
+        stage.envs.recv(timeout=SOON)
+    assert stage.actor().phase is Phase.DEAD
+    assert stage.envs.actors[0].incarnation == 0
+    stage.check()
+
+
+def test_a_process_that_a_replay_has_filled_is_not_recycled(stages):
+    stage = stages(1, on_failure="replay", recycle=ea.RecyclePolicy(max_steps=1))
+    stage.step([END])
+    stage.crash()
+    stage.run()
+    assert stage.step([1])[0][0, :2].tolist() == [0, -1]
+    assert stage.envs.actors[0].incarnation == 1
+    stage.check()
+
+
+def test_a_process_that_has_replaced_one_between_two_episodes_is_not_recycled(stages):
+    stage = stages(1, on_failure="renew", recycle=ea.RecyclePolicy(max_steps=1))
+    stage.step([END])
+    call = stage.envs[0].echo(1)
+    stage.envs.send([1])
+    stage.crash()
+    stage.run()
+    assert isinstance(call.exception(SOON), ea.ActorDiedError) or call.result() == 1
+    batch = stage.envs.recv(timeout=SOON)
+    assert (failures_of(batch.infos), batch.incarnations.tolist()) == ([], [1])
+    stage.check()
+
+
+@RENEWING
+def test_a_process_that_dies_after_the_last_row_of_an_episode_is_replaced_once(stages, on_failure):
+    options = {"on_failure": on_failure, "autoreset": "same_step", "recycle": ea.RecyclePolicy(max_steps=1)}
+    stage = stages(1, **options)
+    stage.step([END])
+    stage.start([END])
+    stage.worker().run_row(0)
+    stage.crash()
+    stage.run()
+    batch = stage.finish()
+    assert batch.obs[0, :2].tolist() == [0, -1]
+    assert (batch.infos[0]["final_obs"].tolist()[:2], batch.incarnations.tolist()) == ([1, END], [1])
+    stage.check()
+
+
 @pytest.mark.parametrize("failure", ["an exception", "a crash"])
 @RENEWING
 def test_the_last_step_is_kept_if_the_reset_in_the_next_process_fails(stages, on_failure, failure):
