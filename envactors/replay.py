@@ -214,10 +214,17 @@ class Journal:
         """Record that the request after the last one that is recorded has failed."""
         self._crashed_at = self._size
 
-    def record_replay(self, *, crashed: bool) -> None:
-        """Record the end of a replay. After the second one in a row that has ended its process, forget the requests."""
-        if crashed and self._has_crashed_in_replay:
+    def record_replay(self, *, crashed: bool, is_same: bool = True) -> None:
+        """Record the end of a replay. If it cannot succeed, forget the requests, but not that the next one has failed.
+
+        Args:
+            crashed: Whether it has ended its process. The second one in a row that has done so is the last.
+            is_same: Whether it has reached the same point.
+        """
+        if (crashed and self._has_crashed_in_replay) or not is_same:
+            has_failed = self._crashed_at == self._size
             self.forget()
+            self._crashed_at = self._size if has_failed else None
         self._has_crashed_in_replay = crashed and self.can_replay
 
     def inputs(

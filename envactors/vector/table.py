@@ -125,6 +125,7 @@ class EnvTable:
         completed_of: The call ids that workers have written into the rows: the memory of ``slab.completed``.
         ops: uint8, shape (n,): each env's last posted operation, in the bits of `envactors.mailbox.slab`.
         op_of: The same memory, which Python writes and translates faster.
+        last_op_of: The operation before that, which the last observation is of until the posted one has a result.
         seeds: The seed of that operation, if its bits say that it has one.
         buffer_index: uint8, shape (n,): the buffer with each env's last complete observation.
         buffer_of: The same memory.
@@ -159,6 +160,7 @@ class EnvTable:
         self.call_ids: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.op_of: bytearray = bytearray(count)
         self.ops: npt.NDArray[np.uint8] = np.frombuffer(self.op_of, np.uint8)
+        self.last_op_of: bytearray = bytearray(count)
         self.seeds: list[int | None] = [None] * count
         self.buffer_of: bytearray = bytearray(count)
         self.buffer_index: npt.NDArray[np.uint8] = np.frombuffer(self.buffer_of, np.uint8)
@@ -317,6 +319,7 @@ class EnvTable:
         self.version += 1
         # A worker that is running other rows may run these as well once they are in ``slab.posted``.
         if envs.is_all:
+            self.last_op_of[:] = self.op_of
             self.op_of[:] = self._slab_ops[:] = ops
             self.posted_in[:] = self.incarnations
             self.call_ids.fill(call_id)
@@ -325,6 +328,7 @@ class EnvTable:
             self.slab.posted[envs.at] = call_id
         else:
             for index in envs.ids:
+                self.last_op_of[index] = self.op_of[index]
                 self.op_of[index] = self._slab_ops[index] = ops[index]
                 self._posted_in_of[index] = self._incarnation_of[index]
                 self.call_id_of[index] = call_id
@@ -402,6 +406,10 @@ class EnvTable:
     def swap_buffers(self, index: int) -> None:
         """Make the other observation of an env its last one: a result is complete, or it cannot be read after all."""
         self.buffer_index[index] ^= HALF
+
+    def undo_post(self, index: int) -> None:
+        """Record that a posted request has left no observation, and the episode continues from the last one."""
+        self.op_of[index] = self.last_op_of[index]
 
     def keep_observation(self, index: int) -> None:
         """Record that a request has failed without leaving an observation, so that the last one is that of no reset."""

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
 import pytest
-from fakes import CUT, END, HUGE, HUGE_SIZE, INFO, LARGE, LEAVE, RAISE, SOON, TRAP, PlayedEnv, RowError, wait_until
+from fakes import (
+    CUT,
+    END,
+    HUGE,
+    HUGE_SIZE,
+    INFO,
+    LARGE,
+    LEAVE,
+    RAISE,
+    SOON,
+    TRAP,
+    PlayedEnv,
+    RowError,
+    Trap,
+    wait_until,
+)
 
 import envactors as ea
 from envactors.actor.states import ActorState, Phase
@@ -955,3 +971,89 @@ def test_an_aborted_step_that_has_not_begun_does_not_run_again(stages, on_failur
         assert waiting.result(SOON).info["failure"].aborted
     if on_failure == "replay":
         assert running.result(SOON).info == {}
+
+
+def test_the_abort_of_a_neighbor_is_no_crash_of_the_step_that_was_running(stages):
+    stage = stages(2, envs_per_actor=2, on_failure="replay")
+    stage.step([1, 1])
+    running, waiting = stage.envs.submit([2, 3])
+    stage.worker().begin_row(0)
+    assert waiting.abort()
+    stage.settle()
+    while stage.table.status[0] != POSTED:
+        assert stage.worker().play()
+        stage.settle()
+    stage.worker().begin_row(0)
+    stage.crash()
+    stage.run()
+    assert running.result(SOON).info == {}
+    assert running.result().obs.tolist() == [2, 2, 0]
+
+
+def crash_until_given_up(stage, index=0):
+    """Crash in the request of an env until it is not tried any more; return how often it was tried."""
+    for tries in range(1, 9):
+        while stage.table.status[index] != POSTED or stage.table.is_complete(index):
+            if stage.table.has_outcome(index) or not stage.worker().play():
+                return tries - 1
+            stage.settle()
+        if stage.table.seeds[index] != 5:
+            return tries - 1
+        stage.worker().begin_row(index)
+        stage.crash()
+    raise AssertionError("it is tried for ever")
+
+
+def test_a_reset_that_ends_processes_runs_twice_although_the_replay_between_fails(stages):
+    stage = stages(1, on_failure="replay", seed=1)
+    stage.step([1])
+    stage.access.start_reset([0], [5], [None])
+    stage.worker().begin_row(0)
+    stage.crash()
+    stage.worker().play()
+    stage.env().drift = 0.5  # so the replay does not reach the same point
+    stage.settle()
+    assert crash_until_given_up(stage) == 1
+    stage.run()
+    assert failures_of(stage.finish().infos) == [0]
+
+
+def test_a_step_that_raises_leaves_the_last_observation_the_first_of_its_episode(stages):
+    stage = stages(2)
+    assert stage.engine.starts_episode(0)
+    for _ in range(2):
+        with pytest.raises(ea.VectorStepError):
+            stage.step([RAISE, 1])
+        assert [stage.engine.starts_episode(index) for index in range(2)] == [True, False]
+    stage.step([1], [0])
+    assert not stage.engine.starts_episode(0)
+    with pytest.raises(ea.VectorStepError):
+        stage.step([TRAP], [0])
+    assert not stage.engine.starts_episode(0)
+
+
+def test_a_truncated_result_names_the_process_that_the_env_continues_in(stages):
+    stage = stages(1, on_failure="renew")
+    stage.step([1])
+    stage.crash()
+    stage.crash()  # before the process has made its env
+    stage.run()
+    assert stage.envs.actors[0].incarnation == 2
+    batch = stage.play(stage.envs.recv) if stage.envs.send([1]) else stage.finish()
+    assert (failures_of(batch.infos), batch.incarnations.tolist()) == ([0], [2])
+
+
+def test_an_autoreset_that_cannot_be_read_uses_up_one_seed(stages):
+    stage = stages(1, on_failure="renew", seed_episodes=True, env=TrappedEnv, seed=5)
+    stage.step([END])
+    _, _, _, _, infos = stage.step([1])
+    assert failures_of(infos) == [0]
+    assert stage.episodes.numbers == [2]
+
+
+class TrappedEnv(PlayedEnv):
+    """The info of its second reset cannot be unpickled."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, _ = super().reset(seed=seed, options=options)
+        return obs, {"trap": Trap()} if len(self.resets) == 2 else {}
