@@ -175,7 +175,13 @@ class EnvRow:
             large_seed, options = content or (None, None)
             return self.hosted.reset(seed if large_seed is None else large_seed, options)
         action = content if op & PAYLOAD else self.action()
-        return self.hosted.step(action, self.autoreset and not op & NO_AUTORESET, seed)
+        if not op & NO_AUTORESET:
+            return self.hosted.step(action, self.autoreset, seed)
+        result = self.hosted.env.step(action)
+        obs, reward, terminated, truncated, info = self.hosted.take(result, False, None)
+        if terminated or truncated:  # the next process does the reset, and the caller adds its results
+            info = {"final_obs": result[0], "final_info": info}
+        return obs, reward, terminated, truncated, info
 
     def _read_payload(self, op: int) -> Any:
         """Return the action of a step, or the (large seed, options) of a reset."""

@@ -1057,3 +1057,20 @@ class TrappedEnv(PlayedEnv):
     def reset(self, *, seed=None, options=None):
         obs, _ = super().reset(seed=seed, options=options)
         return obs, {"trap": Trap()} if len(self.resets) == 2 else {}
+
+
+class ListEnv(PlayedEnv):
+    """Returns its observations as lists."""
+
+    def step(self, action):
+        obs, *others = super().step(action)
+        return obs.tolist(), *others
+
+
+def test_the_last_observation_of_an_episode_is_the_envs_own_also_before_a_replacement(stages):
+    stage = stages(1, env=ListEnv, autoreset="same_step", recycle=ea.RecyclePolicy(max_steps=1))
+    for incarnation in (0, 1):
+        _, _, _, _, infos = stage.step([END])
+        assert stage.envs.actors[0].incarnation == incarnation
+        assert (type(infos[0]["final_obs"]), infos[0]["final_obs"][:2]) == (list, [1.0, END])
+        assert infos[0]["final_info"] == {}
