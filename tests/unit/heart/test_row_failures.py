@@ -1074,3 +1074,16 @@ def test_the_last_observation_of_an_episode_is_the_envs_own_also_before_a_replac
         assert stage.envs.actors[0].incarnation == incarnation
         assert (type(infos[0]["final_obs"]), infos[0]["final_obs"][:2]) == (list, [1.0, END])
         assert infos[0]["final_info"] == {}
+
+
+@RENEWING
+def test_a_packed_actor_leaves_a_node_that_is_drained_at_a_reset_only(stages, on_failure):
+    stage = stages(2, envs_per_actor=2, on_failure=on_failure)
+    stage.worker().node = SimpleNamespace(name="far", draining=True)
+    stage.step([END, END])
+    futures = stage.envs.submit([1, 1])
+    stage.run()
+    assert [future.result(SOON).info for future in futures] == [{}, {}]
+    assert stage.envs.actors[0].incarnation == 0
+    stage.reset()
+    assert stage.envs.actors[0].incarnation == 1
