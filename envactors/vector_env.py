@@ -350,6 +350,7 @@ class VectorEnv:
 
         Raises:
             VectorEnvError: The vector has ``on_failure="raise"``, and keeps no results.
+            AlreadyPendingError: An env has a result pending, or a rollout is in flight.
             NothingPendingError: An env has no result yet.
         """
         self._select(None)

@@ -186,7 +186,8 @@ class Engine(abc.ABC):
         return last._replace(reward=zeros(self.reward_spec), terminated=False, truncated=True)
 
     def last_batch(self) -> Batch | None:
-        """Return the last result of each env; None if an env has none."""
+        """Return the last result of each env, all of which must be idle; None if an env has none."""
+        self.check_idle(self.all)
         steps = [step for index in self.all.ids if (step := self.read_last(index)) is not None]
         return self.batcher.batch_steps(steps)[0] if len(steps) == len(self.all.ids) else None
 

@@ -32,7 +32,7 @@ from envactors.vector.actor_envs import ActorEnvs, post_rows
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
 from envactors.vector.rows import RowReader, RowResult
-from envactors.vector.table import DONE, FAILED, IDLE, POSTED, EnvRequest, EnvTable, Selection
+from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
 
 # In C, since each request looks at all actors.
 _is_closing: Callable[[Actor], bool] = operator.attrgetter("is_closing")
@@ -186,7 +186,8 @@ class RowEngine(Engine):
             self._check_idle(envs)
             closing = next(filter(_is_closing, envs.actors), None)
             if closing is not None:
-                return closing.errors.closed(Activity(method, envs.ids[0]), closing.incarnation.index)
+                index = next(index for index in envs.ids if index in closing.config.indices)
+                return closing.errors.closed(Activity(method, index), closing.incarnation.index)
             if method == "step":
                 self.episodes.check_steppable(envs.ids)
         except EnvActorsError as error:
@@ -260,6 +261,8 @@ class RowEngine(Engine):
             self._collect(envs)
             with self._lock, self._lock.change(*envs.actors):
                 done = [index for index in envs.ids if table.status[index] in (DONE, FAILED)]
+                for index in set(done) - table.outcomes.keys():
+                    self.reader.keep_content(index)
                 table.deliver_ids(done)
 
     def _wait(
@@ -427,14 +430,14 @@ class RowEngine(Engine):
         """Deliver the outcomes of envs one by one. For the results and the errors see `_take`."""
         table, ids = self.table, envs.ids
         self._collect(envs)
-        if any(map(table.is_running, ids)):
-            return None
 
         def find_outcomes() -> list[tuple[int, int, Outcome | None]]:
             return [(table.status[index], table.call_id_of[index], table.outcomes.get(index)) for index in ids]
 
         found = find_outcomes()
-        gone = [index for index, (status, _, _) in zip(ids, found, strict=True) if status not in (DONE, FAILED)]
+        if any(status in (QUEUED, POSTED) for status, _, _ in found):  # one that runs again may be complete by now
+            return None
+        gone = [index for index, (status, _, _) in zip(ids, found, strict=True) if status == IDLE]
         if gone:
             raise NothingPendingError(
                 f"{caller} waited for the results of the envs {gone}, which a signal handler or another thread has "
@@ -479,7 +482,7 @@ class RowEngine(Engine):
         table, recovery = self.table, self.group_of[index].recovery
         with self._lock:
             if recovery.is_lost_for_good(index):
-                raise recovery.crash_error_for(table.activity_of(index))
+                raise recovery.crash_error_for(Activity("snapshot", index))
             # Under replay, the next process would get to the same state.
             return None if table.replays else int(table.incarnations[index])
 

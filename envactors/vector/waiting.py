@@ -169,11 +169,15 @@ class ResultWaiters:
 
     def _publish_wanted(self) -> None:
         """Tell workers at how many complete rows to ring; they ring for each failure anyway."""
-        wanted = min(self._wanted.values(), default=0)
-        for group in self.groups:
-            worker = group.actor.incarnation.worker
-            if worker is not None:
-                worker.page.ring_at(wanted)
+        while True:
+            wanted = min(self._wanted.values(), default=0)
+            for group in self.groups:
+                worker = group.actor.incarnation.worker
+                if worker is not None:
+                    worker.page.ring_at(wanted)
+            if wanted == min(self._wanted.values(), default=0):
+                return
+            self.ring()  # this has overwritten the number of another thread, which may have missed a ring
 
     def _check_workers(self) -> None:
         """Have the loop check workers that claim to have finished rows which are not complete."""

@@ -1087,3 +1087,12 @@ def test_a_packed_actor_leaves_a_node_that_is_drained_at_a_reset_only(stages, on
     assert stage.envs.actors[0].incarnation == 0
     stage.reset()
     assert stage.envs.actors[0].incarnation == 1
+
+
+def test_a_result_that_a_reset_has_dropped_is_still_the_last_one(stages):
+    stage = stages(1, on_failure="renew", env=ObjectEnv)
+    stage.step([1])
+    stage.start([2])
+    stage.run()
+    stage.access.discard()
+    assert stage.envs.last_batch().obs == ["2"]
