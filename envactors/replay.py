@@ -17,7 +17,7 @@ import numpy.typing as npt
 from envactors.mailbox.messages import Attach, Kind, Pickled, RecordedSteps, Replay, Set
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.recorded import inputs_of
-from envactors.mailbox.slab import HALF, RESET, Slab
+from envactors.mailbox.slab import BUFFER, RESET, Slab
 from envactors.mailbox.specs import reader
 
 # A larger entry, in bytes, counts as several steps, so that the limit on steps bounds the memory, too.
@@ -100,7 +100,7 @@ class Journal:
         """Record a step or a reset from its complete row."""
         op, seed, payload, autoreset = posted
         is_reset = posted.is_reset
-        check = int(slab.checks[op & HALF, index])
+        check = int(slab.checks[op & BUFFER, index])
         ends = bool(slab.terminated[index]) or bool(slab.truncated[index])
         resets_within = autoreset and ends and not is_reset
         if seed is not None and (resets_within or is_reset):

@@ -203,7 +203,7 @@ class Actor(ActorBase):
         with self.lock, self.lock.change(self):
             self._process_results()
             jobs = [job for job in (self.running, self.renewal) if job is not None]
-            is_running = any(job.future is future for job in jobs) or self.tenant.is_running(future)
+            is_running = any(job.future is future for job in jobs) or self.tenant.is_posted_for(future)
             if is_running:
                 self._check_can_kill("abort a running call")
                 self.tenant.blame(future)

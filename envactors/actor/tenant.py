@@ -68,7 +68,7 @@ class Tenant:
         del future
         return None
 
-    def is_running(self, future: ActorFuture) -> bool:
+    def is_posted_for(self, future: ActorFuture) -> bool:
         """Return whether the worker runs the request of this future."""
         del future
         return False

@@ -34,7 +34,7 @@ Actions: TypeAlias = Sequence[npt.NDArray[Any]]
 
 
 class EnvRecovery:
-    """Settles the failed requests of one actor's envs. Every change happens under the lock of the vector.
+    """Handles the failed requests of one actor's envs. Every change happens under the lock of the vector.
 
     Args:
         table: The envs of the vector.
@@ -55,8 +55,8 @@ class EnvRecovery:
         failure = self.raised(table.activity_of(index), table.infos.failure(table.overflow.get(index)))
         return self._recover(index, failure, has_process=self._actor.is_usable)
 
-    def give_up(self, index: int, error: BaseException) -> bool:
-        """Turn a result that cannot be unpickled into a failure; return whether the request must run again."""
+    def recover_unreadable(self, index: int, error: BaseException) -> bool:
+        """Handle a result that cannot be unpickled; return whether the request must run again."""
         table = self._table
         table.swap_buffers(index)  # the observation before it may be returned instead
         activity, incarnation = table.activity_of(index), int(table.posted_in[index])
@@ -97,8 +97,8 @@ class EnvRecovery:
             failure = FailedRequest(Cause.WAITING, error, self._actor.incarnation.index, activity)
             self._recover(index, failure, has_process=False)
 
-    def settle_lost(self, ids: Sequence[int]) -> None:
-        """Settle the requests of those envs that are queued but need an episode that was lost.
+    def recover_lost(self, ids: Sequence[int]) -> None:
+        """Handle the requests of those envs that are queued but need an episode that was lost.
 
         A request either gets its outcome now, or becomes a reset and stays in the queue.
         """

@@ -30,7 +30,7 @@ class JournalKeeper:
     Args:
         table: The envs of the vector, with their journals.
         actor: The actor.
-        recovery: Settles the requests of envs that a replay has not brought back.
+        recovery: Handles the requests of envs that a replay has not brought back.
     """
 
     def __init__(self, table: EnvTable, actor: Actor, recovery: EnvRecovery) -> None:
@@ -94,7 +94,7 @@ class JournalKeeper:
         elif could_replay:
             for attributes in self._replays_of(index):  # the replay may have ended before all of them were set
                 self._actor.enqueue(attributes, first=True)
-        self._recovery.settle_lost([index])
+        self._recovery.recover_lost([index])
 
     def record_exit(self, ended: ProcessExit) -> None:
         """Record the replay that has ended a process, if it was one."""

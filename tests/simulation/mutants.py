@@ -129,7 +129,7 @@ MUTANTS = [
     Mutant(PAGE + "ring_for_result", "always or", "", HANGS),
     Mutant(ENV_ROW + "write", "self.completed[index] = call_id", "self.completed[index] = call_id - 1", HANGS),
     Mutant(ENV_ROW + "write", "self._send_overflow(index, overflow)", "pass", HANGS),
-    Mutant(ENV_ROW + "_write_arrays", "self._slab.checks[half, self.index] = self.hosted.check", "pass", REPLAYS),
+    Mutant(ENV_ROW + "_write_arrays", "self._slab.checks[buffer, self.index] = self.hosted.check", "pass", REPLAYS),
     Mutant(ENV_ROW + "begin", "counters[BEGUN] = call_id", "pass", BLAMES),
     # The actor: its queue.
     Mutant(ACTOR + "_on_reply", "self.unfinished.pop(job, None)", "pass", STATES),
@@ -187,9 +187,9 @@ MUTANTS = [
     Mutant(LOCAL + "take_back", "self._loop.take_back(self._channel_fd)", "pass", HANGS),
     Mutant(LOCAL + "take_back", "self._loop.take_back(self.sentinel)", "pass", HANGS),
     Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
-    Mutant(WAITING + "wait", "wanted < len(rings_each) or 1 in rings_each", "False", HANGS),
+    Mutant(WAITING + "wait", "wanted < len(streams) or 1 in streams", "False", HANGS),
     Mutant(WAITING + "wait", "missing = count_missing()  # workers", "pass  # workers", HANGS),
-    Mutant(WAITING + "wait", "min(complete + missing, len(rings_each))", "len(rings_each)", HANGS),
+    Mutant(WAITING + "wait", "min(complete + missing, len(streams))", "len(streams)", HANGS),
     Mutant(TABLE + "record_outcome", "self.waiters.ring()", "pass", HANGS),
     # The rows of an actor.
     Mutant(ENVS + "post", "any(table.future_of(index) is not None for index in ids)", "False", HANGS),
@@ -225,7 +225,7 @@ MUTANTS = [
     Mutant(ENVS + "repair", "future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
     # The engine.
     Mutant(ENGINE + "_take_rows", "self._record(envs.ids, table.ops[at])", "pass", REPLAYS),
-    Mutant(ENGINE + "drain", "table.deliver_ids(done)", "pass", HANGS),
+    Mutant(ENGINE + "make_idle", "table.deliver_ids(done)", "pass", HANGS),
     Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
     # Episodes and recovery.
     Mutant(EPISODES + "record_batch", 'self.autoreset == "next_step"', "False", STATES),
