@@ -126,13 +126,16 @@ class ResultWaiters:
                 complete = self._count_complete()
                 missing = count_missing()
                 wanted = min(complete + missing, len(streams))
+                # If rows are posted or become complete between the two counts, no number of rows may ever reach their
+                # sum, and the thread would sleep forever.
                 if missing and wanted < len(streams) and complete != self._count_complete():
-                    continue  # the two numbers do not belong together
+                    continue
                 # At the end of the rows of `step`, workers ring anyway.
                 if missing and (wanted < len(streams) or 1 in streams):
                     self._wanted[sleeper] = wanted
                     self._publish_wanted()
-                    missing = count_missing()  # workers do not ring for rows that were complete before
+                    # A row that became complete before the worker could read that number has woken nobody.
+                    missing = count_missing()  # workers do not ring for it later
                 if not missing:
                     return True
                 seconds = remaining(deadline)
@@ -140,7 +143,8 @@ class ResultWaiters:
                     return False
                 if seconds is None:
                     self._check_no_deadlock(missing)
-                if missing == last_missing:  # a ring without a result
+                # Without this, a thread would wait forever for a worker that has finished without all results.
+                if missing == last_missing:
                     self._check_workers()
                 last_missing = missing
                 sleeper.sleep(seconds)
