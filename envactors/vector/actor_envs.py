@@ -208,9 +208,10 @@ class ActorEnvs(Job, Tenant):
         resetting = [index for index in ids if self._resets(index)]
         if any(map(self.table.episodes.is_retiring, resetting)):
             return True
+        if not self.recycler.is_node_draining:
+            return False
         # Several envs move only at a reset that the user requests for all of them, which loses no episode.
-        asked = sum(self.table.request_of(index).method == "reset" for index in ids)
-        return self.recycler.is_node_draining and asked == len(self.range)
+        return [self.table.request_of(index).method for index in ids] == ["reset"] * len(self.range)
 
     def _resets(self, index: int) -> bool:
         """Return whether the next request of an env resets it, by autoreset or because the user asked for a reset."""
