@@ -2,7 +2,7 @@
 
     order ──▶ the worker calls the policy and steps its envs ──▶ it is done, an env raised, or the process ended
       ▲                                                                            │
-      └── the rest, once `envactors.vector.recovery` has decided about each env ◀──┘
+      └── the rest, once `envactors.vector.fates` has decided about each env ◀──┘
 
 Everything runs under the lock of the vector.
 """
@@ -28,7 +28,7 @@ from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Parameters, Policy, Stop
 from envactors.vector.actor_envs import ActorEnvs
-from envactors.vector.recovery import Cause, EnvFate, FailedRequest, lost_with
+from envactors.vector.fates import Cause, EnvFate, FailedRequest, lost_with
 
 
 class WholeRollout(Protocol):

@@ -1,6 +1,6 @@
 """What becomes of the failed requests of one actor's envs, and which errors their users get.
 
-`envactors.vector.recovery` chooses the fate of a request; this module collects the facts and applies the choice. It
+`envactors.vector.fates` chooses the fate of a request; this module collects the facts and applies the choice. It
 queues nothing: callers learn whether a request must run again.
 """
 
@@ -24,7 +24,7 @@ from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.pickling import try_to_read
 from envactors.replay import PostedRequest
-from envactors.vector.recovery import Cause, Decision, EnvFate, Facts, FailedRequest, lost_with, settle
+from envactors.vector.fates import Cause, Decision, EnvFate, Facts, FailedRequest, lost_with, settle
 from envactors.vector.results import EnvStep
 from envactors.vector.rows import RowReader
 from envactors.vector.table import QUEUED, EnvTable

@@ -27,8 +27,8 @@ from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import split_batch, zeros
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import Episodes
+from envactors.vector.fates import Cause, EnvFate, Facts, FailedRequest, settle
 from envactors.vector.options import Choices
-from envactors.vector.recovery import Cause, EnvFate, Facts, FailedRequest, settle
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info, step_error
 from envactors.vector.table import Selection
 from envactors.vector.timing import StepTimes, TimedEnv

@@ -118,7 +118,7 @@ TABLE = "vector.table:EnvTable."
 ENGINE = "vector.engine:RowEngine."
 WAITING = "vector.waiting:ResultWaiters."
 EPISODES = "vector.episodes:Episodes."
-RECOVERY = "vector.recovery:"
+FATES = "vector.fates:"
 JOURNAL = "replay:Journal."
 
 MUTANTS = [
@@ -231,14 +231,14 @@ MUTANTS = [
     Mutant(EPISODES + "record_batch", 'self.autoreset == "next_step"', "False", STATES),
     Mutant(EPISODES + "lose", "self.flags[index] |= NEEDS_RESET", "pass", LOSSES),
     Mutant(EPISODES + "advance", "self.numbers[index] += 1", "pass", SEEDS),
-    Mutant(RECOVERY + "choose_fate", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
-    Mutant(RECOVERY + "choose_fate", "not facts.needs_episode or (replays and facts.can_replay)", "True", LOSSES),
-    Mutant(RECOVERY + "settle", "journal.count_crash()", "pass", "no third time"),
+    Mutant(FATES + "choose_fate", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
+    Mutant(FATES + "choose_fate", "not facts.needs_episode or (replays and facts.can_replay)", "True", LOSSES),
+    Mutant(FATES + "settle", "journal.count_crash()", "pass", "no third time"),
     Mutant(ENV_RECOVERY + "_recover", "payload=payload, failure=error)", "payload=payload, failure=None)", LOSSES),
     Mutant(EPISODES + "lose_process", "LOST if self.has_episode(index) else 0", "0", LOSSES),
     Mutant(EPISODES + "resume", "| UNRESET | RETIRING", "| RETIRING", SEEDS),
     Mutant(EPISODES + "seed_of_reset", "and incarnation > 0", "and False", SEEDS),
-    Mutant(RECOVERY + "choose_fate", "if not facts.has_process:", "if False:", HANGS),
+    Mutant(FATES + "choose_fate", "if not facts.has_process:", "if False:", HANGS),
     # Journals.
     Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),
     Mutant(JOURNAL + "record_row", "check, is_reset=is_reset", "check, is_reset=False", REPLAYS),
