@@ -17,7 +17,7 @@ import numpy.typing as npt
 from envactors.mailbox.messages import Attach, Kind, Pickled, RecordedSteps, Replay, Set
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.recorded import inputs_of
-from envactors.mailbox.slab import HALF, RESET, Slab
+from envactors.mailbox.slab import BUFFER, RESET, Slab
 from envactors.mailbox.specs import reader
 
 # A larger entry, in bytes, counts as several steps, so that the limit on steps bounds the memory, too.
@@ -100,7 +100,7 @@ class Journal:
         """Record a step or a reset from its complete row."""
         op, seed, payload, autoreset = posted
         is_reset = posted.is_reset
-        check = int(slab.checks[op & HALF, index])
+        check = int(slab.checks[op & BUFFER, index])
         ends = bool(slab.terminated[index]) or bool(slab.truncated[index])
         resets_within = autoreset and ends and not is_reset
         if seed is not None and (resets_within or is_reset):
@@ -214,10 +214,17 @@ class Journal:
         """Record that the request after the last one that is recorded has failed."""
         self._crashed_at = self._size
 
-    def record_replay(self, *, crashed: bool) -> None:
-        """Record the end of a replay. After the second one in a row that has ended its process, forget the requests."""
-        if crashed and self._has_crashed_in_replay:
+    def record_replay(self, *, crashed: bool, is_same: bool = True) -> None:
+        """Record the end of a replay. If it cannot succeed, forget the requests, but not that the next one has failed.
+
+        Args:
+            crashed: Whether it has ended its process. The second one in a row that has done so is the last.
+            is_same: Whether it has reached the same point.
+        """
+        if (crashed and self._has_crashed_in_replay) or not is_same:
+            has_failed = self._crashed_at == self._size
             self.forget()
+            self._crashed_at = self._size if has_failed else None
         self._has_crashed_in_replay = crashed and self.can_replay
 
     def inputs(

@@ -188,13 +188,13 @@ class VectorEnv:
 
     def _step(self, envs: Selection, actions: Any, timeout: float | None, deadline: float | None) -> StepResults:
         engine = self._engine
-        engine.start_steps(envs, actions, rings_each=False)
+        engine.start_steps(envs, actions, streams=False)
         return engine.finish(envs, timeout, deadline, "step")[1:6]
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps without waiting; `recv` returns the results. Arguments and errors are those of `step`."""
         engine, envs = self._engine, self._select(env_ids)
-        engine.start_steps(envs, actions, rings_each=True)
+        engine.start_steps(envs, actions, streams=True)
 
     def recv(self, min_envs: int | None = None, max_envs: int | None = None, timeout: float | None = None) -> Batch:
         """Return results of `send`, and of `step` and `reset` that timed out, in the order of their completion.
@@ -229,7 +229,7 @@ class VectorEnv:
         """
         engine, envs = self._engine, self._select(env_ids)
         futures = [self._make_future(env_id) for env_id in envs.ids]
-        engine.start_steps(envs, actions, rings_each=True, futures=futures)
+        engine.start_steps(envs, actions, streams=True, futures=futures)
         return futures
 
     def _make_future(self, env_id: int) -> EnvFuture:
@@ -350,6 +350,7 @@ class VectorEnv:
 
         Raises:
             VectorEnvError: The vector has ``on_failure="raise"``, and keeps no results.
+            AlreadyPendingError: An env has a result pending, or a rollout is in flight.
             NothingPendingError: An env has no result yet.
         """
         self._select(None)

@@ -203,7 +203,7 @@ class Actor(ActorBase):
         with self.lock, self.lock.change(self):
             self._process_results()
             jobs = [job for job in (self.running, self.renewal) if job is not None]
-            is_running = any(job.future is future for job in jobs) or self.tenant.is_running(future)
+            is_running = any(job.future is future for job in jobs) or self.tenant.is_posted_for(future)
             if is_running:
                 self._check_can_kill("abort a running call")
                 self.tenant.blame(future)
@@ -321,7 +321,7 @@ class Actor(ActorBase):
         job.age = 0 if first or self.permits is None else self.permits.next_age()
         self.unfinished[job] = None
         if first:
-            replays = sum(queued.is_of_process for queued in self.queue)
+            replays = sum(queued.is_of_process and not isinstance(queued, Renewal) for queued in self.queue)
             self.queue.insert(replays, job)
         else:
             self.queue.append(job)
@@ -806,14 +806,13 @@ class Actor(ActorBase):
         self.deadline_watch.stop()
         if self.permits is not None:
             self.permits.give_back(self)
-        # The next process queues its own replays.
-        for replay in [queued for queued in self.queue if queued.is_of_process]:
-            self.queue.remove(replay)
-            del self.unfinished[replay]
         # 1. Collect: record the results that the worker has completed.
         self.tenant.collect_completed()
         if job is not None:
             job.count_completed()
+        for job_of_process in [queued for queued in self.queue if queued.is_of_process]:
+            self.queue.remove(job_of_process)
+            del self.unfinished[job_of_process]
         # 2. Describe: find out what was running, and make the error.
         culprit = None if job is None else job.culprit(incarnation)
         error = self._describe_exit(report, culprit)

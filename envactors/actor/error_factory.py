@@ -189,9 +189,10 @@ class ErrorFactory:
         """Return the error of a step whose process ended before it could run."""
         _, where = self._locate(crash.incarnation or 0, crash.pid, activity)
         whose = "" if crash.method is None else f" while {crash.method} of env {crash.index} was running"
+        call = f" (call {activity.call_id})" if activity.call_id else ""
         text = (
             f"env {activity.env} of actor {self._config.name!r} was lost with its process{whose}, before its own "
-            f"{activity.method} (call {activity.call_id}) could run: {crash}"
+            f"{activity.method}{call} could run: {crash}"
         )
         kind = NodeLostError if isinstance(crash, NodeLostError) else ActorDiedError
         names = {**ActorDiedError.__annotations__, **kind.__annotations__}

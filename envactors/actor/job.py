@@ -31,7 +31,7 @@ class Job:
         deadline: How long it may run, in seconds; None for no limit.
         age: Its age, for permits; the older a job is, the lower. Jobs that go first have 0.
         needs_permit: Whether it steps or resets envs, so that it counts for ``max_running``.
-        is_of_process: Whether it ends with the process, since the next process gets another one.
+        is_of_process: Whether it ends with the process, since the next one does not need it, or gets another one.
         survives_interrupt: Whether it stays in the queue when an interrupted change is repaired.
     """
 
@@ -130,7 +130,7 @@ class Renewal(Close):
 
     Args:
         index: The index of the actor's first env.
-        future: Its result is the index of the new incarnation; None if nobody waits for it.
+        future: Its result is the index of the new incarnation; None unless the user has asked for it.
     """
 
     method = "renew"
@@ -138,6 +138,7 @@ class Renewal(Close):
     def __init__(self, index: int, future: ActorFuture | None = None) -> None:
         super().__init__(index)
         self.future = future
+        self.is_of_process = future is None
 
     def start(self) -> Job:
         """Ask the worker to close its envs and to exit."""

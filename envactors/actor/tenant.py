@@ -75,7 +75,7 @@ class Tenant:
         del future, end
         return False
 
-    def is_running(self, future: ActorFuture) -> bool:
+    def is_posted_for(self, future: ActorFuture) -> bool:
         """Return whether the worker runs the request of this future."""
         del future
         return False

@@ -90,7 +90,7 @@ class VectorAccess:
 
         The futures of `VectorEnv.submit` still get theirs. After this, the envs can be reset.
         """
-        self._envs._engine.drain(self._envs._select(env_ids), None, None)
+        self._envs._engine.make_idle(self._envs._select(env_ids), None, None)
 
     def start_reset(
         self, env_ids: list[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
@@ -106,7 +106,7 @@ class VectorAccess:
 
     def start_steps(self, env_ids: list[int] | None, actions: Any) -> None:
         """Start steps of some envs, or of all for None, whose results `gather` delivers."""
-        self._envs._engine.start_steps(self._envs._select(env_ids), actions, rings_each=False)
+        self._envs._engine.start_steps(self._envs._select(env_ids), actions, streams=False)
 
     def start_step(self, actions: Any) -> None:
         """Start a step of all envs, whose results `finish_step` delivers."""
@@ -127,7 +127,7 @@ class VectorAccess:
 
     def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
         """Start steps with one unchecked and unconverted action per env. `gather` delivers their results."""
-        self._envs._engine.start_steps(self._envs._select(env_ids), actions, rings_each=True, is_checked=False)
+        self._envs._engine.start_steps(self._envs._select(env_ids), actions, streams=True, is_checked=False)
 
     def start_calls(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ActorFuture[Any]]:
         """Start to call a method of each env, or to read an attribute that is not a method.

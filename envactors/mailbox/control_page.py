@@ -40,7 +40,8 @@ POSTED: Final = 0
 FRAMES: Final = 1
 # The call id of the last batch step that was posted through shared memory.
 STEP: Final = 2
-# Whether the results of that step are streamed: the caller uses each of them before the others are complete.
+# Whether that step streams: the caller uses each result before the others are complete. The worker rings once as many
+# rows are complete as a thread waits for. It rings for the end of a step that does not stream.
 STREAM: Final = 3
 # How the worker waits for the next request: for how many rounds it spins before it sleeps.
 WAIT: Final = 4
@@ -171,14 +172,14 @@ class ControlPage:
 
     # The parent ------------------------------------------------------------------------------------------
 
-    def post_step(self, call_id: int, wait: int, stream: bool, rows: Sequence[int] = ()) -> None:
+    def post_step(self, call_id: int, wait: int, streams: bool, rows: Sequence[int] = ()) -> None:
         """Post the batch step whose rows have been written; the caller ensures that the doorbells stay open."""
         del rows  # pages of other machines pass them on
         counters = self.counters
         counters[WAIT] = wait
-        if stream and not counters[STREAM] and counters[FINISHED] < counters[STEP]:
+        if streams and not counters[STREAM] and counters[FINISHED] < counters[STEP]:
             counters[WATCHED] = call_id  # the worker may run both as one, and the other's end is waited for
-        counters[STREAM] = stream
+        counters[STREAM] = streams
         counters[STEP] = self.last_call = call_id
         self._posted = counters[POSTED] = self._posted + 1
         self.to_worker.ring_open()

@@ -1,7 +1,7 @@
 """The memory that a vector env shares with its workers: observations, actions, and flags, one row per env.
 
 Each row of an array has one writer: the parent writes requests, the env's worker writes results. Observations have two
-halves, and the parent chooses the one that a step writes to, so the last complete observation survives a worker that is
+buffers. The parent chooses the one that a step writes to, so the last complete observation survives a worker that is
 killed while it writes the next one. Who allocates the memory, and what is sent in frames, is decided elsewhere.
 """
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from envactors.mailbox.specs import ArraySpec, Spec, leaves
 
 # The bits of `Slab.ops`.
-HALF: Final = 1  # which half the observation is written to
+BUFFER: Final = 1  # which buffer the observation is written to
 RESET: Final = 2  # a reset; without this bit, a step
 SEED: Final = 4  # the seed in the row is that of the reset, or of a reset within the step
 PAYLOAD: Final = 8  # the action of the step, or the options of the reset, are in a payload
@@ -101,7 +101,7 @@ class Slab:
         inline_infos: uint8, shape (n, `INLINE_INFO_ROOM`): room for an encoded info.
         inline_info_rooms: The rows of ``inline_infos``.
         inline_info_sizes: uint32, shape (n,): how many bytes of that room are used.
-        checks: uint32, shape (2, n): the checksums over the envs' observations, in two halves as the observations.
+        checks: uint32, shape (2, n): the checksums over the envs' observations, in two buffers as the observations.
             Used only if the envs have a journal.
         terminated: bool, shape (n,).
         truncated: bool, shape (n,).

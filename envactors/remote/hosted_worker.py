@@ -223,15 +223,15 @@ class HostedWorker:
 
     def _post_rows(self, record: Record) -> None:
         mirrored = self._rows()
-        stream = bool(record.frame_kind)
+        streams = bool(record.frame_kind)
         assert mirrored is not None, "the layout comes before the first rows"
         rows = mirrored.apply_requests(record.payload)
         self._last_call = record.call_id
-        self._steps.append((record.call_id, stream, rows))
-        self._page.ring_at(int(any(stream for _, stream, _ in self._steps)))
-        if stream:
+        self._steps.append((record.call_id, streams, rows))
+        self._page.ring_at(int(any(streams for _, streams, _ in self._steps)))
+        if streams:
             self._page.ring_at_end(record.call_id)
-        self._page.post_step(record.call_id, ASLEEP, stream, rows)
+        self._page.post_step(record.call_id, ASLEEP, streams, rows)
 
     def send_measured(self) -> None:
         """Send the durations and spans of its steps and resets, if they are measured."""
@@ -261,8 +261,8 @@ class HostedWorker:
         # Env code may have written any value there; the caller finds out which results are missing.
         finished = min(max(0, counters[FINISHED]), self._last_call)
         ready = []
-        for call_id, stream, rows in self._steps:
-            if finished >= call_id or stream or all_complete:
+        for call_id, streams, rows in self._steps:
+            if finished >= call_id or streams or all_complete:
                 complete = mirrored.complete(rows)
                 ready += complete
                 rows[:] = [row for row in rows if row not in complete]

@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from envactors.backends.base import RowMemory
 from envactors.mailbox.info_codec import INLINE_INFO, Infos
-from envactors.mailbox.slab import HALF, INLINE_INFO_ROOM, Layout, Slab
+from envactors.mailbox.slab import BUFFER, INLINE_INFO_ROOM, Layout, Slab
 from envactors.remote import records
 from envactors.system.memory import check_room, next_page
 
-# The first row of a run, the number of rows, and the half with their observations.
+# The first row of a run, the number of rows, and the buffer with their observations.
 _HEAD = struct.Struct("<III")
 # How many runs are cached; an actor whose results arrive together has one.
 _MOST_RUNS = 512
@@ -38,15 +38,15 @@ class Run(NamedTuple):
 
     Attributes:
         request: Their requests, array by array.
-        result: Their results, array by array, except for arrays with halves.
-        halves: The arrays of their results that have halves, for each half.
+        result: Their results, array by array, except for arrays with buffers.
+        buffers: The arrays of their results that have buffers, for each buffer.
         numbers: The numbers of their results.
         when: When their results were completed.
     """
 
     request: list[memoryview]
     result: list[memoryview]
-    halves: tuple[list[memoryview], list[memoryview]]
+    buffers: tuple[list[memoryview], list[memoryview]]
     numbers: memoryview
     when: npt.NDArray[np.float64]
 
@@ -74,7 +74,7 @@ class MirroredRows:
         # The size of one env's request, and the largest size of its result, in bytes.
         self.request_size: int = _HEAD.size + _size(run.request)
         inline = len(slab.inline_info_rooms[0])
-        self.result_size: int = _HEAD.size + _size([run.numbers, *run.result, *run.halves[0]]) + inline
+        self.result_size: int = _HEAD.size + _size([run.numbers, *run.result, *run.buffers[0]]) + inline
 
     def _run(self, first: int, count: int) -> Run:
         run = self._runs.get((first, count))
@@ -98,19 +98,19 @@ class MirroredRows:
             slab.when[rows],
         )
 
-    def _split(self, rows: Sequence[int], halves: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """Yield (first row, count, half) for the runs of these rows with observations in the same half."""
+    def _split(self, rows: Sequence[int], buffers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield (first row, count, buffer) for the runs of these rows with observations in the same buffer."""
         first = rows[0]
-        half = halves[0]
+        buffer = buffers[0]
         count = 0
-        for row, other in zip(rows, halves, strict=True):
-            if row != first + count or other != half:
-                yield first, count, half
+        for row, other in zip(rows, buffers, strict=True):
+            if row != first + count or other != buffer:
+                yield first, count, buffer
                 first = row
-                half = other
+                buffer = other
                 count = 0
             count += 1
-        yield first, count, half
+        yield first, count, buffer
 
     def pack_requests(self, rows: Sequence[int]) -> bytes:
         """Return the requests of these envs."""
@@ -152,9 +152,9 @@ class MirroredRows:
         parts: list[bytes | memoryview] = []
         ops = self._ops
         encodings = self._encodings
-        for first, count, half in self._split(rows, [ops[row] & HALF for row in rows]):
+        for first, count, buffer in self._split(rows, [ops[row] & BUFFER for row in rows]):
             run = self._run(first, count)
-            parts += (_HEAD.pack(first, count, half), run.numbers, *run.result, *run.halves[half])
+            parts += (_HEAD.pack(first, count, buffer), run.numbers, *run.result, *run.buffers[buffer])
             for row in range(first, first + count):
                 if encodings[row] == INLINE_INFO:
                     parts.append(self.slab.inline_info(row))
@@ -168,11 +168,11 @@ class MirroredRows:
         sizes = self._sizes
         rooms = self.slab.inline_info_rooms
         while at < len(view):
-            first, count, half = _HEAD.unpack_from(view, at)
+            first, count, buffer = _HEAD.unpack_from(view, at)
             run = self._run(first, count)
             numbers = view[at + _HEAD.size : at + _HEAD.size + 8 * count]
             at = _read(view, at + _HEAD.size + 8 * count, run.result)
-            at = _read(view, at, run.halves[half])
+            at = _read(view, at, run.buffers[buffer])
             for row in range(first, first + count):
                 if encodings[row] == INLINE_INFO:
                     size = min(sizes[row], INLINE_INFO_ROOM)

@@ -114,14 +114,14 @@ class MirroredPage(ControlPage):
         self._report = report
         self._reported = time.monotonic()
 
-    def post_step(self, call_id: int, wait: int, stream: bool, rows: Sequence[int] = ()) -> None:
+    def post_step(self, call_id: int, wait: int, streams: bool, rows: Sequence[int] = ()) -> None:
         del wait
-        self.counters[STREAM] = stream
+        self.counters[STREAM] = streams
         self.counters[STEP] = call_id
         self.last_call = call_id
-        if not stream:
+        if not streams:
             self._together = call_id
-        self._post(call_id, stream, rows)
+        self._post(call_id, streams, rows)
 
     def ring_at(self, count: int) -> None:
         """Have the node send single results of all steps that run; 0 if nobody waits for them."""
@@ -280,13 +280,13 @@ class RemoteWorker(Worker):
             self.page.to_parent.close()
             return self._status._replace(loss=self.loss, is_certain=self.is_over)
 
-    def _send_rows(self, call_id: int, stream: bool, rows: Sequence[int]) -> None:
+    def _send_rows(self, call_id: int, streams: bool, rows: Sequence[int]) -> None:
         assert self.memory is not None, "it has rows"
         assert self.memory.rows is not None, "it has rows"
         self._last_call = call_id
         self._sent = time.monotonic()
         payload = self.memory.rows.pack_requests(rows)
-        self._send(Record(RecordKind.REQUESTS, self.worker_id, payload, int(stream), call_id=call_id))
+        self._send(Record(RecordKind.REQUESTS, self.worker_id, payload, int(streams), call_id=call_id))
 
     def _send_stream(self) -> None:
         self._send(Record(RecordKind.STREAM, self.worker_id))

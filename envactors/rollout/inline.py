@@ -126,7 +126,7 @@ class InlineRolloutEngine(RolloutEngine):
             due = run.write_ops(step, envs)
             selection = engine.select(due)
             actions = actions_at(run.trajectory, step)
-            engine.start_steps(selection, [actions[index] for index in due], rings_each=True)
+            engine.start_steps(selection, [actions[index] for index in due], streams=True)
             try:
                 run.write_results(step, engine.finish(selection, None, None, "rollout"))
             except VectorStepError as error:

@@ -2,7 +2,7 @@
 
     order ──▶ the worker calls the policy and steps its envs ──▶ it is done, an env raised, or the process ended
       ▲                                                                            │
-      └── the rest, once `envactors.vector.recovery` has decided about each env ◀──┘
+      └── the rest, once `envactors.vector.fates` has decided about each env ◀──┘
 
 Everything runs under the lock of the vector.
 """
@@ -14,7 +14,7 @@ from typing import Protocol
 
 from envactors.actor.activity import Activity
 from envactors.actor.exits import ProcessExit
-from envactors.actor.future import Outcome, ReadyOutcome
+from envactors.actor.future import Outcome
 from envactors.actor.job import ErrorOf, Job, Renewal
 from envactors.errors import ActorError
 from envactors.mailbox import bundle
@@ -28,7 +28,7 @@ from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Parameters, Policy, Stop
 from envactors.vector.actor_envs import ActorEnvs
-from envactors.vector.recovery import Cause, EnvFate, FailedRequest
+from envactors.vector.fates import Cause, EnvFate, FailedRequest, lost_with
 
 
 class WholeRollout(Protocol):
@@ -236,8 +236,7 @@ class RolloutPart(Job):
         self._makes_policy = True
         is_complete = self.columns.next_step >= self.columns.steps  # the worker had only to reply
         if ended.culprit is not None and not is_complete:
-            error = ReadyOutcome(None, ended.error)
-            failure = FailedRequest(Cause.RUNNING, error, ended.incarnation.index, ended.culprit, reason=ended.reason)
+            failure = lost_with(ended, Cause.RUNNING, ended.error, ended.culprit, ended.reason)
             for index in self._envs_failed_in(ended.culprit):
                 self._decide(index, failure, has_process=ended.plan.has_process)
         if ended.plan.has_process:

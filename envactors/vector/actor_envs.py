@@ -32,7 +32,7 @@ from envactors.vector.table import POSTED, QUEUED, EnvRequest, EnvTable, Selecti
 from envactors.vector.timing import StepTimes
 
 
-def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, rings_each: bool) -> None:
+def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, streams: bool) -> None:
     """Post requests whose actions are already in the rows, and ring the workers.
 
     Args:
@@ -40,14 +40,14 @@ def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, ring
         envs: The envs to post; their actors are free.
         call_id: The call id of all these requests.
         wait: How the workers wait for the next request; see `envactors.mailbox.control_page`.
-        rings_each: Whether workers announce each result.
+        streams: Whether they stream.
     """
-    payloads = table.post(envs, call_id, rings_each)
+    payloads = table.post(envs, call_id, streams)
     now = time.monotonic()
     pages = [group.post(call_id, ids, payloads, now) for group, ids in envs.groups]
     # Workers that wake up compete with this thread for cores, so everything slow comes before the first ring.
     for page, (_, ids) in zip(pages, envs.groups, strict=True):
-        page.post_step(call_id, wait, rings_each, ids)
+        page.post_step(call_id, wait, streams, ids)
 
 
 class QueuedRows(Job):
@@ -105,7 +105,7 @@ class ActorEnvs(Job, Tenant):
         table, reader, actor, recycler: As above.
         attach: That of the table.
         range: The indices of the envs of the actor.
-        recovery: Settles the failed requests of these envs.
+        recovery: Handles their failed requests.
         journal_keeper: Keeps their journals.
         end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; None until there is a policy.
         queued_in: The job in which each env was queued last.
@@ -137,9 +137,9 @@ class ActorEnvs(Job, Tenant):
         """Whether any env is `POSTED`, with a complete row or not."""
         return POSTED in self.table.status[self._slice]
 
-    def count_running(self) -> int:
-        """Return how many envs have a request without an outcome."""
-        return sum(map(self.table.is_running, self.range))
+    def count_missing(self) -> int:
+        """Return how many outcomes of its envs are missing."""
+        return sum(map(self.table.lacks_outcome, self.range))
 
     # Posting ---------------------------------------------------------------------------------------------
 
@@ -177,11 +177,11 @@ class ActorEnvs(Job, Tenant):
     def post_queued(self, ids: list[int], call_id: int) -> None:
         """Post queued envs, except those whose requests need an episode that was lost."""
         table = self.table
-        self.recovery.settle_lost(ids)
+        self.recovery.recover_lost(ids)
         queued = [index for index in ids if table.status[index] == QUEUED]
         if queued:
             envs = Selection(queued, queued, groups=[(self, queued)])
-            post_rows(table, envs, call_id, ASLEEP, rings_each=True)
+            post_rows(table, envs, call_id, ASLEEP, streams=True)
             table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
 
     def queue(self, ids: list[int]) -> None:
@@ -189,7 +189,7 @@ class ActorEnvs(Job, Tenant):
         self.table.queue(ids)
         if self._is_renewal_due(ids):
             self.actor.enqueue(Renewal(self._first))
-        self.recovery.settle_lost(ids)
+        self.recovery.recover_lost(ids)
         self.actor.enqueue(QueuedRows(self, ids))
 
     def queue_first(self, ids: list[int]) -> None:
@@ -208,7 +208,10 @@ class ActorEnvs(Job, Tenant):
         resetting = [index for index in ids if self._resets(index)]
         if any(map(self.table.episodes.is_retiring, resetting)):
             return True
-        return self.recycler.is_node_draining and len(resetting) == len(self.range)
+        if not self.recycler.is_node_draining:
+            return False
+        # Several envs move only at a reset that the user requests for all of them, which loses no episode.
+        return [self.table.request_of(index).method for index in ids] == ["reset"] * len(self.range)
 
     def _resets(self, index: int) -> bool:
         """Return whether the next request of an env resets it, by autoreset or because the user asked for a reset."""
@@ -234,9 +237,9 @@ class ActorEnvs(Job, Tenant):
             self.queue_first(again)
         self.journal_keeper.queue_saves()
 
-    def give_up(self, index: int, error: BaseException) -> None:
-        """Turn a result that cannot be unpickled into a failure."""
-        if self.recovery.give_up(index, error):
+    def recover_unreadable(self, index: int, error: BaseException) -> None:
+        """Recover from a result that cannot be unpickled."""
+        if self.recovery.recover_unreadable(index, error):
             self.queue_first([index])
 
     def _accept(self, index: int) -> None:
@@ -260,7 +263,7 @@ class ActorEnvs(Job, Tenant):
             row = reader.copy_row(index)
             outcome = self.recovery.read_later(index, functools.partial(reader.read_result, row, request, before))
             reader.keep_content(index)
-        table.record_outcome(index, outcome, float(slab.when[index]) if table.rings_each[index] else None)
+        table.record_outcome(index, outcome, float(slab.when[index]) if table.streams[index] else None)
 
     def _reset_in_next_process(self, index: int) -> None:
         """Replace the process of an env whose episode has ended, and do the autoreset of that step in the next one."""
@@ -376,7 +379,7 @@ class ActorEnvs(Job, Tenant):
             self.begin_timing()
         replays = self.journal_keeper.replays_for_process(is_renewal=is_renewal)
         if is_renewal:
-            self.recovery.settle_lost(self.range)
+            self.recovery.recover_lost(self.range)
         return [*replays]
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
@@ -413,7 +416,7 @@ class ActorEnvs(Job, Tenant):
         if again:
             self.queue_first(again)
         if ended.plan.has_process:
-            self.recovery.settle_lost([index for index in self.range if index not in again])
+            self.recovery.recover_lost([index for index in self.range if index not in again])
         self.table.waiters.ring()
 
     def withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
@@ -429,7 +432,7 @@ class ActorEnvs(Job, Tenant):
         """Have the env of this future, if its row is posted, count as the one that the worker ran."""
         self._aborted = self._index_of(future, POSTED)
 
-    def is_running(self, future: ActorFuture) -> bool:
+    def is_posted_for(self, future: ActorFuture) -> bool:
         """Return whether the row of this future is posted and not complete."""
         index = self._index_of(future, POSTED)
         return index is not None and not self.table.is_complete(index)

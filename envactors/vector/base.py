@@ -101,14 +101,14 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def start_steps(
-        self, envs: Selection, actions: Any, *, rings_each: bool, futures: Futures = (), is_checked: bool = True
+        self, envs: Selection, actions: Any, *, streams: bool, futures: Futures = (), is_checked: bool = True
     ) -> None:
         """Start a step of some envs.
 
         Args:
             envs: The envs.
             actions: Actions as `VectorEnv.step` takes them.
-            rings_each: Whether results are taken one by one rather than all at once.
+            streams: Whether the caller uses each result before the others are complete.
             futures: Futures that get the results; empty if the vector delivers them.
             is_checked: Whether actions are checked against the action spec.
 
@@ -144,7 +144,7 @@ class Engine(abc.ABC):
         """Wait for results and deliver them in the order of their completion; see `VectorEnv.recv`."""
 
     @abc.abstractmethod
-    def drain(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
+    def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         """Wait for rollouts and for whatever these envs run. Results that were not delivered are dropped.
 
         Args:
@@ -159,8 +159,8 @@ class Engine(abc.ABC):
     def reset(
         self, envs: Selection, seeds: Seeds, options: Options, timeout: float | None, deadline: float | None
     ) -> Batch:
-        """Reset envs, once `drain` has made them idle. For the arguments see `start_resets` and `finish`."""
-        self.drain(envs, timeout, deadline)
+        """Reset envs, once `make_idle` has made them idle. For the arguments see `start_resets` and `finish`."""
+        self.make_idle(envs, timeout, deadline)
         self.start_resets(envs, seeds, options)
         return self.finish(envs, timeout, deadline, "reset")
 
@@ -186,7 +186,8 @@ class Engine(abc.ABC):
         return last._replace(reward=zeros(self.reward_spec), terminated=False, truncated=True)
 
     def last_batch(self) -> Batch | None:
-        """Return the last result of each env; None if an env has none."""
+        """Return the last result of each env, all of which must be idle; None if an env has none."""
+        self.check_idle(self.all)
         steps = [step for index in self.all.ids if (step := self.read_last(index)) is not None]
         return self.batcher.batch_steps(steps)[0] if len(steps) == len(self.all.ids) else None
 

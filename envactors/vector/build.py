@@ -92,7 +92,7 @@ def launch_actors(
             name = f"envs-{first}-{first + len(factories) - 1}" if is_shared else f"env-{first}"
             actor = launch_alike(factories, name=name, first=first, env_vars=variables)
             actors.append(actor)
-            if is_shared:
+            if len(factories) > 1:
                 parts = actor._actor, actor._lifeline
                 handles += [EnvHandle(*parts, position, _is_shared=True) for position in range(len(factories))]
             else:

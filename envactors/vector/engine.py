@@ -26,13 +26,13 @@ from envactors.mailbox.durations import Histograms
 from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import dumps, try_to_read
-from envactors.mailbox.slab import HALF, RESET
+from envactors.mailbox.slab import BUFFER, RESET
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.actor_envs import ActorEnvs, post_rows
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
 from envactors.vector.rows import RowReader, RowResult
-from envactors.vector.table import DONE, FAILED, IDLE, POSTED, EnvRequest, EnvTable, Selection
+from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
 
 # In C, since each request looks at all actors.
 _is_closing: Callable[[Actor], bool] = operator.attrgetter("is_closing")
@@ -120,7 +120,7 @@ class RowEngine(Engine):
             )
 
     def start_steps(
-        self, envs: Selection, actions: Any, *, rings_each: bool, futures: Futures = (), is_checked: bool = True
+        self, envs: Selection, actions: Any, *, streams: bool, futures: Futures = (), is_checked: bool = True
     ) -> None:
         self._lock.reset_if_interrupted()
         columns, payloads = self._convert_actions(envs, actions, is_checked=is_checked)
@@ -129,7 +129,7 @@ class RowEngine(Engine):
             none = [None] * len(envs.ids)
             for index, future, payload in zip(envs.ids, futures or none, payloads or none, strict=True):
                 requests[index] = EnvRequest("step", future=future, payload=payload)
-        self._post(envs, requests, "step", columns, rings_each=rings_each)
+        self._post(envs, requests, "step", columns, streams=streams)
 
     def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:
         self._lock.reset_if_interrupted()
@@ -138,7 +138,7 @@ class RowEngine(Engine):
         for index, seed, choices, future in zip(envs.ids, seeds, options, futures or none, strict=True):
             payload = None if choices is None else bytes(dumps(choices))
             requests[index] = EnvRequest("reset", resets=True, future=future, seed=seed, payload=payload)
-        self._post(envs, requests, "reset", (), rings_each=True)
+        self._post(envs, requests, "reset", (), streams=True)
 
     def _convert_actions(self, envs: Selection, actions: Any, *, is_checked: bool) -> tuple[list[Any], list[bytes]]:
         """Check actions, and convert them to the form in which they are sent.
@@ -163,7 +163,7 @@ class RowEngine(Engine):
         return list(zip(*[flatten(spec, value) for value in values], strict=True)), []
 
     def _post(
-        self, envs: Selection, requests: dict[int, EnvRequest], method: str, columns: Sequence[Any], *, rings_each: bool
+        self, envs: Selection, requests: dict[int, EnvRequest], method: str, columns: Sequence[Any], *, streams: bool
     ) -> None:
         """Write the actions of envs into their rows and post them, or queue those whose actor is not free.
 
@@ -172,13 +172,13 @@ class RowEngine(Engine):
             requests: Their requests that are more than a plain step.
             method: The method that the user called.
             columns: For each leaf of the action spec, the values of these envs; empty if rows get no actions.
-            rings_each: Whether workers announce each result.
+            streams: Whether they stream; see `Engine.start_steps`.
         """
         with self._lock, self._lock.change(*envs.actors):
             refusal = self._refusal_of(envs, method)
             if refusal is not None:
                 raise self._lock.refuse(refusal)
-            self._post_or_queue(envs, requests, columns, rings_each=rings_each)
+            self._post_or_queue(envs, requests, columns, streams=streams)
 
     def _refusal_of(self, envs: Selection, method: str) -> EnvActorsError | None:
         """Return the error to raise if these envs cannot start a request now; see `start_steps`."""
@@ -186,7 +186,8 @@ class RowEngine(Engine):
             self._check_idle(envs)
             closing = next(filter(_is_closing, envs.actors), None)
             if closing is not None:
-                return closing.errors.closed(Activity(method, envs.ids[0]), closing.incarnation.index)
+                index = next(index for index in envs.ids if index in closing.config.indices)
+                return closing.errors.closed(Activity(method, index), closing.incarnation.index)
             if method == "step":
                 self.episodes.check_steppable(envs.ids)
         except EnvActorsError as error:
@@ -194,7 +195,7 @@ class RowEngine(Engine):
         return None
 
     def _post_or_queue(
-        self, envs: Selection, requests: dict[int, EnvRequest], columns: Sequence[Any], *, rings_each: bool
+        self, envs: Selection, requests: dict[int, EnvRequest], columns: Sequence[Any], *, streams: bool
     ) -> None:
         """Post or queue requests that were not refused; see `_post`."""
         table = self.table
@@ -214,7 +215,7 @@ class RowEngine(Engine):
                 posted.append((group, ids))
         if posted:
             free = self.select([index for _, ids in posted for index in ids]) if queued else envs
-            post_rows(table, free, self._lock.next_call_id(), worker_wait, rings_each=rings_each)
+            post_rows(table, free, self._lock.next_call_id(), worker_wait, streams=streams)
         for group, ids in queued:
             group.queue(ids)
 
@@ -247,19 +248,23 @@ class RowEngine(Engine):
             if any(table.status[index] == POSTED for index in failed):
                 self._collect(self.select(failed))  # some may be retried, or become truncated results: wait again
                 continue
-            succeeded = sorted((index for index in ready if index not in failed), key=self._completed_at)
+            succeeded = sorted((index for index in ready if index not in failed), key=self._outcome_at)
             batch = self._take(self.select([*succeeded[:max_envs], *failed]), "recv")
             if batch is not None:
                 return batch
 
-    def drain(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
+    def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         table = self.table
         self._lock.reset_if_interrupted()
         while table.rollouts or not all(table.status[index] == IDLE for index in envs.ids):
-            self._wait(lambda: table.rollouts + sum(map(table.is_running, envs.ids)), envs, timeout, deadline, "reset")
+            self._wait(
+                lambda: table.rollouts + sum(map(table.lacks_outcome, envs.ids)), envs, timeout, deadline, "reset"
+            )
             self._collect(envs)
             with self._lock, self._lock.change(*envs.actors):
                 done = [index for index in envs.ids if table.status[index] in (DONE, FAILED)]
+                for index in set(done) - table.outcomes.keys():
+                    self.reader.keep_content(index)
                 table.deliver_ids(done)
 
     def _wait(
@@ -277,7 +282,7 @@ class RowEngine(Engine):
         """
         if self.table.waiters.wait(count_missing, deadline):
             return
-        late = [index for index in envs.ids if self.table.is_running(index)]
+        late = [index for index in envs.ids if self.table.lacks_outcome(index)]
         if late:
             raise VectorTimeoutError(
                 f"{caller} waited {timeout} s, and the envs {late} have not finished; nothing is lost, and recv will "
@@ -324,7 +329,7 @@ class RowEngine(Engine):
         table = self.table
         if envs.is_all and not table.overdue and table.are_all(POSTED) and table.completed_of != table.call_id_of:
             return int(np.count_nonzero(table.slab.completed != table.call_ids))
-        return 0 if self._can_take_rows(envs) else sum(map(table.is_running, envs.ids))
+        return 0 if self._can_take_rows(envs) else sum(map(table.lacks_outcome, envs.ids))
 
     def _count_missing_to_receive(self, min_envs: int | None) -> int:
         """Return how many more outcomes `receive` waits for. A failure ends its wait at once."""
@@ -335,12 +340,12 @@ class RowEngine(Engine):
         wanted = len(receivable) if min_envs is None else min(min_envs, len(receivable))
         return max(0, wanted - len(ready))
 
-    def _completed_at(self, index: int) -> float:
+    def _outcome_at(self, index: int) -> float:
         """Return when an env got its outcome; now, if its worker has not recorded that."""
         table = self.table
         if table.status[index] != POSTED:
-            return table.completed_at.get(index, 0.0)
-        return float(table.slab.when[index]) if table.rings_each[index] else time.monotonic()
+            return table.outcome_at.get(index, 0.0)
+        return float(table.slab.when[index]) if table.streams[index] else time.monotonic()
 
     # Taking results --------------------------------------------------------------------------------------
 
@@ -410,7 +415,7 @@ class RowEngine(Engine):
         """Record plain steps and autoresets in the journals of envs, whose operations are ``ops``."""
         table = self.table
         slab = table.slab
-        checks = slab.checks[ops & HALF, ids].tolist()
+        checks = slab.checks[ops & BUFFER, ids].tolist()
         resets = (ops & RESET).tolist()
         for index, check, reset in zip(ids, checks, resets, strict=True):
             table.journals[index].record_step(slab, index, check, is_reset=reset != 0)
@@ -427,14 +432,14 @@ class RowEngine(Engine):
         """Deliver the outcomes of envs one by one. For the results and the errors see `_take`."""
         table, ids = self.table, envs.ids
         self._collect(envs)
-        if any(map(table.is_running, ids)):
-            return None
 
         def find_outcomes() -> list[tuple[int, int, Outcome | None]]:
             return [(table.status[index], table.call_id_of[index], table.outcomes.get(index)) for index in ids]
 
         found = find_outcomes()
-        gone = [index for index, (status, _, _) in zip(ids, found, strict=True) if status not in (DONE, FAILED)]
+        if any(status in (QUEUED, POSTED) for status, _, _ in found):  # one that runs again may be complete by now
+            return None
+        gone = [index for index, (status, _, _) in zip(ids, found, strict=True) if status == IDLE]
         if gone:
             raise NothingPendingError(
                 f"{caller} waited for the results of the envs {gone}, which a signal handler or another thread has "
@@ -453,7 +458,7 @@ class RowEngine(Engine):
             if find_outcomes() != found:
                 return None  # a signal handler or another thread has taken some
             for index, failure in unreadable.items():
-                self.group_of[index].give_up(index, failure)
+                self.group_of[index].recover_unreadable(index, failure)
             if unreadable and table.on_failure != "raise":
                 return None  # their requests run again, or have other outcomes now
             for index, (_, _, outcome) in zip(ids, found, strict=True):
@@ -479,7 +484,7 @@ class RowEngine(Engine):
         table, recovery = self.table, self.group_of[index].recovery
         with self._lock:
             if recovery.is_lost_for_good(index):
-                raise recovery.crash_error_for(table.activity_of(index))
+                raise recovery.crash_error_for(Activity("snapshot", index))
             # Under replay, the next process would get to the same state.
             return None if table.replays else int(table.incarnations[index])
 

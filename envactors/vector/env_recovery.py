@@ -1,6 +1,6 @@
 """What becomes of the failed requests of one actor's envs, and which errors their users get.
 
-`envactors.vector.recovery` chooses the fate of a request; this module collects the facts and applies the choice. It
+`envactors.vector.fates` chooses the fate of a request; this module collects the facts and applies the choice. It
 queues nothing: callers learn whether a request must run again.
 """
 
@@ -19,12 +19,12 @@ from envactors.actor.exits import ProcessExit
 from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
 from envactors.actor.incarnation import ExitReport
 from envactors.actor.job import ErrorOf
-from envactors.actor.states import EndReason, is_crash
+from envactors.actor.states import EndReason
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.pickling import try_to_read
 from envactors.replay import PostedRequest
-from envactors.vector.recovery import Cause, Decision, EnvFate, Facts, FailedRequest, settle
+from envactors.vector.fates import Cause, Decision, EnvFate, Facts, FailedRequest, lost_with, settle
 from envactors.vector.results import EnvStep
 from envactors.vector.rows import RowReader
 from envactors.vector.table import QUEUED, EnvTable
@@ -34,7 +34,7 @@ Actions: TypeAlias = Sequence[npt.NDArray[Any]]
 
 
 class EnvRecovery:
-    """Settles the failed requests of one actor's envs. Every change happens under the lock of the vector.
+    """Handles the failed requests of one actor's envs. Every change happens under the lock of the vector.
 
     Args:
         table: The envs of the vector.
@@ -55,8 +55,8 @@ class EnvRecovery:
         failure = self.raised(table.activity_of(index), table.infos.failure(table.overflow.get(index)))
         return self._recover(index, failure, has_process=self._actor.is_usable)
 
-    def give_up(self, index: int, error: BaseException) -> bool:
-        """Turn a result that cannot be unpickled into a failure; return whether the request must run again."""
+    def recover_unreadable(self, index: int, error: BaseException) -> bool:
+        """Handle a result that cannot be unpickled; return whether the request must run again."""
         table = self._table
         table.swap_buffers(index)  # the observation before it may be returned instead
         activity, incarnation = table.activity_of(index), int(table.posted_in[index])
@@ -82,7 +82,7 @@ class EnvRecovery:
             error = ended.error if is_culprit else self.crash_error_for(activity)
             cause = Cause.RUNNING if activity.env in begun else Cause.WAITING
             reason = ended.reason if is_culprit or is_discard else None
-            failure = FailedRequest(cause, ReadyOutcome(None, error), ended.incarnation.index, activity, reason=reason)
+            failure = lost_with(ended, cause, error, activity, reason)
             if self._recover(activity.env, failure, has_process=ended.plan.has_process):
                 again.append(activity.env)
         return again
@@ -97,8 +97,8 @@ class EnvRecovery:
             failure = FailedRequest(Cause.WAITING, error, self._actor.incarnation.index, activity)
             self._recover(index, failure, has_process=False)
 
-    def settle_lost(self, ids: Sequence[int]) -> None:
-        """Settle the requests of those envs that are queued but need an episode that was lost.
+    def recover_lost(self, ids: Sequence[int]) -> None:
+        """Handle the requests of those envs that are queued but need an episode that was lost.
 
         A request either gets its outcome now, or becomes a reset and stays in the queue.
         """
@@ -128,6 +128,8 @@ class EnvRecovery:
         table, reader = self._table, self._reader
         posted = table.posted_request(index)
         decision, error = self.decide(index, failure, posted, table.slab.actions, has_process=has_process)
+        if decision.fate in (EnvFate.REDO, EnvFate.REPORT):
+            table.undo_post(index)
         if decision.fate is EnvFate.REDO:
             return True
         if decision.fate is EnvFate.RESET:
@@ -143,7 +145,9 @@ class EnvRecovery:
             table.record_outcome(index, error)
         else:
             table.keep_observation(index)
-            read = functools.partial(reader.read_truncated, last, error, failure.incarnation + 1)
+            # Starts may have failed since.
+            incarnation = max(failure.incarnation + 1, self._actor.incarnation.index)
+            read = functools.partial(reader.read_truncated, last, error, incarnation)
             table.record_outcome(index, self.read_later(index, read))
         return False
 
@@ -170,8 +174,9 @@ class EnvRecovery:
             on_failure=table.on_failure,
             autoreset=table.autoreset,
             reason=failure.reason,
+            counts_as_crash=failure.counts_as_crash,
             ran_reset=failure.in_reset or posted.is_reset,
-            ran_only_reset=posted.is_reset,
+            ran_only_reset=posted.is_reset and not failure.has_run,  # otherwise its episode is recorded
             asked_reset=request.method == "reset",
             needs_episode=table.needs_episode(index),
             has_process=has_process,
@@ -193,7 +198,7 @@ class EnvRecovery:
 
     def _with_inputs(self, index: int, failure: FailedRequest, posted: PostedRequest, actions: Actions) -> Outcome:
         """Return the error of a request that is not tried again, with the inputs that end processes, if they do."""
-        if failure.cause is not Cause.RUNNING or not is_crash(failure.reason):
+        if failure.cause is not Cause.RUNNING or not failure.counts_as_crash:
             return failure.error
         inputs = self._table.journals[index].inputs(actions, index, posted, self._table.attach)
         if inputs is None:

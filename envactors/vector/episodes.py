@@ -18,12 +18,22 @@ from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot
 
 # The bits of `Episodes.flags`. Other modules call predicates, or test whether an env has any of them: one without them
-# only needs an action to make a step.
+# only needs an action to make a step. `Episodes` makes an env with all but `LOST`, `RETIRING`, and `SEEDED`.
+#
+#               set by                                          cleared by
+# NO_EPISODE    `lose`                                          a result, `resume`, `restore`
+# LOST          `lose_process`, if it had an episode            a result, `lose`, `resume`, `restore`
+# NEEDS_RESET   `lose`, unless the next step resets it;         a result, `lose`, `restore`, `disable_reset_checks`
+#               the end of an episode without autoreset
+# UNRESET       `lose_process`                                  the result of a reset, `resume`, `restore`
+# RETIRING      the end of an episode, if its recycler says so  the result of a reset, `record_end`, `resume`, `restore`
+# SEEDED        `seed_episodes`                                 nothing
+# NO_RESULT     nothing                                         a result, `restore` with a last result
 NO_EPISODE: Final = 1  # it has no episode
 LOST: Final = 2  # its episode was lost with its process, and the user does not know yet
 NEEDS_RESET: Final = 4  # the user has to reset it
 UNRESET: Final = 8  # it was not reset yet in its current process
-RETIRING: Final = 16  # its process is to be replaced before its next episode
+RETIRING: Final = 16  # its process is to be replaced before its next episode; has no effect on one that is `UNRESET`
 SEEDED: Final = 32  # each of its resets gets a seed
 NO_RESULT: Final = 64  # it has not returned anything yet
 
@@ -227,8 +237,8 @@ class Episodes:
         self.flags[index] |= UNRESET | (LOST if self.has_episode(index) else 0)
 
     def resume(self, index: int) -> None:
-        """Record that a replay has brought an env back to where it was."""
-        self.flags[index] &= ~(NO_EPISODE | LOST | UNRESET)
+        """Record that a replay has brought an env back to where it was, in a process that is not due to retire."""
+        self.flags[index] &= ~(NO_EPISODE | LOST | UNRESET | RETIRING)
 
     def step_needs_episode(self, index: int) -> bool:
         """Return whether the next step of an env needs the episode that it has, or had.
@@ -247,7 +257,7 @@ class Episodes:
         self.numbers[index] = number
         if self.flags[index] & SEEDED and root_seed is not None:
             self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed
-        self.flags[index] &= ~(NO_EPISODE | LOST | NEEDS_RESET | UNRESET)
+        self.flags[index] &= ~(NO_EPISODE | LOST | NEEDS_RESET | UNRESET | RETIRING)
         if snapshot.last is not None:
             self.flags[index] &= ~NO_RESULT
         self.resets_next_of[index] = snapshot.resets_next

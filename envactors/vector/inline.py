@@ -27,8 +27,8 @@ from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import split_batch, zeros
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import Episodes
+from envactors.vector.fates import Cause, EnvFate, Facts, FailedRequest, settle
 from envactors.vector.options import Choices
-from envactors.vector.recovery import Cause, EnvFate, Facts, FailedRequest, settle
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info, step_error
 from envactors.vector.table import Selection
 from envactors.vector.timing import StepTimes, TimedEnv
@@ -235,9 +235,9 @@ class InlineEngine(Engine):
     # Running ---------------------------------------------------------------------------------------------
 
     def start_steps(
-        self, envs: Selection, actions: Any, *, rings_each: bool, futures: Futures = (), is_checked: bool = True
+        self, envs: Selection, actions: Any, *, streams: bool, futures: Futures = (), is_checked: bool = True
     ) -> None:
-        del rings_each
+        del streams
         if self._closed:
             self._check_open(envs, "step")
         self.check_idle(envs)
@@ -490,7 +490,7 @@ class InlineEngine(Engine):
         ids = list(self._results)[:max_envs] + list(self._errors)
         return self.finish(self.select(ids), None, deadline, "recv")
 
-    def drain(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
+    def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         del timeout, deadline
         self._reset_if_interrupted()
         self._drop(envs)

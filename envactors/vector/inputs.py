@@ -170,7 +170,8 @@ def seeds_for(seed: int | Sequence[int | None] | None, env_ids: Sequence[int]) -
     """
     if seed is None or is_int(seed, 0):
         return [None if seed is None else operator.index(seed) + env_id for env_id in env_ids]
-    if isinstance(seed, (str, bytes)) or not isinstance(seed, (Sequence, np.ndarray)):
+    is_single = isinstance(seed, (str, bytes)) or (isinstance(seed, np.ndarray) and not seed.ndim)
+    if is_single or not isinstance(seed, (Sequence, np.ndarray)):
         raise VectorInputError(f"seed is {seed!r}: expected an int >= 0, a sequence of them, or None")
     seeds = one_each(list(seed), len(env_ids), "seeds")
     for one in seeds:

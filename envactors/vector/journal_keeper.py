@@ -30,7 +30,7 @@ class JournalKeeper:
     Args:
         table: The envs of the vector, with their journals.
         actor: The actor.
-        recovery: Settles the requests of envs that a replay has not brought back.
+        recovery: Handles the requests of envs that a replay has not brought back.
     """
 
     def __init__(self, table: EnvTable, actor: Actor, recovery: EnvRecovery) -> None:
@@ -87,14 +87,14 @@ class JournalKeeper:
     def _on_replayed(self, index: int, is_same: bool) -> None:
         """Continue the episode of an env if the replay reached the same point; otherwise the episode stays lost."""
         journal = self._table.journals[index]
-        journal.record_replay(crashed=False)
-        if is_same and journal.can_replay:
+        could_replay = journal.can_replay
+        journal.record_replay(crashed=False, is_same=is_same)
+        if journal.can_replay:
             self._table.episodes.resume(index)
-        elif journal.can_replay:
-            journal.forget()
+        elif could_replay:
             for attributes in self._replays_of(index):  # the replay may have ended before all of them were set
                 self._actor.enqueue(attributes, first=True)
-        self._recovery.settle_lost([index])
+        self._recovery.recover_lost([index])
 
     def record_exit(self, ended: ProcessExit) -> None:
         """Record the replay that has ended a process, if it was one."""

@@ -225,7 +225,7 @@ class RowReader:
             ending, error = request.ending.read()
             if error is not None:
                 raise error
-            info = {**as_dict(step.info), "final_obs": ending.obs, "final_info": ending.info}
+            info = {**as_dict(step.info), **ending.info}  # the worker has added ``final_obs`` and ``final_info``
             if failure is not None:
                 info["failure"] = failure
             return ending._replace(obs=step.obs, info=info, incarnation=step.incarnation)

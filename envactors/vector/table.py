@@ -29,7 +29,7 @@ from envactors.actor.future import ActorFuture, Outcome
 from envactors.mailbox.info_codec import OVERFLOW, Infos
 from envactors.mailbox.messages import Attach, Pickled
 from envactors.mailbox.pickling import dumps
-from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab, slice_of
+from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab, slice_of
 from envactors.options import Deadlines
 from envactors.replay import Journal, PostedRequest
 from envactors.vector.episodes import Episodes
@@ -71,8 +71,8 @@ class EnvRequest:
 
 
 # The buffer of each operation, and the other one of each buffer, for `bytes.translate`.
-_BUFFER_OF_OP: Final = bytes(op & HALF for op in range(256))
-_OTHER_BUFFER: Final = bytes(buffer ^ HALF for buffer in range(256))
+_BUFFER_OF_OP: Final = bytes(op & BUFFER for op in range(256))
+_OTHER_BUFFER: Final = bytes(buffer ^ BUFFER for buffer in range(256))
 
 # Stands for the request of an env that has no entry in `EnvTable.requests`.
 _PLAIN_STEP: Final = EnvRequest("step")
@@ -125,15 +125,17 @@ class EnvTable:
         completed_of: The call ids that workers have written into the rows: the memory of ``slab.completed``.
         ops: uint8, shape (n,): each env's last posted operation, in the bits of `envactors.mailbox.slab`.
         op_of: The same memory, which Python writes and translates faster.
+        last_op_of: The operation before that, which the last observation is of until the posted one has a result.
         seeds: The seed of that operation, if its bits say that it has one.
         buffer_index: uint8, shape (n,): the buffer with each env's last complete observation.
         buffer_of: The same memory.
         incarnations: int64, shape (n,): the current process of each env.
         posted_in: int64, shape (n,): the process that each env was last posted to.
-        rings_each: Whether the worker rings for each env's result, rather than at the end of all its rows.
+        streams: Whether the last posted step or reset of each env streams; see `STREAM` of
+            `envactors.mailbox.control_page`.
         requests: The requests of envs, except plain steps.
         outcomes: The outcomes of `DONE` and `FAILED` envs, except results that are in rows.
-        completed_at: When the outcome of each `DONE` or `FAILED` env came (`time.monotonic`).
+        outcome_at: When the outcome of each `DONE` or `FAILED` env came (`time.monotonic`).
         overflow: The parts of results that did not fit into the rows of envs.
         overdue: The envs that missed a deadline. Their results are ignored until their process has ended.
         last_contents: The info and the object leaves of each env's last result, pickled; None if there are none. They
@@ -159,21 +161,22 @@ class EnvTable:
         self.call_ids: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.op_of: bytearray = bytearray(count)
         self.ops: npt.NDArray[np.uint8] = np.frombuffer(self.op_of, np.uint8)
+        self.last_op_of: bytearray = bytearray(count)
         self.seeds: list[int | None] = [None] * count
         self.buffer_of: bytearray = bytearray(count)
         self.buffer_index: npt.NDArray[np.uint8] = np.frombuffer(self.buffer_of, np.uint8)
         self.incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.posted_in: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self.rings_each: bytearray = bytearray(count)
+        self.streams: bytearray = bytearray(count)
         self.requests: dict[int, EnvRequest] = {}
         self.outcomes: dict[int, Outcome] = {}
-        self.completed_at: dict[int, float] = {}
+        self.outcome_at: dict[int, float] = {}
         self.overflow: dict[int, memoryview] = {}
         self.overdue: set[int] = set()
         self.last_contents: list[bytes | None] = [None] * count
         self.journals: list[Journal] = []
         self.saves_due: set[int] = set()
-        self.waiters: ResultWaiters = ResultWaiters(slab, self.rings_each)
+        self.waiters: ResultWaiters = ResultWaiters(slab, self.streams)
         self.rollouts: int = 0
         self.call_id_of: memoryview[int] = self.call_ids.data
         self.completed_of: memoryview[int] = slab.completed.data
@@ -225,7 +228,7 @@ class EnvTable:
         status = self.status[index]
         return status == FAILED or (status == POSTED and self.infos.failed(index) and self.is_complete(index))
 
-    def is_running(self, index: int) -> bool:
+    def lacks_outcome(self, index: int) -> bool:
         """Return whether the request of an env has no outcome yet."""
         status = self.status[index]
         return status == QUEUED or (status == POSTED and not self.is_complete(index))
@@ -286,15 +289,15 @@ class EnvTable:
         self.version += 1
         for index in ids:
             self.status[index] = QUEUED
-            self.rings_each[index] = True
+            self.streams[index] = True
 
-    def post(self, envs: Selection, call_id: int, rings_each: bool) -> dict[int, bytes]:
+    def post(self, envs: Selection, call_id: int, streams: bool) -> dict[int, bytes]:
         """Write the requests of envs into their rows. The caller has written the actions.
 
         Args:
             envs: The envs.
             call_id: The call id of the requests.
-            rings_each: Whether workers ring for each result.
+            streams: Whether they stream.
 
         Returns:
             The payloads that do not fit into rows, by env.
@@ -317,19 +320,21 @@ class EnvTable:
         self.version += 1
         # A worker that is running other rows may run these as well once they are in ``slab.posted``.
         if envs.is_all:
+            self.last_op_of[:] = self.op_of
             self.op_of[:] = self._slab_ops[:] = ops
             self.posted_in[:] = self.incarnations
             self.call_ids.fill(call_id)
             self.status[:] = self._uniform_columns[POSTED]
-            self.rings_each[:] = self._uniform_columns[rings_each]
+            self.streams[:] = self._uniform_columns[streams]
             self.slab.posted[envs.at] = call_id
         else:
             for index in envs.ids:
+                self.last_op_of[index] = self.op_of[index]
                 self.op_of[index] = self._slab_ops[index] = ops[index]
                 self._posted_in_of[index] = self._incarnation_of[index]
                 self.call_id_of[index] = call_id
                 self.status[index] = POSTED
-                self.rings_each[index] = rings_each
+                self.streams[index] = streams
                 self._slab_posted[index] = call_id
         if self.waiters.sleepers:
             self.waiters.ring()  # other threads count complete rows, which are fewer now
@@ -346,7 +351,7 @@ class EnvTable:
         future = self.future_of(index)
         self.version += 1
         self.status[index] = FAILED if outcome is not None and outcome.is_failure else DONE
-        self.completed_at[index] = time.monotonic() if when is None else when
+        self.outcome_at[index] = time.monotonic() if when is None else when
         if outcome is not None:
             self.outcomes[index] = outcome
         if future is not None:
@@ -372,10 +377,10 @@ class EnvTable:
             self.buffer_of[:] = buffers
         self.version += 1
         self.status[:] = self._uniform_columns[IDLE]
-        if self.requests or self.completed_at:
+        if self.requests or self.outcome_at:
             self.requests.clear()
             self.outcomes.clear()
-            self.completed_at.clear()
+            self.outcome_at.clear()
         if self.waiters.sleepers:
             self.waiters.ring()  # other threads, or the code below a signal handler, may wait for these envs
 
@@ -384,11 +389,11 @@ class EnvTable:
         self.version += 1
         for index in ids:
             self.status[index] = IDLE
-        if self.requests or self.completed_at:
+        if self.requests or self.outcome_at:
             for index in ids:
                 self.requests.pop(index, None)
                 self.outcomes.pop(index, None)
-                self.completed_at.pop(index, None)
+                self.outcome_at.pop(index, None)
         if self.waiters.sleepers:
             self.waiters.ring()
 
@@ -401,7 +406,11 @@ class EnvTable:
 
     def swap_buffers(self, index: int) -> None:
         """Make the other observation of an env its last one: a result is complete, or it cannot be read after all."""
-        self.buffer_index[index] ^= HALF
+        self.buffer_index[index] ^= BUFFER
+
+    def undo_post(self, index: int) -> None:
+        """Record that a posted request has left no observation, and the episode continues from the last one."""
+        self.op_of[index] = self.last_op_of[index]
 
     def keep_observation(self, index: int) -> None:
         """Record that a request has failed without leaving an observation, so that the last one is that of no reset."""

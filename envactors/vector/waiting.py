@@ -22,8 +22,8 @@ class PostedEnvs(Protocol):
     def actor(self) -> Actor:
         """The actor."""
 
-    def count_running(self) -> int:
-        """Return how many envs have a request without an outcome."""
+    def count_missing(self) -> int:
+        """Return how many outcomes of its envs are missing."""
 
     def check_memory(self, finished: int) -> str:
         """Return a text if the worker claims to have finished rows which are not complete."""
@@ -63,18 +63,18 @@ class ResultWaiters:
 
     Args:
         slab: The rows.
-        rings_each: Whether the worker announces each env's result, rather than the end of all its rows.
+        streams: Whether the last request of each env streams; see `envactors.vector.table.EnvTable`.
 
     Attributes:
         groups: The envs of each actor.
         sleepers: Those of the threads that wait now.
     """
 
-    def __init__(self, slab: Slab, rings_each: bytearray) -> None:
+    def __init__(self, slab: Slab, streams: bytearray) -> None:
         self.groups: Sequence[PostedEnvs] = ()
         self.sleepers: set[_Sleeper] = set()
         self._slab = slab
-        self._rings_each = rings_each
+        self._streams = streams
         self._bell = Doorbell()
         self._process_changes = 0
         # How many complete rows each waiting thread needs.
@@ -113,7 +113,7 @@ class ResultWaiters:
         Raises:
             RuntimeError: The thread runs code of an env, and without a limit it would wait for envs of the same actor.
         """
-        rings_each = self._rings_each
+        streams = self._streams
         try:
             sleeper = self._idle.pop()
         except IndexError:
@@ -125,14 +125,17 @@ class ResultWaiters:
                 sleeper.watch_workers(self.groups, self._process_changes)
                 complete = self._count_complete()
                 missing = count_missing()
-                wanted = min(complete + missing, len(rings_each))
-                if missing and wanted < len(rings_each) and complete != self._count_complete():
-                    continue  # the two numbers do not belong together
+                wanted = min(complete + missing, len(streams))
+                # If rows are posted or become complete between the two counts, no number of rows may ever reach their
+                # sum, and the thread would sleep forever.
+                if missing and wanted < len(streams) and complete != self._count_complete():
+                    continue
                 # At the end of the rows of `step`, workers ring anyway.
-                if missing and (wanted < len(rings_each) or 1 in rings_each):
+                if missing and (wanted < len(streams) or 1 in streams):
                     self._wanted[sleeper] = wanted
                     self._publish_wanted()
-                    missing = count_missing()  # workers do not ring for rows that were complete before
+                    # A row that became complete before the worker could read that number has woken nobody.
+                    missing = count_missing()  # workers do not ring for it later
                 if not missing:
                     return True
                 seconds = remaining(deadline)
@@ -140,7 +143,8 @@ class ResultWaiters:
                     return False
                 if seconds is None:
                     self._check_no_deadlock(missing)
-                if missing == last_missing:  # a ring without a result
+                # Without this, a thread would wait forever for a worker that has finished without all results.
+                if missing == last_missing:
                     self._check_workers()
                 last_missing = missing
                 sleeper.sleep(seconds)
@@ -164,16 +168,20 @@ class ResultWaiters:
         mine = next((group for group in self.groups if group.actor.runs_this_thread), None)
         if mine is None:
             return
-        if missing > sum(group.count_running() for group in self.groups if group is not mine):
+        if missing > sum(group.count_missing() for group in self.groups if group is not mine):
             raise mine.actor.errors.within_envs()
 
     def _publish_wanted(self) -> None:
         """Tell workers at how many complete rows to ring; they ring for each failure anyway."""
-        wanted = min(self._wanted.values(), default=0)
-        for group in self.groups:
-            worker = group.actor.incarnation.worker
-            if worker is not None:
-                worker.page.ring_at(wanted)
+        while True:
+            wanted = min(self._wanted.values(), default=0)
+            for group in self.groups:
+                worker = group.actor.incarnation.worker
+                if worker is not None:
+                    worker.page.ring_at(wanted)
+            if wanted == min(self._wanted.values(), default=0):
+                return
+            self.ring()  # this has overwritten the number of another thread, which may have missed a ring
 
     def _check_workers(self) -> None:
         """Have the loop check workers that claim to have finished rows which are not complete."""

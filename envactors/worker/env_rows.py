@@ -26,7 +26,7 @@ from envactors.mailbox.control_page import (
 from envactors.mailbox.info_codec import PLAIN, Infos
 from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.pickling import content_of, loads, pack_failure
-from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, RING, SEED, Slab
+from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, RING, SEED, Slab
 from envactors.mailbox.specs import ArraySpec, flatten, reader
 from envactors.worker import context
 from envactors.worker.host import Fields, HostedEnv, checksum
@@ -81,7 +81,7 @@ def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
                     row.terminated[index] = terminated
                     row.truncated[index] = truncated
                     row.rewards[index] = reward
-                    row.plain_halves[op & HALF][...] = obs
+                    row.plain_buffers[op & BUFFER][...] = obs
                     row.encodings[index] = PLAIN
                     row.completed[index] = call_id
                     has_failed = False
@@ -114,7 +114,7 @@ class EnvRow:
         action: Returns the action of a step; the env may modify it.
         autoreset: Whether a step that ends the episode resets.
         completed, terminated, truncated, rewards, encodings: The columns of the slab.
-        plain_halves: The two halves of the observation, if it is one array and the reward a number; else None.
+        plain_buffers: The two buffers of the observation, if it is one array and the reward a number; else None.
         shape, dtype: Those of such an observation; else None.
     """
 
@@ -151,15 +151,15 @@ class EnvRow:
         self.completed: memoryview[int] = slab.completed.data
         self._slab = slab
         self._spec = layout.observation
-        # The two halves of the observation: for each a view per leaf, None for object leaves.
-        self._halves = [
-            [None if leaf is None else leaf[half, index, ...] for leaf in slab.observations] for half in (0, 1)
+        # The two buffers of the observation: for each a view per leaf, None for object leaves.
+        self._buffers = [
+            [None if leaf is None else leaf[buffer, index, ...] for leaf in slab.observations] for buffer in (0, 1)
         ]
-        self.plain_halves: Any = None
+        self.plain_buffers: Any = None
         self.shape: Any = None
         self.dtype: Any = None
         if isinstance(self._spec, ArraySpec) and self._spec.batchable and is_plain_reward:
-            self.plain_halves = [row for (row,) in self._halves]
+            self.plain_buffers = [row for (row,) in self._buffers]
             self.shape, self.dtype = self._spec.shape, self._spec.dtype
 
     def run(self, op: int) -> Fields:
@@ -175,7 +175,13 @@ class EnvRow:
             large_seed, options = content or (None, None)
             return self.hosted.reset(seed if large_seed is None else large_seed, options)
         action = content if op & PAYLOAD else self.action()
-        return self.hosted.step(action, self.autoreset and not op & NO_AUTORESET, seed)
+        if not op & NO_AUTORESET:
+            return self.hosted.step(action, self.autoreset, seed)
+        result = self.hosted.env.step(action)
+        obs, reward, terminated, truncated, info = self.hosted.take(result, False, None)
+        if terminated or truncated:  # the next process does the reset, and the caller adds its results
+            info = {"final_obs": result[0], "final_info": info}
+        return obs, reward, terminated, truncated, info
 
     def _read_payload(self, op: int) -> Any:
         """Return the action of a step, or the (large seed, options) of a reset."""
@@ -204,7 +210,7 @@ class EnvRow:
         if page.is_timing:
             page.spans.add(self.times[SINCE], time.monotonic(), call_id, self.position, METHOD_STEP)
         if hosted.journal:
-            hosted.check = self._slab.checks[op & HALF, self.index] = checksum(obs, hosted.check)
+            hosted.check = self._slab.checks[op & BUFFER, self.index] = checksum(obs, hosted.check)
         if page.is_streaming:
             self._slab.when[self.index] = time.monotonic()
 
@@ -242,7 +248,7 @@ class EnvRow:
         Returns:
             Whether it is a failure.
         """
-        index, half = self.index, op & HALF
+        index, buffer = self.index, op & BUFFER
         leaves: list[Any] = []
         content = overflow = None
         if fields is not None:
@@ -253,7 +259,7 @@ class EnvRow:
         failure = None if error is None else as_failure(error, self.page)
         if fields is not None and failure is None:
             try:
-                self._write_arrays(half, leaves, fields)
+                self._write_arrays(buffer, leaves, fields)
             except BaseException as unfit:
                 failure = as_failure(unfit, self.page)
         if failure is not None:
@@ -285,7 +291,7 @@ class EnvRow:
         """
         leaves = flatten(self._spec, fields[0])
         info = fields[4]
-        objects = [leaf for row, leaf in zip(self._halves[0], leaves, strict=True) if row is None]
+        objects = [leaf for row, leaf in zip(self._buffers[0], leaves, strict=True) if row is None]
         if self._slab.layout.reward is None:
             objects.append(fields[1])
         if type(info) is dict and not info and not objects:
@@ -295,12 +301,12 @@ class EnvRow:
         except BaseException as error:
             raise PayloadError(pack_failure(error, Fault.RESULT)) from error
 
-    def _write_arrays(self, half: int, leaves: list[Any], fields: Fields) -> None:
+    def _write_arrays(self, buffer: int, leaves: list[Any], fields: Fields) -> None:
         """Write what has a place in the row."""
         _, reward, self.terminated[self.index], self.truncated[self.index], _ = fields
         if self.hosted.journal:
-            self._slab.checks[half, self.index] = self.hosted.check
-        for row, leaf in zip(self._halves[half], leaves, strict=True):
+            self._slab.checks[buffer, self.index] = self.hosted.check
+        for row, leaf in zip(self._buffers[buffer], leaves, strict=True):
             if row is not None:
                 row[...] = leaf
         if self._slab.layout.reward is not None:

@@ -216,6 +216,7 @@ def test_call_get_set_render_and_handles(envs):
         (lambda e: e.reset(seed="x"), "seed is 'x'"),
         (lambda e: e.reset(seed=-1), "seed is -1"),
         (lambda e: e.reset(seed=[1.5, 1, 1, 1]), "seed has 1.5"),
+        (lambda e: e.reset(seed=np.array(5.0)), r"seed is array\(5.\)"),
         (lambda e: e.step([1], env_ids=1), "env_ids is 1"),
         (lambda e: e.recv(min_envs=-1), "min_envs=-1"),
         (lambda e: e.recv(min_envs=3, max_envs=2), "min_envs <= max_envs"),

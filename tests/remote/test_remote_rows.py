@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envactors.mailbox.info_codec import PLAIN, Infos
-from envactors.mailbox.slab import HALF, INLINE_INFO_ROOM, RESET, SEED, Layout, Slab
+from envactors.mailbox.slab import BUFFER, INLINE_INFO_ROOM, RESET, SEED, Layout, Slab
 from envactors.mailbox.specs import ArraySpec
 from envactors.remote.rows import MirroredRows
 
@@ -26,9 +26,9 @@ def make_slab():
 
 
 def contents(slab, rows):
-    halves = slab.ops[rows] & HALF
+    buffers = slab.ops[rows] & BUFFER
     arrays = [slab.completed, slab.terminated, slab.truncated, slab.rewards]
-    observations = [array[halves, rows] for array in (slab.checks, *slab.observations)]
+    observations = [array[buffers, rows] for array in (slab.checks, *slab.observations)]
     infos = Infos(slab)
     return [array[rows] for array in arrays] + observations, [infos.decode(row, None) for row in rows]
 
@@ -44,7 +44,7 @@ def test_requests_and_results_are_those_of_the_other_side(turns, random):
     rng = np.random.default_rng(random.randrange(1 << 32))
     for number, (rows, infos) in enumerate(turns, 1):
         caller.posted[rows] = number
-        caller.ops[rows] = rng.choice([0, HALF, RESET, RESET | SEED | HALF], len(rows))
+        caller.ops[rows] = rng.choice([0, BUFFER, RESET, RESET | SEED | BUFFER], len(rows))
         caller.seeds[rows] = rng.integers(0, 1 << 64, len(rows), np.uint64)
         caller.actions[0][rows] = rng.random((len(rows), 2))
         assert far.apply_requests(near.pack_requests(rows)) == rows
@@ -57,9 +57,9 @@ def test_requests_and_results_are_those_of_the_other_side(turns, random):
             np.testing.assert_array_equal(ours[rows], theirs[rows])
         assert far.complete(rows) == []
         for row in rows:  # as a worker does
-            half = node.ops[row] & HALF
+            buffer = node.ops[row] & BUFFER
             for array in (node.checks, *node.observations):
-                array[half, row] = rng.integers(0, 200, array.shape[2:])
+                array[buffer, row] = rng.integers(0, 200, array.shape[2:])
             node.rewards[row], node.terminated[row], node.truncated[row] = rng.random(3) > 0.5
             if infos[row]:
                 assert writer.put(row, writer.pack(infos[row], [])) is None
@@ -81,14 +81,14 @@ def test_results_leave_the_other_half_of_the_observation_untouched():
     for array in (caller.checks, *caller.observations):
         array[:] = 7
     caller.posted[:3] = 1
-    caller.ops[:3] = HALF, 0, HALF
+    caller.ops[:3] = BUFFER, 0, BUFFER
     far.apply_requests(near.pack_requests([0, 1, 2]))
     node.completed[:3] = 1
     near.apply_results(far.pack_results([0, 1, 2]))
     for array in (caller.checks, *caller.observations):
-        for row, half in enumerate([1, 0, 1]):
-            assert (array[half, row] == 0).all()
-            assert (array[1 - half, row] == 7).all()
+        for row, buffer in enumerate([1, 0, 1]):
+            assert (array[buffer, row] == 0).all()
+            assert (array[1 - buffer, row] == 7).all()
 
 
 def test_a_result_that_the_caller_never_had_does_not_answer_the_next_request():

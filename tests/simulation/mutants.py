@@ -118,7 +118,7 @@ TABLE = "vector.table:EnvTable."
 ENGINE = "vector.engine:RowEngine."
 WAITING = "vector.waiting:ResultWaiters."
 EPISODES = "vector.episodes:Episodes."
-RECOVERY = "vector.recovery:"
+FATES = "vector.fates:"
 JOURNAL = "replay:Journal."
 
 MUTANTS = [
@@ -129,7 +129,7 @@ MUTANTS = [
     Mutant(PAGE + "ring_for_result", "always or", "", HANGS),
     Mutant(ENV_ROW + "write", "self.completed[index] = call_id", "self.completed[index] = call_id - 1", HANGS),
     Mutant(ENV_ROW + "write", "self._send_overflow(index, overflow)", "pass", HANGS),
-    Mutant(ENV_ROW + "_write_arrays", "self._slab.checks[half, self.index] = self.hosted.check", "pass", REPLAYS),
+    Mutant(ENV_ROW + "_write_arrays", "self._slab.checks[buffer, self.index] = self.hosted.check", "pass", REPLAYS),
     Mutant(ENV_ROW + "begin", "counters[BEGUN] = call_id", "pass", BLAMES),
     # The actor: its queue.
     Mutant(ACTOR + "_on_reply", "self.unfinished.pop(job, None)", "pass", STATES),
@@ -153,7 +153,7 @@ MUTANTS = [
     Mutant(ACTOR + "_on_started", "renewal.end(incarnation.index)", "pass", HANGS),
     Mutant(ACTOR + "on_exit", "for frame in worker.drain():", "for frame in ():", MIXES),
     Mutant(ACTOR + "_after_exit", "self.tenant.collect_completed()", "pass", LOSSES),
-    Mutant(ACTOR + "_after_exit", "self.queue.remove(replay)", "pass", REPLAYS),
+    Mutant(ACTOR + "_after_exit", "self.queue.remove(job_of_process)", "pass", REPLAYS),
     Mutant(ACTOR + "_continue", "self._fail_queue_until_renewal()", "pass", HANGS),
     Mutant(ACTOR + "_lose", "self.queue.appendleft(job)", "self.queue.append(job)", ORDER),
     Mutant(ACTOR + "_check_deadlines", "self.running.on_late(activity)", "pass", LATE),
@@ -163,7 +163,7 @@ MUTANTS = [
     Mutant(CHANGE + "ChangeLock.change", "self._reset()", "pass", INTERRUPTS),
     Mutant(CHANGE + "_Scope.__exit__", "lock._changing, lock._frame = (), None", "pass", INTERRUPTS),
     Mutant(ACTOR + "_on_started", "self.queue.extendleft(reversed(first))", "self.queue.extend(first)", REPLAYS),
-    Mutant(ACTOR + "_after_exit", "del self.unfinished[replay]", "pass", STATES),
+    Mutant(ACTOR + "_after_exit", "del self.unfinished[job_of_process]", "pass", STATES),
     Mutant(ACTOR + "_after_exit", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
     Mutant(ACTOR + "_after_exit", "self.tenant.on_exit(ended)", "pass", LOSSES),
     Mutant(ACTOR + "_lose", "self.unfinished.pop(job, None)", "pass", STATES),
@@ -187,9 +187,9 @@ MUTANTS = [
     Mutant(LOCAL + "take_back", "self._loop.take_back(self._channel_fd)", "pass", HANGS),
     Mutant(LOCAL + "take_back", "self._loop.take_back(self.sentinel)", "pass", HANGS),
     Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
-    Mutant(WAITING + "wait", "wanted < len(rings_each) or 1 in rings_each", "False", HANGS),
+    Mutant(WAITING + "wait", "wanted < len(streams) or 1 in streams", "False", HANGS),
     Mutant(WAITING + "wait", "missing = count_missing()  # workers", "pass  # workers", HANGS),
-    Mutant(WAITING + "wait", "min(complete + missing, len(rings_each))", "len(rings_each)", HANGS),
+    Mutant(WAITING + "wait", "min(complete + missing, len(streams))", "len(streams)", HANGS),
     Mutant(TABLE + "record_outcome", "self.waiters.ring()", "pass", HANGS),
     # The rows of an actor.
     Mutant(ENVS + "post", "any(table.future_of(index) is not None for index in ids)", "False", HANGS),
@@ -225,20 +225,20 @@ MUTANTS = [
     Mutant(ENVS + "repair", "future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
     # The engine.
     Mutant(ENGINE + "_take_rows", "self._record(envs.ids, table.ops[at])", "pass", REPLAYS),
-    Mutant(ENGINE + "drain", "table.deliver_ids(done)", "pass", HANGS),
+    Mutant(ENGINE + "make_idle", "table.deliver_ids(done)", "pass", HANGS),
     Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
     # Episodes and recovery.
     Mutant(EPISODES + "record_batch", 'self.autoreset == "next_step"', "False", STATES),
     Mutant(EPISODES + "lose", "self.flags[index] |= NEEDS_RESET", "pass", LOSSES),
     Mutant(EPISODES + "advance", "self.numbers[index] += 1", "pass", SEEDS),
-    Mutant(RECOVERY + "choose_fate", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
-    Mutant(RECOVERY + "choose_fate", "not facts.needs_episode or (replays and facts.can_replay)", "True", LOSSES),
-    Mutant(RECOVERY + "settle", "journal.count_crash()", "pass", "no third time"),
+    Mutant(FATES + "choose_fate", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
+    Mutant(FATES + "choose_fate", "not facts.needs_episode or (replays and facts.can_replay)", "True", LOSSES),
+    Mutant(FATES + "settle", "journal.count_crash()", "pass", "no third time"),
     Mutant(ENV_RECOVERY + "_recover", "payload=payload, failure=error)", "payload=payload, failure=None)", LOSSES),
     Mutant(EPISODES + "lose_process", "LOST if self.has_episode(index) else 0", "0", LOSSES),
-    Mutant(EPISODES + "resume", "~(NO_EPISODE | LOST | UNRESET)", "~(NO_EPISODE | LOST)", SEEDS),
+    Mutant(EPISODES + "resume", "| UNRESET | RETIRING", "| RETIRING", SEEDS),
     Mutant(EPISODES + "seed_of_reset", "and incarnation > 0", "and False", SEEDS),
-    Mutant(RECOVERY + "choose_fate", "if not facts.has_process:", "if False:", HANGS),
+    Mutant(FATES + "choose_fate", "if not facts.has_process:", "if False:", HANGS),
     # Journals.
     Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),
     Mutant(JOURNAL + "record_row", "check, is_reset=is_reset", "check, is_reset=False", REPLAYS),

@@ -10,7 +10,7 @@ import pytest
 import envactors as ea
 from envactors.actor.exits import restart_delay, runs_again
 from envactors.actor.states import EndReason
-from envactors.vector.recovery import Cause, EnvFate, Facts, choose_fate
+from envactors.vector.fates import Cause, EnvFate, Facts, choose_fate
 
 
 @pytest.mark.parametrize(

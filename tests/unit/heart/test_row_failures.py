@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
 import pytest
-from fakes import CUT, END, HUGE, HUGE_SIZE, INFO, LARGE, LEAVE, RAISE, SOON, TRAP, PlayedEnv, RowError, wait_until
+from fakes import (
+    CUT,
+    END,
+    HUGE,
+    HUGE_SIZE,
+    INFO,
+    LARGE,
+    LEAVE,
+    RAISE,
+    SOON,
+    TRAP,
+    PlayedEnv,
+    RowError,
+    Trap,
+    wait_until,
+)
 
 import envactors as ea
 from envactors.actor.states import ActorState, Phase
@@ -810,6 +826,59 @@ def test_recycling_does_not_revive_a_dead_actor(stages, on_failure):
     stage.check()
 
 
+def test_recycling_in_the_queue_does_not_revive_an_actor_that_dies_before_it(stages):
+    stage = stages(1, recycle=ea.RecyclePolicy(max_steps=1), restart=ea.RestartPolicy(max_restarts=0))
+    stage.step([END])
+    call = stage.envs[0].echo(1)
+    stage.envs.send([1])
+    stage.crash()
+    stage.run()
+    assert isinstance(call.exception(SOON), ea.ActorDiedError)
+    with pytest.raises(ea.VectorStepError):
+        stage.envs.recv(timeout=SOON)
+    assert stage.actor().phase is Phase.DEAD
+    assert stage.envs.actors[0].incarnation == 0
+    stage.check()
+
+
+def test_a_process_that_a_replay_has_filled_is_not_recycled(stages):
+    stage = stages(1, on_failure="replay", recycle=ea.RecyclePolicy(max_steps=1))
+    stage.step([END])
+    stage.crash()
+    stage.run()
+    assert stage.step([1])[0][0, :2].tolist() == [0, -1]
+    assert stage.envs.actors[0].incarnation == 1
+    stage.check()
+
+
+def test_a_process_that_has_replaced_one_between_two_episodes_is_not_recycled(stages):
+    stage = stages(1, on_failure="renew", recycle=ea.RecyclePolicy(max_steps=1))
+    stage.step([END])
+    call = stage.envs[0].echo(1)
+    stage.envs.send([1])
+    stage.crash()
+    stage.run()
+    assert isinstance(call.exception(SOON), ea.ActorDiedError) or call.result() == 1
+    batch = stage.envs.recv(timeout=SOON)
+    assert (failures_of(batch.infos), batch.incarnations.tolist()) == ([], [1])
+    stage.check()
+
+
+@RENEWING
+def test_a_process_that_dies_after_the_last_row_of_an_episode_is_replaced_once(stages, on_failure):
+    options = {"on_failure": on_failure, "autoreset": "same_step", "recycle": ea.RecyclePolicy(max_steps=1)}
+    stage = stages(1, **options)
+    stage.step([END])
+    stage.start([END])
+    stage.worker().run_row(0)
+    stage.crash()
+    stage.run()
+    batch = stage.finish()
+    assert batch.obs[0, :2].tolist() == [0, -1]
+    assert (batch.infos[0]["final_obs"].tolist()[:2], batch.incarnations.tolist()) == ([1, END], [1])
+    stage.check()
+
+
 @pytest.mark.parametrize("failure", ["an exception", "a crash"])
 @RENEWING
 def test_the_last_step_is_kept_if_the_reset_in_the_next_process_fails(stages, on_failure, failure):
@@ -902,3 +971,128 @@ def test_an_aborted_step_that_has_not_begun_does_not_run_again(stages, on_failur
         assert waiting.result(SOON).info["failure"].aborted
     if on_failure == "replay":
         assert running.result(SOON).info == {}
+
+
+def test_the_abort_of_a_neighbor_is_no_crash_of_the_step_that_was_running(stages):
+    stage = stages(2, envs_per_actor=2, on_failure="replay")
+    stage.step([1, 1])
+    running, waiting = stage.envs.submit([2, 3])
+    stage.worker().begin_row(0)
+    assert waiting.abort()
+    stage.settle()
+    while stage.table.status[0] != POSTED:
+        assert stage.worker().play()
+        stage.settle()
+    stage.worker().begin_row(0)
+    stage.crash()
+    stage.run()
+    assert running.result(SOON).info == {}
+    assert running.result().obs.tolist() == [2, 2, 0]
+
+
+def crash_until_given_up(stage, index=0):
+    """Crash in the request of an env until it is not tried any more; return how often it was tried."""
+    for tries in range(1, 9):
+        while stage.table.status[index] != POSTED or stage.table.is_complete(index):
+            if stage.table.has_outcome(index) or not stage.worker().play():
+                return tries - 1
+            stage.settle()
+        if stage.table.seeds[index] != 5:
+            return tries - 1
+        stage.worker().begin_row(index)
+        stage.crash()
+    raise AssertionError("it is tried for ever")
+
+
+def test_a_reset_that_ends_processes_runs_twice_although_the_replay_between_fails(stages):
+    stage = stages(1, on_failure="replay", seed=1)
+    stage.step([1])
+    stage.access.start_reset([0], [5], [None])
+    stage.worker().begin_row(0)
+    stage.crash()
+    stage.worker().play()
+    stage.env().drift = 0.5  # so the replay does not reach the same point
+    stage.settle()
+    assert crash_until_given_up(stage) == 1
+    stage.run()
+    assert failures_of(stage.finish().infos) == [0]
+
+
+def test_a_step_that_raises_leaves_the_last_observation_the_first_of_its_episode(stages):
+    stage = stages(2)
+    assert stage.engine.starts_episode(0)
+    for _ in range(2):
+        with pytest.raises(ea.VectorStepError):
+            stage.step([RAISE, 1])
+        assert [stage.engine.starts_episode(index) for index in range(2)] == [True, False]
+    stage.step([1], [0])
+    assert not stage.engine.starts_episode(0)
+    with pytest.raises(ea.VectorStepError):
+        stage.step([TRAP], [0])
+    assert not stage.engine.starts_episode(0)
+
+
+def test_a_truncated_result_names_the_process_that_the_env_continues_in(stages):
+    stage = stages(1, on_failure="renew")
+    stage.step([1])
+    stage.crash()
+    stage.crash()  # before the process has made its env
+    stage.run()
+    assert stage.envs.actors[0].incarnation == 2
+    batch = stage.play(stage.envs.recv) if stage.envs.send([1]) else stage.finish()
+    assert (failures_of(batch.infos), batch.incarnations.tolist()) == ([0], [2])
+
+
+def test_an_autoreset_that_cannot_be_read_uses_up_one_seed(stages):
+    stage = stages(1, on_failure="renew", seed_episodes=True, env=TrappedEnv, seed=5)
+    stage.step([END])
+    _, _, _, _, infos = stage.step([1])
+    assert failures_of(infos) == [0]
+    assert stage.episodes.numbers == [2]
+
+
+class TrappedEnv(PlayedEnv):
+    """The info of its second reset cannot be unpickled."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, _ = super().reset(seed=seed, options=options)
+        return obs, {"trap": Trap()} if len(self.resets) == 2 else {}
+
+
+class ListEnv(PlayedEnv):
+    """Returns its observations as lists."""
+
+    def step(self, action):
+        obs, *others = super().step(action)
+        return obs.tolist(), *others
+
+
+def test_the_last_observation_of_an_episode_is_the_envs_own_also_before_a_replacement(stages):
+    stage = stages(1, env=ListEnv, autoreset="same_step", recycle=ea.RecyclePolicy(max_steps=1))
+    for incarnation in (0, 1):
+        _, _, _, _, infos = stage.step([END])
+        assert stage.envs.actors[0].incarnation == incarnation
+        assert (type(infos[0]["final_obs"]), infos[0]["final_obs"][:2]) == (list, [1.0, END])
+        assert infos[0]["final_info"] == {}
+
+
+@RENEWING
+def test_a_packed_actor_leaves_a_node_that_is_drained_at_a_reset_only(stages, on_failure):
+    stage = stages(2, envs_per_actor=2, on_failure=on_failure)
+    stage.worker().node = SimpleNamespace(name="far", draining=True)
+    stage.step([END, END])
+    futures = stage.envs.submit([1, 1])
+    stage.run()
+    assert [future.result(SOON).info for future in futures] == [{}, {}]
+    assert stage.envs.actors[0].incarnation == 0
+    stage.reset()
+    assert stage.envs.actors[0].incarnation == 1
+
+
+def test_a_result_that_a_reset_has_dropped_is_still_the_last_one(stages):
+    stage = stages(1, on_failure="renew", env=ObjectEnv)
+    stage.step([1])
+    stage.start([2])
+    stage.run()
+    stage.access.discard()
+    assert stage.envs.last_batch().obs == ["2"]

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from fakes import CUT, END, INFO, LARGE, SOON, PlayedEnv, wait_until
+from fakes import CUT, END, INFO, LARGE, RAISE, SOON, PlayedEnv, wait_until
 
 import envactors as ea
 from envactors.mailbox.control_page import RING_AT
@@ -594,3 +594,57 @@ def test_a_closing_actor_names_the_request_that_it_refuses(stages, method):
         request()
     assert stage.table.requests == {}
     stage.check()
+
+
+def test_the_error_of_a_closed_actor_names_its_own_env(stages):
+    stage = stages(3, envs_per_actor=2)
+    stage.envs.actors[1].kill()
+    stage.settle()
+    with pytest.raises(ea.ActorClosedError, match=r"\(env 2, ") as caught:
+        stage.start([1, 1, 1])
+    assert caught.value.index == 2
+
+
+def test_an_env_alone_in_its_process_has_the_handle_of_the_process(stages):
+    stage = stages(3, envs_per_actor=2)
+    assert stage.envs[2] is stage.envs.actors[1]
+    with pytest.raises(ea.VectorInputError, match="shares the process"):
+        stage.envs[1].kill()
+
+
+def test_a_snapshot_of_a_lost_episode_speaks_of_the_snapshot(stages):
+    policy = ea.SnapshotPolicy(get=lambda env: env.steps, set=lambda env, steps: None)
+    stage = stages(1, snapshot=policy)
+    stage.step([1])
+    stage.crash()
+    stage.run()
+    with pytest.raises(ea.ActorDiedError, match=r"before its own snapshot could run") as caught:
+        stage.envs.snapshot()
+    assert caught.value.method == "snapshot"
+
+
+def test_the_last_batch_of_envs_in_flight_is_refused(stages):
+    stage = stages(2, on_failure="renew")
+    stage.step([1, 1])
+    stage.envs.send([2, 2])
+    stage.run()
+    with pytest.raises(ea.AlreadyPendingError):
+        stage.envs.last_batch()
+    stage.envs.recv()
+    assert stage.envs.last_batch().obs[:, 1].tolist() == [2, 2]
+
+
+def test_a_request_that_runs_again_and_ends_meanwhile_is_not_gone(stages, monkeypatch):
+    stage = stages(1, on_failure="replay")
+    stage.step([1])
+    stage.start([RAISE])
+    stage.worker().play()
+    collect = stage.engine._collect
+
+    def collect_and_run(envs):
+        collect(envs)
+        monkeypatch.undo()
+        stage.run()
+
+    monkeypatch.setattr(stage.engine, "_collect", collect_and_run)
+    assert "failure" in stage.finish().infos[0]

@@ -11,7 +11,7 @@ from envactors.actor.future import ReadyOutcome
 from envactors.mailbox.info_codec import FAILED as FAILED_INFO
 from envactors.mailbox.info_codec import OVERFLOW
 from envactors.mailbox.pickling import loads
-from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, SEED, Layout
+from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, SEED, Layout
 from envactors.mailbox.specs import ArraySpec
 from envactors.options import Deadlines
 from envactors.vector.episodes import NEEDS_RESET, RETIRING, SEEDED, Episodes
@@ -49,21 +49,21 @@ def test_plain_requests_of_all_envs(table):
     assert table.post(ALL, 5, False) == {}
     assert table.are_all(POSTED)
     assert table.call_ids.tolist() == table.slab.posted.tolist() == [5] * COUNT
-    assert table.ops.tolist() == [HALF] * COUNT
-    assert all(map(table.is_running, ALL.ids))
+    assert table.ops.tolist() == [BUFFER] * COUNT
+    assert all(map(table.lacks_outcome, ALL.ids))
 
 
 def test_requests_of_some_envs(table):
     table.post(some(2, 0), 5, True)
     assert list(table.status) == [POSTED, IDLE, POSTED]
-    assert list(table.rings_each) == [1, 0, 1]
+    assert list(table.streams) == [1, 0, 1]
     assert table.slab.posted.tolist() == [5, 0, 5]
 
 
-def test_the_halves_alternate_with_complete_results(table):
+def test_the_buffers_alternate_with_complete_results(table):
     table.buffer_index[1] = 1
     table.post(ALL, 5, False)
-    assert (table.ops & HALF).tolist() == [1, 0, 1]
+    assert (table.ops & BUFFER).tolist() == [1, 0, 1]
 
 
 def test_each_transition_changes_the_version(table):
@@ -92,7 +92,7 @@ def test_a_row_that_is_overdue_is_never_complete(table):
     complete(table, 1)
     table.overdue.add(1)
     assert not table.is_complete(1)
-    assert table.is_running(1)
+    assert table.lacks_outcome(1)
 
 
 @pytest.mark.parametrize("encoding", [OVERFLOW, FAILED_INFO])
@@ -119,7 +119,7 @@ def test_outcomes_set_the_status_and_the_time(table):
     table.record_outcome(1, ReadyOutcome("value"))
     table.record_outcome(2, ReadyOutcome(None, ValueError()))
     assert list(table.status) == [DONE, DONE, FAILED]
-    assert table.completed_at[0] == 1.5
+    assert table.outcome_at[0] == 1.5
     assert sorted(table.outcomes) == [1, 2]
     assert [table.has_failed(index) for index in ALL.ids] == [False, False, True]
 
@@ -130,14 +130,14 @@ def test_delivery_forgets_requests_and_outcomes(table):
     table.record_outcome(1, ReadyOutcome("value"))
     table.deliver(ALL)
     assert table.are_all(IDLE)
-    assert (table.requests, table.outcomes, table.completed_at) == ({}, {}, {})
+    assert (table.requests, table.outcomes, table.outcome_at) == ({}, {}, {})
 
 
 def test_queued_envs_ring_for_each_result(table):
     table.queue([1])
     assert table.status[1] == QUEUED
-    assert table.rings_each[1]
-    assert table.is_running(1)
+    assert table.streams[1]
+    assert table.lacks_outcome(1)
 
 
 # The encoding of requests --------------------------------------------------------------------------------
@@ -151,50 +151,50 @@ def post_one(table, request=None, index=1):
 
 
 def test_a_reset_without_a_seed(table):
-    assert post_one(table, EnvRequest("reset", True)) == (HALF | RESET, None)
+    assert post_one(table, EnvRequest("reset", True)) == (BUFFER | RESET, None)
     assert table.posted_request(1).seed is None
 
 
 def test_a_reset_with_a_seed(table):
-    assert post_one(table, EnvRequest("reset", True, seed=9)) == (HALF | RESET | SEED, None)
+    assert post_one(table, EnvRequest("reset", True, seed=9)) == (BUFFER | RESET | SEED, None)
     assert table.slab.seeds[1] == 9
     assert table.posted_request(1).seed == 9
 
 
 def test_a_reset_with_a_large_seed_travels_as_a_payload(table):
     op, payload = post_one(table, EnvRequest("reset", True, seed=LARGE_SEED))
-    assert op == HALF | RESET | PAYLOAD
+    assert op == BUFFER | RESET | PAYLOAD
     assert loads(payload) == (LARGE_SEED, None)
     assert table.posted_request(1).seed == LARGE_SEED
 
 
 def test_options_of_a_reset_travel_as_a_payload(table):
     op, payload = post_one(table, EnvRequest("reset", True, seed=9, payload=b"pickled"))
-    assert op == HALF | RESET | SEED | PAYLOAD
+    assert op == BUFFER | RESET | SEED | PAYLOAD
     assert loads(payload)[0] is None
     assert loads(payload)[1].content == b"pickled"
 
 
 def test_an_action_that_does_not_fit_travels_as_a_payload(table):
-    assert post_one(table, EnvRequest("step", payload=b"action")) == (HALF | PAYLOAD, b"action")
+    assert post_one(table, EnvRequest("step", payload=b"action")) == (BUFFER | PAYLOAD, b"action")
 
 
 def test_a_step_after_the_end_of_an_episode_resets_and_ignores_the_action(table):
     table.episodes.resets_next_of[1] = True
-    assert post_one(table, EnvRequest("step", payload=b"action")) == (HALF | RESET, None)
+    assert post_one(table, EnvRequest("step", payload=b"action")) == (BUFFER | RESET, None)
 
 
 def test_seeded_episodes_post_the_next_seed_with_each_step(table):
     table.episodes.flags[1] |= SEEDED
     table.episodes.next_seeds[1] = 77
-    assert post_one(table) == (HALF | SEED, None)
+    assert post_one(table) == (BUFFER | SEED, None)
     assert table.posted_request(1).seed == 77
 
 
 @pytest.mark.parametrize("table", ["same_step"], indirect=True)
 def test_a_retiring_process_does_no_reset_within_the_step(table):
     table.episodes.flags[1] |= RETIRING
-    assert post_one(table) == (HALF | NO_AUTORESET, None)
+    assert post_one(table) == (BUFFER | NO_AUTORESET, None)
 
 
 # Facts ---------------------------------------------------------------------------------------------------

@@ -173,3 +173,22 @@ def test_results_that_another_thread_is_taking_are_not_taken_twice(stages, monke
     thread.join(SOON)
     assert isinstance(results[0], ea.NothingPendingError)
     assert table.episodes.steps.tolist() == [count + 1 for count in steps]
+
+
+def test_a_thread_that_publishes_late_does_not_hide_what_another_one_wants(stages, monkeypatch):
+    stage = stages(4)
+    waiters, page = stage.table.waiters, stage.worker(0).page
+    late, early = object(), object()
+    waiters._wanted[late] = 4
+    ring_at = page.ring_at
+
+    def publish_between(wanted):
+        monkeypatch.undo()
+        waiters._wanted[early] = 1
+        waiters._publish_wanted()
+        ring_at(wanted)
+
+    monkeypatch.setattr(page, "ring_at", publish_between)
+    waiters._publish_wanted()
+    assert [stage.worker(position).page.counters[RING_AT] for position in range(4)] == [1] * 4
+    waiters._wanted.clear()

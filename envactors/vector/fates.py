@@ -17,8 +17,10 @@ import enum
 from typing import NamedTuple
 
 from envactors.actor.activity import Activity
-from envactors.actor.future import Outcome
+from envactors.actor.exits import ProcessExit
+from envactors.actor.future import Outcome, ReadyOutcome
 from envactors.actor.states import EndReason, is_crash
+from envactors.errors import ActorError
 from envactors.replay import Journal
 from envactors.vector.episodes import Episodes
 from envactors.vector.options import Autoreset, OnFailure
@@ -42,6 +44,7 @@ class FailedRequest(NamedTuple):
         activity: The request.
         text: Description of an exception that an env raised.
         reason: Why the parent ended the process, if that concerns the request.
+        counts_as_crash: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
         in_reset: Whether the env raised in a reset, perhaps within a step.
         has_run: Whether the env has made the step, and only its result cannot be read.
     """
@@ -52,8 +55,17 @@ class FailedRequest(NamedTuple):
     activity: Activity
     text: str = ""
     reason: EndReason | None = None
+    counts_as_crash: bool = True
     in_reset: bool = False
     has_run: bool = False
+
+
+def lost_with(
+    ended: ProcessExit, cause: Cause, error: ActorError, activity: Activity, reason: EndReason | None
+) -> FailedRequest:
+    """Return a request that a process which has ended did not complete. For the other arguments see the result."""
+    index, counts = ended.incarnation.index, is_crash(ended.reason)
+    return FailedRequest(cause, ReadyOutcome(None, error), index, activity, reason=reason, counts_as_crash=counts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +75,7 @@ class Facts:
     Attributes:
         cause: Why the request has no result.
         on_failure, autoreset: The options of the vector.
-        reason: Why the parent ended the process, if that concerns the request.
+        reason, counts_as_crash: As of the `FailedRequest`.
         ran_reset: Whether the worker ran a reset, for the user or for autoreset, perhaps within a step.
         ran_only_reset: Whether it ran nothing but a reset.
         asked_reset: Whether the user asked for a reset.
@@ -86,6 +98,7 @@ class Facts:
     has_process: bool
     has_last: bool
     has_failed: bool = False
+    counts_as_crash: bool = True
     can_replay: bool = False
     can_retry: bool = False
 
@@ -148,10 +161,10 @@ def settle(facts: Facts, episodes: Episodes, index: int, journal: Journal | None
         episodes.lose(index, resets_next=fate is EnvFate.TRUNCATE and facts.autoreset == "next_step")
     if journal is not None and is_lost:
         journal.forget()
-    elif journal is not None and fate is EnvFate.REDO and has_begun and facts.reason is not EndReason.DISCARD:
+    elif journal is not None and fate is EnvFate.REDO and has_begun and facts.counts_as_crash:
         journal.count_crash()
     # Inputs that have failed twice are not tried a third time.
-    may_repeat = facts.on_failure != "replay" or not is_crash(facts.reason)
+    may_repeat = facts.on_failure != "replay" or not facts.counts_as_crash
     repeats_reset = fate is EnvFate.RESET and facts.asked_reset and not facts.has_failed and may_repeat
     if facts.ran_only_reset and has_begun and fate is not EnvFate.REDO and not repeats_reset:
         episodes.advance(index)  # the next episode has another seed, in case this one's is the cause
