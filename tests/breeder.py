@@ -13,7 +13,6 @@ from multiprocessing import shared_memory
 import psutil
 
 import envactors as ea
-from envactors.process import reaper
 from envactors.testing import FAULTS
 
 AT_MOST = 5.0  # the promised limit, in seconds
@@ -137,15 +136,6 @@ def is_zombie(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.status() == psutil.STATUS_ZOMBIE
     return False
-
-
-def reapers_of(pid: int) -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process(pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if reaper.__file__ in child.cmdline():
-                found.append(child)
-    return found
 
 
 def helpers_of(pid: int, name: str) -> list[psutil.Process]:

@@ -12,7 +12,7 @@ import time
 
 from proxy import Proxy
 
-from envactors.process.starting import python_command
+from envactors.system.interpreters import python_command
 from envactors.remote import LocalNodes, local_nodes
 from envactors.remote.greeting import new_secret
 from envactors.remote.launching import NodeAddress
