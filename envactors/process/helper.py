@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Final, NamedTuple, TypeAlias
+from typing import IO, Final, NamedTuple, TypeAlias
 
 from envactors.errors import describe_end
 from envactors.process.bootstrap import Descriptors, WorkerSetup
@@ -69,13 +69,11 @@ class ExitCodes:
     """The exit codes that a helper reports. It is thread-safe.
 
     Args:
-        fd: The descriptor of the pipe.
+        pipe: The pipe, which does not block.
     """
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._poll = select.poll()
-        self._poll.register(fd, select.POLLIN)
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
         self._patience = _REPORT_PATIENCE
         self._lock = threading.Lock()
         self._running: set[int] = set()
@@ -94,22 +92,32 @@ class ExitCodes:
             HelperLostError: The helper was lost, and therefore the worker has ended.
         """
         with self._lock:
-            while pid not in self._codes:
-                if not self._poll.poll(self._patience * 1000):
-                    self._patience = 0.0  # the helper is stopped: do not wait for it again
-                    self._running.discard(pid)
-                    return None
-                reports = os.read(self._fd, EXIT.size << 12)
-                if not reports:
+            while pid not in self._codes and self._wait():
+                if not self._read():
                     raise HelperLostError("the helper process has ended")
-                self._patience = _REPORT_PATIENCE
-                self._codes.update(EXIT.iter_unpack(reports))
             self._running.discard(pid)
-            return self._codes.pop(pid)
+            return self._codes.pop(pid, None)
 
-    def unreported(self) -> set[int]:
-        """Return the workers whose ends were not reported."""
+    def _wait(self) -> bool:
+        """Return whether there is something to read; wait for it, but not again if the helper reports nothing."""
+        if not self._pipe.closed:
+            poll = select.poll()
+            poll.register(self._pipe, select.POLLIN)
+            self._patience = _REPORT_PATIENCE if poll.poll(self._patience * 1000) else 0.0
+        return self._pipe.closed or self._patience > 0
+
+    def _read(self) -> bool:
+        """Read reports; return False if there are no more."""
+        reports = None if self._pipe.closed else self._pipe.read(EXIT.size << 12)
+        self._codes.update(EXIT.iter_unpack(reports or b""))
+        return bool(reports)
+
+    def finish(self) -> set[int]:
+        """Read what a helper has reported before its end; return the workers that have ended with it."""
         with self._lock:
+            while self._read():
+                pass
+            self._pipe.close()
             return self._running - self._codes.keys()
 
 
@@ -138,9 +146,9 @@ class Helper:
             self._requests, requests = open_pair(ours, theirs)
             prevent_sigpipe(self._requests)
             codes, exits = os.pipe()
-            ours.callback(os.close, codes)
             theirs.callback(os.close, exits)
-            self._exit_codes = ExitCodes(codes)
+            os.set_blocking(codes, False)
+            self._exit_codes = ExitCodes(ours.enter_context(os.fdopen(codes, "rb", buffering=0)))
             preload = list(settings.preload) if settings.forks else None
             boot = {"requests": requests, "exits": exits, "lease": lease, "caller_pid": os.getpid(), "preload": preload}
             fds = [fd for fd in (requests, exits, lease) if fd is not None]
@@ -224,7 +232,7 @@ class Helper:
     def bury(self) -> int:
         """Kill what its workers have left, once it has ended; return how many workers have ended with it."""
         self._process.wait()
-        workers = self._exit_codes.unreported()
+        workers = self._exit_codes.finish()
         kill_groups(dict.fromkeys(workers, 0.0))
         for group in workers:
             while await_exit(-group) is not None:

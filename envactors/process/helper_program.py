@@ -64,8 +64,8 @@ def main(requests: int, exits: int, lease: int | None, caller_pid: int, preload:
         caller_pid: The process id of the caller.
         preload: The modules to import; None if the caller starts the workers through loky.
     """
-    caller = Caller(caller_pid, lease)
-    processes.exit_after(lambda: HelperServer(requests, exits, caller).run(preload))
+    server = HelperServer(requests, exits, Caller(caller_pid, lease))
+    processes.exit_after(lambda: server.run(preload))
 
 
 class Caller:
