@@ -18,17 +18,19 @@ from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.slab import Layout, Slab
 from envactors.options import is_int
 from envactors.process import starting
-from envactors.process.bootstrap import Descriptors, WorkerSetup
+from envactors.process.bootstrap import Descriptors
 from envactors.process.descriptor_limit import make_room
 from envactors.process.helper import HELPERS, HelperLostError, Log, Settings
 from envactors.process.interpreters import code_tag
 from envactors.process.stacks import ProcessStacks, StacksFile
 from envactors.system.choice import PORTABLE, SYSTEM, VARIABLE
 from envactors.system.cpus import cores
+from envactors.system.interpreters import working_directory
 from envactors.system.memory import SharedFile
 from envactors.system.polling import Doorbell
 from envactors.system.processes import SIGKILL, Process
 from envactors.system.sockets import open_pair
+from envactors.worker.setup import WorkerSetup
 
 if TYPE_CHECKING:
     from envactors.runtime import Runtime
@@ -174,11 +176,9 @@ class ProcessUse(Use):
         env_vars, settings = self._env_vars, self._settings
         code_tag(settings.python, frozenset(env_vars.items()))
         environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars, VARIABLE: SYSTEM}
-        setup = WorkerSetup(environment, make_room())
-        if settings.forks:
-            start = functools.partial(HELPERS.fork, settings, setup, self._log)
-        else:
-            start = functools.partial(HELPERS.start_by_loky, settings, setup, self._log, name)
+        path = sys.path if settings.python is None else None
+        setup = WorkerSetup(environment, make_room(), path, sys.argv, working_directory())
+        start = functools.partial(HELPERS.start, name, settings, setup, self._log)
         return ProcessWorker(None if memory is None else memory.fileno(), envs, start)
 
     def close(self) -> None:

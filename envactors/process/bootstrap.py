@@ -7,13 +7,11 @@ How the process was started is in `envactors.process.helper_program` and `envact
 from __future__ import annotations
 
 import atexit
-import contextlib
 import faulthandler
 import fcntl
 import gc
 import multiprocessing
 import os
-import resource
 import socket
 import sys
 import weakref
@@ -30,6 +28,7 @@ from envactors.worker import context
 from envactors.worker.log_records import FrameSender, forward_records
 from envactors.worker.main import Server
 from envactors.worker.mapped_memory import MappedParts
+from envactors.worker.setup import WorkerSetup
 
 # Streams of the process that a worker was forked from; see `_redirect`.
 _inherited: list[Any] = []
@@ -58,41 +57,6 @@ class Descriptors(NamedTuple):
 
 def _unpickle_descriptors(*passed: Any) -> Descriptors:
     return Descriptors(*(descriptor.detach() for descriptor in passed))
-
-
-class WorkerSetup(NamedTuple):
-    """The properties of a process that a worker takes from its caller, as of its start.
-
-    Attributes:
-        environment: The environment variables.
-        descriptor_limit: The soft limit of open files; None for that of its parent.
-        path: ``sys.path``; None for that of its parent.
-        argv: ``sys.argv``; None for that of its parent.
-        directory: The working directory; empty for that of its parent.
-    """
-
-    environment: dict[str, str]
-    descriptor_limit: int | None = None
-    path: list[str] | None = None
-    argv: list[str] | None = None
-    directory: str = ""
-
-    def apply(self) -> None:
-        """Give this process the properties."""
-        environment = self.environment
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
-        os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})
-        if self.descriptor_limit is not None:
-            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (self.descriptor_limit, hard))
-        if self.path is not None:
-            sys.path[:] = self.path
-        if self.argv is not None:
-            sys.argv[:] = self.argv
-        if self.directory:
-            with contextlib.suppress(OSError):  # it was removed meanwhile
-                os.chdir(self.directory)
 
 
 def run(descriptors: Descriptors, parent_pid: int, setup: WorkerSetup) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import resource
+import sys
 import threading
 
 from envactors.process.refusal import LaunchRefusedError
@@ -30,17 +31,15 @@ def make_room() -> int | None:
         count = count_descriptors()
         wanted = count + _NEEDED
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        highest = sys.maxsize if hard == resource.RLIM_INFINITY else hard
         if soft == resource.RLIM_INFINITY or wanted <= soft:
             return _original
-        raised = max(wanted, soft + _STEP)
-        if hard != resource.RLIM_INFINITY:
-            if wanted > hard:
-                raise LaunchRefusedError(
-                    f"{count} file descriptors are open, {wanted} are wanted to start another worker, and {hard} "
-                    "are allowed: raise the hard limit (ulimit -Hn), or have several envs per process "
-                    "(envs_per_actor)"
-                )
-            raised = min(hard, raised)
+        if wanted > highest:
+            raise LaunchRefusedError(
+                f"{count} file descriptors are open, {wanted} are wanted to start another worker, and {hard} are "
+                "allowed: raise the hard limit (ulimit -Hn), or have several envs per process (envs_per_actor)"
+            )
+        raised = min(highest, max(wanted, soft + _STEP))
         resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
         _original = soft if _original is None else _original
     _log.info("raised the limit of open file descriptors from %d to %d, since %d are open", soft, raised, count)

@@ -19,20 +19,21 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import IO, Final, NamedTuple, TypeAlias
 
 from envactors.errors import describe_end
-from envactors.process.bootstrap import Descriptors, WorkerSetup
+from envactors.process import helper_program
+from envactors.process.bootstrap import Descriptors
 from envactors.process.helper_program import ANSWER, ENDED, EXIT, FORK, READY, REQUEST, STARTED
 from envactors.process.refusal import LaunchRefusedError
 from envactors.process.starting import start_by_loky
-from envactors.system.interpreters import no_fork, start_python, working_directory
+from envactors.system.interpreters import no_fork, start_python
 from envactors.system.memory import open_unnamed
 from envactors.system.processes import Process, await_exit, kill_groups, open_sentinel
 from envactors.system.sockets import SEND_FLAGS, open_pair, prevent_sigpipe, sigpipe_blocked
+from envactors.worker.setup import WorkerSetup
 
 # How long a helper may take to import its modules, and to fork, before it is killed and replaced, in seconds.
 _IMPORT_PATIENCE: Final = 60.0
@@ -137,7 +138,6 @@ class Helper:
 
     def __init__(self, settings: Settings, lease: int | None) -> None:
         self.loss: str = ""
-        self._has_own_path = settings.python is not None
         # Why it must not fork; None while it imports its modules, and empty if it may.
         self._refusal: str | None = None if settings.forks else ""
         self._fork_lock = threading.Lock()
@@ -149,12 +149,11 @@ class Helper:
             theirs.callback(os.close, exits)
             os.set_blocking(codes, False)
             self._exit_codes = ExitCodes(ours.enter_context(os.fdopen(codes, "rb", buffering=0)))
-            preload = list(settings.preload) if settings.forks else None
+            preload = settings.preload if settings.forks else None
             boot = {"requests": requests, "exits": exits, "lease": lease, "caller_pid": os.getpid(), "preload": preload}
-            fds = [fd for fd in (requests, exits, lease) if fd is not None]
+            fds = [requests, exits, *([] if lease is None else [lease])]
             environment = {**os.environ, **dict(settings.variables)}
-            program = "envactors.process.helper_program", "main"
-            self._process = start_python(*program, boot, fds, environment, settings.python)
+            self._process = start_python(helper_program.__name__, "main", boot, fds, environment, settings.python)
             self._descriptors = ours.pop_all()
 
     def has_ended(self) -> bool:
@@ -172,8 +171,6 @@ class Helper:
             LaunchRefusedError: The helper must not fork.
             OSError: The system could not fork.
         """
-        path = None if self._has_own_path else sys.path
-        setup = setup._replace(path=path, argv=sys.argv, directory=working_directory())
         with self._fork_lock, open_unnamed("envactors-setup") as file:
             file.write(pickle.dumps(setup))
             file.seek(0)
@@ -199,13 +196,12 @@ class Helper:
         self._requests.settimeout(patience)
         try:
             answer, fds, _, _ = socket.recv_fds(self._requests, 1 << 12, 1)
+            if answer:
+                return answer, fds
         except TimeoutError:
             self.loss = f"did not answer for {patience:g} s and was killed"
         except OSError:
-            answer = b""
-        else:
-            if answer:
-                return answer, fds
+            pass  # it has ended
         self._process.kill()
         self._process.wait()
         self.has_ended()
@@ -280,36 +276,30 @@ class Helpers:
         """Forget an actor, if it is known; end the helper if no other actor uses it."""
         with self._lock:
             settings = self._users.pop(user, None)
-            is_used = settings is None or settings in self._users.values()
-            helper = None if is_used or settings is None else self._helpers.pop(settings, None)
+            if settings is None or settings in self._users.values():
+                return
+            helper = self._helpers.pop(settings, None)
         if helper is not None:
             helper.close()
 
-    def fork(self, settings: Settings, setup: WorkerSetup, log: Log, descriptors: Descriptors) -> Process:
-        """Fork a worker from the helper of these settings.
+    def start(self, name: str, settings: Settings, setup: WorkerSetup, log: Log, descriptors: Descriptors) -> Process:
+        """Start a worker.
 
         Args:
-            settings: The settings.
-            setup: The setup of the worker.
+            name: Its name.
+            settings: The settings of its helper.
+            setup: Its setup.
             log: Calls a function that logs, where handlers may block.
-            descriptors: The descriptors of the worker.
+            descriptors: Its descriptors.
 
         Raises:
-            LaunchRefusedError: The helper must not fork.
+            LaunchRefusedError: No worker can be started with these settings.
             OSError: The worker could not be started.
         """
-        with contextlib.suppress(HelperLostError):
+        if settings.forks:
+            with contextlib.suppress(HelperLostError):
+                return self._current(settings, log).fork(setup, descriptors)
             return self._current(settings, log).fork(setup, descriptors)
-        return self._current(settings, log).fork(setup, descriptors)
-
-    def start_by_loky(
-        self, settings: Settings, setup: WorkerSetup, log: Log, name: str, descriptors: Descriptors
-    ) -> Process:
-        """Start a worker of this name through loky, and have the helper watch it; see `fork`.
-
-        Raises:
-            OSError: The worker could not be started.
-        """
         helper = self._current(settings, log)
         pid = start_by_loky(name, setup, descriptors)
         process = Process(pid, open_sentinel(pid), functools.partial(self._end_own_worker, settings, pid))

@@ -117,20 +117,18 @@ class Workers:
     def __init__(self, exits: int) -> None:
         self._exits = exits
         os.set_blocking(exits, False)
-        # The running workers, by process id: those that the helper has forked, and those of the caller.
-        self._forked: set[int] = set()
-        self._others: set[int] = set()
+        # The running workers: those that the helper has forked, or those that the caller has started.
+        self._running: set[int] = set()
         # The workers whose process groups may still have members, and when they have ended (`time.monotonic`).
         self._ended: dict[int, float] = {}
 
-    def add(self, pid: int, *, is_forked: bool) -> None:
+    def add(self, pid: int) -> None:
         """Add a worker, which leads a process group."""
-        (self._forked if is_forked else self._others).add(pid)
+        self._running.add(pid)
 
     def end(self, pid: int) -> None:
         """Record the end of a worker."""
-        self._forked.discard(pid)
-        self._others.discard(pid)
+        self._running.discard(pid)
         self._ended[pid] = time.monotonic()
 
     def reap(self) -> bool:
@@ -138,7 +136,7 @@ class Workers:
         with contextlib.suppress(ChildProcessError):
             while (exited := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = exited
-                if pid in self._forked:
+                if pid in self._running:
                     self.end(pid)
                     with contextlib.suppress(OSError):  # the caller has ended, or reads nothing
                         os.write(self._exits, EXIT.pack(pid, os.waitstatus_to_exitcode(status)))
@@ -155,9 +153,9 @@ class Workers:
         return bool(self._ended)
 
     def kill_all(self) -> None:
-        """Kill all descendants of the helper, and the groups of workers that the caller has started."""
+        """Kill the groups of all workers, and all descendants of the helper."""
         begun = time.monotonic()
-        for pid in tuple(self._others):
+        for pid in tuple(self._running):
             self.end(pid)
         while (self.reap() or self._ended) and time.monotonic() < begun + _KILL_PATIENCE:
             processes.kill_descendants(begun + _TRACKER_GRACE)
@@ -178,15 +176,15 @@ class HelperServer:
         self._requests = socket.socket(fileno=requests)
         self._caller = caller
         self._workers = Workers(exits)
+        processes.detach()
         # A batch system sends these signals to all processes, for the caller to handle. Workers get the original
         # handlers.
         self._handlers = {signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGHUP, signal.SIGTERM)}
-        processes.detach()
-        # The end of a child writes a byte to the second one, which ends `poll`.
+        # The end of a child writes a byte to this pipe, which ends `poll`.
+        self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         self._signals, signaled = os.pipe()
         for fd in (self._signals, signaled):
             os.set_blocking(fd, False)
-        self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(signaled, warn_on_full_buffer=False)
         self._poll = select.poll()  # descriptors may be too high for `select`
         for source in (requests, self._signals, caller.sentinel):
@@ -233,7 +231,7 @@ class HelperServer:
         if kind == FORK:
             self._fork(fds)
         elif kind == STARTED:
-            self._workers.add(pid, is_forked=False)
+            self._workers.add(pid)
         else:
             self._workers.end(pid)
         return True
@@ -245,7 +243,7 @@ class HelperServer:
             pid = os.fork()
             if pid == 0:
                 processes.exit_after(lambda: self._become_worker(fds, helper_pid))
-            self._workers.add(pid, is_forked=True)
+            self._workers.add(pid)
             fds.append(processes.open_sentinel(pid))  # nobody but this thread reaps it
             socket.send_fds(self._requests, [ANSWER.pack(pid, 0)], fds[-1:])
         except OSError as error:

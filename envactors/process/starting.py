@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
-from envactors.process.bootstrap import Descriptors, WorkerSetup, run
+from envactors.process.bootstrap import Descriptors, run
 from envactors.process.refusal import LaunchRefusedError
 from envactors.system.choice import PORTABLE
-from envactors.system.interpreters import working_directory
 from envactors.system.sockets import sigpipe_blocked
+from envactors.worker.setup import WorkerSetup
 
 StartMethod = Literal["forkserver", "loky"]
 # On other systems, libraries do not survive a fork, and nothing would end the workers of a helper that was killed.
@@ -29,8 +29,6 @@ THREAD_CAPS = (
     "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-# The processes that multiprocessing reaps; it must not do that for a worker.
-_children: set[object] = getattr(multiprocessing.process, "_children", set())
 
 
 def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:
@@ -52,7 +50,7 @@ def start_by_loky(name: str, setup: WorkerSetup, descriptors: Descriptors) -> in
     """
     from loky.backend.context import get_context
 
-    if not working_directory():
+    if not setup.directory:
         raise LaunchRefusedError(
             "the working directory was removed, and start_method='loky' needs one: change to another with os.chdir"
         )
@@ -64,7 +62,7 @@ def start_by_loky(name: str, setup: WorkerSetup, descriptors: Descriptors) -> in
         args, env = (descriptors, os.getpid(), setup), {**setup.environment, **options}
         process = get_context("loky").Process(target=run, name=name, args=args, env=env)
         process.start()
-    _children.discard(process)
+    getattr(multiprocessing.process, "_children", set()).discard(process)  # multiprocessing must not reap it
     return int(process.pid)
 
 

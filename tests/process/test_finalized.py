@@ -36,6 +36,9 @@ class Untidy(EchoEnv):
         with Path(path).open("a") as file:
             file.write(f"{text}\n")
 
+    def step(self, action):
+        return *super().step(action)[:3], True, {}  # each step ends the episode
+
     def close(self):
         super().close()
         self.write(self.path, "close")
@@ -118,18 +121,26 @@ def test_exit_handlers_may_log(tmp_path, caplog):
     wait_until(lambda: "bye" in caplog.messages)
 
 
+TIDY = """
+import atexit, os, weakref
+
+def note(kind):
+    with open({path!r}, "a") as file:
+        file.write(f"{{os.getpid()}} {{kind}} ")
+
+class Thing:
+    pass
+
+thing = Thing()
+atexit.register(note, "atexit")
+weakref.finalize(thing, note, "finalize")
+"""
+
+
 @pytest.mark.fresh_processes
 @pytest.mark.skipif("forkserver" not in START_METHODS, reason="nothing is preloaded")
 def test_exit_handlers_of_preloaded_modules_run_once_in_the_helper(tmp_path):
-    (tmp_path / "tidy.py").write_text(
-        "import atexit, os, weakref\n"
-        "def note(kind):\n"
-        f"    os.write(os.open({str(tmp_path / 'pids')!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT), b'%d %s ' % (os.getpid(), kind))\n"
-        "atexit.register(note, b'atexit')\n"
-        "class Thing: pass\n"
-        "thing = Thing()\n"
-        "weakref.finalize(thing, note, b'finalize')\n"
-    )
+    (tmp_path / "tidy.py").write_text(TIDY.format(path=str(tmp_path / "pids")))
     done = run_script(
         """
         import os

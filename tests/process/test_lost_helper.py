@@ -1,4 +1,4 @@
-"""A helper process is killed, or does not answer: its workers end with it, and all its actors restart on another one."""
+"""A helper process is killed, or does not answer: its workers end with it, and its actors restart on another one."""
 
 from __future__ import annotations
 
