@@ -954,10 +954,10 @@ class Actor(ActorBase):
     def _log_exit(self, ended: ProcessExit) -> None:
         if ended.reason in (EndReason.ABORT, EndReason.RENEW):
             self.log(logging.INFO, f"actor {self.name!r} gets a new process, on request")
-        elif ended.reason is EndReason.HELPER_LOST:
-            self.log(logging.INFO, str(ended.error).partition("\n")[0])  # one warning tells of all its actors
         else:
-            self.log(logging.WARNING, str(ended.error).partition("\n")[0])
+            # One warning tells of all actors whose helper was lost.
+            level = logging.INFO if ended.reason is EndReason.HELPER_LOST else logging.WARNING
+            self.log(level, str(ended.error).partition("\n")[0])
 
     def log(self, level: int, text: str, error: BaseException | None = None) -> None:
         """Log a message, with the traceback of an error, in the thread for printing: handlers may block."""

@@ -67,9 +67,8 @@ class ProcessExit(NamedTuple):
 
     @property
     def is_requested(self) -> bool:
-        """Whether the actor is being closed, or its process was to be replaced anyway."""
-        is_replaced = self.plan.next is Next.START and self.reason is not EndReason.HELPER_LOST
-        return is_replaced or self.plan.next is Next.CLOSE
+        """Whether the actor is being closed, or its process was replaced on purpose."""
+        return self.plan.next in (Next.CLOSE, Next.START) and self.reason is not EndReason.HELPER_LOST
 
 
 def runs_again(*, has_begun: bool, retries: int, is_discard: bool, is_requested: bool) -> bool:

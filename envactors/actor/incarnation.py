@@ -12,8 +12,6 @@ from envactors.mailbox.messages import Failure
 
 # The call id of the first message to a process; those of jobs begin with 1.
 START_CALL_ID = 0
-# After an end for one of these reasons, the next process does not count as a restart.
-_REPLACED = (EndReason.RENEW, EndReason.ABORT, EndReason.INTERRUPT, EndReason.HELPER_LOST)
 
 
 class ExitReport(NamedTuple):
@@ -87,7 +85,7 @@ class Incarnation:
         is_kill = reason in (EndReason.ABORT, EndReason.CLOSE)
         if self.end_reason is None or (self.end_reason is EndReason.RENEW and is_kill):
             self.end_reason = reason
-        self.is_replaced |= reason in _REPLACED
+        self.is_replaced |= reason in (EndReason.RENEW, EndReason.ABORT, EndReason.INTERRUPT, EndReason.HELPER_LOST)
 
     def kill(self) -> None:
         """Kill the process if there is one."""

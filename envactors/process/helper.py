@@ -333,7 +333,8 @@ class Helpers:
 
 def _log_loss(loss: str, workers: int) -> None:
     level = logging.WARNING if workers else logging.INFO
-    _log.log(level, "the helper process %s, and its workers have ended with it: %d actors restart", loss, workers)
+    actors = "1 actor restarts" if workers == 1 else f"{workers} actors restart"
+    _log.log(level, "the helper process %s, and its workers have ended with it: %s", loss, actors)
 
 
 HELPERS = Helpers()

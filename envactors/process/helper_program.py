@@ -176,10 +176,10 @@ class HelperServer:
         self._requests = socket.socket(fileno=requests)
         self._caller = caller
         self._workers = Workers(exits)
-        processes.detach()
         # A batch system sends these signals to all processes, for the caller to handle. Workers get the original
         # handlers.
         self._handlers = {signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGHUP, signal.SIGTERM)}
+        processes.detach()  # unblocks signals
         # The end of a child writes a byte to this pipe, which ends `poll`.
         self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         self._signals, signaled = os.pipe()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -36,10 +37,17 @@ os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, aft
 def start_python(
     module: str, function: str, boot: dict[str, Any], fds: Sequence[int], env: Mapping[str, str], python: str | None
 ) -> subprocess.Popen[bytes]:
-    """Start a fresh interpreter with this environment, which runs a function; see `python_command`."""
+    """Start a fresh interpreter with this environment, which runs a function; see `python_command`.
+
+    The function has to unblock signals: until it can handle them, all are blocked.
+    """
     command = python_command(module, function, boot, python)
-    with no_fork:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=env)  # noqa: S603 # its own code
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with no_fork:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=env)  # noqa: S603 # its own code
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def python_command(module: str, function: str, boot: dict[str, Any], python: str | None) -> list[str]:

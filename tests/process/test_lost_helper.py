@@ -127,7 +127,7 @@ def test_a_helper_that_does_not_answer_is_replaced_at_the_next_start(monkeypatch
         wait_until(warnings)
         (text,) = warnings()
         assert text.startswith("the helper process did not answer for 0.5 s and was killed")
-        assert text.endswith("1 actors restart")
+        assert text.endswith(": 1 actor restarts")
 
 
 def test_crashes_are_noticed_and_closing_works_while_the_helper_is_stopped(monkeypatch):
