@@ -73,16 +73,18 @@ def test_all_actors_restart_without_counting_it_and_one_warning_says_so(warnings
 def test_a_call_that_was_running_fails_and_one_that_may_be_retried_runs_again(tmp_path):
     with ea.spawn(Child, restart=ONCE) as actor, ea.spawn(Child, restart=ONCE) as other:
         lost = helper_of(actor)
-        again = actor.options(retries=1).count_up(str(tmp_path / "calls"))
-        fails = other.hang_in_c()
-        wait_until(lambda: (tmp_path / "calls").exists() and fails.running())
+        paths = [tmp_path / "again", tmp_path / "fails"]
+        again = actor.options(retries=1).count_up(str(paths[0]))
+        fails = other.count_up(str(paths[1]))
+        wait_until(lambda: all(path.exists() for path in paths))
         lost.kill()
         with pytest.raises(
-            ea.ActorDiedError, match=r"was killed, since its helper process was lost, in hang_in_c"
-        ) as raised:
+            ea.ActorDiedError, match="was killed, since its helper process was lost, in count_up"
+        ) as info:
             fails.result(SOON)
-        assert (raised.value.aborted, raised.value.signal) == (False, signal.SIGKILL)
+        assert (info.value.aborted, info.value.signal) == (False, signal.SIGKILL)
         assert again.result(SOON) == 2
+        assert paths[1].read_text() == "x"
 
 
 def test_steps_go_on_however_often_the_helper_is_killed(warnings):
