@@ -84,6 +84,7 @@ class ExitCodes:
     def expect(self, pid: int) -> None:
         """Add a worker that has started."""
         with self._lock:
+            self._codes.pop(pid, None)  # of an earlier process, which was reported too late
             self._running.add(pid)
 
     def take(self, pid: int) -> int | None:
