@@ -13,7 +13,6 @@ from multiprocessing import shared_memory
 import psutil
 
 import envactors as ea
-from envactors.process import reaper
 from envactors.testing import FAULTS
 
 AT_MOST = 5.0  # the promised limit, in seconds
@@ -67,6 +66,14 @@ class Breeder:
     def hidden_copies(self):
         """Fork processes that execute no program and leave the worker's group: only the environment tells."""
         return [copy(os.setsid), copy(os.setsid, go_on_as_a_copy)]
+
+    def of_own_group(self):
+        """Start processes that stay in the worker's process group."""
+        return [*self.plain(), *self.plain(env={}), *self.stubborn(), *self.multiprocess(), *self.copies()]
+
+    def stubborn(self):
+        """Start one that ignores SIGTERM."""
+        return self.plain(preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
 
     def of_all_kinds(self, hidden=True):
         return [
@@ -139,24 +146,15 @@ def is_zombie(process: psutil.Process) -> bool:
     return False
 
 
-def reapers_of(pid: int) -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process(pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if reaper.__file__ in child.cmdline():
-                found.append(child)
-    return found
-
-
-def helpers_of(pid: int, name: str) -> list[psutil.Process]:
-    """Return the helper processes of a caller whose command lines contain this word."""
+def helpers_of(pid: int, name: str = "helper_program") -> list[psutil.Process]:
+    """Return the children of a caller whose command lines contain this word: by default its helper processes."""
     caller = psutil.Process(pid)
     own = caller.cmdline()
     found = []
     for child in caller.children():
         with contextlib.suppress(psutil.NoSuchProcess):
             command = child.cmdline()
-            # Until it executes its program, a child has the command line of its parent, which may name all helpers.
+            # Until it executes its program, a child has the command line of its parent, which may contain the word.
             if is_there(child) and command != own and name in " ".join(command):
                 found.append(child)
     return found

@@ -53,7 +53,7 @@ OF_FRESH_PROCESSES = {
     *(
         "test_backends",
         "test_docs",
-        "test_fork_server",
+        "test_helper",
         "test_notebooks",
         "test_scripts",
         "test_top",
@@ -189,7 +189,7 @@ def quick_collections(helper_processes):
 
 @pytest.fixture(autouse=True)
 def quick_starts(request, monkeypatch):
-    """Where it does not matter how processes start, "process" stands for the session's fork server."""
+    """Where it does not matter how processes start, "process" stands for the session's helper."""
     if request.module.__name__ not in OF_FRESH_PROCESSES and "fresh_processes" not in request.keywords:
         resolve = backends.resolve
         monkeypatch.setattr(backends, "resolve", lambda name: FORK_SERVER if name == "process" else resolve(name))

@@ -6,16 +6,16 @@ import re
 
 # Regular expressions of test ids, and why these tests need Linux.
 LINUX_ONLY = {
-    r"forkserver|test_fork_server\.py|test_code_blocks_run\[(start-method|other-packages)": "there are no fork servers",
-    r"test_the_import_of_torch_is_done_once": "there are no fork servers, which would import it",
+    r"forkserver|test_helper\.py|test_code_blocks_run\[(start-method|other-packages)": "helpers fork nothing",
+    r"test_the_import_of_torch_is_done_once": "no helper imports it",
     r"test_other_python\.py::(TestConf|test_(?!every_backend|the_caller_does_not|factory_strings|code_of_another))": (
-        "other interpreters need a fork server"
+        "other interpreters need a helper that forks"
     ),
     r"test_the_line_makes_the_vector\w+\[.*loky": "loky is the default, which the line leaves out",
     r"test_the_soft_limit_is_raised|test_two_hundred_actors_fit": "workers have their caller's limit of open files",
     r"test_sb3\.py.*test_training_through_kills_is": "a start takes longer than the time between its kills",
-    r"test_helper_supervision\.py|test_node_supervision\.py": "processes that have left their group are not found",
-    r"test_left_behind\.py(?!.*holds_no_descriptors)": "processes that have left their worker's group are not found",
+    r"test_node_helpers\.py": "processes that have left their group are not found",
+    r"test_left_behind\.py(?!.*keeps_no_descriptors)": "processes that have left their worker's group are not found",
 }
 
 

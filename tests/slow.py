@@ -20,11 +20,10 @@ SLOW = {
     r"test_two_hundred_actors_fit_where_the_usual_limit": "test_the_soft_limit_is_raised_when_it_is_needed",
     # Hangs in C: the tests of deadlines have them, with every start method.
     r"test_(renewal|standbys)\.py::.*hang_in_c(\]|-\w+_step\])": "a kill, an exit, an exception",
-    # Starting afresh: what is the same for all start methods is tested with fork servers, and once with loky.
+    # Starting afresh: what is the same for all start methods is tested with forked workers, and once with loky.
     r"test_output\.py::test_every_line_comes\w+\[loky\]": "forkserver",
     r"test_scripts\.py::test_workers_have_no_terminal\w+\[loky\]": "forkserver",
     r"test_backends\.py::test_(a_crash_is_noticed|the_number_of_threads)\w+\[(numbers0-)?loky\]": "forkserver",
-    r"test_helper_supervision\.py::test_processes_that_hide\w+\[loky\]": "forkserver",
     # Modes of autoreset crossed with other choices: each mode and each choice stays.
     r"test_episode_seeds\.py::test_a_long_run_with_kills\w+\[1-(same_step|disabled)\]": "the others",
     r"test_episode_seeds\.py::test_recycled_envs_and_standbys\w+\[(0-same|1-next)_step\]": "the others",
@@ -66,7 +65,6 @@ SLOW = {
     r"test_a_short_cut_loses_nothing\[back\]": "there",
     r"test_running\.py::test_workers_on_other_nodes|test_pettingzoo\.py::test_on_other_nodes": "test_remote.py",
     r"test_node_errors\.py::.*\[1\]": "without retries",
-    r"test_node_supervision\.py::.*keeper killed": "the reaper killed",
     r"test_slow_links\.py::.*4 MB-(there-tls|back-plain)": "the other way with each",
     r"test_logging\.py::.*\[loky\]": "forkserver, node",
     r"test_rollouts\.py::test_with_renew_a_failure\w+\[(1-same|3-next)_step-": "the others",
@@ -77,9 +75,8 @@ SLOW = {
     r"test_sessions\.py::test_a_run_yields\w+\[(run coroutines|arun)\]": "the others",
     r"test_slow_results\.py::test_a_(result|submitted_step)\w+_no_deadline\[(slow_error|8)\]": "slow, 7",
     r"test_promises\.py::test_close_may_come_from_anywhere\[never\]": "atexit before, global __del__",
-    r"test_helper_supervision\.py::test_no_zombie_stays_if_the_caller_is_the_parent\w+\[loky\]": "forkserver",
     r"test_rollouts\.py::test_kills_at_any_moment_change_nothing\w+\[4\]": "one env an actor; two in rollout spaces",
-    r"test_fork_server\.py::test_a_server_that_crashes_during_a_start\w+\[killed\]": "stopped, and then killed",
+    r"test_lost_helper\.py::test_nothing_survives_a_caller\w+\[loky-stopped\]": "replaced",
     r"test_remote_vectors\.py::test_a_reset_that_may_have_begun\w+\[1\]": "the other",
     r"test_node_errors\.py::test_an_agent_without_memory_for_a_payload\w+\[there\]": "back",
     r"test_remote_network\.py::test_corrupted_bytes\w+\[repeated\]": "garbled back",

@@ -12,12 +12,12 @@ import time
 
 from proxy import Proxy
 
-from envactors.process.starting import python_command
 from envactors.remote import LocalNodes, local_nodes
 from envactors.remote.greeting import new_secret
 from envactors.remote.launching import NodeAddress
 from envactors.remote.starting import AgentOrders, read_port
 from envactors.remote.tls import Certificates
+from envactors.system.interpreters import python_command
 from envactors.system.memory import file_of_text
 
 # Used by these tests only.

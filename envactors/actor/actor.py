@@ -45,7 +45,7 @@ _log.addHandler(logging.NullHandler())
 # Users get these messages in no other way, so they are printed by default.
 _notices = logging.getLogger("envactors")
 
-# How long a worker that has closed its envs, or its channel, may take to exit, in seconds.
+# How long a worker that has closed its channel may take to exit, in seconds.
 _EXIT_GRACE = 1.0
 # How long a worker may take to write its stacks before it is killed for a deadline, in seconds.
 _STACKS_GRACE = 0.2
@@ -528,7 +528,7 @@ class Actor(ActorBase):
         elif is_reply and self.phase is _LIVE:
             self._on_reply(frame)
         elif is_reply and self.phase is Phase.STOPPING and not self.incarnation.is_late:
-            self._kill_in(_EXIT_GRACE)  # its envs are closed, but a thread of theirs may keep the process alive
+            pass  # its envs are closed; their finalizers may run until the close deadline
         elif kind == Kind.OVERFLOW:
             self.tenant.on_overflow(frame)
         elif kind == Kind.PART and job is not None:
@@ -957,7 +957,9 @@ class Actor(ActorBase):
         if ended.reason in (EndReason.ABORT, EndReason.RENEW):
             self.log(logging.INFO, f"actor {self.name!r} gets a new process, on request")
         else:
-            self.log(logging.WARNING, str(ended.error).partition("\n")[0])
+            # One warning tells of all actors whose helper was lost.
+            level = logging.INFO if ended.reason is EndReason.HELPER_LOST else logging.WARNING
+            self.log(level, str(ended.error).partition("\n")[0])
 
     def log(self, level: int, text: str, error: BaseException | None = None) -> None:
         """Log a message, with the traceback of an error, in the thread for printing: handlers may block."""

@@ -147,7 +147,7 @@ class ErrorFactory:
 
     def ended(self, report: ExitReport, incarnation: int, activity: Activity | None) -> ActorError:
         """Return the error of a process that has ended, at work or while idle."""
-        aborted = not is_crash(report.reason)
+        aborted = not is_crash(report.reason) and report.reason is not EndReason.HELPER_LOST
         who, where = self._locate(incarnation, report.pid, activity)
         if activity is None:
             running = "while idle"
@@ -267,6 +267,8 @@ def _timeout(text: str, seconds: float | None, report: ExitReport, where: dict[s
 def _how(report: ExitReport) -> str:
     if report.status.loss is not None:
         return f"was lost with its node {report.status.loss.node!r}, {report.status.loss.reason},"
+    if report.status.is_helper_lost:
+        return "was killed, since its helper process was lost,"
     if report.corruption:
         return f"was killed, since it has overwritten memory that it shares with the caller ({report.corruption}),"
     return describe_end(report.status.exitcode, report.status.signal)

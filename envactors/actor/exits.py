@@ -2,6 +2,7 @@
 
 closing ................ every request fails, and the actor is closed
 renewed or aborted ..... the next process starts at once, and does not count as a restart
+its helper was lost .... the same, but the running call uses no retry, and fails only if it has none
 all else ............... counts as a restart; the running call fails, or runs again if it has retries
 """
 
@@ -61,8 +62,13 @@ class ProcessExit(NamedTuple):
 
     @property
     def reason(self) -> EndReason | None:
-        """Why the parent ended the process; None if it ended by itself."""
+        """Why the process was ended; None if it ended by itself."""
         return self.report.reason
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether the actor is being closed, or its process was replaced on purpose."""
+        return self.plan.next in (Next.CLOSE, Next.START) and self.reason is not EndReason.HELPER_LOST
 
 
 def runs_again(*, has_begun: bool, retries: int, is_discard: bool, is_requested: bool) -> bool:

@@ -23,7 +23,7 @@ class ExitReport(NamedTuple):
         stderr_tail: The last lines of its stderr.
         stacks: The stacks that it wrote before it was killed for a deadline.
         corruption: How it has corrupted shared memory, for which it was killed; empty if it has not.
-        reason: Why the parent ended it; None if it ended by itself.
+        reason: Why it was ended; None if it ended by itself.
     """
 
     pid: int | None = None
@@ -54,9 +54,9 @@ class Incarnation:
         is_standby: Whether the process was a standby, whose envs were made before.
         report: The facts about its exit; None before that.
         has_started: Whether all envs were made.
-        end_reason: Why the parent ends it; None while it does not. The first reason wins.
-        is_replaced: Whether the next process starts without counting as a restart: the user has asked for it, or an
-            interrupted change has.
+        end_reason: Why it is ended; None while it is not. The first reason wins.
+        is_replaced: Whether the next process starts without counting as a restart: the user has asked for it, an
+            interrupted change has, or its helper process was lost.
         discard_error: The error that says which env raised, if it is ended for that reason.
     """
 
@@ -81,11 +81,11 @@ class Incarnation:
         return self.end_reason is EndReason.TIMEOUT
 
     def blame(self, reason: EndReason) -> None:
-        """Record why the parent ends the process. The first reason wins, but a kill also ends a renewal."""
+        """Record why the process is ended. The first reason wins, but a kill also ends a renewal."""
         is_kill = reason in (EndReason.ABORT, EndReason.CLOSE)
         if self.end_reason is None or (self.end_reason is EndReason.RENEW and is_kill):
             self.end_reason = reason
-        self.is_replaced |= reason in (EndReason.RENEW, EndReason.ABORT, EndReason.INTERRUPT)
+        self.is_replaced |= reason in (EndReason.RENEW, EndReason.ABORT, EndReason.INTERRUPT, EndReason.HELPER_LOST)
 
     def kill(self) -> None:
         """Kill the process if there is one."""
@@ -102,4 +102,6 @@ class Incarnation:
         request, self._stacks = self._stacks, None  # it holds a descriptor
         stacks = "" if request is None else request.read()
         status = worker.reap()
+        if status.is_helper_lost:
+            self.blame(EndReason.HELPER_LOST)
         return ExitReport(worker.pid, status, worker.stderr_tail, stacks, worker.corruption)

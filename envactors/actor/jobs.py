@@ -9,7 +9,7 @@ from collections.abc import Callable
 from envactors.actor import recording
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
-from envactors.actor.exits import Next, ProcessExit, runs_again
+from envactors.actor.exits import ProcessExit, runs_again
 from envactors.actor.future import ActorFuture
 from envactors.actor.job import ErrorOf, Job
 from envactors.actor.states import EndReason
@@ -87,11 +87,11 @@ class Call(Job):
             has_begun=has_begun,
             retries=self.retries,
             is_discard=ended.reason is EndReason.DISCARD,
-            is_requested=ended.plan.next in (Next.CLOSE, Next.START),
+            is_requested=ended.is_requested,
         )
         if not is_again:
             self.future.set_exception(ended.error)
-        elif has_begun:
+        elif has_begun and ended.reason is not EndReason.HELPER_LOST:
             self.retries -= 1
         return is_again
 

@@ -36,6 +36,7 @@ class ExitStatus(NamedTuple):
         signal: The number of the signal that ended it, if that is known.
         refusal: Why it could not be started; None if it was.
         loss: The loss of its node, if it counts as ended for that reason.
+        is_helper_lost: Whether it ended because the helper process that had forked it was lost.
         is_certain: Whether none of its code can still be running. If not, `WorkerEvents.on_certain_end` follows.
     """
 
@@ -43,6 +44,7 @@ class ExitStatus(NamedTuple):
     signal: int | None = None
     refusal: BaseException | None = None
     loss: NodeLoss | None = None
+    is_helper_lost: bool = False
     is_certain: bool = True
 
 

@@ -17,23 +17,26 @@ from envactors.mailbox.control_page import ControlPage, page_size
 from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.slab import Layout, Slab
 from envactors.options import is_int
-from envactors.process import reaper, starting
-from envactors.process.bootstrap import STACKS_FILE, Descriptors
-from envactors.process.descriptor_limit import DESCRIPTOR_LIMIT
-from envactors.process.fork_server import FORK_SERVERS, Settings
+from envactors.process import starting
+from envactors.process.bootstrap import Descriptors
+from envactors.process.descriptor_limit import make_room
+from envactors.process.helper import HELPERS, HelperLostError, Log, Settings
 from envactors.process.interpreters import code_tag
-from envactors.process.reaping import REAPER
-from envactors.process.stacks import ProcessStacks
+from envactors.process.stacks import ProcessStacks, StacksFile
 from envactors.system.choice import PORTABLE, SYSTEM, VARIABLE
 from envactors.system.cpus import cores
+from envactors.system.interpreters import working_directory
 from envactors.system.memory import SharedFile
 from envactors.system.polling import Doorbell
 from envactors.system.processes import SIGKILL, Process
 from envactors.system.sockets import open_pair
+from envactors.worker.setup import WorkerSetup
 
 if TYPE_CHECKING:
     from envactors.runtime import Runtime
 
+# If the caller has imported this module, its workers are likely to need it, too.
+_LIKELY = "gymnasium"
 # More than one worker per core may start at a time: some read their imports from disk while others compute.
 _STARTING_PER_CORE = 4
 _STARTING_AT_LEAST = 8
@@ -52,16 +55,15 @@ class ProcessBackend(Backend):
 
     Args:
         start_method: How processes start; neither method forks the caller or needs a ``__main__`` guard.
-            ``"forkserver"``, the default on Linux and only there, forks a fresh process that has imported NumPy and, if
-            the caller has, Gymnasium, so that a worker starts in milliseconds. ``"loky"``, the default elsewhere,
-            starts a fresh interpreter with loky's process context. Actors with equal settings share a fork server,
-            which ends with the last of these actors. If a fork server crashes, its actors continue, and another one
-            takes its place.
+            ``"forkserver"``, the default on Linux and only there, forks a helper process that has imported NumPy and,
+            if the caller has, Gymnasium, so that a worker starts in milliseconds. ``"loky"``, the default elsewhere,
+            starts a fresh interpreter with loky's process context. Actors with equal settings share a helper process,
+            which ends with the last of these actors. If it crashes, its workers end with it, and their actors restart.
         spin: Whether the caller and the workers spin for some tens of microseconds before they sleep, if there are
             spare cores.
-        preload: Modules that the fork server also imports, if they are installed, so that workers do not import them.
-            They must leave no threads running. Since modules may read environment variables, each mapping of
-            ``env_vars`` then has its own server. Only with ``"forkserver"``.
+        preload: Modules that the helper also imports, if they are installed, so that workers do not import them. They
+            must leave no threads running. Since modules may read environment variables, each mapping of ``env_vars``
+            then has its own helper. Only with ``"forkserver"``.
         max_starting: How many processes may be starting at a time, from the launch until the env is made. Further ones
             are queued, and their start deadlines do not run yet. None means four per core, and at least eight. Raise it
             for envs that mostly wait while they start.
@@ -69,14 +71,14 @@ class ProcessBackend(Backend):
             with cloudpickle and NumPy of the caller's major version, which is all that envactors needs there. Its
             workers have the path of that interpreter, and only this package from the caller's path; ``env_vars`` with
             ``PYTHONPATH`` adds directories. Since interpreters read variables, each mapping of ``env_vars`` has its own
-            fork server.
+            helper process.
             Factories are named as ``"module:callable"``, or pickled; what is pickled by value, as lambdas are, needs
             an interpreter of the caller's version. Only with ``"forkserver"``. An interpreter that cannot run workers
             fails their start with an `ActorStartError`.
 
     Raises:
         ValueError: The start method does not exist on this system, ``max_starting`` is not a positive int, or
-            ``preload`` or ``python`` is used without a fork server.
+            ``preload`` or ``python`` is used with ``"loky"``.
         TypeError: ``spin`` is not a bool, or ``python`` is not a path.
     """
 
@@ -133,31 +135,36 @@ class ProcessBackend(Backend):
 
     def use(self, env_vars: Mapping[str, str], runtime: Runtime | None = None) -> ProcessUse:
         """Return the use by another actor; see `envactors.backends.base.Backend.use`."""
-        del runtime
-        return ProcessUse(self.start_method, env_vars, self._settings(env_vars))
+        return ProcessUse(env_vars, self._settings(env_vars), runtime)
 
     def _settings(self, env_vars: Mapping[str, str]) -> Settings:
-        return Settings(self._preload, frozenset(env_vars.items() if self._preload or self.python else ()), self.python)
+        """Return the settings of the helper process for actors with these variables."""
+        if self.start_method == "loky":
+            return Settings(forks=False)
+        likely = [_LIKELY] if _LIKELY in sys.modules else []
+        environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars}
+        variables = {name: environment[name] for name in starting.THREAD_CAPS if name in environment}
+        if self._preload or self.python:
+            variables.update(env_vars)
+        return Settings(True, (*likely, *self._preload), frozenset(variables.items()), self.python)
 
 
 class ProcessUse(Use):
     """Starts the processes of an actor; see `envactors.backends.base.Use`.
 
     Args:
-        start_method: As for `ProcessBackend`.
         env_vars: Environment variables of the processes.
-        settings: The settings of its fork server.
+        settings: The settings of its helper process.
+        runtime: The threads that serve the actor; None for a node's agent, which has others.
     """
 
-    def __init__(self, start_method: starting.StartMethod, env_vars: Mapping[str, str], settings: Settings) -> None:
-        self._forks = start_method == "forkserver"
+    def __init__(self, env_vars: Mapping[str, str], settings: Settings, runtime: Runtime | None) -> None:
         self._env_vars = env_vars
         self._settings = settings
+        self._log: Log = (lambda log: log()) if runtime is None else runtime.log
 
     def open(self) -> None:
-        REAPER.retain(self)  # first: a fork server has its tag for as long as it has users
-        if self._forks:
-            FORK_SERVERS.retain(self._settings, self)
+        HELPERS.retain(self._settings, self)
 
     def start(self, name: str, memory: MappedMemory | None, envs: int) -> ProcessWorker:
         """Start a worker process; see `envactors.backends.base.Use.start`."""
@@ -166,30 +173,22 @@ class ProcessUse(Use):
                 "/dev/fd does not exist, so /proc is not mounted, which envactors needs to watch workers: mount it "
                 "(mount -t proc proc /proc), or use backend='thread'"
             )
-        env_vars = self._env_vars
-        code_tag(self._settings.python, frozenset(env_vars.items()))
-        DESCRIPTOR_LIMIT.make_room()
-        tag = REAPER.enlist()
-        own = {VARIABLE: SYSTEM, reaper.VARIABLE: str(tag)}
-        environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars, **own}
-        slab = None if memory is None else memory.fileno()
-        return ProcessWorker(tag, slab, envs, functools.partial(self._start, name, environment))
-
-    def _start(self, name: str, environment: dict[str, str], descriptors: Descriptors) -> Process:
-        if self._forks:
-            return FORK_SERVERS.fork(self._settings, descriptors, environment)
-        return starting.start_by_loky(name, descriptors, environment)
+        env_vars, settings = self._env_vars, self._settings
+        code_tag(settings.python, frozenset(env_vars.items()))
+        environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars, VARIABLE: SYSTEM}
+        path = sys.path if settings.python is None else None
+        setup = WorkerSetup(environment, make_room(), path, sys.argv, working_directory())
+        start = functools.partial(HELPERS.start, name, settings, setup, self._log)
+        return ProcessWorker(None if memory is None else memory.fileno(), envs, start)
 
     def close(self) -> None:
-        FORK_SERVERS.release(self)
-        REAPER.release(self)
+        HELPERS.release(self)
 
 
 class ProcessWorker(LocalWorker):
     """One worker process; see `envactors.backends.base.Worker`.
 
     Args:
-        tag: Its tag; see `envactors.process.reaper`.
         slab: The descriptor of the memory of its vector; None without one.
         envs: How many envs it will have.
         start: Starts the process with the descriptors that it inherits.
@@ -198,8 +197,7 @@ class ProcessWorker(LocalWorker):
         OSError: The system could not start the worker.
     """
 
-    def __init__(self, tag: int, slab: int | None, envs: int, start: Callable[[Descriptors], Process]) -> None:
-        self._tag = tag
+    def __init__(self, slab: int | None, envs: int, start: Callable[[Descriptors], Process]) -> None:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             sock, channel = open_pair(ours, theirs)
             out_r, out_w = _pipe(ours, theirs)
@@ -209,21 +207,13 @@ class ProcessWorker(LocalWorker):
             to_parent = ours.enter_context(contextlib.closing(Doorbell()))
             file = theirs.enter_context(contextlib.closing(SharedFile("envactors-page")))
             page = ControlPage(file.extend(page_size(envs))[1], to_worker, to_parent)
-            self._stacks = SharedFile(STACKS_FILE) if PORTABLE else None
-            stacks = None if self._stacks is None else self._stacks.fileno()
+            self._stacks = StacksFile()
             rung = to_worker.fileno(), to_parent.ringer()
             sock.setblocking(False)
-            self._process = start(Descriptors(channel, out_w, err_w, file.fileno(), *rung, slab, stacks))
+            self._process = start(Descriptors(channel, out_w, err_w, file.fileno(), *rung, self._stacks.fileno(), slab))
             super().__init__(page, Channel(sock), self._process.fileno(), pipes)
             self.pid: int = self._process.pid
             self._descriptors = ours.pop_all()
-            try:
-                REAPER.watch(tag, self.pid)
-                DESCRIPTOR_LIMIT.give_back(self.pid)  # before it gets the factories
-            except BaseException:
-                self.kill()
-                self.close()
-                raise
 
     def kill(self) -> None:
         self._process.send_signal(SIGKILL)
@@ -232,9 +222,12 @@ class ProcessWorker(LocalWorker):
         return ProcessStacks(self._process, self._stacks)
 
     def close(self) -> ExitStatus:
-        with REAPER.dismiss(self._tag):  # ends the processes that env code has started
-            code = self._process.reap()
+        del self._stacks  # closes it, unless somebody still reads it
         self._descriptors.close()
+        try:
+            code = self._process.reap()
+        except HelperLostError:
+            return ExitStatus(signal=SIGKILL, is_helper_lost=True)
         return ExitStatus(code) if code is None or code >= 0 else ExitStatus(signal=-code)
 
 

@@ -76,7 +76,7 @@ def as_start_method(context: str | None) -> StartMethod:
 
 
 def preloading(*modules: str, start_method: StartMethod = DEFAULT) -> ProcessBackend:
-    """Return a backend whose fork server, if it has one, imports these modules once for all workers."""
+    """Return a backend whose helper, if it forks workers, imports these modules once for all workers."""
     return ProcessBackend(start_method, preload=modules if start_method == "forkserver" else ())
 
 

@@ -18,7 +18,7 @@ class SharedPool:
     Args:
         factory: Makes what an actor holds, in the worker.
         size: How many sessions run at a time.
-        module: What takes long to import: the fork server does so once for all workers.
+        module: What takes long to import: the helper does so once for all workers.
         pool_options: Options of `envactors.SessionPool`.
 
     Attributes:

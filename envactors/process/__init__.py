@@ -1,4 +1,4 @@
-"""Starting and ending worker processes: start methods, fork servers, the reaper, and the programs that they run.
+"""Starting and ending worker processes: the helper process, start methods, and the setup of a worker.
 
-The system calls are in `envactors.system`, since the mailbox needs them, too.
+System calls are in `envactors.system`. What a worker does once it is set up is in `envactors.worker`.
 """

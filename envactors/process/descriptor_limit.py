@@ -1,14 +1,13 @@
-"""The limit of open files, which this process raises for itself when it starts more workers."""
+"""The limit of open files, which this process raises for itself when it starts workers. These get the original one."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import resource
+import sys
 import threading
 
 from envactors.process.refusal import LaunchRefusedError
-from envactors.system.choice import PORTABLE
 from envactors.system.descriptors import count_descriptors
 
 _log = logging.getLogger("envactors")
@@ -16,50 +15,32 @@ _log = logging.getLogger("envactors")
 _NEEDED = 100
 # The smallest increase of the limit, so that it is not raised for each worker.
 _STEP = 1024
+_lock = threading.Lock()
+# The soft limit before it was raised; None if it was not raised.
+_original: int | None = None
 
 
-class DescriptorLimit:
-    """The limit of this process. It is thread-safe.
+def make_room() -> int | None:
+    """Raise the soft limit if another worker would not fit below it; return the limit for workers, None for the same.
 
-    Attributes:
-        original: The soft limit before it was raised, which workers get; None if it was not raised.
+    Raises:
+        LaunchRefusedError: The hard limit is not enough.
     """
-
-    def __init__(self) -> None:
-        self.original: int | None = None
-        self._lock = threading.Lock()
-
-    def make_room(self) -> None:
-        """Raise the soft limit if another worker would not fit below it.
-
-        Raises:
-            LaunchRefusedError: The hard limit is not enough.
-        """
-        with self._lock:
-            count = count_descriptors()
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            wanted = count + _NEEDED
-            if soft == resource.RLIM_INFINITY or wanted <= soft:
-                return
-            raised = max(wanted, soft + _STEP)
-            if hard != resource.RLIM_INFINITY:
-                if wanted > hard:
-                    raise LaunchRefusedError(
-                        f"{count} file descriptors are open, {wanted} are wanted to start another worker, and {hard} "
-                        "are allowed: raise the hard limit (ulimit -Hn), or have several envs per process "
-                        "(envs_per_actor)"
-                    )
-                raised = min(hard, raised)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-            self.original = soft if self.original is None else self.original
-        _log.info("raised the limit of open file descriptors from %d to %d, since %d are open", soft, raised, count)
-
-    def give_back(self, pid: int) -> None:
-        """Give a worker the original limit of this process, if the system can limit other processes."""
-        if self.original is not None and not PORTABLE:
-            with contextlib.suppress(ProcessLookupError):
-                hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-                resource.prlimit(pid, resource.RLIMIT_NOFILE, (self.original, hard))
-
-
-DESCRIPTOR_LIMIT = DescriptorLimit()
+    global _original
+    with _lock:
+        count = count_descriptors()
+        wanted = count + _NEEDED
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        highest = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+        if soft == resource.RLIM_INFINITY or wanted <= soft:
+            return _original
+        if wanted > highest:
+            raise LaunchRefusedError(
+                f"{count} file descriptors are open, {wanted} are wanted to start another worker, and {hard} are "
+                "allowed: raise the hard limit (ulimit -Hn), or have several envs per process (envs_per_actor)"
+            )
+        raised = min(highest, max(wanted, soft + _STEP))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        _original = soft if _original is None else _original
+    _log.info("raised the limit of open file descriptors from %d to %d, since %d are open", soft, raised, count)
+    return _original

@@ -4,7 +4,7 @@
     supervisor ── RemoteWorker ─┐
     supervisor ── RemoteWorker ─┼── Node ══ link ══ agent ─┬─ worker
                                                     │      └─ worker
-                                      reaper and keeper (end the agent when its lease is over)
+                                      helper process (ends the agent when its lease is over)
 
 The entry is `envactors.remote.backend`. `envactors.remote.lease` says why two processes of one actor never run at once.
 """

@@ -18,8 +18,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from envactors.process.reaper import LEASE_FORMAT
-from envactors.process.reaping import REAPER
+from envactors.process.helper import HELPERS
+from envactors.process.helper_program import LEASE
 from envactors.remote.door import Door
 from envactors.remote.hosted_worker import MOST_OUTPUT, HostedWorker
 from envactors.remote.hosting import Hosting
@@ -49,7 +49,7 @@ class Agent:
         link: The link to the caller.
         orders: The agent's orders.
         stamp: When the caller was admitted, which is the beginning of the lease.
-        lease_file: The memory from which the reaper and the keeper read the end of the lease.
+        lease_file: The memory from which helper processes read the end of the lease.
         watches: Watches all descriptors.
         door: Refuses other connections.
 
@@ -140,7 +140,7 @@ class Agent:
         for record in records:
             if record.kind == RecordKind.ECHO:
                 self._lease.renew(record.call_id / 1e9)
-                LEASE_FORMAT.pack_into(self._lease_file, 0, self._lease.until)
+                LEASE.pack_into(self._lease_file, 0, self._lease.until)
                 self._hosting.set_lease(self._lease.until)
             elif record.kind == RecordKind.END:
                 self._ending = True
@@ -165,11 +165,10 @@ def main() -> None:
     door = Door(listener, orders, tls, watches)
     link, stamp = _wait_for_caller(door, watches)
     lease_file = SharedFile("envactors-lease")
-    _, lease = lease_file.extend(LEASE_FORMAT.size)
-    LEASE_FORMAT.pack_into(lease, 0, stamp + orders.lease)
-    REAPER.enforce_lease(lease_file.fileno())
+    _, lease = lease_file.extend(LEASE.size)
+    LEASE.pack_into(lease, 0, stamp + orders.lease)
+    HELPERS.lease = lease_file.fileno()
     Agent(link, orders, stamp, lease, watches, door).run()
-    REAPER.release(lease_file.fileno())
 
 
 def _wait_for_caller(door: Door, watches: Watches) -> tuple[Link, float]:

@@ -362,7 +362,8 @@ class HostedWorker:
             self.send_measured()
             progress = self.progress()
         status = worker.reap()
-        send_exit(self._link, self.worker_id, ExitNotice(progress, status.exitcode, status.signal))
+        notice = ExitNotice(progress, status.exitcode, status.signal, is_helper_lost=status.is_helper_lost)
+        send_exit(self._link, self.worker_id, notice)
         self._on_exit(self)
 
 

@@ -38,7 +38,7 @@ class Hosting:
         self._link = link
         self._watches = watches
         self._backend = ProcessBackend(**options)
-        # The uses of the backend, by environment variables. The first one keeps a fork server for most workers.
+        # The uses of the backend, by environment variables. The first one keeps a helper for most workers.
         self._uses: dict[frozenset[tuple[str, str]], ProcessUse] = {}
         self._use({})
         self._lease = lease

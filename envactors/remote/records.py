@@ -339,6 +339,7 @@ class ExitNotice(NamedTuple):
         signal: The number of the signal that ended it, if known.
         refusal: Why it could not be started; empty if it was.
         for_good: Whether another attempt to start it is useless.
+        is_helper_lost: Whether it ended with the helper process of its node.
     """
 
     progress: ProgressReport | None
@@ -346,3 +347,4 @@ class ExitNotice(NamedTuple):
     signal: int | None = None
     refusal: str = ""
     for_good: bool = False
+    is_helper_lost: bool = False

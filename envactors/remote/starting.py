@@ -10,9 +10,8 @@ import time
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from envactors.process.starting import python_command
 from envactors.remote.tls import Certificates
-from envactors.system.processes import no_fork
+from envactors.system.interpreters import no_fork, python_command
 from envactors.system.sockets import sigpipe_blocked
 
 # How long agents may take to end after they were told to, in seconds.

@@ -352,7 +352,7 @@ class RemoteWorker(Worker):
         if notice.refusal and self.node is not None:
             kind = LaunchRefusedError if notice.for_good else OSError
             refusal = kind(f"{notice.refusal} (node {self.node.name!r})")
-        self._status = ExitStatus(notice.exitcode, notice.signal, refusal)
+        self._status = ExitStatus(notice.exitcode, notice.signal, refusal, is_helper_lost=notice.is_helper_lost)
         self.end(is_over=True)
 
     def _take_results(self, record: Record) -> None:

@@ -6,11 +6,12 @@ import contextlib
 import fcntl
 import os
 import signal
-import subprocess
+import sys
 import termios
 import threading
+import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from envactors.system.choice import PORTABLE
 
@@ -28,13 +29,6 @@ _STATES = {
     "Z": "has ended",
     "X": "has ended",
 }
-
-
-# Held while `subprocess.Popen` starts a process: it waits for the end of a pipe. A child that another thread forks
-# meanwhile would have a copy of the pipe, and `Popen` would not return before that child has ended. Reentrant, since a
-# signal handler may fork, too.
-no_fork: threading.RLock = threading.RLock()
-os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release)
 
 
 class Process:
@@ -76,15 +70,6 @@ def describe_state(pid: int) -> str:
     return _STATES.get(process_state(pid), "does not answer")
 
 
-def interpreter_options() -> list[str]:
-    """Return the options that this interpreter was started with, such as ``-I``, ``-P``, and ``-X``.
-
-    Options for warnings (``-W``) are left out: warnings that are errors would end helper processes.
-    """
-    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
-    return [option for option in options if not option.startswith("-W")]
-
-
 def await_exit(pid: int) -> int | None:
     """Wait for the end of a child, reap it, and return its exit code, minus the signal's number.
 
@@ -97,10 +82,15 @@ def await_exit(pid: int) -> int | None:
         return None
 
 
-def kill_group(leader: int) -> None:
-    """Kill the process group of a leader that was not reaped yet."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+def become_worker(parent_pid: int) -> None:
+    """Turn this process into a worker: it ends with its parent, and leads a process group without a terminal.
+
+    Args:
+        parent_pid: The parent's process id.
+    """
+    detach()
+    end_with_parent(parent_pid)
+    volunteer_for_oom()
 
 
 def detach() -> None:
@@ -115,3 +105,18 @@ def detach() -> None:
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited; the ends of children would go unnoticed
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def exit_after(work: Callable[[], object]) -> NoReturn:
+    """Do the work of this process, and exit without finalizing the interpreter, which takes tens of milliseconds."""
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # it is None, or nobody reads it
+                stream.flush()
+        os._exit(code)

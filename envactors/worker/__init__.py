@@ -1,1 +1,1 @@
-"""The worker: its start, its loop over requests, its envs, and the processes that start and end workers."""
+"""The worker: its setup, its loop over requests, and its envs."""

@@ -262,6 +262,10 @@ class Host:
         if first_error is not None:
             raise first_error
 
+    def forget_envs(self) -> None:
+        """Drop all references to the envs."""
+        self._made, self.hosted_envs, self._snapshot = [], [], None
+
     def save(self, env: int) -> tuple[int, bytes]:
         """Return the checksum over an env's observations, and its state."""
         assert self._snapshot is not None, "the parent checks"

@@ -117,6 +117,12 @@ class Server:
                         self._wait(poller)
                     self.run_posted()
 
+    def forget_envs(self) -> None:
+        """Drop all references to the envs, so that they are finalized."""
+        self.rows.clear()
+        self.extension = None
+        self.host.forget_envs()
+
     def _wait(self, poller: Poller) -> None:
         """Wait as the parent has said until a request is posted or the channel has something to read."""
         counters, handled, fd = self._counters, self.handled, self._channel.fileno()

@@ -97,4 +97,4 @@ def test_an_actor_takes_few_descriptors(run_warm):
                 print((count_descriptors() - before) / 10)
         """
     )
-    assert (done.stdout, done.stderr) == ("10.0\n" if PORTABLE else "6.0\n", "")
+    assert (done.stdout, done.stderr) == ("10.0\n" if PORTABLE else "7.0\n", "")

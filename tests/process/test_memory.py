@@ -45,7 +45,7 @@ def test_the_kernel_prefers_workers_to_the_caller_and_its_helpers(start_method):
             for child in (task / "children").read_text().split():
                 scores[int(child)] = int(Path(f"/proc/{child}/oom_score_adj").read_text())
         scores.pop(actor.pid, None)
-        assert scores, "there is the reaper at least"
+        assert scores, "there is the helper at least"
         assert set(scores.values()) == {own_oom_score_adj()}
 
 

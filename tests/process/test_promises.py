@@ -329,7 +329,7 @@ def test_helper_processes_end_with_the_caller_without_leak_warnings(method):
     )
     assert (done.stderr, done.returncode) == ("", 0)
     pids = json.loads(done.stdout)
-    assert len(pids) >= 7
+    assert len(pids) >= 6  # four workers and two helpers
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), patience=5.0)
 
 

@@ -368,9 +368,9 @@ def test_a_worker_never_loads_the_callers_half():
 
         class Env:
             def modules(self):
-                return [name for name in sys.modules if name.startswith(("envactors.actor", "envactors.vector",
-                        "envactors.backends", "envactors.process.starting", "envactors.process.helper", "gymnasium",
-                        "torch"))]
+                return [name for name in sys.modules if (name + ".").startswith(("envactors.actor.",
+                        "envactors.vector.", "envactors.backends.", "envactors.process.starting.",
+                        "envactors.process.helper.", "gymnasium.", "torch."))]
 
         with ea.spawn(Env) as actor:
             print(actor.modules().result(20))

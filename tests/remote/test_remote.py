@@ -127,7 +127,7 @@ def test_a_lost_agent_counts_as_a_lost_node_and_the_other_continues(hasty, launc
         assert alive == []
 
 
-def test_a_stopped_agent_is_lost_after_the_lease_and_its_keeper_ends_the_workers(hasty, launcher):
+def test_a_stopped_agent_is_lost_after_the_lease_and_its_helper_ends_the_workers(hasty, launcher):
     with ea.spawn(Counter, backend=hasty, restart=ea.RestartPolicy(max_restarts=1)) as actor:
         actor.add(1).result(SOON)
         agent = agents_of(launcher)[actor.node]

@@ -151,7 +151,7 @@ def witness(backend, tmp_path):
 
 
 def processes_of(launcher, node):
-    """Return a node's agent, keeper, reaper and workers."""
+    """Return a node's agent, helper, and workers."""
     agent = psutil.Process(launcher.agents[node].pid)
     return [agent, *agent.children(recursive=True)]
 
@@ -442,7 +442,7 @@ def test_agents_and_workers_end_when_the_caller_is_killed(tmp_path):
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as caller:
         assert caller.stdout.readline() == "ready\n"
         processes = psutil.Process(caller.pid).children(recursive=True)
-        assert len(processes) >= 2 + 2 + 4, "agents, keepers, workers"
+        assert len(processes) >= 2 + 2 + 4, "agents, helpers, workers"
         caller.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs(processes, timeout=LEASE + 5.0)
     assert alive == []
@@ -487,8 +487,8 @@ def test_the_lease_ends_everything_when_the_caller_is_killed_behind_a_silent_lin
             assert caller.stdout.readline() == "ready\n"
             processes = [psutil.Process(agent.pid) for agent in agents]
             processes += [child for agent in tuple(processes) for child in agent.children(recursive=True)]
-            assert len(processes) >= 2 + 2 + 4, "agents, keepers, workers"
-            agents[1].send_signal(signal.SIGSTOP)  # its keeper has to act
+            assert len(processes) >= 2 + 2 + 4, "agents, helpers, workers"
+            agents[1].send_signal(signal.SIGSTOP)  # its helper has to act
             for proxy in proxies:
                 proxy.cut("there", "back")
             caller.send_signal(signal.SIGKILL)

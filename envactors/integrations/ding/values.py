@@ -27,7 +27,7 @@ if not TYPE_CHECKING and _spec is not None and _spec.origin is not None:
     from ding.utils import ENV_MANAGER_REGISTRY
 
     register = ENV_MANAGER_REGISTRY.register
-    # Importing DI-engine takes seconds in each worker, so the fork server imports it once.
+    # Importing DI-engine takes seconds in each worker, so the helper imports it once.
     PRELOAD: Sequence[str] = ("ding.envs",)
 else:
     PRELOAD = ()

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO
 
 from envactors.system.linux.memory_limits import find_tightest
@@ -40,15 +39,6 @@ def reserve(fd: int, start: int, size: int) -> None:
     """Reserve the memory of a part of a file that is not in use yet."""
     check_room(size)
     os.posix_fallocate(fd, start, size)
-
-
-def open_file_of(pid: int, name: str) -> int | None:
-    """Return a descriptor of the file that another process has opened by `open_unnamed`; None if there is none."""
-    with contextlib.suppress(OSError):
-        for path in Path(f"/proc/{pid}/fd").iterdir():
-            if str(path.readlink()) == f"/memfd:{name} (deleted)":
-                return os.open(path, os.O_RDWR)
-    return None
 
 
 @contextlib.contextmanager

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import mmap
 import os
-import resource
 import signal
+import time
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 # Asks a worker for the stacks of its threads. A real-time signal leaves SIGUSR1 and SIGUSR2 to the env.
 STACKS_SIGNAL: Final[int] = signal.SIGRTMIN + 9
@@ -18,8 +19,6 @@ STACKS_SIGNAL: Final[int] = signal.SIGRTMIN + 9
 # How much likelier than their caller the kernel kills workers when memory runs out, in thousandths of all memory; and
 # the highest value.
 _OOM_MARGIN, _OOM_MOST = 500, 1000
-# A limit that the kernel no longer enforces, but still passes on to all descendants.
-_RLIMIT_LOCKS = 10
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -54,6 +53,21 @@ def end_with_parent(parent_pid: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def wake_with_parent() -> None:
+    """Have the kernel continue this process, if it is stopped, as soon as the thread that started it has ended.
+
+    This replaces `end_with_parent`.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def watch_parent(parent_pid: int) -> int | None:
+    """Return a descriptor that becomes readable when the parent ends; None if it has ended already."""
+    with contextlib.suppress(ProcessLookupError):
+        return os.pidfd_open(parent_pid)
+    return None
+
+
 def volunteer_for_oom() -> None:
     """Have the kernel kill this process and its children before its parent when memory runs out."""
     with contextlib.suppress(OSError):  # /proc is missing or read-only
@@ -70,20 +84,81 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-@functools.cache
-def has_tags() -> bool:
-    """Return whether the system lets processes tag themselves; some sandboxes, and a lower hard limit, do not."""
-    limits = resource.getrlimit(_RLIMIT_LOCKS)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(_RLIMIT_LOCKS, limits)
-        return limits[1] == resource.RLIM_INFINITY
-    return False
+def kill_groups(groups: Mapping[int, float]) -> set[int]:
+    """Kill the processes of process groups.
+
+    Args:
+        groups: For each group, the time (`time.monotonic`) until which its resource trackers are spared.
+
+    Returns:
+        The groups that still had running processes.
+    """
+    occupied = {group for group in groups if _has_members(group)}
+    members = [entry for entry in _list_processes() if entry.group in occupied] if occupied else []
+    for entry in members:
+        _kill(entry.pid, groups[entry.group])
+    return {entry.group for entry in members if not entry.has_ended}
 
 
-def tag_descendants(tag: int) -> None:
-    """Tag this process and its descendants, so that the reaper finds them, if the system allows it."""
-    if has_tags():
-        resource.setrlimit(_RLIMIT_LOCKS, (tag, resource.RLIM_INFINITY))
+def kill_descendants(spare_until: float) -> None:
+    """Kill the children of this process, their children, and so on.
+
+    Args:
+        spare_until: The time (`time.monotonic`) until which resource trackers are spared.
+    """
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for entry in _list_processes():
+        children[entry.parent].append(entry.pid)
+    found = [os.getpid()]
+    for pid in found:  # which grows meanwhile
+        found += children.pop(pid, ())
+    for pid in found[1:]:
+        _kill(pid, spare_until)
+
+
+class _Entry(NamedTuple):
+    """A process of this machine.
+
+    Attributes:
+        pid: Its process id.
+        parent: The process id of its parent.
+        group: Its process group, which has the process id of its leader.
+        has_ended: Whether it has ended, and was not reaped yet.
+    """
+
+    pid: int
+    parent: int
+    group: int
+    has_ended: bool
+
+
+def _list_processes() -> list[_Entry]:
+    entries = []
+    for name in os.listdir("/proc"):  # noqa: PTH208 # there may be thousands
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                # The name of the program comes before these in parentheses, and may contain anything.
+                state, parent, group = file.read().rpartition(b")")[2].split()[:3]
+                entries.append(_Entry(int(name), int(parent), int(group), state in b"ZX"))
+    return entries
+
+
+def _has_members(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _kill(pid: int, spare_until: float) -> None:
+    # The resource trackers of multiprocessing and loky end by themselves once their users have ended. Without them,
+    # named shared memory would stay.
+    if time.monotonic() >= spare_until or not any("resource_tracker" in argument for argument in command_line(pid)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -33,12 +33,6 @@ def reserve(fd: int, start: int, size: int) -> None:
         start += os.pwrite(fd, _ZEROS[: end - start], start)
 
 
-def open_file_of(pid: int, name: str) -> int | None:
-    """Return None: no portable call opens the files of other processes."""
-    del pid, name
-    return None
-
-
 @contextlib.contextmanager
 def file_of_text(name: str, text: str) -> Iterator[str]:
     """Yield the path of a file with this text, which only this user can read and which is removed at the end."""

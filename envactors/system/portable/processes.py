@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Final
 
 # Asks a worker for the stacks of its threads. It is ignored by default, and env code hardly ever uses it.
@@ -68,7 +69,7 @@ def send_signal(pid: int, sentinel: int, signum: int) -> None:
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """End this process if the parent has ended already; later the reaper ends it with its parent.
+    """End this process if the parent has ended already; later the helper process ends it with its parent.
 
     Args:
         parent_pid: The parent's process id.
@@ -85,13 +86,34 @@ def adopt_orphans() -> None:
     """Do nothing: the system adopts orphans."""
 
 
-def has_tags() -> bool:
-    """Return False: the reaper finds processes only by their groups."""
-    return False
+def wake_with_parent() -> None:
+    """Do nothing: no portable call continues a process."""
 
 
-def tag_descendants(tag: int) -> None:
-    """Do nothing."""
+def watch_parent(parent_pid: int) -> int | None:
+    """Return None: no portable descriptor tells the end of a parent."""
+    del parent_pid
+    return None
+
+
+def kill_groups(groups: Mapping[int, float]) -> set[int]:
+    """Kill process groups.
+
+    Args:
+        groups: The process ids of their leaders, as keys.
+
+    Returns:
+        An empty set: no portable call lists the processes that are left.
+    """
+    for leader in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
+    return set()
+
+
+def kill_descendants(spare_until: float) -> None:
+    """Do nothing: here helper processes have no children."""
+    del spare_until
 
 
 def count_threads() -> int:

@@ -1,10 +1,9 @@
-"""The fork server: which actors share one, what workers get, and what happens if it crashes, stops, or lacks memory."""
+"""The helper process: which actors share one, what its workers get, and what happens if it lacks memory."""
 
 from __future__ import annotations
 
 import os
 import resource
-import signal
 import statistics
 import sys
 import time
@@ -15,7 +14,6 @@ import pytest
 from helpers import SOON, is_gone, promised, wait_until
 
 import envactors as ea
-from envactors.process import fork_server
 
 MANY = ea.RestartPolicy(max_restarts=50, backoff=0.0)
 
@@ -48,28 +46,28 @@ def spawn(**options):
     return ea.spawn(Worker, restart=MANY, **{"backend": backend(), **options})
 
 
-def server_of(actor):
+def helper_of(actor):
     return psutil.Process(actor.parent().result(SOON))
 
 
 # Sharing ------------------------------------------------------------------------------------------
 
 
-def test_actors_of_equal_settings_share_a_server_which_ends_with_the_last_of_them():
+def test_actors_of_equal_settings_share_a_helper_which_ends_with_the_last_of_them():
     with spawn() as first:
-        server = server_of(first)
+        helper = helper_of(first)
         with spawn(env_vars={"FLAVOUR": "sour"}) as second:
-            assert server_of(second) == server
-        assert server.is_running()
+            assert helper_of(second) == helper
+        assert helper.is_running()
         with spawn(backend=backend(preload=["colorsys"])) as third:
-            other = server_of(third)
-            assert other != server
+            other = helper_of(third)
+            assert other != helper
         wait_until(lambda: is_gone(other.pid))
-        assert server_of(first) == server
-    wait_until(lambda: is_gone(server.pid))
+        assert helper_of(first) == helper
+    wait_until(lambda: is_gone(helper.pid))
 
 
-def test_a_fork_server_imports_the_preloaded_modules():
+def test_a_helper_imports_the_preloaded_modules():
     with spawn(backend=backend(preload=("colorsys", "no_such_module"))) as actor:
         assert actor.has("colorsys").result(SOON)
         assert not actor.has("no_such_module").result(SOON)
@@ -106,15 +104,15 @@ def test_what_is_preloaded_reads_the_variables_of_the_actor_and_of_no_other(tmp_
         "sweet": ("sweet", "sweet"),
         "sour": ("sour", "sour"),
     }
-    assert len({server for _, _, server in read.values()}) == 3
+    assert len({helper for _, _, helper in read.values()}) == 3
 
 
-def test_without_preload_no_server_has_an_actors_variables():
+def test_without_preload_no_helper_has_an_actors_variables():
     with spawn(env_vars={"FLAVOUR": "sour"}) as first, spawn() as second:
-        assert server_of(first) == server_of(second)
+        assert helper_of(first) == helper_of(second)
         assert first.variable("FLAVOUR").result(SOON) == "sour"
         assert second.variable("FLAVOUR").result(SOON) is None
-        assert "FLAVOUR" not in server_of(first).environ()
+        assert "FLAVOUR" not in helper_of(first).environ()
 
 
 def test_a_worker_has_the_callers_path_arguments_and_directory_as_they_are_when_it_starts(tmp_path, monkeypatch):
@@ -124,7 +122,7 @@ def test_a_worker_has_the_callers_path_arguments_and_directory_as_they_are_when_
         monkeypatch.setattr(sys, "argv", ["somewhere.py", "--else"])
         monkeypatch.chdir(tmp_path)
         with spawn() as second:
-            assert server_of(second) == server_of(first)
+            assert helper_of(second) == helper_of(first)
             path, argv, directory = second.setting().result(SOON)
             assert path[0] == str(tmp_path)
             assert argv == ["somewhere.py", "--else"]
@@ -173,66 +171,18 @@ def test_a_renewal_takes_milliseconds():
         assert statistics.median(times) < promised(0.25)  # 0.03 on an idle machine: docs/guides/performance.md
 
 
-# When it is lost -----------------------------------------------------------------------------------------
+# Without memory ------------------------------------------------------------------------------------------
 
 
-def test_workers_outlive_their_server_and_the_next_start_makes_a_new_one():
-    with spawn() as actor, spawn() as other:
-        server, pid = server_of(actor), actor.pid
-        server.kill()
-        wait_until(lambda: is_gone(server.pid))
-        assert actor.parent().result(SOON) != server.pid
-        assert (actor.pid, actor.incarnation) == (pid, 0)
-        os.kill(other.pid, signal.SIGKILL)
-        wait_until(lambda: other.incarnation == 1)
-        assert server_of(other) != server
-        assert actor.has("numpy").result(SOON)
-        assert (actor.pid, actor.incarnation) == (pid, 0)
-
-
-def test_the_end_of_a_worker_is_noticed_without_its_fork_server():
-    with spawn() as actor:
-        server = server_of(actor)
-        server.kill()
-        wait_until(lambda: is_gone(server.pid))
-        os.kill(actor.pid, signal.SIGKILL)
-        wait_until(lambda: actor.incarnation == 1)
-        failure = actor.stats().last_failure
-        assert isinstance(failure, ea.ActorDiedError)
-        assert (failure.exitcode, failure.signal) in ((None, None), (None, signal.SIGKILL))
-        assert "unknown" in str(failure) or failure.signal
-
-
-LOSSES = {"killed": psutil.Process.kill, "stopped": psutil.Process.suspend}
-
-
-@pytest.mark.parametrize("how", LOSSES)
-def test_a_server_that_crashes_during_a_start_affects_no_actor(how, monkeypatch):
-    monkeypatch.setattr(fork_server, "_FORK_PATIENCE", 0.5)
-    with spawn() as actor, spawn() as going_on:
-        server, pid = server_of(actor), going_on.pid
-        renewal = actor.renew()
-        LOSSES[how](server)
-        assert renewal.result(SOON) == 1
-        assert actor.has("numpy").result(SOON)
-        assert (going_on.pid, going_on.incarnation) == (pid, 0)
-        if how == "killed":
-            wait_until(lambda: is_gone(server.pid))
-        else:
-            actor.renew().result(SOON)
-            wait_until(lambda: is_gone(server.pid))  # it was replaced, and ended
-
-
-def test_a_server_out_of_memory_fails_starts_until_it_is_replaced():
+def test_a_helper_out_of_memory_fails_starts_until_it_is_replaced():
     with spawn(deadlines=ea.Deadlines(start=SOON)) as actor, spawn() as going_on:
-        server, pid = server_of(actor), going_on.pid
-        used = server.memory_info().vms
-        resource.prlimit(server.pid, resource.RLIMIT_AS, (used // 2, used // 2))
+        helper = helper_of(actor)
+        used = helper.memory_info().vms
+        resource.prlimit(helper.pid, resource.RLIMIT_AS, (used // 2, used // 2))
         renewal = actor.renew()
         wait_until(lambda: renewal.done() or actor.stats().restarts >= 2)
-        assert (going_on.pid, going_on.incarnation) == (pid, 0)
-        if not renewal.done():  # its workers die in their first steps; the next server has memory enough
-            server.kill()
+        if not renewal.done():  # its workers die in their first steps; the next helper has memory enough
+            helper.kill()
         assert renewal.result(SOON) >= 1
         assert actor.has("numpy").result(SOON)
         assert going_on.has("numpy").result(SOON)

@@ -1,4 +1,4 @@
-"""A fork server that cannot be started for want of descriptors."""
+"""A helper process that cannot be started for want of descriptors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envactors.process.fork_server import ForkServer
+from envactors.process.helper import Helper, Settings
 from envactors.system.choice import PORTABLE
 
 
@@ -39,13 +39,13 @@ def few_descriptors():
         give_back()
 
 
-@pytest.mark.skipif(PORTABLE, reason="there are no fork servers")
+@pytest.mark.skipif(PORTABLE, reason="helpers fork nothing")
 @pytest.mark.parametrize("left", range(6))
-def test_a_fork_server_without_descriptors_reports_it_and_leaks_none(few_descriptors, left):
+def test_a_helper_without_descriptors_reports_it_and_leaks_none(few_descriptors, left):
     """What prevents its start is one error, and nothing is written about it later, when it is collected."""
     leave, give_back = few_descriptors
     leave(left)
     with pytest.raises(OSError) as raised:
-        ForkServer([], dict(os.environ), None)
+        Helper(Settings(forks=True), None)
     give_back()
     assert raised.value.errno == errno.EMFILE
