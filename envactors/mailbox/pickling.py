@@ -47,7 +47,8 @@ _SHORT = 1 << 10
 # The byte of a pickle that refers to a class or function. As an int it is found in a tenth of the time.
 _REFERENCE: Final = pickle.STACK_GLOBAL[0]
 
-# What `functools.lru_cache` sets on its wrappers.
+# The type of the wrappers of `functools.lru_cache`, and what that sets on each.
+_CACHED_FUNCTION: Final = type(functools.cache(lambda: None))
 _OF_WRAPPERS: Final = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__"}
 
 # In place of a value that was not loaded.
@@ -64,7 +65,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no 
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, functools._lru_cache_wrapper) and not _has_importable_name(obj):
+        if isinstance(obj, _CACHED_FUNCTION) and not _has_importable_name(obj):
             parameters = obj.cache_parameters()
             state = {name: value for name, value in vars(obj).items() if name not in _OF_WRAPPERS}
             return _cache_function, (obj.__wrapped__, parameters["maxsize"], parameters["typed"]), state
