@@ -18,6 +18,7 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
+from envactors.actor.bound import BoundToProcess
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle
 from envactors.backends.process import ProcessBackend
@@ -59,7 +60,7 @@ _REFUSED = {"autoreset": "Gymnasium's name for it is autoreset_mode"}
 _NOT_CALLED = ("reset", "step", "close")
 
 
-class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+class ActorVectorEnv(BoundToProcess, gymnasium.vector.VectorEnv[Any, Any, Any]):
     """Gymnasium's ``AsyncVectorEnv`` with each env in an actor; the first nine parameters are those of Gymnasium 1.4.
 
     The caller receives the exception from an env unchanged, and the env remains usable. Envs are created only in the
