@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
 from envactors import backends
 from envactors.actor.base import ActorBase
+from envactors.actor.bound import BoundToProcess
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, method_name, pickle_call
@@ -66,7 +67,7 @@ class PoolQueue:
         return None
 
 
-class ActorPool(Generic[T_co]):
+class ActorPool(BoundToProcess, Generic[T_co]):
     """Equal actors that share their work. Also a context manager.
 
     Args:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from envactors import backends
 from envactors import runtime as runtimes
+from envactors.actor.bound import BoundToProcess
 from envactors.actor.future import ActorFuture, results_of
 from envactors.actor.handle import ActorHandle, ActorView, close_all
 from envactors.errors import (
@@ -52,7 +53,7 @@ class EnvFuture(ActorFuture[EnvStep]):
     env_id: int
 
 
-class VectorEnv:
+class VectorEnv(BoundToProcess):
     """Steps many envs as one, in actors.
 
     The constructor waits until every env is made. Only one thread may use a vector env at a time.

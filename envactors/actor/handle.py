@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Generic, overload
 
 from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
+from envactors.actor.bound import BoundToProcess
 from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call
 from envactors.actor.states import ActorState, ActorStats
@@ -42,7 +43,7 @@ def _abandon(find_actor: Callable[[], ActorBase | None]) -> None:
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
-class Caller(Generic[T_co]):
+class Caller(BoundToProcess, Generic[T_co]):
     """Calls the methods of an env: ``caller.method(*args, **kwargs)`` returns a future.
 
     Names that begin with an underscore are never sent.
@@ -97,11 +98,6 @@ class Caller(Generic[T_co]):
     def set(self, name: str, value: Any) -> ActorFuture[Any]:
         """Write an attribute of the env, through ``set_wrapper_attr`` if it exists."""
         return self._submit(Kind.SET, messages.Set(self._env, public_name(name), Sealed(value)), "set")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError(
-            f"{self!r} cannot be pickled or copied: it belongs to the process that made it; send its results instead"
-        )
 
     def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, **conditions: Any) -> ActorFuture[Any]:
         """Have the actor run a request; for the arguments see `send_request`."""

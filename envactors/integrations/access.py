@@ -20,6 +20,7 @@ from envactors.mailbox import messages
 from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import safe_repr
 from envactors.options import deadline_after
+from envactors.vector.inputs import seeds_for
 from envactors.vector.options import Autoreset
 from envactors.vector.results import Batch, StepResults
 from envactors.vector_env import EnvFuture, VectorEnv
@@ -95,13 +96,18 @@ class VectorAccess:
     def start_reset(
         self, env_ids: list[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
     ) -> None:
-        """Start resets, whose results `gather` delivers."""
-        self._envs._engine.start_resets(self._envs._select(env_ids), seeds, options)
+        """Start resets, whose results `gather` delivers.
+
+        Raises:
+            VectorInputError: A seed is neither an int >= 0 nor None.
+        """
+        self._envs._engine.start_resets(self._envs._select(env_ids), seeds_for(seeds, env_ids), options)
 
     def submit_reset(self, env_id: int, seed: int | None, options: dict[str, Any] | None) -> EnvFuture:
         """Start a reset and return the future of its result."""
+        seeds = seeds_for([seed], [env_id])
         future = self._envs._make_future(env_id)
-        self._envs._engine.start_resets(self._envs._select([env_id]), [seed], [options], [future])
+        self._envs._engine.start_resets(self._envs._select([env_id]), seeds, [options], [future])
         return future
 
     def start_steps(self, env_ids: list[int] | None, actions: Any) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import functools
 import io
+import operator
 import pickle
 import sys
 import time
@@ -45,6 +47,10 @@ _SHORT = 1 << 10
 # The byte of a pickle that refers to a class or function. As an int it is found in a tenth of the time.
 _REFERENCE: Final = pickle.STACK_GLOBAL[0]
 
+# The type of the wrappers of `functools.lru_cache`, and what that sets on each.
+_CACHED_FUNCTION: Final = type(functools.cache(lambda: None))
+_OF_WRAPPERS: Final = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__"}
+
 # In place of a value that was not loaded.
 UNREAD: Final = object()
 # An attempt that has taken longer, in seconds, is not repeated.
@@ -52,14 +58,40 @@ _QUICK: Final = 0.5
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no annotations
-    """Pickles code together with the tag of the interpreters that can run it; others would run it as other code."""
+    """Pickles what cloudpickle does not pickle well: code and cached functions.
+
+    Code has the tag of the interpreters that can run it; others would run it as other code. Functions wrapped by
+    `functools.lru_cache` are pickled by value where functions are; cloudpickle pickles them by name.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, _CACHED_FUNCTION) and not _has_importable_name(obj):
+            parameters = obj.cache_parameters()
+            state = {name: value for name, value in vars(obj).items() if name not in _OF_WRAPPERS}
+            return _cache_function, (obj.__wrapped__, parameters["maxsize"], parameters["typed"]), state
         if isinstance(obj, types.CodeType):
             _, arguments = self.dispatch_table[types.CodeType](obj)
             place = f"{obj.co_name} ({obj.co_filename}:{obj.co_firstlineno})"
             return load_code_by_value, (sys.implementation.cache_tag, place, arguments)
         return super().reducer_override(obj)
+
+
+def _has_importable_name(obj: Any) -> bool:
+    """Return whether a worker finds an object by its name: workers never import the caller's main module."""
+    module = sys.modules.get(obj.__module__ or "")
+    if module is None or module.__name__ == "__main__":
+        return False
+    by_value = cloudpickle.list_registry_pickle_by_value()
+    if any(f"{module.__name__}.".startswith(f"{name}.") for name in by_value):
+        return False
+    try:
+        return bool(operator.attrgetter(obj.__qualname__)(module) is obj)
+    except AttributeError:  # it is local to a function
+        return False
+
+
+def _cache_function(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
 
 
 def load_code_by_value(tag: str, place: str, arguments: tuple[Any, ...]) -> types.CodeType:

@@ -138,13 +138,14 @@ def spec_of_value(value: Any) -> Spec:
     return OBJECT
 
 
-def conform(spec: Spec, value: Any, what: str) -> Any:
+def conform(spec: Spec, value: Any, what: str, *, is_exact: bool = False) -> Any:
     """Convert a value to the dtype of its spec.
 
     Args:
         spec: The spec.
         value: The value; it is not copied if it already conforms.
         what: What the value is, for the error message.
+        is_exact: Whether to refuse dicts with more keys than the spec; otherwise these are dropped, as in Gymnasium.
 
     Raises:
         SpaceMismatchError: The structure or the shape differs, or the dtype does not cast to the spec's within its kind
@@ -154,8 +155,9 @@ def conform(spec: Spec, value: Any, what: str) -> Any:
         if not spec.batchable:
             return value
         return value if _conforms(value, spec.dtype, spec.shape) else _as_array(spec, value, spec.shape, what)
-    _check_structure(spec, value, what)
-    return _like(spec, [conform(spec[key], value[key], f"{what}[{key!r}]") for key in _keys(spec)])
+    _check_structure(spec, value, what, is_exact=is_exact)
+    parts = [conform(spec[key], value[key], f"{what}[{key!r}]", is_exact=is_exact) for key in _keys(spec)]
+    return _like(spec, parts)
 
 
 def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequence[Any] | npt.NDArray[Any]:
@@ -176,12 +178,14 @@ def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequen
     if isinstance(spec, ArraySpec) and spec.batchable and _conforms(values, spec.dtype, (count, *spec.shape)):
         return values  # the checks below would find the same, in five times the time
     if isinstance(spec, (dict, tuple)) and isinstance(values, Mapping if isinstance(spec, dict) else tuple):
-        _check_structure(spec, values, what)
+        _check_structure(spec, values, what, is_exact=True)
         columns = [split_batch(spec[key], values[key], count, f"{what}[{key!r}]") for key in _keys(spec)]
         return [_like(spec, [column[i] for column in columns]) for i in range(count)]
     if not isinstance(spec, ArraySpec) or not spec.batchable:
         _check_length(values, count, what)
-        return [values[i] if spec is None else conform(spec, values[i], f"{what}[{i}]") for i in range(count)]
+        if spec is None:
+            return list(values)
+        return [conform(spec, values[i], f"{what}[{i}]", is_exact=True) for i in range(count)]
     _check_length(values, count, what, spec.shape)
     shape = (count, *spec.shape)
     return _as_array(spec, values, shape, what) if count else np.empty(shape, spec.dtype)
@@ -201,10 +205,11 @@ def _like(spec: Any, contents: Iterable[Any]) -> Any:
     return dict(zip(spec, contents, strict=True)) if isinstance(spec, dict) else tuple(contents)
 
 
-def _check_structure(spec: Any, value: Any, what: str) -> None:
+def _check_structure(spec: Any, value: Any, what: str, *, is_exact: bool) -> None:
     """Raise unless a value has the keys of a dict spec, or the length of a tuple spec."""
     if isinstance(spec, dict):
-        fits = isinstance(value, (dict, Mapping)) and value.keys() == spec.keys()  # `dict` is checked much faster
+        fits = isinstance(value, (dict, Mapping)) and value.keys() >= spec.keys()  # `dict` is checked much faster
+        fits = fits and not (is_exact and len(value) > len(spec))
     else:
         fits = isinstance(value, (tuple, list)) and len(value) == len(spec)
     if not fits:

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic
 
+from envactors.actor.bound import BoundToProcess
 from envactors.actor.handle import ActorHandle, close_all
 from envactors.actor.spawn import launch
 from envactors.actor.type_variables import T_co
@@ -35,7 +36,7 @@ _STACKS_PATIENCE = 0.5
 _NO_RESTARTS = RestartPolicy(max_restarts=0)
 
 
-class SessionPool(Generic[T_co]):
+class SessionPool(BoundToProcess, Generic[T_co]):
     """A pool of actors, each leased by one session at a time; also a context manager.
 
     A session has exclusive use of its actor. It ends exactly once: when the ``with`` block of `session` or the episode

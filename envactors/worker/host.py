@@ -6,7 +6,6 @@ Where requests come from and how results travel is in `envactors.worker.main` an
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import inspect
 import multiprocessing
@@ -21,7 +20,7 @@ import numpy as np
 
 from envactors.mailbox import messages, registry
 from envactors.mailbox.control_page import ENV_INDEX, METHOD_CALL, METHOD_RESET, METHOD_STEP, ControlPage
-from envactors.mailbox.pickling import content_of, dumps, loads
+from envactors.mailbox.pickling import content_of, copy_value, dumps, loads
 from envactors.mailbox.recorded import requests_of
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import OBJECT, Spec, conform, spec_of_space, spec_of_value, zeros
@@ -101,13 +100,13 @@ class HostedEnv:
             # NumPy's float64 is a float.
             reward = float(reward) if self._plain_reward and isinstance(reward, float) else self._as_reward(reward)
         if autoreset and (terminated or truncated):
-            # Not converted, as with Gymnasium; a copy, since the reset may write to the same arrays.
-            last = copy.deepcopy(result[0])
+            # Copies, since the reset may write to the same objects. The observation is not converted, as in Gymnasium.
+            last, last_info = copy_value(result[0]), copy_value(info)
             if self._page.is_timing:
                 self._page.record_span(self.position)
             self._page.record_env(METHOD_RESET, self.position)
             obs, _, _, _, reset_info = self.reset(next_seed, None)
-            info = {**reset_info, "final_obs": last, "final_info": info}
+            info = {**reset_info, "final_obs": last, "final_info": last_info}
         return obs, reward, terminated, truncated, info
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Fields:

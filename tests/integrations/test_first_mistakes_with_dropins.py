@@ -7,6 +7,8 @@ import importlib
 import pytest
 from helpers import Echo
 
+import envactors as ea
+
 # By module: the name of the drop-in, and of its first argument.
 DROPINS = {
     "gymnasium": ("ActorVectorEnv", "env_fns"),
@@ -49,4 +51,26 @@ def test_a_number_is_the_deadline_of_each_call():
     kind, _ = dropin("gymnasium")
     envs = kind([lambda: gymnasium.make("CartPole-v1")], deadlines=10.0)
     assert envs.reset(seed=1)[0].shape == (1, 4)
+    envs.close()
+
+
+@pytest.mark.parametrize("seed", [-1, [1.9, 2.9], ["1", "2"], 1.5, True, [-1, 2], "12"], ids=repr)
+def test_a_seed_is_no_other_number_and_no_text(seed):
+    gymnasium = pytest.importorskip("gymnasium")
+    kind, _ = dropin("gymnasium")
+    envs = kind([lambda: gymnasium.make("CartPole-v1")] * 2)
+    with pytest.raises(ea.VectorInputError, match=r"^seed (is|has) .*: expected (an int|ints) >= 0"):
+        envs.reset(seed=seed)
+    assert envs.reset(seed=[None, 1])[0].shape == (2, 4)
+    envs.close()
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5], ids=repr)
+def test_seeds_are_refused_at_the_reset_that_uses_them(seed):
+    gymnasium = pytest.importorskip("gymnasium")
+    kind, _ = dropin("sb3")
+    envs = kind([lambda: gymnasium.make("CartPole-v1")] * 2)
+    envs._seeds = [seed] * 2
+    with pytest.raises(ea.VectorInputError, match=r"^seed has .*: expected ints >= 0"):
+        envs.reset()
     envs.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import errno
+import fnmatch
+import functools
 import io
 import json
 import pickle
@@ -334,6 +336,31 @@ def test_large_arrays_can_be_written_to_however_they_were_sent():
     within = content_of(loads(dumps(Pickled(bytes(data)))))
     for (array,) in (loads(data), loads(bytes(data)), loads(memoryview(bytes(data))), within):
         array[0] = 1
+
+
+def test_cached_functions_arrive_with_their_parameters():
+    class Lists:
+        @functools.cache  # noqa: B019 # the usual idiom of PettingZoo
+        def observation_space(self, agent):
+            return [agent]
+
+        @staticmethod
+        @functools.lru_cache(3, typed=True)
+        def double(x):
+            return 2 * x
+
+    @functools.cache
+    def fibonacci(n):
+        return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+    fibonacci.unit = "rabbits"
+    arrived, (lists,) = loads(dumps((fibonacci, [Lists()])))
+    assert (arrived(80), arrived.unit, arrived.__wrapped__.__name__) == (fibonacci(80), "rabbits", "fibonacci")
+    assert arrived.cache_info().hits > 0  # it calls itself, not a copy without a cache
+    assert lists.observation_space("a") is lists.observation_space("a")
+    assert lists.double.cache_parameters() == {"maxsize": 3, "typed": True}
+    by_name = fnmatch._compile_pattern
+    assert loads(dumps([lists, by_name]))[1] is by_name
 
 
 def test_lambdas_and_local_classes_arrive():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from envactors.actor.bound import BoundToProcess
 from envactors.actor.handle import ActorHandle
 from envactors.backends.process import ProcessBackend
 from envactors.errors import ActorError, VectorStepError
@@ -42,7 +43,7 @@ _REFUSED = {
 }
 
 
-class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # mypy skips its module
+class ActorParallelEnvironment(BoundToProcess, Specs, AlfEnvironment):  # type: ignore[misc] # mypy skips its module
     """Steps many envs as one batch, one per actor, with the interface of ALF's ``AlfEnvironment``.
 
     If ``alf`` can be imported, this class is an ``AlfEnvironment`` and returns ALF's ``TimeStep``, otherwise a class

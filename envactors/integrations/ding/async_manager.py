@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from envactors.actor.bound import BoundToProcess
 from envactors.actor.states import ActorState
 from envactors.errors import VectorStepError
 from envactors.integrations.ding.adapter import RawTimestep
@@ -33,7 +34,7 @@ _log = logging.getLogger("envactors")
 
 
 @register("async_actor")
-class AsyncActorEnvManager(Envs):
+class AsyncActorEnvManager(BoundToProcess, Envs):
     """Steps some envs at a time, one per actor, with the interface of ``AsyncSubprocessEnvManager``.
 
     Args:

@@ -18,6 +18,7 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
+from envactors.actor.bound import BoundToProcess
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle
 from envactors.backends.process import ProcessBackend
@@ -37,6 +38,7 @@ from envactors.integrations.gymnasium.spaces import agree, check_mode, check_sha
 from envactors.integrations.options import as_start_method, check_one_backend, make_vector
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines
+from envactors.vector.inputs import seeds_for
 from envactors.vector.options import CommonOptions
 from envactors.vector.results import Batch
 from envactors.vector_env import VectorEnv
@@ -59,7 +61,7 @@ _REFUSED = {"autoreset": "Gymnasium's name for it is autoreset_mode"}
 _NOT_CALLED = ("reset", "step", "close")
 
 
-class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+class ActorVectorEnv(BoundToProcess, gymnasium.vector.VectorEnv[Any, Any, Any]):
     """Gymnasium's ``AsyncVectorEnv`` with each env in an actor; the first nine parameters are those of Gymnasium 1.4.
 
     The caller receives the exception from an env unchanged, and the env remains usable. Envs are created only in the
@@ -219,17 +221,12 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     ) -> tuple[Callable[[], object], Finish]:
         """Check the arguments of a reset; return the functions that start it, perhaps later, and wait for it."""
         self._assert_is_running()
-        if seed is None:
-            seeds: list[int | None] = [None] * self.num_envs
-        elif isinstance(seed, (int, np.integer)):
-            seeds = [int(seed) + i for i in range(self.num_envs)]
-        else:
-            seeds = list(seed)
-        if len(seeds) != self.num_envs:
+        if isinstance(seed, (Sequence, np.ndarray)) and not isinstance(seed, str) and len(seed) != self.num_envs:
             raise ValueError(
                 f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
-                f"length={len(seeds)}."
+                f"length={len(seed)}."
             )
+        seeds = seeds_for(seed, range(self.num_envs))
         self._pending.check_free("reset_async")
         access, env_ids = self._access, list(range(self.num_envs))
         if options is not None and "reset_mask" in options:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
 from typing import TYPE_CHECKING, Any
 
+from envactors.actor.bound import BoundToProcess
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all
 from envactors.actor.states import ActorState
@@ -112,7 +113,7 @@ class Worker:
         return self.future is not None
 
 
-class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
+class ActorEnvManager(BoundToProcess, EnvManager):  # type: ignore[misc] # mypy skips its module
     """Steps many Unity envs, one per actor, with the interface of ML-Agents' env managers.
 
     A worker fails if its process crashes or exceeds a deadline, or if its env raises one of Unity's exceptions about

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, get_type_hints
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import EnvironmentMetadata
 
+from envactors.actor.bound import BoundToProcess
 from envactors.integrations.openenv.hosted import (
     Description,
     HostedEnvironment,
@@ -27,7 +28,7 @@ from envactors.sessions.outcomes import Failed
 from envactors.sessions.session import Session
 
 
-class ActorEnvironment(Environment[Any, Any, Any]):  # type: ignore[misc] # it is typed where OpenEnv is installed
+class ActorEnvironment(BoundToProcess, Environment[Any, Any, Any]):  # type: ignore[misc] # it is typed where OpenEnv is installed
     """An OpenEnv environment that lives in an actor; see `on_actors`, which makes a subclass of it.
 
     The actor is leased at the first call. After a failure calls raise, and ``reset`` leases another actor.

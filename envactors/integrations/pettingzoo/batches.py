@@ -121,7 +121,7 @@ class AgentBatches:
             for name, action in each.items():
                 index = self._index_of[name]
                 spec = self._actions.specs[index]
-                self._actions.put(one, index, conform(spec, action, f"actions[{row}][{name!r}]"))
+                self._actions.put(one, index, conform(spec, action, f"actions[{row}][{name!r}]", is_exact=True))
 
     def _check_agents(self, actions: Mapping[Any, Any], live: Flags, what: str) -> None:
         unknown = [name for name in actions if name not in self._index_of]

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from pettingzoo import ParallelEnv
 
+from envactors.actor.bound import BoundToProcess
 from envactors.errors import VectorInputError
 from envactors.integrations.access import VectorAccess
 from envactors.integrations.failures import or_first_failure
@@ -17,7 +18,7 @@ from envactors.integrations.pettingzoo.batches import AgentBatches
 from envactors.vector_env import VectorEnv
 
 
-class ActorParallelEnvCopy(ParallelEnv):  # type: ignore[misc] # mypy skips its module
+class ActorParallelEnvCopy(BoundToProcess, ParallelEnv):  # type: ignore[misc] # mypy skips its module
     """A ``ParallelEnv`` whose env runs in an actor. Its agents, spaces, and results are those of the env itself.
 
     The vector steps the same env, so calls of either change the state of both. Other public attributes are read from

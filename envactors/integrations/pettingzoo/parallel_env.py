@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector.utils import batch_space
 
+from envactors.actor.bound import BoundToProcess
 from envactors.actor.handle import ActorHandle
 from envactors.errors import SpaceMismatchError, VectorStepError
 from envactors.integrations.access import VectorAccess
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class ActorParallelEnv:
+class ActorParallelEnv(BoundToProcess):
     """Steps many copies of a PettingZoo ``ParallelEnv`` in actors, with one batch per possible agent.
 
     Agents that are not alive have zeros in all batches; `masks` tells which agents are alive. The episode of a copy

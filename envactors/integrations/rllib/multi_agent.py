@@ -17,6 +17,7 @@ from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 from ray.tune.registry import ENV_CREATOR, _global_registry
 
+from envactors.actor.bound import BoundToProcess
 from envactors.actor.future import results_of
 from envactors.integrations.access import VectorAccess
 from envactors.integrations.adapter import adapter_factories
@@ -46,7 +47,7 @@ class AgentSpaces(MultiAgentEnv):  # type: ignore[misc] # Ray is not checked
         super().__init__()
 
 
-class ActorVectorMultiAgentEnv(VectorMultiAgentEnv):  # type: ignore[misc] # Ray is not checked
+class ActorVectorMultiAgentEnv(BoundToProcess, VectorMultiAgentEnv):  # type: ignore[misc] # Ray is not checked
     """Multi-agent vector env of RLlib with each env in an actor, whose autoreset is in the next step.
 
     Args:

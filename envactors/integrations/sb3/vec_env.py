@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
+from envactors.actor.bound import BoundToProcess
 from envactors.actor.future import results_of
 from envactors.actor.handle import ActorHandle, ActorView
 from envactors.backends.base import Backend
@@ -40,7 +41,7 @@ _REFUSED = {
 }
 
 
-class ActorVecEnv(VecEnv):  # type: ignore[misc] # mypy skips its module
+class ActorVecEnv(BoundToProcess, VecEnv):  # type: ignore[misc] # mypy skips its module
     """A ``VecEnv`` of stable-baselines3 whose envs run in one actor each.
 
     Args:

@@ -15,6 +15,7 @@ import numpy as np
 from tianshou.env import BaseVectorEnv
 from tianshou.env.worker import EnvWorker
 
+from envactors.actor.bound import BoundToProcess
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle
 from envactors.actor.spawn import next_name
@@ -164,7 +165,7 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # mypy skips its module
         self.actor.close()
 
 
-class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # mypy skips its module
+class ActorVectorEnv(BoundToProcess, BaseVectorEnv):  # type: ignore[misc] # mypy skips its module
     """A vector env of tianshou whose envs run in one actor each.
 
     Args:

@@ -19,6 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
+from envactors.actor.bound import BoundToProcess
 from envactors.actor.handle import ActorHandle
 from envactors.errors import SpaceMismatchError
 from envactors.integrations.failures import or_first_failure
@@ -37,7 +38,7 @@ _REFUSED = {
 }
 
 
-class ActorEnv(EnvBase):  # type: ignore[misc] # mypy skips its module
+class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its module
     """An env of TorchRL with the batch size ``[num_envs]`` that steps many Gymnasium envs in actors.
 
     Specs and keys are those of a ``ParallelEnv`` of ``GymEnv``. Observations have the key ``"observation"``, or the

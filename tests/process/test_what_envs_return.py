@@ -1,0 +1,54 @@
+"""What envs may return that is unusual: info dicts that are used again, and keys that the space lacks."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+
+import envactors as ea
+
+BACKENDS = pytest.mark.parametrize("backend", ["process", "thread", "inline"])
+
+
+class OneInfo(gymnasium.Env):
+    """Has one info for all results, which each of them changes."""
+
+    observation_space = gymnasium.spaces.Dict({"x": gymnasium.spaces.Box(0, 9, (2,), np.float32)})
+    action_space = gymnasium.spaces.Discrete(9)
+
+    def __init__(self):
+        self.obs = {"x": np.zeros(2, np.float32), "extra": object}
+        self.info = {"array": np.zeros(2), "nested": {"list": []}}
+
+    def _show(self, value):
+        self.obs["x"][:] = value
+        self.info["array"][:] = value
+        self.info["nested"]["list"][:] = [value]
+        return self.obs
+
+    def reset(self, *, seed=None, options=None):
+        return self._show(9), self.info
+
+    def step(self, action):
+        return self._show(action), 0.0, True, False, self.info
+
+
+@BACKENDS
+def test_a_reset_within_a_step_leaves_the_end_of_the_episode_as_it_was(backend):
+    with ea.VectorEnv([OneInfo] * 2, autoreset="same_step", backend=backend) as envs:
+        envs.reset()
+        obs, _, _, _, infos = envs.step([1, 2])
+        assert obs["x"].tolist() == [[9, 9]] * 2
+        for action, info in zip([1, 2], infos, strict=True):
+            assert (info["array"].tolist(), info["nested"]) == ([9, 9], {"list": [9]})
+            last = info["final_info"]
+            assert (last["array"].tolist(), last["nested"]) == ([action] * 2, {"list": [action]})
+            assert info["final_obs"]["x"].tolist() == [action] * 2
+
+
+@BACKENDS
+def test_keys_that_the_space_lacks_are_ignored(backend):
+    with ea.VectorEnv([OneInfo] * 2, backend=backend) as envs:
+        assert list(envs.reset()[0]) == ["x"]
+        assert list(envs.step([1, 2])[0]) == ["x"]
