@@ -25,7 +25,7 @@ from envactors.mailbox.control_page import FINISHED, spin_until_all
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.messages import Description, Frame, Kind
-from envactors.mailbox.pickling import dumps, try_to_read
+from envactors.mailbox.pickling import dumps, safe_repr, try_to_read
 from envactors.mailbox.slab import BUFFER, RESET
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.actor_envs import ActorEnvs, post_rows
@@ -136,7 +136,7 @@ class RowEngine(Engine):
         requests = {}
         none = [None] * len(envs.ids)
         for index, seed, choices, future in zip(envs.ids, seeds, options, futures or none, strict=True):
-            payload = None if choices is None else bytes(dumps(choices))
+            payload = None if choices is None else self._pickle(choices, index, "reset")
             requests[index] = EnvRequest("reset", resets=True, future=future, seed=seed, payload=payload)
         self._post(envs, requests, "reset", (), streams=True)
 
@@ -157,10 +157,23 @@ class RowEngine(Engine):
                 return [actions], []
         values = split_batch(spec, actions, count, "actions")
         if spec is None or not self._rows_hold_actions:
-            return [], [bytes(dumps(value)) for value in values]
+            return [], [self._pickle(value, index, "step") for index, value in zip(envs.ids, values, strict=True)]
         if isinstance(spec, ArraySpec):
             return [values], []
         return list(zip(*[flatten(spec, value) for value in values], strict=True)), []
+
+    def _pickle(self, value: Any, index: int, method: str) -> bytes:
+        """Pickle the action of an env or the options of a reset.
+
+        Raises:
+            SerializationError: It cannot be pickled.
+        """
+        try:
+            return bytes(dumps(value))
+        except Exception as error:  # raised by code of users
+            actor = self.group_of[index].actor
+            activity = Activity(method, index)
+            raise actor.errors.unpicklable(activity, actor.incarnation.index, error, safe_repr(error)) from error
 
     def _post(
         self, envs: Selection, requests: dict[int, EnvRequest], method: str, columns: Sequence[Any], *, streams: bool

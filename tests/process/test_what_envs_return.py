@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import gymnasium
 import numpy as np
 import pytest
@@ -52,3 +54,22 @@ def test_keys_that_the_space_lacks_are_ignored(backend):
     with ea.VectorEnv([OneInfo] * 2, backend=backend) as envs:
         assert list(envs.reset()[0]) == ["x"]
         assert list(envs.step([1, 2])[0]) == ["x"]
+
+
+def test_what_cannot_be_pickled_is_named():
+    class Locked(OneInfo):
+        action_space = None
+
+        def __init__(self):
+            super().__init__()
+            self.lock = threading.Lock()
+
+    with ea.VectorEnv([Locked] * 2) as envs:
+        with pytest.raises(ea.SerializationError, match=r"arguments of reset for .*env 1.* cannot be pickled: TypeE"):
+            envs.reset(options=[None, {"x": threading.Lock()}])
+        envs.reset()
+        with pytest.raises(ea.SerializationError, match=r"arguments of step for .*env 0.* cannot be pickled: TypeE"):
+            envs.step([threading.Lock(), 1])
+        with pytest.raises(ea.SerializationError, match=r"the result of get .*the attribute 'lock': TypeError"):
+            envs.get_attr("lock")
+        assert envs.step([1, 2])[3].tolist() == [False, False]
