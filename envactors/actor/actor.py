@@ -77,6 +77,7 @@ class Actor(ActorBase):
         permits: The permits that steps and resets need; None if any number of actors may run.
         spin: Decides whether callers and the worker spin before they sleep.
         completed, replays: How many requests have returned or raised, and how many of them were replays.
+        failed: How many were ended by the end of their process, and not run again.
         longest_replay: Duration of the longest replay, in seconds.
     """
 
@@ -96,7 +97,8 @@ class Actor(ActorBase):
         self.completed: int = 0
         self.replays: int = 0
         self.longest_replay: float = 0.0
-        self._failed = self._restarts = self._stale = 0
+        self.failed: int = 0
+        self._restarts = self._stale = 0
         self._started_in: float | None = None
         self._restart_tracker = RestartTracker(config.restart)
         self.timers: Timers = Timers(lambda: self.runtime.loop, self.make_change)
@@ -147,7 +149,7 @@ class Actor(ActorBase):
             activity = self._running_activity()
             return ActorStats(
                 completed=self.completed,
-                failed=self._failed,
+                failed=self.failed,
                 restarts=self._restarts,
                 stale=self._stale,
                 queued=len(self.queue),
@@ -564,7 +566,7 @@ class Actor(ActorBase):
 
     def _fail(self, job: Job, error_of: ErrorOf) -> None:
         """End a job that no process will run."""
-        self._failed += job.future is not None
+        self.failed += job.future is not None
         job.fail(error_of)
         self.unfinished.pop(job, None)
 
@@ -860,7 +862,7 @@ class Actor(ActorBase):
                 job.call_id = 0
                 self.queue.appendleft(job)
             else:
-                self._failed += job.future is not None
+                self.failed += job.future is not None
                 self.unfinished.pop(job, None)
         if ended.plan.next is Next.CLOSE or ended.reason is EndReason.ABORT:
             self._fail_renewal(lambda _activity: ended.error)

@@ -25,7 +25,8 @@ class ActorStats:
 
     Attributes:
         completed: Calls that returned or raised.
-        failed: Calls that ended with a crash, a deadline, or an abort.
+        failed: Calls, steps, and resets that ended with a crash, a deadline, or an abort. Those that a replay has made
+            good do not count.
         restarts: Processes that replaced a lost one.
         stale: Replies that matched no running call and were dropped.
         queued: Calls that are queued now.

@@ -189,6 +189,7 @@ class EnvRecovery:
         if table.replays and not can_retry:  # reads the journal, which `settle` may clear
             error = self._with_inputs(index, failure, posted, actions)
         decision = settle(facts, table.episodes, index, journal)
+        self._actor.failed += failure.cause is Cause.RUNNING and decision.fate is not EnvFate.REDO
         if decision.replaces_process:
             pid = self._actor.pid
             self._actor.discard(failure.incarnation, lambda: self._discard_error(failure, pid))

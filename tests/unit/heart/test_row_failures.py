@@ -694,6 +694,19 @@ def test_calls_and_attributes_are_replayed(stages):
     assert stage.step([2])[0].tolist() == [[2, 2, 0]]
 
 
+@pytest.mark.parametrize(("on_failure", "failed"), [("renew", 5), ("replay", 0)])
+def test_steps_that_crash_are_counted_unless_a_replay_makes_them_good(stages, on_failure, failed):
+    stage = stages(2, envs_per_actor=2, on_failure=on_failure)
+    for number in range(5):
+        stage.start([1, 2])
+        stage.worker().begin_row(0)
+        stage.crash()
+        stage.run()
+        stage.finish()
+        stage.reset(seed=number)
+    assert stage.actor().stats().failed == failed
+
+
 # The restart policy --------------------------------------------------------------------------------------
 
 
