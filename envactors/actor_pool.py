@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import as_completed, wait
@@ -18,12 +19,13 @@ from envactors.actor.handle import ActorHandle, close_all, method_name, pickle_c
 from envactors.actor.job import Job
 from envactors.actor.jobs import Call
 from envactors.actor.spawn import SpawnOptions, launch, spawn
+from envactors.actor.states import ActorState
 from envactors.actor.type_variables import Item, P, R, T_co
-from envactors.errors import ActorClosedError
+from envactors.errors import ActorClosedError, ActorError, ActorStartError, RestartsExhaustedError, copy_error
 from envactors.mailbox import messages
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.messages import Kind
-from envactors.options import check_timeout, is_int
+from envactors.options import RestartPolicy, check_timeout, is_int
 from envactors.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -53,10 +55,28 @@ class PoolQueue:
         self.calls: deque[Call] = deque()
         self._actors = actors
 
-    @property
-    def is_served(self) -> bool:
-        """Whether an actor can run calls, now or later."""
-        return any(actor.is_usable for actor in self._actors)
+    def fail_unless_served(self) -> None:
+        """Fail all calls if no actor can run any, now or later."""
+        if not any(actor.is_usable for actor in self._actors):
+            for call in self.calls:  # those that have ended before stay as they are
+                call.future.set_exception(self._unserved_error(call.method))
+            self.calls.clear()
+
+    def _unserved_error(self, method: str) -> ActorError:
+        """Return the error of a call that no actor can run. It did not run, so it is not the error of another call."""
+        stats = [actor.stats() for actor in self._actors]
+        causes = [one.last_failure for one in stats if one.last_failure is not None]
+        unmade = next((cause for cause in causes if isinstance(cause, ActorStartError)), None)
+        if unmade is not None:
+            return copy_error(unmade)
+        if all(one.state is ActorState.CLOSED for one in stats):
+            return ActorClosedError(f"cannot run {method}: all actors of the pool are closed", method=method)
+        return RestartsExhaustedError(
+            f"cannot run {method}: none of the {len(stats)} actors of the pool has a process, and its restart= allows "
+            "no more of them: raise max_restarts of RestartPolicy, or set it to math.inf for no limit",
+            method=method,
+            causes=causes,
+        )
 
     def take(self) -> Call | None:
         """Remove and return the next call that was not canceled; None if there is none."""
@@ -73,7 +93,8 @@ class ActorPool(BoundToProcess, Generic[T_co]):
     Args:
         factory: Makes the env of each actor, in its worker, where `envactors.current_actor` returns the actor.
         n: The number of actors.
-        **spawn_options: Options of `envactors.spawn`; ``name`` is the prefix of the actors' names.
+        **spawn_options: Options of `envactors.spawn`; ``name`` is the prefix of the actors' names. Processes are
+            restarted without limit and at once, unless ``restart`` is given.
 
     Raises:
         ValueError: ``n`` is less than 1.
@@ -88,7 +109,8 @@ class ActorPool(BoundToProcess, Generic[T_co]):
     def __init__(self, factory: Factory, n: int, **spawn_options: Unpack[SpawnOptions]) -> None:
         if not is_int(n):
             raise ValueError(f"a pool of {n!r} actors: expected an int >= 1")
-        options = inspect.signature(spawn).bind(factory, **spawn_options)
+        restart = RestartPolicy(max_restarts=math.inf, backoff=0)
+        options = inspect.signature(spawn).bind(factory, **{"restart": restart, **spawn_options})
         options.apply_defaults()
         name = options.arguments.pop("name") or "pool"
         self._is_closed = False
@@ -246,6 +268,7 @@ class ActorPool(BoundToProcess, Generic[T_co]):
         if actor is None:
             assert self._shared is not None, "in-process calls run at once"
             self._shared.calls.append(call)
+            self._shared.fail_unless_served()
             return
         call.index, call.future.owner = actor.config.first_index, actor
         try:
@@ -259,8 +282,7 @@ class ActorPool(BoundToProcess, Generic[T_co]):
             return None
         turn = next(self._turns) % len(self._actors)
         in_turn = self._actors[turn:] + self._actors[:turn]
-        usable = [actor for actor in in_turn if actor.is_usable]
-        idle = [actor for actor in usable if actor.is_idle]
-        if usable and not idle and self._shared is not None:
-            return None
-        return (idle or usable or in_turn)[0]  # one that is not usable fails the call
+        idle = next((actor for actor in in_turn if actor.is_idle), None)
+        if idle is not None or self._shared is not None:
+            return idle
+        return next((actor for actor in in_turn if actor.is_usable), in_turn[0])  # in-process calls run at once

@@ -582,7 +582,7 @@ class Actor(ActorBase):
                 self._start_next_process()
                 return
             self._fail(job, error_of)
-        self._fail_shared(error_of)
+        self._fail_shared()
 
     def _fail_renewal(self, error_of: ErrorOf) -> None:
         """Fail the renewal that waits for the next process, if there is one."""
@@ -595,10 +595,10 @@ class Actor(ActorBase):
         while self.queue:
             self._fail(self.queue.popleft(), error_of)
 
-    def _fail_shared(self, error_of: ErrorOf) -> None:
+    def _fail_shared(self) -> None:
         """Fail the jobs of the shared queue if no other actor can take them."""
-        while self.shared is not None and not self.shared.is_served and (job := self.shared.take()) is not None:
-            self._fail(job, error_of)
+        if self.shared is not None:
+            self.shared.fail_unless_served()
 
     def _exhausted_error(self) -> ActorError:
         """Return the error that jobs get once the restart policy allows no more processes."""
@@ -770,7 +770,7 @@ class Actor(ActorBase):
         elif self.phase is Phase.CLOSED:
             error_of = functools.partial(self.errors.closed, incarnation=incarnation.index)
             self._fail_queue(error_of)
-            self._fail_shared(error_of)
+            self._fail_shared()
         elif self.phase is Phase.DEAD and not self.is_closing:
             self._fail_queue_until_renewal()
         elif self.phase is Phase.NEW and is_needed:
@@ -908,7 +908,7 @@ class Actor(ActorBase):
         self.phase = Phase.CLOSED
         self.incarnation.worker = None
         self._fail_queue(error_of)
-        self._fail_shared(functools.partial(self.errors.closed, incarnation=self.incarnation.index))
+        self._fail_shared()
         self.timers.cancel_all()
         self.tenant = NO_TENANT  # frees the memory of the vector
         self.runtime.callbacks.submit(self._release)

@@ -166,12 +166,11 @@ class Renewal(Close):
 class SharedQueue(Protocol):
     """The jobs that wait for any of several actors, which share a lock. Use it under that lock.
 
-    An idle actor takes the next job; the last actor that can run jobs fails those that are left.
+    An idle actor takes the next job.
     """
-
-    @property
-    def is_served(self) -> bool:
-        """Whether an actor can run jobs, now or later."""
 
     def take(self) -> Job | None:
         """Remove and return the next job that was not canceled; None if there is none."""
+
+    def fail_unless_served(self) -> None:
+        """Fail all jobs if no actor can run any, now or later. An actor calls this when it can run none."""

@@ -264,14 +264,6 @@ def test_calls_wait_for_a_living_actor_while_another_one_is_dead():
         assert [call.result(SOON) for call in calls] == list(range(10))
 
 
-def test_calls_fail_once_all_actors_are_dead():
-    with ea.ActorPool(Worker, 2, backend="process") as pool:
-        for _ in pool.actors:
-            pool.submit("crash").exception(SOON)
-        wait_until(lambda: all(actor.state is ea.ActorState.DEAD for actor in pool.actors))
-        assert isinstance(pool.submit("echo", 1).exception(SOON), ea.ActorDiedError)
-
-
 def test_a_callback_that_blocks_delays_the_close_of_no_actor():
     gate = threading.Event()
     with ea.ActorPool(Worker, 8, backend=BACKEND) as pool:
@@ -359,3 +351,43 @@ def test_calls_are_refused_in_a_fork():
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_crash_fails_one_call_and_no_other():
+    with ea.ActorPool(Worker, 2, backend="process") as pool:
+        futures = [pool.submit("echo", number) for number in range(20)]
+        crash = pool.submit("crash")
+        futures += [pool.submit("echo", number) for number in range(20, 200)]
+        assert [future.result(SOON) for future in futures] == list(range(200))
+        assert crash.exception(SOON).signal == signal.SIGKILL
+        for _ in range(6):  # more often than one actor may be restarted by the policy of `spawn`
+            assert isinstance(pool.submit("crash").exception(SOON), ea.ActorDiedError)
+        assert pool.submit("echo", 1).result(SOON) == 1
+
+
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_calls_that_no_actor_can_run_say_so(max_restarts):
+    policy = ea.RestartPolicy(max_restarts=max_restarts, backoff=0)
+    with ea.ActorPool(Worker, 2, backend="process", restart=policy) as pool:
+        crashes = [pool.submit("crash") for _ in range(2 * max_restarts + 2)]
+        waiting = [pool.submit("echo", number) for number in range(3)]
+        for crash in crashes:
+            assert isinstance(crash.exception(SOON), ea.ActorDiedError)
+        for future in [*waiting, pool.submit("echo", 9)]:
+            error = future.exception(SOON)
+            assert type(error) is ea.RestartsExhaustedError
+            assert str(error).startswith(
+                "cannot run echo: none of the 2 actors of the pool has a process, and its restar"
+            )
+            assert error.method == "echo"
+            assert len(error.causes) == 2
+
+
+def test_calls_of_a_pool_whose_actors_cannot_start_get_the_reason():
+    def fail():
+        raise LookupError("no such simulator")
+
+    with ea.ActorPool(fail, 2, backend="process") as pool:
+        errors = [pool.submit("echo", number).exception(SOON) for number in range(5)]
+    assert {type(error) for error in errors} == {ea.ActorStartError}
+    assert all("no such simulator" in str(error) for error in errors)
