@@ -138,7 +138,7 @@ class Renewal(Close):
     def __init__(self, index: int, future: ActorFuture | None = None) -> None:
         super().__init__(index)
         self.future = future
-        self.is_of_process = future is None
+        self.is_of_process: bool = future is None
 
     def start(self) -> Job:
         """Ask the worker to close its envs and to exit."""
