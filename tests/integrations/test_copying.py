@@ -47,7 +47,7 @@ def test_it_can_be_neither_pickled_nor_copied(name, duplicate, capfd):
         ("tianshou", "tianshou", "ActorVectorEnv"),
         ("torchrl", "torchrl", "ActorEnv"),
         ("mlagents_envs", "mlagents", "ActorEnvManager"),
-        ("openenv", "openenv", "ActorEnvironment"),
+        ("openenv", "openenv.environment", "ActorEnvironment"),
         ("pettingzoo", "pettingzoo", "ActorParallelEnv"),
         ("ray", "rllib", "ActorVectorMultiAgentEnv"),
         ("ding", "ding", "AsyncActorEnvManager"),
