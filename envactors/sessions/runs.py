@@ -32,6 +32,31 @@ class Leases(Protocol):
         """Lease an actor for a block."""
 
 
+class _Tasks:
+    """The tasks of a run. If their iterator raises, the run ends with that exception once what has begun has ended."""
+
+    def __init__(self, tasks: Iterable[Any]) -> None:
+        self._left = iter(tasks)
+        self._error: Exception | None = None
+
+    def take(self, count: int) -> list[Any]:
+        """Return the next tasks, at most this many; fewer if there are no more."""
+        taken: list[Any] = []
+        try:
+            while len(taken) < count and self._error is None:
+                taken.append(next(self._left))
+        except StopIteration:
+            pass
+        except Exception as error:
+            self._error = error
+        return taken
+
+    def check(self) -> None:
+        """Raise what the iterator has raised."""
+        if self._error is not None:
+            raise self._error
+
+
 class Run:
     """One call of `envactors.SessionPool.run` or `envactors.SessionPool.arun`.
 
@@ -53,27 +78,26 @@ class Run:
 
     def outcomes(self, tasks: Iterable[Any]) -> Iterator[Outcome]:
         """Yield the outcome of each task, in order of completion; each episode runs in a thread."""
-        remaining = iter(tasks)
+        left = _Tasks(tasks)
         with self._threads() as threads:
-            running = {threads.submit(self._play_in_thread, task) for task in self._first(remaining)}
+            running = {threads.submit(self._play_in_thread, task) for task in left.take(self._pool.size)}
             while running:
                 done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-                running |= {
-                    threads.submit(self._play_in_thread, task) for task in itertools.islice(remaining, len(done))
-                }
+                running |= {threads.submit(self._play_in_thread, task) for task in left.take(len(done))}
                 for future in done:
                     yield future.result()
+        left.check()
 
     async def outcomes_async(self, tasks: Iterable[Any]) -> AsyncIterator[Outcome]:
         """Yield the outcome of each task, in order of completion; coroutines share the current event loop."""
-        remaining = iter(tasks)
+        left = _Tasks(tasks)
         running: set[asyncio.Future[Outcome]] = set()
         with self._threads() as threads:
             try:
-                running = {self._begin(task, threads) for task in self._first(remaining)}
+                running = {self._begin(task, threads) for task in left.take(self._pool.size)}
                 while running:
                     done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                    running |= {self._begin(task, threads) for task in itertools.islice(remaining, len(done))}
+                    running |= {self._begin(task, threads) for task in left.take(len(done))}
                     for future in done:
                         yield future.result()
             finally:
@@ -81,9 +105,7 @@ class Run:
                 for future in running:
                     future.cancel()
                 await asyncio.gather(*running, return_exceptions=True)
-
-    def _first(self, remaining: Iterator[Any]) -> Iterator[Any]:
-        return itertools.islice(remaining, self._pool.size)
+        left.check()
 
     @contextlib.contextmanager
     def _threads(self) -> Iterator[concurrent.futures.Executor]:

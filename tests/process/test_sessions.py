@@ -458,6 +458,27 @@ def test_tasks_are_taken_one_by_one(pool):
     assert len(taken) <= 3 + pool.size
 
 
+@pytest.mark.parametrize("how", ["run", "arun"])
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_tasks_that_end_with_an_exception_lose_no_outcome(pool, how, count):
+    seen = []
+
+    def tasks():
+        yield from map(str, range(count))
+        raise LookupError("no more")
+
+    def run():
+        seen.extend(outcome.task for outcome in pool.run(episode, tasks()))
+
+    async def arun():
+        async for outcome in pool.arun(episode, tasks()):
+            seen.append(outcome.task)  # noqa: PERF401 # what comes before the exception counts
+
+    with pytest.raises(LookupError, match="no more"):
+        run() if how == "run" else asyncio.run(arun())
+    assert sorted(seen) == sorted(map(str, range(count)))
+
+
 def test_closing_a_run_ends_its_sessions(helper_processes):
     with small_pool(size=2) as pool:
         begun = []
