@@ -23,7 +23,7 @@ class Deadlines:
     """How long a worker may take, in seconds. The parent kills a worker that misses a deadline.
 
     The time starts when the worker is free to begin the call. None means no deadline. ``slow`` is a warning threshold:
-    it kills nothing, and works on every backend.
+    it changes nothing that env code sees, and works on every backend.
 
     Attributes:
         start: For starting the process and running the factory.

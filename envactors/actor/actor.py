@@ -472,7 +472,7 @@ class Actor(ActorBase):
                 self.running.on_late(activity)
             self._kill_after_stacks()
         elif judgment is Judgment.SLOW:
-            read_stacks = functools.partial(worker.ask_stacks().wait, slow_calls.STACKS_PATIENCE)
+            read_stacks = functools.partial(worker.ask_stacks(may_interrupt=False).wait, slow_calls.STACKS_PATIENCE)
             slow_calls.warn(self, activity, time.monotonic() - activity.started, read_stacks)
 
     def find_activity(self) -> Activity | None:

@@ -226,8 +226,13 @@ class Worker(ABC):
         """
 
     @abstractmethod
-    def ask_stacks(self) -> Stacks:
-        """Request the stacks of its threads."""
+    def ask_stacks(self, *, may_interrupt: bool = True) -> Stacks:
+        """Request the stacks of its threads.
+
+        Args:
+            may_interrupt: Whether that may interrupt a system call of env code. Otherwise there are no stacks while it
+                sleeps in one.
+        """
 
     def resident_memory(self) -> int:
         """Return its resident memory in bytes; 0 if it has ended. Needs no lock."""

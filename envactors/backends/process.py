@@ -218,8 +218,8 @@ class ProcessWorker(LocalWorker):
     def kill(self) -> None:
         self._process.send_signal(SIGKILL)
 
-    def ask_stacks(self) -> ProcessStacks:
-        return ProcessStacks(self._process, self._stacks)
+    def ask_stacks(self, *, may_interrupt: bool = True) -> ProcessStacks:
+        return ProcessStacks(self._process, self._stacks, may_interrupt=may_interrupt)
 
     def close(self) -> ExitStatus:
         del self._stacks  # closes it, unless somebody still reads it

@@ -141,7 +141,8 @@ class ThreadWorker(LocalWorker):
     def is_current_thread(self) -> bool:
         return self._thread is threading.current_thread()
 
-    def ask_stacks(self) -> ThreadStacks:
+    def ask_stacks(self, *, may_interrupt: bool = True) -> ThreadStacks:
+        del may_interrupt  # nothing is interrupted
         return ThreadStacks(self._thread)
 
     def close(self) -> ExitStatus:

@@ -10,7 +10,7 @@ import re
 import time
 
 from envactors.system.memory import open_unnamed
-from envactors.system.processes import STACKS_SIGNAL, Process, describe_state
+from envactors.system.processes import STACKS_SIGNAL, Process, describe_state, is_asleep
 
 # The worker writes this when it is ready for the signal, which would end it before.
 READY = b"\n"
@@ -40,17 +40,21 @@ class ProcessStacks:
     Args:
         process: The process; it may be reaped meanwhile.
         file: The file that it writes them to.
+        may_interrupt: Whether to signal it while it sleeps in a system call, which may end early then: native code
+            often does not expect that.
     """
 
-    def __init__(self, process: Process, file: StacksFile) -> None:
+    def __init__(self, process: Process, file: StacksFile, *, may_interrupt: bool) -> None:
         self._process = process
         self._file = file
+        self._may_interrupt = may_interrupt
         self._is_asked = False
         self._ask_if_ready()
 
     def _ask_if_ready(self) -> None:
         fd = self._file.fileno()
-        if os.fstat(fd).st_size >= len(READY):
+        may_ask = self._may_interrupt or not is_asleep(self._process.pid)
+        if may_ask and os.fstat(fd).st_size >= len(READY):
             os.ftruncate(fd, len(READY))
             self._is_asked = True
             self._process.send_signal(STACKS_SIGNAL)
@@ -73,4 +77,9 @@ class ProcessStacks:
             before, text = text, self.read()
             unchanged = unchanged + _POLL if text == before else 0.0
         pid = self._process.pid
+        if not self._is_asked and is_asleep(pid):
+            return (
+                f"process {pid} sleeps in a system call, which a request for its stacks might interrupt: the stacks() "
+                "of its handle make one\n"
+            )
         return text or f"no stacks came within {seconds:g} s: process {pid} {describe_state(pid)}\n"

@@ -173,13 +173,14 @@ class HostedWorker:
             elif record.kind == RecordKind.KILL:
                 self._worker.kill()
             elif record.kind == RecordKind.ASK_STACKS:
-                self._ask_stacks(record.call_id)
+                self._ask_stacks(record.call_id, may_interrupt=bool(record.frame_kind))
             elif record.kind == RecordKind.BEGIN_TIMING:
                 with contextlib.suppress(OSError):  # without memory there is no timing
                     self._begin_timing(bool(record.frame_kind))
 
-    def _ask_stacks(self, request_id: int) -> None:
-        answer = functools.partial(self._send_stacks, self._worker.ask_stacks(), request_id)
+    def _ask_stacks(self, request_id: int, *, may_interrupt: bool) -> None:
+        stacks = self._worker.ask_stacks(may_interrupt=may_interrupt)
+        answer = functools.partial(self._send_stacks, stacks, request_id)
         try:
             threading.Thread(target=answer, name="envactors-stacks", daemon=True).start()
         except RuntimeError as error:  # the system has no more threads

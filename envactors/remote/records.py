@@ -44,7 +44,7 @@ class RecordKind(enum.IntEnum):
 
     LAUNCH = 1  # start a worker: `LaunchOrder`, pickled
     KILL = 2
-    ASK_STACKS = 3  # the call id is an id for the answer
+    ASK_STACKS = 3  # the call id is an id for the answer, the kind of frame whether it may interrupt
     ECHO = 4  # the call id is the newest stamp
     END = 5  # end all workers and the agent
     MEMORY = 6  # the layout of a memory, pickled; the call id is that of the memory; no payload: free it

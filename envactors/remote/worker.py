@@ -260,10 +260,10 @@ class RemoteWorker(Worker):
             self._sends_spans = spans
             self._send(Record(RecordKind.BEGIN_TIMING, self.worker_id, frame_kind=spans))
 
-    def ask_stacks(self) -> RemoteStacks:
+    def ask_stacks(self, *, may_interrupt: bool = True) -> RemoteStacks:
         request_id = next(_request_ids)
         stacks = self._stacks[request_id] = RemoteStacks(None if self.node is None else self.node.name)
-        self._send(Record(RecordKind.ASK_STACKS, self.worker_id, call_id=request_id))
+        self._send(Record(RecordKind.ASK_STACKS, self.worker_id, call_id=request_id, frame_kind=may_interrupt))
         return stacks
 
     def resident_memory(self) -> int:

@@ -70,6 +70,11 @@ def describe_state(pid: int) -> str:
     return _STATES.get(process_state(pid), "does not answer")
 
 
+def is_asleep(pid: int) -> bool:
+    """Return whether the main thread of a process sleeps in a system call."""
+    return process_state(pid) in ("S", "D", "I")
+
+
 def await_exit(pid: int) -> int | None:
     """Wait for the end of a child, reap it, and return its exit code, minus the signal's number.
 

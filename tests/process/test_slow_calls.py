@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import os
@@ -28,7 +29,7 @@ class Hanging(EchoEnv):
 
     def _hang(self, method):
         while method == self.hangs_in and not self.path.exists():
-            time.sleep(0.01)
+            pass  # a worker that sleeps shows no stacks
 
     def step(self, action):
         self._hang("step")
@@ -99,6 +100,27 @@ def test_a_slow_call_is_reported_once_and_the_next_one_again(backend, tmp_path, 
             assert len(warnings()) == count
             assert warnings()[-1].getMessage().startswith("work of env 0 of actor ")
             path.unlink()
+
+
+class Sleeper(EchoEnv):
+    """Sleeps in C code, which does not expect signals."""
+
+    def sleep(self, seconds):
+        began = time.monotonic()
+        ctypes.CDLL(None).sleep(seconds)
+        return time.monotonic() - began
+
+
+def test_the_warning_interrupts_no_system_call(warnings):
+    with ea.spawn(Sleeper, deadlines=SLOW) as actor:
+        assert actor.sleep(2).result(SOON) > 1.9
+        wait_until(warnings)
+        (record,) = warnings()
+        assert f"process {actor.pid} sleeps in a system call" in record.getMessage()
+        assert "the stacks() of its handle make one" in record.getMessage()
+        future = actor.sleep(60)
+        wait_until(lambda: "in sleep" in actor.stacks(), SOON)  # on request, it is interrupted
+        assert future.result(SOON) < 59
 
 
 def test_a_worker_that_cannot_give_its_stacks_is_reported_all_the_same(tmp_path, warnings):

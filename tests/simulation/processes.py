@@ -300,7 +300,7 @@ class Process(LocalWorker):
             self._status = _KILLED
             self._last_slices = self._world.random.randrange(_MOST_LAST_RUNS)
 
-    def ask_stacks(self) -> Stacks:
+    def ask_stacks(self, *, may_interrupt: bool = True) -> Stacks:
         return NoStacks()
 
     def resident_memory(self) -> int:

@@ -128,7 +128,7 @@ class FakeWorker(LocalWorker):
         self.was_killed = True
         self._exit.ring()
 
-    def ask_stacks(self):
+    def ask_stacks(self, *, may_interrupt=True):
         return NoStacks()
 
     def resident_memory(self):
