@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import multiprocessing
 import time
 from _thread import LockType, allocate_lock
@@ -22,6 +23,7 @@ from envactors.actor import recording, slow_calls
 from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
+from envactors.actor.evidence import evidence_of
 from envactors.actor.exits import Next, Plan, ProcessExit, RestartTracker
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import START_CALL_ID, ExitReport, Incarnation
@@ -53,6 +55,8 @@ _STACKS_GRACE = 0.2
 _READ_PATIENCE = 10.0
 # How long a standby may take to switch to another actor, in seconds. It only records its new identity.
 _ADOPTION_GRACE = 1.0
+# How often at most the log shows why a process has ended, in seconds: all actors may crash in a loop.
+_EVIDENCE_PERIOD = 1.0
 # Before Python 3.12, looking up a member of an enum takes as long as a function call.
 _LIVE, _FAILED, _REPLIES = Phase.LIVE, Kind.FAILED, (Kind.RESULT, Kind.FAILED)
 
@@ -100,6 +104,8 @@ class Actor(ActorBase):
         self.failed: int = 0
         self._restarts = self._stale = 0
         self._started_in: float | None = None
+        self._restart_at = 0.0
+        self._evidence_at = -math.inf  # when evidence of an exit was logged last
         self._restart_tracker = RestartTracker(config.restart)
         self.timers: Timers = Timers(lambda: self.runtime.loop, self.make_change)
         self.deadline_watch: DeadlineWatch = DeadlineWatch(config.deadlines, self.timers, self._check_deadlines)
@@ -151,6 +157,7 @@ class Actor(ActorBase):
                 completed=self.completed,
                 failed=self.failed,
                 restarts=self._restarts,
+                restart_in=max(0.0, self._restart_at - time.monotonic()) if self.phase is Phase.BACKOFF else None,
                 stale=self._stale,
                 queued=len(self.queue),
                 last_failure=self._restart_tracker.last,
@@ -883,7 +890,10 @@ class Actor(ActorBase):
                 self._restart(standby)
             else:
                 self.phase = Phase.BACKOFF
-                self.timers.set("backoff", time.monotonic() + delay, self._on_backoff)
+                self._restart_at = time.monotonic() + delay
+                if delay > 0:
+                    self.log(logging.WARNING, f"actor {self.name!r}: {self._restart_tracker.describe(delay)}")
+                self.timers.set("backoff", self._restart_at, self._on_backoff)
         elif chosen is Next.DIE:
             self.phase = Phase.DEAD
             if self.config.is_standby:
@@ -961,10 +971,25 @@ class Actor(ActorBase):
         else:
             # One warning tells of all actors whose helper was lost.
             level = logging.INFO if ended.reason is EndReason.HELPER_LOST else logging.WARNING
-            self.log(level, str(ended.error).partition("\n")[0])
+            self.log(level, str(ended.error).partition("\n")[0], of=ended.error)
 
-    def log(self, level: int, text: str, error: BaseException | None = None) -> None:
-        """Log a message, with the traceback of an error, in the thread for printing: handlers may block."""
+    def log(self, level: int, text: str, bug: BaseException | None = None, of: ActorError | None = None) -> None:
+        """Log a message in the thread for printing: handlers may block, and evidence runs code of users.
+
+        Args:
+            level: The level.
+            text: The message.
+            bug: An error of this library, whose traceback is logged with it.
+            of: The error of an ended process, whose stacks or traceback in the worker are logged with it.
+        """
         recording.recorder.on_notice(self, text)
         extra = {"actor": self.name, "incarnation": self.incarnation.index, "env_id": self.config.first_index}
-        self.runtime.log(lambda: _log.log(level, "%s", text, exc_info=error, extra=extra))
+
+        def write() -> None:
+            now = time.monotonic()
+            found = "" if of is None or now < self._evidence_at + _EVIDENCE_PERIOD else evidence_of(of)
+            if found:
+                self._evidence_at = now
+            _log.log(level, "%s", f"{text}\n{found}" if found else text, exc_info=bug, extra=extra)
+
+        self.runtime.log(write)

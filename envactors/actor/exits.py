@@ -122,6 +122,13 @@ class RestartTracker:
         """The errors of the crashes, oldest first."""
         return [error for _, error, _ in self._crashes]
 
+    def describe(self, delay: float) -> str:
+        """Return which restart of how many the last granted one is, and when it comes."""
+        number = sum(is_granted for _, _, is_granted in self._crashes)
+        limits = (self._policy.max_restarts, self._policy.max_lifetime_restarts)
+        limit = "" if min(limits) == math.inf else f" of {min(limits):g}"
+        return f"restart {number}{limit} in {delay:.1f} s"
+
     def add(self, error: ActorError, now: float, *, may_restart: bool = True) -> float | None:
         """Count a crash; return the delay of the restart in seconds, or None if there is none.
 

@@ -28,6 +28,7 @@ class ActorStats:
         failed: Calls, steps, and resets that ended with a crash, a deadline, or an abort. Those that a replay has made
             good do not count.
         restarts: Processes that replaced a lost one.
+        restart_in: In how many seconds the next one starts (`RestartPolicy.backoff`); None unless that is awaited.
         stale: Replies that matched no running call and were dropped.
         queued: Calls that are queued now.
         last_failure: The last crash or failed start; None if there was none.
@@ -57,6 +58,7 @@ class ActorStats:
     elapsed: float = 0.0
     rss: int = 0
     started_in: float | None = None
+    restart_in: float | None = None
     replays: int = 0
     longest_replay: float = 0.0
 

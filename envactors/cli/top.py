@@ -84,10 +84,15 @@ def _failure(actor: Actor) -> str:
     return "" if actor["last_failure"] is None else _WHO.sub("", actor["last_failure"], count=1)
 
 
+def _state(actor: Actor) -> str:
+    wait = actor.get("restart_in")  # programs with an earlier version do not say it
+    return str(actor["state"]) if wait is None else f"{actor['state']}, in {wait:.0f} s"
+
+
 _COLUMNS = (
     Column("actor", lambda actor: actor["name"], is_text=True),
     Column("vector", lambda actor: "" if actor["vector"] is None else str(actor["vector"]), 100),
-    Column("state", lambda actor: actor["state"], is_text=True),
+    Column("state", _state, is_text=True),
     Column("running", _running, 60, is_text=True),
     Column("steps/s", lambda actor: "" if actor["rate"] is None else rate(actor["rate"]), 40),
     Column("p50", _seconds("p50"), 90),

@@ -91,6 +91,9 @@ class JournalKeeper:
         journal.record_replay(crashed=False, is_same=is_same)
         if journal.can_replay:
             self._table.episodes.resume(index)
+            self._actor.log(
+                logging.WARNING, f"the episode of env {index} was replayed in the new process, and continues"
+            )
         elif could_replay:
             for attributes in self._replays_of(index):  # the replay may have ended before all of them were set
                 self._actor.enqueue(attributes, first=True)

@@ -61,7 +61,7 @@ class VectorOptions(CommonOptions, total=False):
             Beyond that the env is not replayed until its next seeded reset. Calls and attributes count as steps, and so
             does each further KiB of either.
         deadlines: Time limits in seconds; a number means ``Deadlines(call=number)``.
-        restart: Limits of restarts; ``RestartPolicy(max_restarts=10)`` by default.
+        restart: Limits of restarts; ``RestartPolicy(max_restarts=10, backoff_max=5.0)`` by default.
         recycle: Limits of a process's steps and memory, after which it is replaced between two episodes. Not counted
             as a restart. Needs ``envs_per_actor=1``.
         standbys: Number of started processes that wait to replace failed ones; 0 by default. All factories must be the
@@ -92,7 +92,7 @@ class Choices(NamedTuple):
     on_failure: OnFailure = "raise"
     max_journal: int = 100_000
     deadlines: Deadlines | float = Deadlines()
-    restart: RestartPolicy = RestartPolicy(max_restarts=10)
+    restart: RestartPolicy = RestartPolicy(max_restarts=10, backoff_max=5.0)
     recycle: RecyclePolicy | None = None
     standbys: int = 0
     env_vars: EnvVars = None

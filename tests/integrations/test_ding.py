@@ -164,7 +164,11 @@ def test_cfg_has_the_defaults_of_di_engine():
         "connect_timeout": 60,
         "reset_inplace": False,
     }
-    ours = {"context": starting.DEFAULT, "on_failure": "raise", "restart": ea.RestartPolicy(max_restarts=10)}
+    ours = {
+        "context": starting.DEFAULT,
+        "on_failure": "raise",
+        "restart": ea.RestartPolicy(max_restarts=10, backoff_max=5.0),
+    }
     ours |= {"seed_episodes": False, "max_running": None, "backend": None}
     ours |= {"recycle": None, "standbys": 0, "snapshot": None, "env_vars": None}
     waits = {"wait_num": 2, "step_wait_timeout": 0.01}

@@ -208,3 +208,75 @@ def test_without_any_logging_set_up_losses_print_nothing(capfd):
         wait_until(lambda: envs[0].incarnation == 1)
         envs.step([1, 2])
     assert capfd.readouterr().err == ""
+
+
+class Failing(EchoEnv):
+    """Raises, hangs, or crashes in a step with the action for it."""
+
+    def step(self, action):
+        if action == 1:
+            raise ValueError("no such action")
+        while action == 2:
+            pass
+        if action == 3:
+            os.abort()
+        return super().step(action)
+
+
+def lines_with(caplog, text):
+    return [record.getMessage() for record in list(caplog.records) if text in record.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("action", "kind", "evidence"),
+    [
+        (1, "raised ValueError", "ValueError: no such action"),
+        (2, "passed its deadline", "in step"),
+        (3, "SIGABRT", "in step"),
+    ],
+)
+def test_the_log_shows_where_the_env_was_when_its_process_was_lost(action, kind, evidence, caplog):
+    restart = ea.RestartPolicy(max_restarts=9, backoff=0.2)
+    options = {"on_failure": "renew", "deadlines": ea.Deadlines(step=0.5), "restart": restart}
+    with ea.VectorEnv([Failing], **options) as envs:
+        envs.reset(seed=0)
+        assert envs.step([action])[3][0]
+        envs.step([4])
+        wait_until(lambda: lines_with(caplog, kind))
+        (line,) = lines_with(caplog, kind)
+        assert evidence in line
+        first = next(text for text in line.splitlines() if text.startswith("  File "))
+        assert "test_logging" in first
+        wait_until(lambda: lines_with(caplog, "actor 'env-0': restart 1 of 9 in 0.2 s"))
+
+
+def test_evidence_is_logged_once_a_second_at_most(caplog):
+    policy = ea.RestartPolicy(max_restarts=99, backoff=0)
+    with ea.VectorEnv([Failing], on_failure="renew", restart=policy) as envs:
+        envs.reset(seed=0)
+        for _ in range(5):
+            envs.step([1])
+            envs.step([4])
+        wait_until(lambda: len(lines_with(caplog, "raised ValueError")) == 5)
+        assert len(lines_with(caplog, "Traceback")) in (1, 2)
+
+
+def test_the_log_says_that_an_episode_was_replayed(caplog):
+    policy = ea.RestartPolicy(max_restarts=9, backoff=0)
+    with ea.VectorEnv([EchoEnv] * 2, on_failure="replay", restart=policy) as envs:
+        envs.reset(seed=0)
+        envs.step([1, 2])
+        os.kill(envs[1].pid, signal.SIGKILL)
+        assert not envs.step([3, 4])[3].any()
+        wait_until(lambda: lines_with(caplog, "replayed"))
+        assert lines_with(caplog, "replayed") == ["the episode of env 1 was replayed in the new process, and continues"]
+
+
+def test_statistics_say_when_the_next_process_starts():
+    policy = ea.RestartPolicy(max_restarts=9, backoff=60.0, backoff_max=60.0)
+    with ea.VectorEnv([EchoEnv], on_failure="renew", restart=policy) as envs:
+        envs.reset(seed=0)
+        assert envs.stats().actors[0].restart_in is None
+        os.kill(envs[0].pid, signal.SIGKILL)
+        wait_until(lambda: envs.stats().actors[0].restart_in is not None)
+        assert 50 < envs.stats().actors[0].restart_in <= 60

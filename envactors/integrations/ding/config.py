@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {
     "connect_timeout": 60,
     "reset_inplace": False,
     "on_failure": "raise",
-    "restart": RestartPolicy(max_restarts=10),
+    "restart": RestartPolicy(max_restarts=10, backoff_max=5.0),
     "seed_episodes": False,
     "max_running": None,
     "recycle": None,

@@ -1,0 +1,62 @@
+"""What shows why env code does not continue: stacks and tracebacks, with the frames of users first."""
+
+from __future__ import annotations
+
+import re
+
+from envactors.errors import ActorError, ActorTimeoutError, RemoteTraceback
+
+_FRAME = re.compile(r"^  File ", re.MULTILINE)
+# The modules that call env code.
+_LIBRARY = re.compile(
+    r"^.*[/\\]envactors[/\\](vector_env\.py|(actor|backends|integrations|mailbox|rollout|vector|worker)[/\\])"
+)
+
+
+def evidence_of(error: ActorError) -> str:
+    """Return what shows where env code was when its process ended; empty if nothing does. Runs code of users.
+
+    These are the stacks of a process that missed a deadline, the traceback of an env that raised, or the last output of
+    a process that crashed.
+    """
+    if isinstance(error, ActorTimeoutError):
+        return order_stacks(error.stacks or "")
+    raised = error.__cause__.__cause__ if error.__cause__ is not None else None
+    if isinstance(raised, RemoteTraceback):
+        return _without_library(str(raised))
+    return order_stacks(getattr(error, "stderr_tail", ""))
+
+
+def _without_library(traceback: str) -> str:
+    """Return a traceback from the first frame of a user on."""
+    head, *frames = _FRAME.split(traceback.strip("\n"))
+    while len(frames) > 1 and _LIBRARY.match(frames[0]):
+        del frames[0]
+    return head + "".join(f"  File {frame}" for frame in frames)
+
+
+def order_stacks(text: str) -> str:
+    """Return stacks with the thread that runs the env first, the innermost frame on top, and less of this library.
+
+    Args:
+        text: The stacks as a worker has written them. Text of another form is returned as it is.
+    """
+    threads = re.split(r"\n\n(?=.*\(most recent call first\))", text.strip("\n"))
+    trimmed = [_trim(thread) for thread in threads]
+    trimmed.sort(key=lambda thread: not thread[1])  # stable: the others keep their order
+    return "\n\n".join(stack for stack, _ in trimmed)
+
+
+def _trim(stack: str) -> tuple[str, bool]:
+    """Remove the frames of this library that lead to the env from a thread's stack; return whether there were any."""
+    head, *frames = _FRAME.split(stack)
+    if "most recent call first" not in head:
+        frames.reverse()
+    ours = [_LIBRARY.match(frame) is not None for frame in frames]
+    if not any(ours):
+        return stack, False
+    end = len(ours) - ours[::-1].index(True)  # those after it have started the library
+    while end > 0 and ours[end - 1]:
+        end -= 1
+    kept = frames[:end] or frames
+    return head + "".join(f"  File {frame.rstrip()}\n" for frame in kept).rstrip(), bool(end)
