@@ -138,6 +138,13 @@ def spec_of_value(value: Any) -> Spec:
     return OBJECT
 
 
+def as_float64(spec: Spec) -> Spec:
+    """Return the spec of the same values with float64 in place of other numbers. It has no bounds."""
+    dtype = np.dtype(np.float64)
+    converted = (ArraySpec(leaf.shape, dtype) if leaf.batchable else leaf for leaf in leaves(spec))
+    return unflatten(spec, converted)  # type: ignore[no-any-return] # a spec, since its leaves are
+
+
 def conform(spec: Spec, value: Any, what: str, *, is_exact: bool = False) -> Any:
     """Convert a value to the dtype of its spec.
 

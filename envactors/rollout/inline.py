@@ -15,7 +15,7 @@ from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.backends.thread import ThreadMemory
 from envactors.errors import VectorStepError
 from envactors.mailbox.slab import slice_of
-from envactors.mailbox.specs import ArraySpec, flatten, stack
+from envactors.mailbox.specs import ArraySpec, flatten
 from envactors.rollout.assembly import Sidecar, assemble, result_of
 from envactors.rollout.base import RolloutEngine, RolloutFutures
 from envactors.rollout.context import PolicyContext, generator_of
@@ -181,7 +181,7 @@ class InlineTrajectory:
         trajectory = self.trajectory
         mine = slice_of(envs)
         spec = trajectory.layout.observation
-        obs = stack(spec, [self._engine.last_obs(index) for index in envs])
+        obs = self._engine.last_observations(envs)
         objects = []
         for array, leaf in zip(trajectory.observations, flatten(spec, obs), strict=True):
             if array is None:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.errors import SpaceMismatchError
 from envactors.mailbox.messages import Description
-from envactors.mailbox.slab import PLAIN_REWARD
-from envactors.mailbox.specs import Spec, conform, leaves, spec_of_value, stack
+from envactors.mailbox.pickling import copy_value
+from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, stack
 from envactors.vector.results import Batch, EnvStep
 
 
@@ -23,33 +22,13 @@ class Batcher:
 
     Attributes:
         observation_spec: Spec of one env's observation; None until the first observation, if envs have no space.
-        is_plain: Whether that spec is known from the beginning, and has no leaves that are objects.
+        learns: Whether that spec follows from the first observation.
     """
 
     def __init__(self, described: Description) -> None:
         self.observation_spec: Spec | None = described.observation
-        self._learns = described.observation is None
-        self.is_plain: bool = not self._learns and all(leaf.batchable for leaf in leaves(described.observation or ()))
+        self.learns: bool = described.observation is None
         self._reward_spec = described.reward
-        self._has_plain_rewards = described.reward == PLAIN_REWARD
-
-    def batch(
-        self, ids: npt.NDArray[np.int64], fields: Sequence[Sequence[Any]], incarnations: npt.NDArray[np.int64]
-    ) -> Batch:
-        """Batch results.
-
-        Args:
-            ids: The envs.
-            fields: What their steps have returned: the observation, which conforms to the spec, the reward, whether the
-                episode terminated or was truncated, and the info.
-            incarnations: The processes of the envs.
-        """
-        observations, rewards, terminated, truncated, infos = zip(*fields, strict=True) if fields else ((),) * 5
-        obs = [] if self.observation_spec is None else stack(self.observation_spec, observations)
-        all_rewards = np.array(rewards, np.float64) if self._has_plain_rewards else stack(self._reward_spec, rewards)
-        # `np.array` takes twice as long for flags.
-        flags = [np.fromiter(each, np.bool_, len(fields)) for each in (terminated, truncated)]
-        return Batch(ids, obs, all_rewards, flags[0], flags[1], list(infos), incarnations)
 
     def batch_steps(self, steps: Sequence[EnvStep]) -> tuple[Batch, dict[int, BaseException]]:
         """Batch results, and return the errors of those that do not conform to the others."""
@@ -59,13 +38,56 @@ class Batcher:
             if self.observation_spec is None:
                 self.observation_spec = spec_of_value(step.obs)
             try:
-                if self._learns:
-                    obs = conform(self.observation_spec, step.obs, f"the observation of env {step.env_id}")
-                    conforming.append(step._replace(obs=obs))
-                else:
-                    conforming.append(step)
+                what = f"the observation of env {step.env_id}"
+                obs = conform(self.observation_spec, step.obs, what) if self.learns else step.obs
+                conforming.append(step._replace(obs=obs))
             except SpaceMismatchError as error:
                 errors[step.env_id] = error
-        ids = np.array([step.env_id for step in conforming], np.int64)
-        incarnations = np.array([step.incarnation for step in conforming], np.int64)
-        return self.batch(ids, [step[1:6] for step in conforming], incarnations), errors
+        columns = zip(*conforming, strict=True) if conforming else ((),) * len(EnvStep._fields)
+        ids, observations, rewards, terminated, truncated, infos, incarnations = columns
+        obs = [] if self.observation_spec is None else stack(self.observation_spec, observations)
+        flags = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        env_ids, processes = np.array(ids, np.int64), np.array(incarnations, np.int64)
+        return Batch(env_ids, obs, stack(self._reward_spec, rewards), *flags, list(infos), processes), errors
+
+
+class _Objects:
+    """Column of values that are no arrays."""
+
+    def __init__(self, count: int) -> None:
+        self._values = np.empty(count, object)
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self._values[index] = copy_value(value)
+
+    def read(self, at: Any) -> Any:
+        values = self._values[at]
+        return copy_value(values if isinstance(at, int) else values.tolist())
+
+
+class _Nest:
+    """Column of dicts or tuples, in one column for each key or position."""
+
+    def __init__(self, spec: Any, count: int) -> None:
+        self._is_dict = isinstance(spec, dict)
+        self._parts = [(key, column_of(spec[key], count)) for key in (spec if self._is_dict else range(len(spec)))]
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        for key, part in self._parts:
+            part[index] = value[key]
+
+    def read(self, at: Any) -> Any:
+        values = [(key, read_column(part, at)) for key, part in self._parts]
+        return dict(values) if self._is_dict else tuple(value for _, value in values)
+
+
+def column_of(spec: Spec, count: int) -> Any:
+    """Return memory for one value of a spec per env. Assigning a value to ``column[index]`` copies it."""
+    if not isinstance(spec, ArraySpec):
+        return _Nest(spec, count)
+    return np.zeros((count, *spec.shape), spec.dtype) if spec.batchable else _Objects(count)
+
+
+def read_column(column: Any, at: Any) -> Any:
+    """Return a copy of the value of an env, or, for a slice or an array of envs, a batch of copies."""
+    return column[at].copy() if isinstance(column, np.ndarray) else column.read(at)

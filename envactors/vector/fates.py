@@ -92,15 +92,15 @@ class Facts:
     autoreset: Autoreset
     reason: EndReason | None
     ran_reset: bool
-    ran_only_reset: bool = False
+    ran_only_reset: bool
     asked_reset: bool
     needs_episode: bool
     has_process: bool
     has_last: bool
-    has_failed: bool = False
-    counts_as_crash: bool = True
-    can_replay: bool = False
-    can_retry: bool = False
+    has_failed: bool
+    counts_as_crash: bool
+    can_replay: bool
+    can_retry: bool
 
 
 class EnvFate(enum.Enum):

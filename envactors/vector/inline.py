@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture, ReadyOutcome
@@ -24,8 +23,9 @@ from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import slice_of
-from envactors.mailbox.specs import split_batch, zeros
+from envactors.mailbox.specs import OBJECT, split_batch, stack, zeros
 from envactors.vector.base import Engine, Futures, Options, Seeds
+from envactors.vector.batching import column_of, read_column
 from envactors.vector.episodes import Episodes
 from envactors.vector.fates import Cause, EnvFate, Facts, FailedRequest, settle
 from envactors.vector.options import Choices
@@ -48,9 +48,9 @@ class _Requests(InlineRequest):
         reset_args: The seed and the options of each reset that the user requests, by env; empty for steps.
 
     Attributes:
-        ids, reset_args: As above.
+        ids, reset_args: As above. The seed is None once the reset has failed twice.
         reset_env: The last env whose request was a reset, rather than a step; -1 for none.
-        failures: The requests that have failed.
+        failures: The requests that have failed, among them resets that answer an earlier failure.
     """
 
     def __init__(self, engine: InlineEngine, ids: list[int], reset_args: dict[int, tuple[int | None, Any]]) -> None:
@@ -119,11 +119,18 @@ class InlineEngine(Engine):
         if choices.seed_episodes:
             self.episodes.seed_episodes()
         self.sequence_lengths: list[int] = [count]
+        # The last result of each env, and the process that has returned it; for who owns its values see `_keep`.
+        self._observations = column_of(OBJECT if described.observation is None else described.observation, count)
+        self._rewards = column_of(described.reward, count)
+        self._terminated, self._truncated = np.zeros((2, count), np.bool_)
+        self._terminated_of, self._truncated_of = self._terminated.data, self._truncated.data  # faster for one env
+        self._last_infos: list[Any] = [] if self.on_failure == "raise" else [{}] * count
+        self._incarnations = np.zeros(count, np.int64)
         self._all_ids = np.arange(count)
-        self._last: list[Fields | None] = [None] * count  # the last result of each env
         self._starts = [False] * count  # whether its observation is the first of an episode
-        # Results that were not delivered yet, in the order of their completion, and the errors of failed requests.
-        self._results: dict[int, Fields] = {}
+        # The infos of last results that were not delivered yet, in the order of their completion, and the errors of
+        # failed requests.
+        self._results: dict[int, Any] = {}
         self._errors: dict[int, BaseException] = {}
         # The running requests, the outermost one first. A request that was interrupted stays until the next one.
         self._unfinished: list[_Requests] = []
@@ -132,7 +139,6 @@ class InlineEngine(Engine):
         self._hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv] = [_MissingEnv(self, i) for i in range(count)]
         # The memory in which each env records its current method: the counters of its actor's control page.
         self._counters: list[Any] = [None] * count
-        self._incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self._closed: set[int] = set()  # the envs of closed actors
         self._other_requests = [0] * count  # how many resets, and requests that failed, each env has had
         self._is_timing = False
@@ -152,7 +158,6 @@ class InlineEngine(Engine):
         else:
             self._hosted_envs[mine] = [TimedEnv(env, page) if self._is_timing else env for env in actor.hosted_envs]
             self._counters[mine] = [page.counters] * len(actor.range)
-        self._incarnations[mine] = actor.incarnation.index
         self._pages[actor] = page
 
     # For its actors --------------------------------------------------------------------------------------
@@ -212,20 +217,20 @@ class InlineEngine(Engine):
             return
         self._starts[index] = snapshot.starts
         if last is not None:
-            self._last[index] = copy_value(last.obs), last.reward, last.terminated, last.truncated, last.info
+            self._keep(index, last[1:6])
+        self._incarnations[index] = reply.incarnation
         self.episodes.restore(index, snapshot)
 
     def _read_last(self, index: int) -> EnvStep | None:
-        fields = self._last[index]
-        return None if fields is None else self._as_step(index, _with_own_info(fields))
+        info = copy_value(self._last_infos[index]) if self._last_infos else {}
+        return self._as_step(index, info) if self.episodes.has_result(index) else None
 
     # For rollouts ----------------------------------------------------------------------------------------
 
-    def last_obs(self, index: int) -> Any:
-        """Return the last observation of an env that has one."""
-        last = self._last[index]
-        assert last is not None, "the env has been reset"
-        return last[0]
+    def last_observations(self, envs: range) -> Any:
+        """Return the last observations of envs that have one, as a batch."""
+        observations, spec = read_column(self._observations, slice_of(envs)), self.observation_spec
+        return stack(spec, observations) if self.batcher.learns and spec is not None else observations
 
     def end_episodes(self) -> None:
         """Require a reset of every env before its next step."""
@@ -241,9 +246,7 @@ class InlineEngine(Engine):
         if self._closed:
             self._check_open(envs, "step")
         self.check_idle(envs)
-        has_flags = self.episodes.has_flags
-        if has_flags:
-            self.episodes.check_steppable(envs.ids)
+        self.episodes.check_steppable(envs.ids)
         split = split_batch(self.action_spec if is_checked else None, actions, len(envs.ids), "actions")
         # Envs may modify their actions, so they get copies, except of the numbers in an array of one dimension.
         if type(split) is np.ndarray and split.ndim > 1:
@@ -251,18 +254,16 @@ class InlineEngine(Engine):
         elif type(split) is list:
             split = [copy_value(action) for action in split]
         # Local variables make the loop faster.
-        episodes, results, hosted, last = self.episodes, self._results, self._hosted_envs, self._last
-        resets_at_end, keeps_last = episodes.autoreset == "same_step", self.on_failure != "raise"
-        resets_next, seeds = episodes.resets_next_of, episodes.next_seeds
+        episodes, results, hosted, keep = self.episodes, self._results, self._hosted_envs, self._keep
+        resets_at_end = episodes.autoreset == "same_step"
+        resets_next, seeds, flags = episodes.resets_next_of, episodes.next_seeds, episodes.flags
         steps, starts = episodes.steps_of, self._starts
-        # Without checks of resets, even a step can begin an episode, which `record` takes into account.
-        may_begin = has_flags and not episodes.checks_resets
         running = _Requests(self, envs.ids, {})
         with self._lock, self._code.enter(running):
             self._unfinished.append(running)
             for index, action in zip(envs.ids, split, strict=True):
                 running.index = index
-                if has_flags and episodes.is_lost(index) and episodes.step_needs_episode(index):
+                if flags[index] and episodes.is_lost(index) and episodes.step_needs_episode(index):
                     running.fail(index, Cause.WAITING, self._lost_episode_error(index))
                     continue
                 if resets_next[index]:
@@ -272,16 +273,15 @@ class InlineEngine(Engine):
                     self._counters[index][METHOD] = METHOD_STEP  # until a reset within the step changes it
                 try:
                     fields = hosted[index].step(action, resets_at_end, seeds[index])
-                    info = fields[4]
-                    result = fields if type(info) is dict and not info else _with_own_info(fields)
-                    kept = (copy_value(fields[0]), *fields[1:]) if keeps_last else fields
+                    info = keep(index, fields)
                 except Exception as error:
                     running.fail(index, Cause.RAISED, error, in_reset=self._is_within_reset(index))
                     continue
-                results[index] = result
-                last[index] = kept
+                results[index] = info
                 ends = fields[2] or fields[3]
-                if ends or (may_begin and not episodes.has_episode(index)):
+                # Without checks of resets, even a step can begin an episode.
+                if ends or (flags[index] and not episodes.has_episode(index)):
+                    self._incarnations[index] = self._actor_of[index].incarnation.index
                     episodes.record(index, ends=bool(ends), is_reset=False)
                     starts[index] = bool(ends) and resets_at_end
                 else:
@@ -302,7 +302,8 @@ class InlineEngine(Engine):
             for index in envs.ids:
                 self._run_reset(running, index)
             self._complete(running)
-        self._resolve(envs, futures)
+        if futures:
+            self._resolve(envs, futures)
 
     def _check_open(self, envs: Selection, method: str) -> None:
         """Raise the error of a request for an env of a closed actor."""
@@ -345,37 +346,45 @@ class InlineEngine(Engine):
         """Return whether an env that runs a step, or has raised in it, has come to the reset within that step."""
         return self.episodes.autoreset == "same_step" and bool(self._counters[index][METHOD] == METHOD_RESET)
 
-    def _run_reset(self, running: _Requests, index: int) -> None:
-        """Run the reset of an env; keep its result or failure."""
+    def _run_reset(self, running: _Requests, index: int) -> bool:
+        """Run the reset of an env; keep its result or failure, and return whether it has succeeded."""
         running.index = running.reset_env = index
+        seed, options = running.reset_args.get(index, _NO_ARGS)
+        episodes, incarnation = self.episodes, self._actor_of[index].incarnation.index
+        if seed is not None:
+            episodes.set_root_seed(index, seed)
+        else:
+            seed = episodes.seed_of_reset(index, incarnation)
         try:
-            self._results[index] = self._reset(index, *running.reset_args.get(index, _NO_ARGS))
+            fields = self._hosted_envs[index].reset(seed, copy_value(options))  # a later attempt needs the options
+            self._results[index] = self._keep(index, fields)
         except Exception as error:
             running.fail(index, Cause.RAISED, error, in_reset=True)
-        else:
-            self._other_requests[index] += 1
+            return False
+        self._incarnations[index] = incarnation
+        self._other_requests[index] += 1
+        self._starts[index] = True
+        episodes.record(index, ends=False, is_reset=True)
+        return True
 
-    def _reset(self, index: int, seed: int | None, options: Any) -> Fields:
-        """Reset an env, record that, and return the result.
+    def _keep(self, index: int, fields: Fields) -> Any:
+        """Copy a result of an env as its last one, which is delivered later; return the info to deliver.
 
-        Args:
-            index: The env.
-            seed: The seed that the user has given; None to use that of the episode, if it has one.
-            options: The options that the user has given; None for none.
+        A result belongs to the user from the moment it is made: nothing that an env does later changes it. So values
+        are copied here, and once more when they are delivered, since the last result may be needed again, and nothing
+        that the user does changes it. Under "raise", no info is needed again.
 
         Raises:
-            Exception: Raised by the env.
+            Exception: A value cannot be copied.
         """
-        if seed is not None:
-            self.episodes.set_root_seed(index, seed)
-        else:
-            seed = self.episodes.seed_of_reset(index, self._actor_of[index].incarnation.index)
-        fields = self._hosted_envs[index].reset(seed, options)
-        result = _with_own_info(fields)
-        self._last[index] = (copy_value(fields[0]), *fields[1:]) if self.on_failure != "raise" else fields
-        self.episodes.record(index, ends=False, is_reset=True)
-        self._starts[index] = True
-        return result
+        obs, reward, terminated, truncated, info = fields
+        info = {} if type(info) is dict and not info else copy_value(info)
+        self._terminated_of[index], self._truncated_of[index] = terminated, truncated
+        self._rewards[index] = reward
+        self._observations[index] = obs
+        if self._last_infos:
+            self._last_infos[index] = copy_value(info)
+        return info
 
     def _lost_episode_error(self, index: int) -> ActorError:
         """Return the error of a step whose episode was lost when the envs of its actor were replaced."""
@@ -390,33 +399,35 @@ class InlineEngine(Engine):
 
         That may replace all envs of an actor, which ends the episodes of those that did not fail.
         """
-        for failure in running.failures:
-            index = running.index = failure.activity.env
-            outcome = self._recover(running, failure)
-            if isinstance(outcome, BaseException):
-                self._errors[index] = outcome
-            else:
-                self._results[index] = outcome
+        for failure in running.failures:  # a reset that answers a failure, and fails, adds another one
+            running.index = failure.activity.env
+            self._recover(running, failure)
         self._unfinished.remove(running)
 
-    def _recover(self, running: _Requests, failure: FailedRequest) -> Fields | BaseException:
-        """Replace the envs of an actor after a failure if necessary; return the outcome of the request."""
+    def _recover(self, running: _Requests, failure: FailedRequest) -> None:
+        """Replace the envs of an actor after a failure if necessary; keep the outcome of the request."""
         index, in_reset = failure.activity.env, failure.in_reset
-        actor, episodes, last = self._actor_of[index], self.episodes, self._last[index]
+        actor, episodes = self._actor_of[index], self.episodes
         asked_reset = index in running.reset_args
         error = failure.error.read()[1]
         assert error is not None, "the request has failed"
+        attempts = sum(each.activity.env == index for each in running.failures)
         facts = Facts(
             cause=failure.cause,
             on_failure=self.on_failure,
             autoreset=episodes.autoreset,
             reason=None,
+            counts_as_crash=True,
             ran_reset=in_reset,
-            ran_only_reset=in_reset and (asked_reset or episodes.autoreset != "same_step"),
+            ran_only_reset=in_reset and (asked_reset or attempts > 1 or episodes.autoreset != "same_step"),
             asked_reset=asked_reset,
             needs_episode=not in_reset,
-            has_process=actor.is_usable,
-            has_last=last is not None,
+            # In-process, the restart policy limits only how often a reset is repeated.
+            has_process=actor.is_usable and attempts <= max(1, actor.config.restart.max_restarts),
+            has_last=episodes.has_result(index),
+            has_failed=attempts > 1,
+            can_replay=False,
+            can_retry=False,
         )
         decision = settle(facts, episodes, index)
         # Another failure may have replaced the envs already.
@@ -424,33 +435,37 @@ class InlineEngine(Engine):
             text = safe_repr(error)
             actor.replace(actor.errors.discarded(failure.activity, failure.incarnation, actor.pid, error, text))
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
-            return error
-        if decision.fate is EnvFate.TRUNCATE:
-            assert last is not None, "without a last result, the fate is a reset"
-            return last[0], zeros(self.reward_spec), False, True, {"failure": error}
-        seed, options = running.reset_args.get(index, _NO_ARGS)
-        try:
-            fields = self._reset(index, seed if decision.repeats_reset else None, options)
-        except Exception as second:
-            return second
-        obs, reward, _, _, info = fields
-        before = None if asked_reset or last is None else (last[0], last[4])
-        return obs, reward, False, not asked_reset, failure_info(info, error, before)
+            self._errors[index] = error
+        elif decision.fate is EnvFate.TRUNCATE:
+            self._rewards[index] = zeros(self.reward_spec)
+            self._terminated[index], self._truncated[index] = False, True
+            self._incarnations[index] = actor.incarnation.index
+            self._results[index] = {"failure": error}
+        else:
+            assert decision.fate is EnvFate.RESET, "nothing is replayed in-process"
+            last = None if asked_reset else self._read_last(index)
+            if asked_reset and not decision.repeats_reset:
+                running.reset_args[index] = None, running.reset_args[index][1]
+            if self._run_reset(running, index):
+                before = None if last is None else (last.obs, last.info)
+                self._results[index] = failure_info(self._results[index], error, before)
+                self._truncated[index] = not asked_reset
 
     def _resolve(self, envs: Selection, futures: Sequence[ActorFuture]) -> None:
-        """Deliver results and errors to futures, if there are any."""
-        for index, future in zip(envs.ids, futures, strict=False):
+        """Deliver results and errors to futures."""
+        for index, future in zip(envs.ids, futures, strict=True):
             error = self._errors.pop(index, None)
             if error is not None:
                 future.set_exception(error)
             else:
                 future.set_outcome(ReadyOutcome(self._as_step(index, self._results.pop(index))))
 
-    def _as_step(self, index: int, fields: Fields) -> EnvStep:
-        """Return a result as users get it, with a copy of the observation, which the env may change later."""
-        obs, reward, terminated, truncated, info = fields
-        incarnation = int(self._incarnations[index])
-        return EnvStep(index, copy_value(obs), reward, bool(terminated), bool(truncated), info, incarnation)
+    def _as_step(self, index: int, info: Any) -> EnvStep:
+        """Return the last result of an env as users get it, with an info."""
+        obs, reward = read_column(self._observations, index), read_column(self._rewards, index)
+        reward = float(reward) if isinstance(reward, float) else reward
+        flags = bool(self._terminated[index]), bool(self._truncated[index])
+        return EnvStep(index, obs, reward, *flags, info, int(self._incarnations[index]))
 
     # Delivering ------------------------------------------------------------------------------------------
 
@@ -460,17 +475,18 @@ class InlineEngine(Engine):
         failures = {index: errors[index] for index in envs.ids if index in errors} if errors else {}
         ids = [index for index in envs.ids if index not in failures] if failures else envs.ids
         try:
-            fields = [results[index] for index in ids]
+            infos = [results[index] for index in ids]
         except KeyError:
             raise NothingPendingError(
                 f"{caller} has nothing to wait for, or the results were taken meanwhile"
             ) from None
         self._drop(envs)
-        if not failures and self.batcher.is_plain:
-            if envs.is_all:
-                return self.batcher.batch(self._all_ids.copy(), fields, self._incarnations.copy())
-            return self.batcher.batch(envs.at, fields, self._incarnations[envs.at])
-        batch, mismatches = self.batcher.batch_steps(list(map(self._as_step, ids, fields)))
+        if not failures and not self.batcher.learns:
+            at = envs.at
+            obs, rewards = read_column(self._observations, at), read_column(self._rewards, at)
+            flags = self._terminated[at].copy(), self._truncated[at].copy()
+            return Batch(self._all_ids[at].copy(), obs, rewards, *flags, infos, self._incarnations[at].copy())
+        batch, mismatches = self.batcher.batch_steps(list(map(self._as_step, ids, infos)))
         if failures := {**failures, **mismatches}:
             raise step_error(failures, batch, len(envs.ids), caller, self._describe_actor)
         return batch
@@ -494,8 +510,3 @@ class InlineEngine(Engine):
         del timeout, deadline
         self._reset_if_interrupted()
         self._drop(envs)
-
-
-def _with_own_info(fields: Fields) -> Fields:
-    """Return a result with a copy of the env's info, which the env may change later."""
-    return (*fields[:4], copy_value(fields[4]))

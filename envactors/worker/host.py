@@ -23,7 +23,7 @@ from envactors.mailbox.control_page import ENV_INDEX, METHOD_CALL, METHOD_RESET,
 from envactors.mailbox.pickling import content_of, copy_value, dumps, loads
 from envactors.mailbox.recorded import requests_of
 from envactors.mailbox.slab import PLAIN_REWARD
-from envactors.mailbox.specs import OBJECT, Spec, conform, spec_of_space, spec_of_value, zeros
+from envactors.mailbox.specs import OBJECT, Spec, as_float64, conform, spec_of_space, spec_of_value, zeros
 from envactors.worker.context import ActorContext
 
 # The observation, the reward, whether the episode terminated or was truncated, and the info. Making a named tuple would
@@ -60,7 +60,7 @@ class HostedEnv:
         self.journal = journal
         self.identify(context)
         self._set_spec(_space_spec(env, "observation_space"))
-        self.reward_spec: Spec = _space_spec(env, "reward_space") or PLAIN_REWARD
+        self.reward_spec: Spec = as_float64(_space_spec(env, "reward_space") or PLAIN_REWARD)
         self.check: int = 0
         self._page = page
         self._reports_seeds = reports_seeds
@@ -100,13 +100,13 @@ class HostedEnv:
             # NumPy's float64 is a float.
             reward = float(reward) if self._plain_reward and isinstance(reward, float) else self._as_reward(reward)
         if autoreset and (terminated or truncated):
-            # Copies, since the reset may write to the same objects. The observation is not converted, as in Gymnasium.
-            last, last_info = copy_value(result[0]), copy_value(info)
+            # Not converted, as with Gymnasium; copies, since the reset may change the same arrays and dicts.
+            last, reward, terminated, truncated, info = copy_value((result[0], reward, *result[2:]))
             if self._page.is_timing:
                 self._page.record_span(self.position)
             self._page.record_env(METHOD_RESET, self.position)
             obs, _, _, _, reset_info = self.reset(next_seed, None)
-            info = {**reset_info, "final_obs": last, "final_info": last_info}
+            info = {**reset_info, "final_obs": last, "final_info": info}
         return obs, reward, terminated, truncated, info
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Fields:

@@ -8,6 +8,7 @@ import threading
 import weakref
 from typing import ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
 from interleaving import StoppingThread
@@ -138,7 +139,7 @@ def test_an_interrupt_in_an_env_reaches_the_caller_and_reset_is_all_that_it_take
     assert envs.step([5, 6, 7, 8])[0][:, 2].tolist() == [5, 6, 7, 8]
 
 
-def test_an_actor_that_is_renewed_in_the_middle_of_a_step_gets_its_new_process_after_it(envs):
+def test_an_actor_that_is_renewed_in_the_middle_of_a_step_loses_the_episode_of_its_env(envs):
     renewals = []
 
     def renew():
@@ -146,7 +147,11 @@ def test_an_actor_that_is_renewed_in_the_middle_of_a_step_gets_its_new_process_a
         renewals.append(envs[3].renew())
 
     Shared.during = staticmethod(renew)
-    assert envs.step([1, 2, 3, 4])[0][:, 2].tolist() == [1, 2, 3, 4]
+    with pytest.raises(ea.VectorStepError) as failed:
+        envs.step([1, 2, 3, 4])
+    assert failed.value.batch.obs[:, 2].tolist() == [1, 2, 3]
+    assert list(failed.value.failures) == [3]
+    assert isinstance(failed.value.failures[3], ea.ActorDiedError)
     assert renewals[0].result(SOON) == 1
     envs.reset(seed=1, env_ids=[3])
     assert envs.step([5, 6, 7, 8])[0][:, 2].tolist() == [5, 6, 7, 8]
@@ -345,3 +350,190 @@ def test_no_code_of_an_env_runs_in_the_thread_that_restarts_it(on_failure):
         for _ in range(6):
             assert envs.submit([0])[0].result(SOON)
         assert set(Raising.threads) == {threading.current_thread().name}
+
+
+ALWAYS = ea.RestartPolicy(max_restarts=100, backoff=0)
+
+
+class Reusing:
+    """Returns the same mutable values again and again, all instances the same observation; raises at action 9."""
+
+    observation_space = gymnasium.spaces.Box(-9, 99, (1,), np.float64)
+    action_space = gymnasium.spaces.Discrete(10)
+    reward_space = gymnasium.spaces.Box(-9, 99, (2,), np.float32)
+    obs = np.zeros(1)
+
+    def __init__(self):
+        self.info, self.reward, self.ends = {}, np.zeros(2, np.float32), np.zeros((), np.bool_)
+
+    def reset(self, *, seed=None, options=None):
+        self.poke(0)
+        self.info.clear()
+        return self.obs, self.info
+
+    def step(self, action):
+        returned = self.obs, self.reward, self.ends, False, self.info
+        if action == 9:
+            self.info["value"] = action
+            raise ValueError("nine")
+        self.obs[:] = action
+        self.reward[:] = action
+        self.ends[()] = action == 8
+        if action > 1:
+            self.info["value"] = int(action)
+        return returned
+
+    def poke(self, value):
+        """Change everything that the env has returned."""
+        self.obs[:] = self.reward[:] = value
+        self.ends[()] = value
+        self.info["value"] = value
+
+
+def as_lists(batch):
+    return [np.asarray(column).tolist() for column in batch[:-1]] + [list(batch[-1])]
+
+
+REUSING = pytest.mark.parametrize("options", [{}, {"on_failure": "renew", "restart": ALWAYS}], ids=["raise", "renew"])
+
+
+@pytest.mark.parametrize("backend", ["thread", "inline"])
+def test_rewards_are_float64_whatever_the_reward_space(backend):
+    with ea.VectorEnv([Reusing], backend=backend) as envs:
+        assert envs.reward_spec == ea.ArraySpec((2,), np.float64)
+        envs.reset()
+        assert envs.step([1])[1].dtype == np.float64
+        assert envs.submit([1])[0].result(SOON).reward.dtype == np.float64
+
+
+@REUSING
+def test_a_result_does_not_change_after_the_step(options):
+    with ea.VectorEnv([Reusing] * 2, backend="inline", **options) as envs:
+        envs.reset()
+        first, second = envs.step([1, 2]), envs.step([3, 4])
+        assert as_lists(first) == [[[1], [2]], [[1, 1], [2, 2]], [False] * 2, [False] * 2, [{}, {"value": 2}]]
+        assert as_lists(second) == [
+            [[3], [4]],
+            [[3, 3], [4, 4]],
+            [False] * 2,
+            [False] * 2,
+            [{"value": 3}, {"value": 4}],
+        ]
+
+
+@REUSING
+@pytest.mark.parametrize("is_submitted", [False, True])
+def test_a_result_does_not_change_before_it_is_received(options, is_submitted):
+    with ea.VectorEnv([Reusing] * 2, backend="inline", **options) as envs:
+        envs.reset()
+        futures = envs.submit([5, 6]) if is_submitted else envs.send([5, 6])
+        envs.call("poke", 77)
+        rows = [future.result() for future in futures] if is_submitted else zip(*envs.recv(), strict=True)
+        assert [as_lists(row[1:6]) for row in rows] == [
+            [[value], [value, value], False, False, [*{"value": value}]] for value in (5, 6)
+        ]
+
+
+def test_the_incarnation_of_a_result_does_not_change_before_it_is_received():
+    with ea.VectorEnv([EchoEnv], backend="inline") as envs:
+        envs.reset()
+        envs.send([1])
+        envs.actors[0].renew().result(SOON)
+        assert envs.recv().incarnations.tolist() == [0]
+
+
+@REUSING
+@pytest.mark.parametrize("changed_by", ["env", "user"])
+def test_a_snapshot_has_the_last_result_as_the_env_has_returned_it(options, changed_by):
+    states = ea.SnapshotPolicy(get=lambda env: 0, set=lambda env, state: None)
+    with ea.VectorEnv([Reusing], backend="inline", snapshot=states, **options) as envs:
+        envs.reset()
+        (step,) = [future.result() for future in envs.submit([5])]
+        if changed_by == "env":
+            envs.call("poke", 77)
+        else:
+            step.obs[:] = step.reward[:] = 77
+            step.info["value"] = 77
+        last = envs.snapshot()[0].last
+        info = {"value": 5} if options else {}  # they are not kept under "raise"
+        assert (last.obs.tolist(), last.reward.tolist(), last.info) == ([5], [5, 5], info)
+
+
+@pytest.mark.parametrize("changed_by", ["env", "user"])
+def test_the_last_info_of_a_failed_episode_is_as_the_env_has_returned_it(changed_by):
+    options = {"on_failure": "renew", "autoreset": "same_step", "restart": ALWAYS}
+    with ea.VectorEnv([Reusing], backend="inline", **options) as envs:
+        envs.reset()
+        *_, infos = envs.step([5])
+        if changed_by == "user":
+            infos[0]["value"] = 77
+        *_, infos = envs.step([9])
+        assert infos[0]["final_obs"].tolist() == [5]
+        assert infos[0]["final_info"] == {"value": 5}
+
+
+def test_the_result_of_an_ending_step_does_not_change_in_its_reset():
+    with ea.VectorEnv([Reusing], backend="inline", autoreset="same_step") as envs:
+        envs.reset()
+        obs, rewards, terminated, _, infos = envs.step([8])
+        assert (obs.tolist(), rewards.tolist(), terminated.tolist()) == ([[0]], [[8, 8]], [True])
+        assert infos[0]["final_info"] == {"value": 8}
+
+
+class Refusing(EchoEnv):
+    """Refuses to reset with some seeds, and changes its options."""
+
+    seeds: ClassVar[list[int | None]] = []
+    options: ClassVar[list[dict]] = []
+    refused: ClassVar[set[int | None]] = set()
+
+    def reset(self, *, seed=None, options=None):
+        self.seeds.append(seed)
+        self.options.append(dict(options or {}))
+        (options or {}).clear()
+        if seed in self.refused:
+            raise ValueError(f"no level for seed {seed}")
+        return super().reset(seed=seed)
+
+
+@pytest.fixture
+def refused():
+    Refusing.refused, Refusing.seeds, Refusing.options = {3}, [], []
+    return Refusing.refused
+
+
+@pytest.mark.parametrize("on_failure", ["renew", "replay"])
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+def test_a_reset_that_fails_is_repeated_once_and_then_with_derived_seeds(refused, on_failure, autoreset):
+    derived = [int(np.random.SeedSequence(3, spawn_key=(k,)).generate_state(1)[0]) for k in (2, 3)]
+    refused.add(derived[0])
+    options = {"on_failure": on_failure, "autoreset": autoreset, "restart": ALWAYS}
+    with ea.VectorEnv([Refusing, EchoEnv], backend="inline", **options) as envs:
+        _, infos = envs.reset(seed=3, options={"level": 1})
+        assert Refusing.seeds == [3, 3, *derived]
+        assert Refusing.options == [{"level": 1}] * 4
+        assert infos[0]["seed"] == derived[1]
+        assert str(infos[0]["failure"]) == f"no level for seed {derived[0]}"
+        assert envs.actors[0].incarnation == 3
+        assert envs.step([1, 2])[3].tolist() == [False, False]
+
+
+def test_a_reset_that_fails_is_repeated_as_often_as_processes_restart(refused):
+    refused.add(None)
+    options = {"on_failure": "renew", "restart": ea.RestartPolicy(max_restarts=2, backoff=0)}
+    with ea.VectorEnv([Refusing], backend="inline", **options) as envs:
+        with pytest.raises(ea.VectorStepError, match="no level for seed None"):
+            envs.reset()
+        assert Refusing.seeds == [None] * 3
+        refused.clear()
+        envs.reset()
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+def test_a_reset_after_one_that_failed_gets_the_seed_of_the_next_episode(refused, on_failure):
+    options = {"on_failure": on_failure, "seed_episodes": True, "restart": ea.RestartPolicy(max_restarts=1)}
+    with ea.VectorEnv([Refusing], backend="inline", **options) as envs:
+        with contextlib.suppress(ea.VectorStepError):
+            envs.reset(seed=3)
+        envs.reset()
+        assert Refusing.seeds.count(3) == (1 if on_failure == "raise" else 2)
