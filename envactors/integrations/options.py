@@ -133,7 +133,7 @@ def launch_each(
     return [
         launch(
             group,
-            name=name,
+            name=choices.actor_name(name),
             first=index,
             backend=backend,
             deadlines=choices.deadlines,

@@ -90,7 +90,7 @@ def launch_actors(
         for factories, variables in zip(groups, env_vars, strict=True):
             first = len(handles)
             name = f"envs-{first}-{first + len(factories) - 1}" if is_shared else f"env-{first}"
-            actor = launch_alike(factories, name=name, first=first, env_vars=variables)
+            actor = launch_alike(factories, name=choices.actor_name(name), first=first, env_vars=variables)
             actors.append(actor)
             if len(factories) > 1:
                 parts = actor._actor, actor._lifeline
@@ -100,7 +100,7 @@ def launch_actors(
         for number in range(choices.standbys):
             standby = launch_alike(
                 largest,
-                name=f"standby-{number}",
+                name=choices.actor_name(f"standby-{number}"),
                 first=-len(largest),
                 env_vars=env_vars[0],
                 standbys=(),

@@ -53,6 +53,8 @@ def check_choices(
     check_counts(0, max_journal=choices.max_journal, standbys=choices.standbys)
     if choices.max_running is not None:
         check_counts(1, max_running=choices.max_running)
+    if not isinstance(choices.name, (str, type(None))):
+        raise VectorInputError(f"name is {choices.name!r}: expected a str, the prefix of the actors' names, or None")
     check_flags(copy=choices.copy, seed_episodes=choices.seed_episodes)
     groups, variables = group_envs(factories, choices.envs_per_actor, choices.env_vars, backend)
     check_recycling(choices.recycle, groups, backend)
@@ -66,7 +68,7 @@ def group_envs(
     """Return the factories of each actor, and the environment variables of each actor (or None).
 
     Raises:
-        TypeError: ``env_vars`` is neither a mapping nor a sequence.
+        TypeError: ``env_vars`` is neither a mapping, a sequence, nor a function.
         VectorInputError: There are no factories, ``envs_per_actor`` is invalid, or ``env_vars`` does not have one
             mapping per actor.
         ValueError: ``envs_per_actor`` is ``"auto"``, and the number of cores is not known yet.
@@ -83,8 +85,13 @@ def group_envs(
     groups = [factories[start:end] for start, end in itertools.pairwise(bounds)]
     if env_vars is None or isinstance(env_vars, Mapping):
         return groups, [env_vars] * len(groups)
+    if callable(env_vars):
+        return groups, [env_vars(index) for index in range(len(groups))]
     if not isinstance(env_vars, Sequence) or isinstance(env_vars, str):
-        raise TypeError(f"env_vars is {env_vars!r}: expected a mapping for all actors, or a sequence with one for each")
+        raise TypeError(
+            f"env_vars is {env_vars!r}: expected a mapping for all actors, a sequence with one for each, or a function "
+            "of the actor's index"
+        )
     if len(env_vars) != len(groups):
         raise VectorInputError(f"env_vars has {len(env_vars)} mappings for {len(groups)} actors: expected one each")
     return groups, env_vars

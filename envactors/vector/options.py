@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypedDict
 
 from envactors.backends.base import Backend
@@ -14,7 +14,7 @@ from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, SnapshotP
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
 OnFailure = Literal["raise", "renew", "replay"]
-EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
+EnvVars = Mapping[str, str] | Sequence[Mapping[str, str] | None] | Callable[[int], Mapping[str, str] | None] | None
 
 
 class CommonOptions(TypedDict, total=False):
@@ -33,6 +33,7 @@ class CommonOptions(TypedDict, total=False):
     max_running: int | None
     seed_episodes: bool
     snapshot: SnapshotPolicy | None
+    name: str | None
 
 
 class VectorOptions(CommonOptions, total=False):
@@ -67,7 +68,8 @@ class VectorOptions(CommonOptions, total=False):
         standbys: Number of started processes that wait to replace failed ones; 0 by default. All factories must be the
             same object. An actor that takes a standby does not wait for ``restart.backoff``. In a standby that waits,
             `current_actor` has a name such as ``"standby-0"`` and a negative index.
-        env_vars: Environment variables of all workers, or a sequence with one mapping per actor.
+        env_vars: Environment variables of all workers, a sequence with one mapping per actor, or a function of the
+            actor's index that returns its mapping, as for the placement on GPUs with ``envs_per_actor="auto"``.
         backend: Where the actors run: ``"process"`` (default), ``"thread"``, ``"inline"``, or a backend.
         max_running: Largest number of envs that step or reset at once; None (default) for all. The other requests wait
             in the caller, in order, and their deadlines count from their start.
@@ -79,6 +81,8 @@ class VectorOptions(CommonOptions, total=False):
             ``on_failure="replay"`` the state is saved every ``snapshot.every`` steps, and a replay starts there.
         copy: True (default) to return copies of observations; False to return views of the shared memory, valid until
             that env's next step.
+        name: Prefix of the actors' names, by which logs and ``envactors top`` tell vectors apart: ``"eval"`` gives
+            ``"eval-env-0"``.
     """
 
     copy: bool
@@ -101,6 +105,11 @@ class Choices(NamedTuple):
     seed_episodes: bool = False
     snapshot: SnapshotPolicy | None = None
     copy: bool = True
+    name: str | None = None
+
+    def actor_name(self, name: str) -> str:
+        """Return the name of an actor, with the prefix of the vector."""
+        return name if self.name is None else f"{self.name}-{name}"
 
 
 OPTIONS = Choices._fields

@@ -327,7 +327,12 @@ def snapshot(make, kind, log, tmp_path):
     assert [pickle.loads(one.state) for one in taken] == [kind.env.__name__] * 2
 
 
-EFFECTS = {name: globals()[name] for name in OPTIONS}
+def name(make, kind, log, tmp_path):
+    driver = make(kind, name="mine")
+    assert driver.envs.actors[1].name.startswith("mine-")
+
+
+EFFECTS = {option: globals()[option] for option in OPTIONS}
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

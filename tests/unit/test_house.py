@@ -18,7 +18,7 @@ CONTRACTS = Path(__file__).parents[2] / "pyproject.toml"
 
 # Lines of code, without docstrings, comments, and blank lines.
 MOST_PACKAGE_LINES = 23_050
-MOST_HEART_LINES = 5_880
+MOST_HEART_LINES = 5_890
 HEART = ("actor", "vector", "loop.py", "runtime.py", "replay.py")
 
 

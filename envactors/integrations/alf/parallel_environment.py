@@ -308,7 +308,9 @@ def _with_caps(given: EnvVars, threads: int | None) -> EnvVars:
     caps = {} if threads is None else dict.fromkeys(THREAD_CAPS, str(threads))
     if given is None or isinstance(given, Mapping):
         return {**caps, **(given or {})} or None
-    return given if isinstance(given, str) else [{**caps, **one} for one in given]
+    if callable(given):
+        return lambda index: {**caps, **(given(index) or {})}
+    return given if isinstance(given, str) else [{**caps, **(one or {})} for one in given]
 
 
 def _fulfilled(promises: list[Callable[[], Any]]) -> list[Any]:

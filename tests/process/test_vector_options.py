@@ -1,0 +1,42 @@
+"""Options of vectors: environment variables by actor, and names."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import envactors as ea
+from envactors.testing import EchoEnv
+
+
+class Placed(EchoEnv):
+    """An env that was made on a device."""
+
+    def device(self):
+        return os.environ.get("DEVICE")
+
+
+def test_a_function_gives_each_actor_its_variables():
+    with ea.VectorEnv([Placed] * 5, envs_per_actor=2, env_vars=lambda index: {"DEVICE": str(index % 2)}) as envs:
+        assert envs.call("device") == ["0", "0", "1", "1", "0"]
+    with ea.VectorEnv([Placed] * 2, env_vars=lambda index: {"DEVICE": "7"} if index else None) as envs:
+        assert envs.call("device") == [None, "7"]
+
+
+def test_env_vars_of_another_kind_are_refused():
+    with pytest.raises(TypeError, match="or a function of the actor's index"):
+        ea.VectorEnv([Placed], env_vars=3)
+
+
+@pytest.mark.parametrize("backend", ["process", "inline"])
+def test_a_name_is_the_prefix_of_the_actors_names(backend):
+    with ea.VectorEnv([Placed] * 3, envs_per_actor=2, name="eval", backend=backend) as envs:
+        assert [actor.name for actor in envs.actors] == ["eval-envs-0-1", "eval-envs-2-2"]
+    with ea.VectorEnv([Placed], name="train", standbys=int(backend == "process"), backend=backend) as envs:
+        assert envs.actors[0].name == "train-env-0"
+
+
+def test_a_name_is_a_text():
+    with pytest.raises(ea.VectorInputError, match="name is 3: expected a str"):
+        ea.VectorEnv([Placed], name=3)
