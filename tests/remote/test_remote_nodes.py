@@ -348,6 +348,18 @@ def test_a_content_that_could_not_be_sent_is_not_known_on_the_node(join, loop, m
     assert parts(agent, loop) == [(place, b"contents")]
 
 
+def test_a_node_that_joins_gets_each_content_that_the_caller_still_uses(join, loop, memory):
+    kept = [memory.extend(8) for _ in range(3)]
+    unused, dropped = memory.extend(8)
+    for number, (place, part) in enumerate([(unused, dropped), *kept]):
+        part[:] = b"version%d" % number
+        memory.publish(place)
+    del part, dropped
+    node, agent = join()
+    node.announce(memory)
+    assert sorted(parts(agent, loop)) == [(place, b"version%d" % number) for number, (place, _) in enumerate(kept, 1)]
+
+
 def test_a_worker_that_its_node_cannot_be_sent_is_refused(join, session, memory, monkeypatch):
     node, _ = join()
     monkeypatch.setattr(node, "announce", lambda _memory: memoryview(b"")[0])
