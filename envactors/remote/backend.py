@@ -129,7 +129,12 @@ class RemoteBackend(Backend):
         session = self._session
         assert session is not None, "an actor uses the backend"
         worker = RemoteWorker(next(self._ids), name, env_vars, memory, envs, session)
-        session.launch(worker)
+        try:
+            session.launch(worker)
+        except BaseException:
+            worker.kill()
+            worker.reap()
+            raise
         return worker
 
     def end_use(self, use: RemoteUse) -> None:

@@ -57,11 +57,12 @@ def start_agent(orders: AgentOrders) -> subprocess.Popen[str]:
     """
     # The secret goes through the pipe, since all users of the machine can read command lines.
     command = python_command("envactors.remote.agent", "main", {}, None)
+    line = json.dumps(orders._asdict(), default=os.fspath) + "\n"
     with no_fork:
         agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
     assert agent.stdin is not None, "a pipe"
     with sigpipe_blocked(), contextlib.suppress(BrokenPipeError):  # `read_port` reports it
-        agent.stdin.write(json.dumps(orders._asdict(), default=os.fspath) + "\n")
+        agent.stdin.write(line)
         agent.stdin.flush()
     return agent
 

@@ -51,6 +51,12 @@ def test_an_agent_that_cannot_listen_reports_the_reason(capfd):
     assert "Cannot assign requested address" in capfd.readouterr().err
 
 
+def test_orders_that_cannot_be_sent_start_no_agent(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("an agent was started"))
+    with pytest.raises(TypeError):
+        start_agent(orders(options={"preload": object()}))
+
+
 class Broken:
     """A launcher whose cluster does not answer."""
 
