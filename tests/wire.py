@@ -113,7 +113,8 @@ class WiredNodes(Launcher):
             agent = self.wire.far.submit(start_agent, orders).result() if name == "far" else start_agent(orders)
             self.agents[name] = agent
             nodes.add_node(NodeAddress(name, host, read_port(agent), orders.secret, orders.epoch))
+        return self._stop
 
-    def stop(self):
+    def _stop(self):
         end_agents(self.agents.values())
         self.agents.clear()

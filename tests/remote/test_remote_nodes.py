@@ -7,6 +7,7 @@ import itertools
 import os
 import select
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -365,7 +366,7 @@ def test_a_node_that_joins_gets_each_content_that_the_caller_still_uses(join, lo
 
 
 def open_files():
-    return len(os.listdir("/dev/fd"))
+    return len(list(Path("/dev/fd").iterdir()))
 
 
 def fail(*_):

@@ -9,9 +9,11 @@ import textwrap
 
 import psutil
 import pytest
-from helpers import SOON
+from helpers import SOON, Counter
 
 import envactors as ea
+from envactors.remote import LocalNodes, local_nodes
+from envactors.remote.launching import AgentOptions
 from envactors.remote.starting import AgentOrders, end_agents, read_port, start_agent
 
 
@@ -63,12 +65,48 @@ class Broken:
     def start(self, options, nodes):
         raise OSError("no cluster answers")
 
-    def stop(self):
-        pass
-
 
 def test_every_actor_gets_the_error_of_a_launcher_that_cannot_start_agents():
     backend = ea.RemoteBackend(Broken())
     for _ in range(2):
         with pytest.raises(OSError, match="no cluster answers"):
             ea.spawn(dict, backend=backend)
+
+
+def test_a_launcher_ends_the_agents_of_one_backend_and_not_those_of_another():
+    launcher = LocalNodes(1)
+    with ea.spawn(Counter, backend=ea.RemoteBackend(launcher)) as later:
+        with ea.spawn(Counter, backend=ea.RemoteBackend(launcher)) as actor:
+            assert actor.add(1).result(SOON) == 1
+            (newest,) = launcher.agents.values()
+            assert later.add(1).result(SOON) == 1
+        assert newest.returncode is not None
+        assert later.add(1).result(SOON) == 2
+        assert later.incarnation == 0
+
+
+def test_a_launcher_that_fails_halfway_ends_the_agents_that_it_has_started(monkeypatch):
+    started = []
+
+    def start(orders):
+        if started:
+            raise OSError("too many processes")
+        started.append(start_agent(orders))
+        return started[0]
+
+    class Nodes:
+        def expect_nodes(self, count):
+            pass
+
+        def refuse_node(self, name, reason):
+            pass
+
+        def add_node(self, address):
+            pass
+
+    monkeypatch.setattr(local_nodes, "start_agent", start)
+    launcher = LocalNodes(2)
+    with pytest.raises(OSError, match="too many processes"):
+        launcher.start(AgentOptions(10.0, 1.0, {}), Nodes())
+    assert started[0].returncode is not None
+    assert launcher.agents == {}
