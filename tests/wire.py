@@ -109,7 +109,7 @@ class WiredNodes(Launcher):
     def start(self, options, nodes):
         nodes.expect_nodes(2)
         for name, host in (("far", FAR), ("near", "127.0.0.2")):
-            orders = AgentOrders(name, host, new_secret(), "epoch", *options)
+            orders = AgentOrders(name, host, new_secret(), "epoch", *options, insecure=True)
             agent = self.wire.far.submit(start_agent, orders).result() if name == "far" else start_agent(orders)
             self.agents[name] = agent
             nodes.add_node(NodeAddress(name, host, read_port(agent), orders.secret, orders.epoch))

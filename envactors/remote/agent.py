@@ -155,6 +155,7 @@ def main() -> None:
     """Run an agent; see the module."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller
     orders = AgentOrders.from_json(sys.stdin.readline())
+    orders.check_encryption()
     tls = None if orders.certificates is None else make_server_context(orders.certificates)
     family = socket.AF_INET6 if ":" in orders.host else socket.AF_INET
     listener = socket.create_server((orders.host, 0), family=family, backlog=_WAITING)

@@ -469,8 +469,8 @@ def test_without_tls_agents_listen_at_loopback_only_unless_told_otherwise(capfd)
     ((topic, report),) = worker.reports
     assert (topic, report["name"]) == ("a topic", "7")
     assert report["refused"] == (
-        "without TLS, the node agent would accept connections from anyone at 192.0.2.1: start the cluster with "
-        "security=..., or pass insecure=True in a network that you trust"
+        "without TLS, the node agent would accept connections from anyone at '192.0.2.1': give it certificates (with "
+        "Dask, start the cluster with security=...), or pass insecure=True in a network that you trust"
     )
     host = agent_host(worker, insecure=True)
     host.start()

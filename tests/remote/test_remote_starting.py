@@ -46,11 +46,30 @@ def test_an_agent_ends_with_the_process_that_started_it():
 
 
 def test_an_agent_that_cannot_listen_reports_the_reason(capfd):
-    agent = start_agent(orders(host="192.0.2.1"))
+    agent = start_agent(orders(host="192.0.2.1", insecure=True))
     with pytest.raises(ChildProcessError, match="its agent ended with exit code 1, and its stderr says why"):
         read_port(agent)
     end_agents([agent])
     assert "Cannot assign requested address" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "0.0.0.0", "", "::", "a-node.example"])
+def test_no_agent_listens_beyond_loopback_without_tls_unless_told_to(host, capfd):
+    with pytest.raises(ValueError, match="without TLS, the node agent would accept connections from anyone at"):
+        start_agent(orders(host=host))
+    command = [sys.executable, "-m", "envactors.remote.agent"]
+    line = json.dumps(orders(host=host)._asdict())
+    done = subprocess.run(command, input=line, capture_output=True, text=True, timeout=3 * SOON)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert f"without TLS, the node agent would accept connections from anyone at {host!r}" in done.stderr
+
+
+@pytest.mark.parametrize("changes", [{"host": "localhost"}, {"host": "0.0.0.0", "insecure": True}])
+def test_an_agent_listens_at_loopback_or_where_it_is_told_to(changes):
+    agent = start_agent(orders(**changes))
+    assert read_port(agent) > 0
+    end_agents([agent])
 
 
 def test_orders_that_cannot_be_sent_start_no_agent(monkeypatch):

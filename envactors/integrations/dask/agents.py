@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import subprocess
 import threading
 from typing import Any, NamedTuple
@@ -82,14 +81,12 @@ class AgentHost:
                     "worker with certificates too"
                 )
             certificates = Certificates(files["ca_file"], files["cert"], files["key"], files["ciphers"])
-        elif not (terms.insecure or _is_loopback(self._host)):
-            raise ValueError(
-                f"without TLS, the node agent would accept connections from anyone at {self._host}: start the cluster "
-                "with security=..., or pass insecure=True in a network that you trust"
-            )
         limits = terms.lease, terms.heartbeat
         name = str(self._worker.name)
-        return AgentOrders(name, self._host, terms.secret, terms.epoch, *limits, terms.options, certificates)
+        options = terms.options
+        return AgentOrders(
+            name, self._host, terms.secret, terms.epoch, *limits, options, certificates, insecure=terms.insecure
+        )
 
     def _await_port(self, agent: subprocess.Popen[str]) -> None:
         try:
@@ -102,10 +99,3 @@ class AgentHost:
     def _report(self, **what: Any) -> None:
         with contextlib.suppress(RuntimeError):  # Dask's event loop has ended
             self._worker.log_event(self._terms.topic, {"name": str(self._worker.name), **what})
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
