@@ -17,6 +17,8 @@ from envactors.system.sockets import sigpipe_blocked
 
 # How long agents may take to end after they were told to, in seconds.
 _END_PATIENCE = 2.0
+# The exit code of an agent that nobody needs: its caller has told it to end, or no caller came.
+NOT_NEEDED = 3
 
 
 class AgentOrders(NamedTuple):

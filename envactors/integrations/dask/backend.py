@@ -193,9 +193,9 @@ class _ClusterSession:
 
     def _on_report(self, event: tuple[float, dict[str, Any]]) -> None:
         report = event[1]
-        if self._stopping.is_set() or repr(report) in self._seen:
+        if self._stopping.is_set() or repr(event) in self._seen:
             return
-        self._seen.add(repr(report))
+        self._seen.add(repr(event))
         if "refused" in report:
             self._nodes.refuse_node(report["name"], report["refused"])
             return
