@@ -93,12 +93,12 @@ class SlowNodes(LocalNodes):
         self.tls = tls
         self.proxies = {}
 
-    def _start(self, number, options, nodes):
+    def _start(self, number, options, nodes, agents):
         name, host, secret = f"slow-{number}", "127.0.0.1", new_secret()
         certificates = CERTIFICATES if self.tls else None
         lease, heartbeat, process = options
         orders = AgentOrders(name, host, secret, "0", lease, heartbeat, process, certificates)
-        agent = self.agents[name] = self.start_agent(orders)
+        agent = agents[name] = self.start_agent(orders)
 
         def join():
             proxy = self.proxies[name] = SlowProxy(host, read_port(agent))
@@ -114,11 +114,11 @@ class SlowNodes(LocalNodes):
         for proxy in self.proxies.values():
             proxy.rates[way] = rate
 
-    def stop(self):
+    def _stop(self, agents):
         for proxy in self.proxies.values():
             proxy.close()
         self.proxies.clear()
-        super().stop()
+        super()._stop(agents)
 
 
 class ChangedNodes(SlowNodes):

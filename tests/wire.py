@@ -109,11 +109,12 @@ class WiredNodes(Launcher):
     def start(self, options, nodes):
         nodes.expect_nodes(2)
         for name, host in (("far", FAR), ("near", "127.0.0.2")):
-            orders = AgentOrders(name, host, new_secret(), "epoch", *options)
+            orders = AgentOrders(name, host, new_secret(), "epoch", *options, insecure=True)
             agent = self.wire.far.submit(start_agent, orders).result() if name == "far" else start_agent(orders)
             self.agents[name] = agent
             nodes.add_node(NodeAddress(name, host, read_port(agent), orders.secret, orders.epoch))
+        return self._stop
 
-    def stop(self):
+    def _stop(self):
         end_agents(self.agents.values())
         self.agents.clear()

@@ -26,7 +26,7 @@ from envactors.remote.hosting import Hosting
 from envactors.remote.lease import WorkerLease
 from envactors.remote.link import Link, LinkLostError
 from envactors.remote.records import LinkCorruptError, Record, RecordKind
-from envactors.remote.starting import AgentOrders
+from envactors.remote.starting import NOT_NEEDED, AgentOrders
 from envactors.remote.tls import make_server_context
 from envactors.remote.watches import Watches
 from envactors.system.clocks import boot_clock
@@ -74,13 +74,18 @@ class Agent:
         self._lease_file = lease_file
         self._hosting = Hosting(link, self.watches, orders.options, self._lease.until)
         self._ending = False
+        self._is_needed = True
         # Whether the link is watched for being writable.
         self._writing = False
         self.watches.add(link.fileno(), self._on_link)
         self.watches.add(_STDIN, self._on_stdin)
 
-    def run(self) -> None:
-        """Serve the caller until the link ends or the lease is over; then end all workers."""
+    def run(self) -> bool:
+        """Serve the caller until the link ends or the lease is over; then end all workers.
+
+        Returns:
+            Whether the caller may need another agent; False if it has told this one to end.
+        """
         next_beat = next_tick = 0.0
         try:
             while not self._ending and boot_clock() < self._lease.until:
@@ -104,6 +109,7 @@ class Agent:
         finally:
             self._hosting.end()
             self._link.close()
+        return self._is_needed
 
     def _follow_backlog(self) -> None:
         if self._writing is not (self._link.backlog > 0):
@@ -144,6 +150,7 @@ class Agent:
                 self._hosting.set_lease(self._lease.until)
             elif record.kind == RecordKind.END:
                 self._ending = True
+                self._is_needed = False
             elif boot_clock() < self._lease.until:  # after a freeze the lease may be long over
                 self._hosting.on_record(record)
 
@@ -155,6 +162,7 @@ def main() -> None:
     """Run an agent; see the module."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller
     orders = AgentOrders.from_json(sys.stdin.readline())
+    orders.check_encryption()
     tls = None if orders.certificates is None else make_server_context(orders.certificates)
     family = socket.AF_INET6 if ":" in orders.host else socket.AF_INET
     listener = socket.create_server((orders.host, 0), family=family, backlog=_WAITING)
@@ -168,7 +176,8 @@ def main() -> None:
     _, lease = lease_file.extend(LEASE.size)
     LEASE.pack_into(lease, 0, stamp + orders.lease)
     HELPERS.lease = lease_file.fileno()
-    Agent(link, orders, stamp, lease, watches, door).run()
+    if not Agent(link, orders, stamp, lease, watches, door).run():
+        sys.exit(NOT_NEEDED)
 
 
 def _wait_for_caller(door: Door, watches: Watches) -> tuple[Link, float]:
@@ -177,7 +186,8 @@ def _wait_for_caller(door: Door, watches: Watches) -> tuple[Link, float]:
     while door.admitted is None:
         now = time.monotonic()
         if now >= end:
-            sys.exit(f"envactors agent: no caller came within {_PATIENCE:.0f} s")
+            print(f"envactors agent: no caller came within {_PATIENCE:.0f} s", file=sys.stderr)
+            sys.exit(NOT_NEEDED)
         door.on_timer(now)
         watches.handle(min(end, door.next_timer()) - now)()
     watches.remove(_STDIN)

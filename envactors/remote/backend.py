@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envactors.backends.base import Backend, Traits, Use
@@ -61,6 +61,8 @@ class RemoteBackend(Backend):
         self._lock = threading.RLock()
         self._uses: set[Use] = set()
         self._session: Session | None = None
+        # Ends the agents of the session; None until they were started.
+        self._stop: Callable[[], object] | None = None
         self._ids = itertools.count(1)
 
     def __repr__(self) -> str:
@@ -117,7 +119,7 @@ class RemoteBackend(Backend):
             if self._session is None:
                 self._session = Session(self.envs_per_node, self._options.lease, runtime)
                 try:
-                    self.launcher.start(self._options, self._session)
+                    self._stop = self.launcher.start(self._options, self._session)
                 except BaseException:  # there is no cluster; the next actor tries again
                     self._end()
                     raise
@@ -129,7 +131,12 @@ class RemoteBackend(Backend):
         session = self._session
         assert session is not None, "an actor uses the backend"
         worker = RemoteWorker(next(self._ids), name, env_vars, memory, envs, session)
-        session.launch(worker)
+        try:
+            session.launch(worker)
+        except BaseException:
+            worker.kill()
+            worker.reap()
+            raise
         return worker
 
     def end_use(self, use: RemoteUse) -> None:
@@ -142,9 +149,11 @@ class RemoteBackend(Backend):
     def _end(self) -> None:
         """End the agents, before others may start."""
         session, self._session = self._session, None
+        stop, self._stop = self._stop, None
         if session is not None:
             session.end()
-            self.launcher.stop()
+        if stop is not None:
+            stop()
 
     def count_cores(self) -> int:
         """Return how many cores the nodes have; see `envactors.backends.base.Backend.count_cores`."""

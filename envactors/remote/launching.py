@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from envactors.remote.greeting import PATIENCE, greet
@@ -61,8 +62,14 @@ class NodeRegistry(Protocol):
 class Launcher(Protocol):
     """Starts node agents."""
 
-    def start(self, options: AgentOptions, nodes: NodeRegistry) -> None:
-        """Start the agents, and report nodes that join until `stop`; must not block for long."""
+    def start(self, options: AgentOptions, nodes: NodeRegistry) -> Callable[[], object]:
+        """Start the agents, and report nodes that join until they are stopped; must not block for long.
+
+        If it raises, it has ended the agents that it had started.
+
+        Returns:
+            A function that ends what this call has started, and nothing else; agents with a caller end by themselves.
+        """
 
     def count_cores(self) -> int:
         """Return how many cores the nodes have together.
@@ -70,9 +77,6 @@ class Launcher(Protocol):
         Raises:
             ValueError: No node has joined yet.
         """
-
-    def stop(self) -> None:
-        """End what `start` has begun; agents with a caller end by themselves."""
 
 
 def connect(address: NodeAddress) -> Link:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import subprocess
 import threading
@@ -23,7 +24,7 @@ class LocalNodes(Launcher):
         count: The number of nodes.
 
     Attributes:
-        agents: The processes of the agents, by node.
+        agents: The processes of the agents that were started last, by node.
 
     Raises:
         ValueError: ``count`` is not an int from 1 to 200.
@@ -40,13 +41,24 @@ class LocalNodes(Launcher):
     def __repr__(self) -> str:
         return f"LocalNodes({self.count})"
 
-    def start(self, options: AgentOptions, nodes: NodeRegistry) -> None:
+    def start(self, options: AgentOptions, nodes: NodeRegistry) -> Callable[[], None]:
         """Start the agents; see `envactors.remote.launching.Launcher`."""
         nodes.expect_nodes(self.count)
         numbers = itertools.count()
-        self._start_next = lambda: self._start(next(numbers), options, nodes)
-        for _ in range(self.count):
-            self._start_next()
+        agents = self.agents = {}
+        stop = functools.partial(self._stop, agents)
+
+        def start_next() -> None:
+            self._start(next(numbers), options, nodes, agents)
+
+        self._start_next = start_next
+        try:
+            for _ in range(self.count):
+                start_next()
+        except BaseException:
+            stop()
+            raise
+        return stop
 
     def add(self) -> None:
         """Start another agent, for actors that start from now on.
@@ -58,13 +70,15 @@ class LocalNodes(Launcher):
             raise RuntimeError(f"{self!r} has no nodes yet: make an actor first, or raise its count")
         self._start_next()
 
-    def _start(self, number: int, options: AgentOptions, nodes: NodeRegistry) -> None:
+    def _start(
+        self, number: int, options: AgentOptions, nodes: NodeRegistry, agents: dict[str, subprocess.Popen[str]]
+    ) -> None:
         name = f"local-{number}"
         host = f"127.0.0.{2 + number % _ADDRESSES}"
         secret = new_secret()
         epoch = new_secret()[:16]
         orders = AgentOrders(name, host, secret, epoch, *options)
-        agent = self.agents[name] = start_agent(orders)
+        agent = agents[name] = start_agent(orders)
 
         def wait_for_port() -> None:
             try:
@@ -80,8 +94,9 @@ class LocalNodes(Launcher):
         """Return how many cores all nodes share; see `envactors.remote.launching.Launcher`."""
         return usable_cores()
 
-    def stop(self) -> None:
-        """End the agents; see `envactors.remote.launching.Launcher`."""
-        self._start_next = None
-        agents, self.agents = self.agents, {}
+    def _stop(self, agents: dict[str, subprocess.Popen[str]]) -> None:
+        """End these agents, which one call of `start` has started."""
+        if agents is self.agents:
+            self._start_next = None
+            self.agents = {}
         end_agents(agents.values())

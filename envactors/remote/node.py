@@ -86,8 +86,9 @@ class Node:
             elif memory.layout is not None:
                 self.send(Record(RecordKind.MEMORY, payload=pickle.dumps(memory.layout), call_id=memory_id))
                 known = self._contents.setdefault(memory_id, {})
-                for place, (content, part) in memory.published.items():
-                    if known.get(place) != content:
+                for place, content in memory.published.items():
+                    part = memory.parts.get(place)
+                    if part is not None and known.get(place) != content:
                         self.send(Record(RecordKind.PART, payload=PLACE.pack(*place) + part[:], call_id=memory_id))
                         known[place] = content
 

@@ -29,8 +29,6 @@ from envactors.system.memory import check_room, next_page
 _HEAD = struct.Struct("<III")
 # How many runs are cached; an actor whose results arrive together has one.
 _MOST_RUNS = 512
-# How many parts stay published: the parameters of a policy are written to two parts in turn.
-_MOST_PUBLISHED = 2
 
 
 class Run(NamedTuple):
@@ -206,7 +204,8 @@ class MirroredMemory(RowMemory):
     Attributes:
         layout: The layout; None until `create`.
         rows: The rows of the slab; None until `create`.
-        published: The published parts by place: the id of the content, and the part. It is replaced, never changed.
+        published: The ids of the published contents by place. It is replaced, never changed.
+        parts: The parts that the caller uses, by place.
     """
 
     def __init__(
@@ -225,8 +224,8 @@ class MirroredMemory(RowMemory):
         self._freed: deque[tuple[int, int]] = deque()
         self._contents = itertools.count()
         self._end = 0
-        self._parts: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()
-        self.published: dict[tuple[int, int], tuple[int, mmap.mmap]] = {}
+        self.parts: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()
+        self.published: dict[tuple[int, int], int] = {}
 
     def create(self, layout: Layout) -> tuple[Slab, Infos]:
         check_room(layout.size)
@@ -248,7 +247,7 @@ class MirroredMemory(RowMemory):
         start = next_page(max(self.layout.size, self._end))
         self._end = start + size
         part = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._parts[start, size] = part
+        self.parts[start, size] = part
         weakref.finalize(part, self._freed.append, (start, size)).atexit = False
         freed = [self._freed.popleft() for _ in range(len(self._freed))]
         if freed:
@@ -256,9 +255,8 @@ class MirroredMemory(RowMemory):
         return (start, size), part
 
     def publish(self, place: tuple[int, int]) -> None:
-        others = [(other, content) for other, content in self.published.items() if other != place]
-        content = next(self._contents), self._parts[place]
-        self.published = dict([*others[1 - _MOST_PUBLISHED :], (place, content)])
+        in_use = {other: content for other, content in self.published.items() if other in self.parts}
+        self.published = {**in_use, place: next(self._contents)}
         self._announce(self)
 
     def close(self) -> None:

@@ -87,7 +87,12 @@ class Session(NodeRegistry):
             if self._ended:
                 link.close()
                 return
-            node = Node(address.name, link, self._lease, self.runtime, self._on_change)
+            try:
+                node = Node(address.name, link, self._lease, self.runtime, self._on_change)
+            except Exception as error:
+                link.close()
+                self.refuse_node(address.name, f"its link cannot be watched: {error!r}")
+                return
             self.nodes = (*self.nodes, node)
         log_node(self.runtime, logging.INFO, address.name, "node %s has joined", address.name)
         self._count_expected()

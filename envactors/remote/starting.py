@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import subprocess
@@ -16,6 +17,8 @@ from envactors.system.sockets import sigpipe_blocked
 
 # How long agents may take to end after they were told to, in seconds.
 _END_PATIENCE = 2.0
+# The exit code of an agent that nobody needs: its caller has told it to end, or no caller came.
+NOT_NEEDED = 3
 
 
 class AgentOrders(NamedTuple):
@@ -30,6 +33,7 @@ class AgentOrders(NamedTuple):
         heartbeat: The interval between heartbeats, in seconds.
         options: Arguments for `envactors.ProcessBackend`.
         certificates: The node's certificates; None for a link without encryption.
+        insecure: Whether it may listen without encryption where other machines reach it.
     """
 
     name: str
@@ -40,6 +44,7 @@ class AgentOrders(NamedTuple):
     heartbeat: float
     options: dict[str, Any]
     certificates: Certificates | None = None
+    insecure: bool = False
 
     @classmethod
     def from_json(cls, text: str) -> AgentOrders:
@@ -48,20 +53,39 @@ class AgentOrders(NamedTuple):
         tls = orders.certificates
         return orders if tls is None else orders._replace(certificates=Certificates(*tls))
 
+    def check_encryption(self) -> None:
+        """Raise ValueError if other machines could connect without encryption, and nobody has allowed that."""
+        if self.certificates is None and not (self.insecure or _is_loopback(self.host)):
+            raise ValueError(
+                f"without TLS, the node agent would accept connections from anyone at {self.host!r}: give it "
+                "certificates (with Dask, start the cluster with security=...), or pass insecure=True in a network "
+                "that you trust"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
 
 def start_agent(orders: AgentOrders) -> subprocess.Popen[str]:
     """Start an agent with this process's path; it ends with this process, or when its standard input is closed.
 
     Raises:
         OSError: The process cannot be started.
+        ValueError: Other machines could connect to the agent without encryption.
     """
+    orders.check_encryption()
     # The secret goes through the pipe, since all users of the machine can read command lines.
     command = python_command("envactors.remote.agent", "main", {}, None)
+    line = json.dumps(orders._asdict(), default=os.fspath) + "\n"
     with no_fork:
         agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
     assert agent.stdin is not None, "a pipe"
     with sigpipe_blocked(), contextlib.suppress(BrokenPipeError):  # `read_port` reports it
-        agent.stdin.write(json.dumps(orders._asdict(), default=os.fspath) + "\n")
+        agent.stdin.write(line)
         agent.stdin.flush()
     return agent
 

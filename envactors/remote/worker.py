@@ -188,7 +188,6 @@ class RemoteWorker(Worker):
         self.order: LaunchOrder = LaunchOrder(name, dict(env_vars), 0 if memory is None else memory.memory_id, envs)
         self.pid: int | None = None
         self.node: Host | None = None
-        self.page = MirroredPage(envs, self._send_rows, self._send_stream)
         self.loss: NodeLoss | None = None
         self.is_over: bool = False
         self.has_ended: bool = False
@@ -209,6 +208,8 @@ class RemoteWorker(Worker):
         self._sends_spans = False
         # The requests for stacks that are still in use, by id.
         self._stacks: WeakValueDictionary[int, RemoteStacks] = WeakValueDictionary()
+        # Made last: it has a descriptor, which would stay open if anything failed after it.
+        self.page = MirroredPage(envs, self._send_rows, self._send_stream)
 
     # The actor's side ------------------------------------------------------------------------------------
 

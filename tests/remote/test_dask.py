@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,8 @@ from leaks import describe
 import envactors as ea
 from envactors.remote.greeting import GreetingError
 from envactors.remote.launching import NodeAddress, connect
+from envactors.remote.records import Record, RecordKind
+from envactors.remote.starting import NOT_NEEDED
 from envactors.testing import EchoEnv
 
 distributed = pytest.importorskip("distributed")
@@ -253,11 +257,11 @@ def two_actors(client):
         one.add(1).result(LONG)
         two.add(1).result(LONG)
         assert one.node != two.node
-        yield one, two, dask_workers(client)
+        yield one, two, dask_workers(client), backend
 
 
 def test_a_killed_dask_worker_is_a_lost_node(two_actors):
-    lost, other, nodes = two_actors
+    lost, other, nodes, _ = two_actors
     agent = agent_of(nodes[lost.node])
     processes = [agent, *agent.children(recursive=True)]
     running, node = start_sleeping(lost), lost.node
@@ -270,8 +274,8 @@ def test_a_killed_dask_worker_is_a_lost_node(two_actors):
     assert (lost.add(5).result(LONG), lost.incarnation) == (5, 1)
 
 
-def test_a_killed_agent_is_a_lost_node_and_its_actor_goes_to_the_other(two_actors):
-    lost, other, nodes = two_actors
+def test_a_killed_agent_is_a_lost_node_that_joins_again(two_actors):
+    lost, other, nodes, backend = two_actors
     agent = agent_of(nodes[lost.node])
     processes = agent.children(recursive=True)
     running, node = start_sleeping(lost), lost.node
@@ -279,25 +283,27 @@ def test_a_killed_agent_is_a_lost_node_and_its_actor_goes_to_the_other(two_actor
     with pytest.raises(ea.NodeLostError, match=f"was lost with its node '{node}', whose"):
         running.result(SOON)
     assert_end(processes)
-    assert (lost.add(5).result(LONG), lost.node, lost.incarnation) == (5, other.node, 1)
+    assert (lost.add(5).result(LONG), lost.incarnation) == (5, 1)
+    assert other.add(1).result(SOON) == 2
     assert nodes[node].is_running()
+    wait_until(lambda: sorted(backend.nodes) == ["0", "1"])
 
 
 def test_a_stopped_agent_is_lost_after_the_lease(two_actors):
-    lost, other, nodes = two_actors
+    lost, other, nodes, _ = two_actors
     agent = agent_of(nodes[lost.node])
     processes = [agent, *agent.children(recursive=True)]
     running = start_sleeping(lost)
     agent.suspend()
     with pytest.raises(ea.NodeLostError, match=r"whose agent has ended|whose link broke|which was silent"):
         running.result(SOON)
-    assert (lost.add(5).result(LONG), lost.node) == (5, other.node)
-    # Its parent, the Dask worker, reaps it when the plugin ends.
-    wait_until(lambda: all(not one.is_running() or one.status() == psutil.STATUS_ZOMBIE for one in processes))
+    assert lost.add(5).result(LONG) == 5
+    assert other.add(1).result(SOON) == 2
+    wait_until(lambda: all(not one.is_running() for one in processes))
 
 
 def test_a_stopped_dask_worker_whose_agent_answers_costs_nothing(two_actors):
-    actor, _, nodes = two_actors
+    actor, _, nodes, _ = two_actors
     process, node = nodes[actor.node], actor.node
     process.suspend()
     try:
@@ -469,8 +475,8 @@ def test_without_tls_agents_listen_at_loopback_only_unless_told_otherwise(capfd)
     ((topic, report),) = worker.reports
     assert (topic, report["name"]) == ("a topic", "7")
     assert report["refused"] == (
-        "without TLS, the node agent would accept connections from anyone at 192.0.2.1: start the cluster with "
-        "security=..., or pass insecure=True in a network that you trust"
+        "without TLS, the node agent would accept connections from anyone at '192.0.2.1': give it certificates (with "
+        "Dask, start the cluster with security=...), or pass insecure=True in a network that you trust"
     )
     host = agent_host(worker, insecure=True)
     host.start()
@@ -478,6 +484,45 @@ def test_without_tls_agents_listen_at_loopback_only_unless_told_otherwise(capfd)
     asyncio.run(host.end())
     assert "its agent ended with exit code 1" in worker.reports[1][1]["refused"]
     assert "Cannot assign requested address" in capfd.readouterr().err
+
+
+class Broker(FakeWorker):
+    """A Dask worker at a loopback address, which keeps the port of each agent."""
+
+    def __init__(self):
+        super().__init__()
+        self.address, self.ports = "tcp://127.0.0.1:80", queue.Queue()
+
+    def log_event(self, topic, report):
+        self.ports.put(report["port"])
+
+
+def test_an_agent_is_replaced_whenever_it_dies_unless_its_caller_has_ended_it():
+    worker = Broker()
+    host = agent_host(worker)
+    host.start()
+    for _ in range(2):
+        worker.ports.get(timeout=LONG)
+        host._agent.kill()
+    address = NodeAddress("7", "127.0.0.1", worker.ports.get(timeout=LONG), "00" * 32, "0")
+    connect(address).close()  # as a caller does that takes the node for lost
+    link = connect(address._replace(port=worker.ports.get(timeout=LONG)))
+    link.send(Record(RecordKind.END))
+    assert host._agent.wait(LONG) == NOT_NEEDED
+    wait_until(lambda: not any(thread.name == "envactors-agent" for thread in threading.enumerate()))
+    link.close()
+    assert worker.ports.empty()
+    asyncio.run(host.end())
+
+
+def test_an_agent_that_dies_while_its_host_ends_is_not_replaced():
+    worker = Broker()
+    host = agent_host(worker)
+    host.start()
+    worker.ports.get(timeout=LONG)
+    asyncio.run(host.end())
+    wait_until(lambda: not any(thread.name == "envactors-agent" for thread in threading.enumerate()))
+    assert host._start_agent() is None
 
 
 def test_a_worker_without_certificates_is_rejected():

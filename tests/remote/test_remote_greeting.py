@@ -362,7 +362,7 @@ def test_a_node_that_rejects_the_caller_is_skipped_and_logged_in_one_line(caplog
                 def add_node(self, address):
                     nodes.add_node(address._replace(epoch="old") if address.name == "local-0" else address)
 
-            super().start(options, Registry())
+            return super().start(options, Registry())
 
     with (
         caplog.at_level(logging.WARNING, "envactors"),

@@ -115,13 +115,13 @@ class ProxiedNodes(LocalNodes):
                 proxy = launcher.proxies[address.name] = TamperingProxy(address.host, address.port)
                 nodes.add_node(address._replace(host="127.0.0.1", port=proxy.port))
 
-        super().start(options, Registry())
+        return super().start(options, Registry())
 
-    def stop(self):
+    def _stop(self, agents):
         for proxy in self.proxies.values():
             proxy.close()
         self.proxies.clear()
-        super().stop()
+        super()._stop(agents)
 
 
 @pytest.fixture
@@ -461,9 +461,7 @@ def test_the_lease_ends_everything_when_the_caller_is_killed_behind_a_silent_lin
             nodes.expect_nodes(len(addresses))
             for address in addresses:
                 nodes.add_node(address)
-
-        def stop(self):
-            pass
+            return lambda: None
 
     if __name__ == "__main__":
         backend = ea.RemoteBackend(Given(), lease=1.5, heartbeat=0.3)

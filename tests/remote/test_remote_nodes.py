@@ -7,6 +7,7 @@ import itertools
 import os
 import select
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,10 @@ from envactors.mailbox.slab import Layout
 from envactors.mailbox.specs import ArraySpec
 from envactors.remote import node as node_module
 from envactors.remote import records
+from envactors.remote import session as session_module
+from envactors.remote import worker as worker_module
+from envactors.remote.backend import RemoteBackend
+from envactors.remote.launching import NodeAddress
 from envactors.remote.link import Link
 from envactors.remote.node import Node
 from envactors.remote.records import PLACE, Record, RecordKind
@@ -346,6 +351,50 @@ def test_a_content_that_could_not_be_sent_is_not_known_on_the_node(join, loop, m
     assert parts(agent, loop) == []
     node.announce(memory)
     assert parts(agent, loop) == [(place, b"contents")]
+
+
+def test_a_node_that_joins_gets_each_content_that_the_caller_still_uses(join, loop, memory):
+    kept = [memory.extend(8) for _ in range(3)]
+    unused, dropped = memory.extend(8)
+    for number, (place, part) in enumerate([(unused, dropped), *kept]):
+        part[:] = b"version%d" % number
+        memory.publish(place)
+    del part, dropped
+    node, agent = join()
+    node.announce(memory)
+    assert sorted(parts(agent, loop)) == [(place, b"version%d" % number) for number, (place, _) in enumerate(kept, 1)]
+
+
+def open_files():
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+def fail(*_):
+    raise MemoryError("too little memory")
+
+
+@pytest.mark.parametrize("place", [(worker_module, "Output"), (Session, "launch"), (Session, "_choose")])
+def test_a_worker_whose_start_fails_leaves_no_descriptor_and_waits_for_no_node(session, monkeypatch, place):
+    backend = RemoteBackend(None)
+    backend._session = session
+    before = open_files()
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(*place, fail)
+        backend.start_worker("far", {}, None, 1)
+    assert open_files() == before
+    assert session._waiting == []
+
+
+def test_a_node_that_cannot_be_watched_is_refused_and_its_link_closed(session, runtime, monkeypatch):
+    session.expect_nodes(1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        link = Link(socket.create_connection(server.getsockname()))
+        monkeypatch.setattr(session_module, "connect", lambda _address: link)
+        monkeypatch.setattr(runtime.loop, "watch", fail)
+        session._join(NodeAddress("full", "127.0.0.1", 1, "", ""))
+    assert link.fileno() == -1
+    assert "too little memory" in session._describe_room(1)
+    assert session._expected == 0
 
 
 def test_a_worker_that_its_node_cannot_be_sent_is_refused(join, session, memory, monkeypatch):

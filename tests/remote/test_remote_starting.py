@@ -9,9 +9,11 @@ import textwrap
 
 import psutil
 import pytest
-from helpers import SOON
+from helpers import SOON, Counter
 
 import envactors as ea
+from envactors.remote import LocalNodes, local_nodes
+from envactors.remote.launching import AgentOptions
 from envactors.remote.starting import AgentOrders, end_agents, read_port, start_agent
 
 
@@ -44,11 +46,36 @@ def test_an_agent_ends_with_the_process_that_started_it():
 
 
 def test_an_agent_that_cannot_listen_reports_the_reason(capfd):
-    agent = start_agent(orders(host="192.0.2.1"))
+    agent = start_agent(orders(host="192.0.2.1", insecure=True))
     with pytest.raises(ChildProcessError, match="its agent ended with exit code 1, and its stderr says why"):
         read_port(agent)
     end_agents([agent])
     assert "Cannot assign requested address" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "0.0.0.0", "", "::", "a-node.example"])
+def test_no_agent_listens_beyond_loopback_without_tls_unless_told_to(host, capfd):
+    with pytest.raises(ValueError, match="without TLS, the node agent would accept connections from anyone at"):
+        start_agent(orders(host=host))
+    command = [sys.executable, "-m", "envactors.remote.agent"]
+    line = json.dumps(orders(host=host)._asdict())
+    done = subprocess.run(command, input=line, capture_output=True, text=True, timeout=3 * SOON)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert f"without TLS, the node agent would accept connections from anyone at {host!r}" in done.stderr
+
+
+@pytest.mark.parametrize("changes", [{"host": "localhost"}, {"host": "0.0.0.0", "insecure": True}])
+def test_an_agent_listens_at_loopback_or_where_it_is_told_to(changes):
+    agent = start_agent(orders(**changes))
+    assert read_port(agent) > 0
+    end_agents([agent])
+
+
+def test_orders_that_cannot_be_sent_start_no_agent(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("an agent was started"))
+    with pytest.raises(TypeError):
+        start_agent(orders(options={"preload": object()}))
 
 
 class Broken:
@@ -57,12 +84,48 @@ class Broken:
     def start(self, options, nodes):
         raise OSError("no cluster answers")
 
-    def stop(self):
-        pass
-
 
 def test_every_actor_gets_the_error_of_a_launcher_that_cannot_start_agents():
     backend = ea.RemoteBackend(Broken())
     for _ in range(2):
         with pytest.raises(OSError, match="no cluster answers"):
             ea.spawn(dict, backend=backend)
+
+
+def test_a_launcher_ends_the_agents_of_one_backend_and_not_those_of_another():
+    launcher = LocalNodes(1)
+    with ea.spawn(Counter, backend=ea.RemoteBackend(launcher)) as later:
+        with ea.spawn(Counter, backend=ea.RemoteBackend(launcher)) as actor:
+            assert actor.add(1).result(SOON) == 1
+            (newest,) = launcher.agents.values()
+            assert later.add(1).result(SOON) == 1
+        assert newest.returncode is not None
+        assert later.add(1).result(SOON) == 2
+        assert later.incarnation == 0
+
+
+def test_a_launcher_that_fails_halfway_ends_the_agents_that_it_has_started(monkeypatch):
+    started = []
+
+    def start(orders):
+        if started:
+            raise OSError("too many processes")
+        started.append(start_agent(orders))
+        return started[0]
+
+    class Nodes:
+        def expect_nodes(self, count):
+            pass
+
+        def refuse_node(self, name, reason):
+            pass
+
+        def add_node(self, address):
+            pass
+
+    monkeypatch.setattr(local_nodes, "start_agent", start)
+    launcher = LocalNodes(2)
+    with pytest.raises(OSError, match="too many processes"):
+        launcher.start(AgentOptions(10.0, 1.0, {}), Nodes())
+    assert started[0].returncode is not None
+    assert launcher.agents == {}

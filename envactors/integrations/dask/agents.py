@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import subprocess
 import threading
 from typing import Any, NamedTuple
 
 from distributed.comm import get_address_host
 
-from envactors.remote.starting import AgentOrders, end_agents, read_port, start_agent
+from envactors.remote.starting import NOT_NEEDED, AgentOrders, end_agents, read_port, start_agent
 from envactors.remote.tls import Certificates
 
 
@@ -45,6 +44,8 @@ class AgentTerms(NamedTuple):
 class AgentHost:
     """Starts the node agent of one Dask worker, and reports where it listens or why it could not start.
 
+    An agent that ends while its caller may need it is replaced.
+
     Args:
         worker: The `distributed.Worker`.
         terms: The settings that all agents share.
@@ -56,21 +57,51 @@ class AgentHost:
         # Without processes, a cluster runs its Dask workers as threads of the caller.
         inproc = worker.address.startswith("inproc:")
         self._host = "127.0.0.1" if inproc else get_address_host(worker.address)
-        self._agents: list[subprocess.Popen[str]] = []
+        self._lock = threading.Lock()
+        self._agent: subprocess.Popen[str] | None = None
+        self._is_ending = False
 
     def start(self) -> None:
         """Start the agent. This does not wait for it, since Dask's event loop calls this method."""
-        try:
-            agent = start_agent(self._orders())
-        except (OSError, ValueError) as error:
-            self._report(refused=str(error))
-            return
-        self._agents.append(agent)
-        threading.Thread(target=self._await_port, args=(agent,), name="envactors-agent-port", daemon=True).start()
+        agent = self._start_agent()
+        if agent is not None:
+            threading.Thread(target=self._watch, args=(agent,), name="envactors-agent", daemon=True).start()
 
     async def end(self) -> None:
         """End the agent and its workers."""
-        await asyncio.to_thread(end_agents, self._agents)
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._is_ending = True
+        if self._agent is not None:
+            end_agents([self._agent])
+
+    def _start_agent(self) -> subprocess.Popen[str] | None:
+        """Start and return an agent; None if this host ends, or if that fails, which is reported."""
+        with self._lock:
+            if self._is_ending:
+                return None
+            try:
+                self._agent = start_agent(self._orders())
+            except (OSError, ValueError) as error:
+                self._report(refused=str(error))
+                return None
+            return self._agent
+
+    def _watch(self, agent: subprocess.Popen[str] | None) -> None:
+        """Report where the agent listens, and replace it when it ends unless nobody needs it."""
+        while agent is not None:
+            try:
+                port = read_port(agent)
+            except ChildProcessError as error:
+                if not self._is_ending:
+                    self._report(refused=str(error))
+                return
+            self._report(host=self._host, port=port)
+            is_needed = agent.wait() != NOT_NEEDED
+            end_agents([agent])  # closes its pipe
+            agent = self._start_agent() if is_needed else None
 
     def _orders(self) -> AgentOrders:
         terms, certificates = self._terms, None
@@ -82,30 +113,13 @@ class AgentHost:
                     "worker with certificates too"
                 )
             certificates = Certificates(files["ca_file"], files["cert"], files["key"], files["ciphers"])
-        elif not (terms.insecure or _is_loopback(self._host)):
-            raise ValueError(
-                f"without TLS, the node agent would accept connections from anyone at {self._host}: start the cluster "
-                "with security=..., or pass insecure=True in a network that you trust"
-            )
         limits = terms.lease, terms.heartbeat
         name = str(self._worker.name)
-        return AgentOrders(name, self._host, terms.secret, terms.epoch, *limits, terms.options, certificates)
-
-    def _await_port(self, agent: subprocess.Popen[str]) -> None:
-        try:
-            port = read_port(agent)
-        except ChildProcessError as error:
-            self._report(refused=str(error))
-        else:
-            self._report(host=self._host, port=port)
+        options = terms.options
+        return AgentOrders(
+            name, self._host, terms.secret, terms.epoch, *limits, options, certificates, insecure=terms.insecure
+        )
 
     def _report(self, **what: Any) -> None:
         with contextlib.suppress(RuntimeError):  # Dask's event loop has ended
             self._worker.log_event(self._terms.topic, {"name": str(self._worker.name), **what})
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -14,6 +14,7 @@ import contextlib
 import logging
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from distributed import Client
@@ -90,14 +91,13 @@ class DaskNodes(Launcher):
             raise ValueError("client is asynchronous: expected a synchronous client, or the address of the scheduler")
         self._client = client
         self._insecure = insecure
-        self._session: _ClusterSession | None = None
 
     def __repr__(self) -> str:
         return f"DaskNodes({self._client!r})"
 
-    def start(self, options: AgentOptions, nodes: NodeRegistry) -> None:
+    def start(self, options: AgentOptions, nodes: NodeRegistry) -> Callable[[], None]:
         """Start the agents; see `envactors.remote.launching.Launcher`."""
-        self._session = _ClusterSession(self._client, self._insecure, options, nodes)
+        return _ClusterSession(self._client, self._insecure, options, nodes).stop
 
     def count_cores(self) -> int:
         """Return how many threads all Dask workers have; see `envactors.remote.launching.Launcher`."""
@@ -106,12 +106,6 @@ class DaskNodes(Launcher):
         if not cores:
             raise ValueError("the Dask cluster has no workers yet: call client.wait_for_workers(n) first")
         return cores
-
-    def stop(self) -> None:
-        """End the agents; see `envactors.remote.launching.Launcher`."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.stop()
 
 
 def _connected(client: Client | str) -> contextlib.AbstractContextManager[Client]:
@@ -199,9 +193,9 @@ class _ClusterSession:
 
     def _on_report(self, event: tuple[float, dict[str, Any]]) -> None:
         report = event[1]
-        if self._stopping.is_set() or repr(report) in self._seen:
+        if self._stopping.is_set() or repr(event) in self._seen:
             return
-        self._seen.add(repr(report))
+        self._seen.add(repr(event))
         if "refused" in report:
             self._nodes.refuse_node(report["name"], report["refused"])
             return
