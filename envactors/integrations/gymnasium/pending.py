@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any, Literal, TypeAlias
@@ -21,9 +20,11 @@ from envactors.errors import (
     RemoteTraceback,
     VectorStepError,
     VectorTimeoutError,
+    cause_of,
 )
 from envactors.integrations.access import VectorAccess
 from envactors.integrations.gymnasium.batches import Observations
+from envactors.mailbox.pickling import safe_repr, safe_traceback
 from envactors.options import check_timeout
 from envactors.vector_env import VectorEnv
 
@@ -145,7 +146,7 @@ class Pending:
             except VectorStepError as error:
                 batch = error.batch
                 for index, failure in error.failures.items():
-                    logger.warn("Worker-%s failed in a call that had timed out: %s", index, repr(failure))
+                    logger.warn("Worker-%s failed in a call that had timed out: %s", index, safe_repr(failure))
             self._observations.replace_some(batch.env_ids, batch.obs)
             if deadline is not None and time.monotonic() >= deadline and self.has_late_results():
                 raise VectorTimeoutError("an earlier call that timed out is still running")
@@ -169,8 +170,8 @@ def results_of(calls: Sequence[ActorFuture], timeout: float | None) -> tuple[Any
 def _logged(failures: Mapping[int, BaseException]) -> BaseException:
     """Log the exceptions from envs in Gymnasium's wording, and return the last one, which the caller raises."""
     for index, failure in failures.items():
-        remote = failure.__cause__
-        text = remote.text if isinstance(remote, RemoteTraceback) else "".join(traceback.format_exception(failure))
+        remote = cause_of(failure)
+        text = remote.text if isinstance(remote, RemoteTraceback) else "".join(safe_traceback(failure))
         logger.error("Received the following error from Worker-%s - Shutting it down", index)
         logger.error("%s", text)
     logger.error("Raising the last exception back to the main process.")
