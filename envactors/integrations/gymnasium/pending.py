@@ -22,7 +22,7 @@ from envactors.errors import (
     VectorTimeoutError,
     cause_of,
 )
-from envactors.integrations.access import VectorAccess
+from envactors.integrations.access import VectorAccess, warn_of_interrupted
 from envactors.integrations.gymnasium.batches import Observations
 from envactors.mailbox.pickling import safe_repr, safe_traceback
 from envactors.options import check_timeout
@@ -53,6 +53,7 @@ class Pending:
         # for the results of the pending call.
         self._begin: Callable[[], object] | None = None
         self._finish: Finish | None = None
+        self._has_timed_out = False
 
     def check_free(self, caller: str) -> None:
         """Raise if a call is pending.
@@ -113,10 +114,11 @@ class Pending:
             if begin is None:
                 return finish(timeout)
             deadline = None if timeout is None else time.monotonic() + timeout
-            self.discard_late_results(deadline)
+            self.discard_late_results(deadline, what)
             begin()
             return finish(None if deadline is None else max(0.0, deadline - time.monotonic()))
         except VectorTimeoutError as error:
+            self._has_timed_out = True
             raise multiprocessing.TimeoutError(
                 f"The call to `{what}_wait` has timed out after {timeout} second(s)."
             ) from error
@@ -132,16 +134,19 @@ class Pending:
         """Return whether an env is still running a call that timed out."""
         return bool(self._access.busy())
 
-    def discard_late_results(self, deadline: float | None) -> None:
-        """Wait for the results of calls that timed out, and discard them.
+    def discard_late_results(self, deadline: float | None, what: What) -> None:
+        """Wait for the results of calls that timed out or were interrupted, and discard them before the next call.
 
         Raises:
             VectorTimeoutError: Some results did not arrive in time.
         """
+        if what == "step" and not self._has_timed_out and self.has_late_results():
+            warn_of_interrupted()
         while True:
             try:
                 batch = self._envs.recv(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
             except NothingPendingError:
+                self._has_timed_out = False
                 return
             except VectorStepError as error:
                 batch = error.batch

@@ -22,6 +22,7 @@ from torchrl.envs import EnvBase
 from envactors.actor.bound import BoundToProcess
 from envactors.actor.handle import ActorHandle
 from envactors.errors import SpaceMismatchError
+from envactors.integrations.access import VectorAccess
 from envactors.integrations.failures import or_first_failure
 from envactors.integrations.options import make_vector
 from envactors.integrations.torchrl.values import Infos, Values, make_specs, spread
@@ -81,6 +82,7 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
         try:
             super().__init__(device=device, batch_size=(envs.num_envs,))
             self.vector: VectorEnv = envs
+            self._access = VectorAccess(envs)
             self._make_specs(categorical_action_encoding, info_spec)
         except BaseException:
             envs.close(0)
@@ -121,10 +123,10 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
         Raises:
             Exception: The exception from the first env that failed, once all envs have answered.
         """
-        envs, num_envs = self.vector, self.vector.num_envs
+        num_envs = self.vector.num_envs
         stepped, env_ids = _selected(tensordict.get("_step", None), num_envs)
         actions = self._actions.decode(tensordict, env_ids)
-        obs, rewards, terminated, truncated, infos = or_first_failure(lambda: envs.step(actions, env_ids))
+        obs, rewards, terminated, truncated, infos = or_first_failure(lambda: self._access.step(actions, env_ids))
         if env_ids is not None:
             rewards = spread(rewards, env_ids, num_envs)
             terminated, truncated = spread(terminated, env_ids, num_envs), spread(truncated, env_ids, num_envs)
