@@ -42,9 +42,10 @@ _REFUSED = {
 class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its module
     """An env of TorchRL with the batch size ``[num_envs]`` that steps many Gymnasium envs in actors.
 
-    Specs and keys are those of a ``ParallelEnv`` of ``GymEnv``. Observations have the key ``"observation"``, or the
-    keys of a Dict space. ``"reward"`` is float32, and ``"done"``, ``"terminated"``, and ``"truncated"`` are bool, all
-    of shape ``[num_envs, 1]``. A Tuple space becomes a composite with the keys ``"0"``, ``"1"``, and so on.
+    Specs and keys are those of a ``ParallelEnv`` of ``GymEnv``. Observations have the key ``"observation"``, or
+    ``"pixels"`` if the space is ``Box(0, 255, ..., uint8)``, or the keys of a Dict space. ``"reward"`` is float32, and
+    ``"done"``, ``"terminated"``, and ``"truncated"`` are bool, all of shape ``[num_envs, 1]``. A Tuple space becomes a
+    composite with the keys ``"0"``, ``"1"``, and so on.
 
     Args:
         env_fns: One callable per env that creates a Gymnasium env, or a string ``"module:callable"``; called only in
@@ -99,8 +100,8 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
         specs = make_specs(observation_space, action_space, envs.num_envs, categorical=categorical)
         assert envs.observation_spec is not None, "there is a space"
         assert envs.action_spec is not None, "there is a space"
-        self._observations = Values("observation", observation_space, envs.observation_spec, specs.observation)
-        self._actions = Values("action", action_space, envs.action_spec, specs.action)
+        self._observations = Values(observation_space, envs.observation_spec, specs.observation)
+        self._actions = Values(action_space, envs.action_spec, specs.action)
         self.observation_spec: Any = specs.observation
         self.full_action_spec: Any = specs.action
         self.done_spec: Any = specs.done
