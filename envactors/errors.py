@@ -243,7 +243,7 @@ def raised_by_user_code(error: BaseException) -> BaseException:
     if isinstance(error, RestartsExhaustedError) and error.causes:
         error = error.causes[-1]
     cause = error.__cause__
-    return cause if cause is not None and isinstance(cause.__cause__, RemoteTraceback) else error
+    return cause if cause is not None and isinstance(cause_of(cause), RemoteTraceback) else error
 
 
 def reduce_exception(error: BaseException) -> tuple[Any, ...]:
@@ -294,6 +294,12 @@ def _set_state(error: BaseException, states: tuple[dict[str, Any] | None, dict[s
             error.__dict__.update(state)
     for name, value in slots.items():
         object.__setattr__(error, name, value)
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """Return ``__cause__``, even if the class raises when it is read."""
+    cause: BaseException | None = BaseException.__dict__["__cause__"].__get__(error)
+    return cause
 
 
 def set_cause(error: BaseException, cause: BaseException) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from envactors.errors import ActorError, ActorTimeoutError, RemoteTraceback
+from envactors.errors import ActorError, ActorTimeoutError, RemoteTraceback, cause_of
 
 _FRAME = re.compile(r"^  File ", re.MULTILINE)
 # The modules that call env code.
@@ -21,7 +21,7 @@ def evidence_of(error: ActorError) -> str:
     """
     if isinstance(error, ActorTimeoutError):
         return order_stacks(error.stacks or "")
-    raised = error.__cause__.__cause__ if error.__cause__ is not None else None
+    raised = cause_of(error.__cause__) if error.__cause__ is not None else None
     if isinstance(raised, RemoteTraceback):
         return _without_library(str(raised))
     return order_stacks(getattr(error, "stderr_tail", ""))

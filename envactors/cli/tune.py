@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.progress import BarColumn, Progress, TextColumn
 
     from envactors.cli.source import EnvInputError, find_source
+    from envactors.mailbox.pickling import safe_str
     from envactors.tuning.tuner import Tuner
 
     stream = sys.stderr if arguments.json == STDOUT else sys.stdout
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     except EnvInputError as error:
         return fail("tune", str(error), _NOT_RUN)
     except Exception as error:  # raised by the env
-        return fail("tune", f"{type(error).__name__}: {error}", _FAILED)
+        return fail("tune", safe_str(error), _FAILED)
     console.print(str(tuning), soft_wrap=True, markup=False)
     if arguments.json is not None:
         write_json(arguments.json, tuning.record())

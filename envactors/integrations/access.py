@@ -6,6 +6,7 @@ private attributes.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, Caller, public_name
-from envactors.errors import NothingPendingError
+from envactors.errors import AlreadyPendingError, NothingPendingError
 from envactors.mailbox import messages
 from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import safe_repr
@@ -49,6 +50,15 @@ def discard_process(handle: ActorHandle, incarnation: int, method: str, error: E
     activity = Activity(method, actor.config.first_index)
     reason = actor.errors.discarded(activity, incarnation, actor.pid, error, safe_repr(error))
     actor.make_change(actor.discard, incarnation, lambda: reason)
+
+
+def warn_of_interrupted() -> None:
+    """Warn that the results of an interrupted step are discarded."""
+    warnings.warn(
+        "the last step was interrupted, so its results are discarded. The envs have made it, and continue from there; "
+        "reset them for new episodes",
+        stacklevel=5,
+    )
 
 
 class VectorAccess:
@@ -115,8 +125,25 @@ class VectorAccess:
         self._envs._engine.start_steps(self._envs._select(env_ids), actions, streams=False)
 
     def start_step(self, actions: Any) -> None:
-        """Start a step of all envs, whose results `finish_step` delivers."""
-        self.start_steps(None, actions)
+        """Start a step of all envs, whose results `finish_step` delivers, also if the last one was interrupted."""
+        try:
+            self.start_steps(None, actions)
+        except AlreadyPendingError:
+            self.discard_interrupted()
+            self.start_steps(None, actions)
+
+    def step(self, actions: Any, env_ids: list[int] | None = None) -> StepResults:
+        """Step envs as `VectorEnv.step` does, also if the last step was interrupted."""
+        try:
+            return self._envs.step(actions, env_ids)
+        except AlreadyPendingError:
+            self.discard_interrupted(env_ids)
+        return self._envs.step(actions, env_ids)
+
+    def discard_interrupted(self, env_ids: list[int] | None = None) -> None:
+        """Discard the results of a step that Ctrl-C or another exception has interrupted, with a warning."""
+        warn_of_interrupted()
+        self.discard(env_ids)
 
     def finish_step(self, timeout: float | None = None) -> StepResults:
         """Wait for a step of all envs and return its results as `VectorEnv.step` does.

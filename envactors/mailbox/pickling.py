@@ -227,7 +227,7 @@ copyreg.pickle(VectorStepError, lambda error: (loads, (_dump(_ExceptionPickler, 
 
 def pack_failure(error: BaseException, fault: Fault) -> Failure:
     """Return an exception as a `Failure`, as text only if it does not pickle."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    text = "".join(safe_traceback(error))
     try:
         pickled = _dump(_ExceptionPickler, error)
     except Exception:
@@ -256,11 +256,12 @@ def safe_repr(value: object) -> str:
 
 
 def safe_traceback(error: BaseException) -> list[str]:
-    """Return the lines of a traceback, or only the names of exceptions whose `str` raises."""
+    """Return the lines of a traceback, or only its frames and the exception if the class of that is broken."""
+    frames = BaseException.__dict__["__traceback__"].__get__(error)
     try:
-        return traceback.format_exception(type(error), error, error.__traceback__)
+        return traceback.format_exception(type(error), error, frames)
     except Exception:
-        return [*traceback.format_tb(error.__traceback__), safe_repr(error)]
+        return [*traceback.format_tb(frames), safe_repr(error)]
 
 
 def safe_str(error: BaseException) -> str:

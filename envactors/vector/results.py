@@ -106,7 +106,7 @@ def step_error(
     failures = dict(sorted(failures.items()))
     first, cause = next(iter(failures.items()))
     # An `ActorError` already names the actor.
-    where = "" if describe_actor is None or isinstance(cause, ActorError) else f" ({describe_actor(first)})"
+    where = "" if describe_actor is None or issubclass(type(cause), ActorError) else f" ({describe_actor(first)})"
     text = f"{len(failures)} of {count} envs failed in {caller}; env {first}{where}: {safe_str(cause)}"
     error = VectorStepError(text, failures=failures, batch=batch)
     error.__cause__ = cause

@@ -949,3 +949,38 @@ def test_infos_say_the_seeds_of_episodes(mode):
         of_env = [seed for env, seed in seeds[1:] if env == i]
         assert len(of_env) >= 3
         assert of_env == [episode_seed(10 + i, number) for number in range(1, len(of_env) + 1)]
+
+
+@pytest.mark.parametrize("single", ["Dict", "Tuple", "nested"])
+def test_steps_build_no_spaces(single, monkeypatch):
+    """What depends on the space is decided once: building batched spaces takes several times as long as a step."""
+    box = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
+    space = {
+        "Dict": gymnasium.spaces.Dict({str(i): box for i in range(6)}),
+        "Tuple": gymnasium.spaces.Tuple([box] * 6),
+        "nested": gymnasium.spaces.Dict(a=gymnasium.spaces.Tuple([box, gymnasium.spaces.Text(3)]), b=box),
+    }[single]
+
+    class Env(gymnasium.Env):
+        observation_space = space
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return self.observation_space.sample(), {}
+
+        def step(self, action):
+            return self.observation_space.sample(), 1.0, False, False, {}
+
+    envs = ActorVectorEnv([Env] * 2, backend="thread")
+    try:
+        envs.reset()
+        built = []
+        create = gymnasium.spaces.Space.__init__
+        monkeypatch.setattr(
+            gymnasium.spaces.Space, "__init__", lambda *args, **kwargs: (built.append(args), create(*args, **kwargs))[1]
+        )
+        obs = envs.step(np.array([0, 1]))[0]
+        assert not built
+        assert obs in envs.observation_space
+    finally:
+        envs.close()

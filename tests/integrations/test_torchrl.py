@@ -521,3 +521,47 @@ def test_ppo_learns_cartpole(make):
     first, last = np.mean(returns[0]), np.mean(returns[-1])
     assert first < 40
     assert last > 100
+
+
+class Painted(gymnasium.Env):
+    """Observations are images of bytes, or whatever else the space has."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space):
+        self.observation_space = space
+
+    def reset(self, *, seed=None, options=None):
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(0, 255, (96, 96, 3), np.uint8),
+        spaces.Box(0, 255, (4,), np.uint8),
+        spaces.Box(0, 255, (96, 96, 3), np.float32),
+        spaces.Box(0, 254, (96, 96, 3), np.uint8),
+        spaces.Dict(pixels=spaces.Box(0, 255, (8, 8, 3), np.uint8), state=spaces.Box(0, 1, (2,))),
+        spaces.Dict(image=spaces.Box(0, 255, (8, 8, 3), np.uint8)),
+    ],
+)
+def test_images_have_the_keys_of_gym_wrapper(space):
+    theirs = GymWrapper(Painted(space))
+    ours = ActorEnv([functools.partial(Painted, space)] * 2, backend="thread")
+    try:
+        assert set(ours.observation_spec.keys(True, True)) == set(theirs.observation_spec.keys(True, True))
+        reset = ours.reset(seed=3)
+        expected = Painted(space).reset(seed=3)[0]
+        [*keys] = theirs.observation_spec.keys(True, True)
+        for key in keys:
+            value = expected if not isinstance(expected, dict) else expected["state" if key == "observation" else key]
+            assert np.array_equal(reset[key][0].numpy(), value)
+        rollout = ours.rollout(3)
+        assert all(rollout["next", key].shape[:2] == (2, 3) for key in keys)
+    finally:
+        ours.close()

@@ -27,6 +27,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
+from envactors.errors import RemoteTraceback, cause_of
 from envactors.mailbox import pickling
 from envactors.mailbox.channel import Channel, ChannelCorruptError
 from envactors.mailbox.messages import Failure, Fault, Frame, Pickled
@@ -615,6 +616,46 @@ def test_exception_whose_repr_raises_arrives_with_its_type():
     assert failure.text == "<NoRepr whose repr raises>"
     assert "in failing" in failure.traceback
     assert type(unpack_failure(failure)) is NoRepr
+
+
+class NoText(Exception):
+    def __str__(self):
+        return self.response.text
+
+    __repr__ = __str__
+
+
+class NoArgs(Exception):
+    @property
+    def args(self):
+        raise RuntimeError("no args")
+
+
+class NoNotes(Exception):
+    @property
+    def __notes__(self):
+        raise RuntimeError("no notes")
+
+
+class NoCause(Exception):
+    @property
+    def __cause__(self):
+        raise RuntimeError("no cause")
+
+
+class NoBool(Exception):
+    def __bool__(self):
+        raise RuntimeError("no bool")
+
+
+@pytest.mark.parametrize("kind", [NoText, NoArgs, NoNotes, NoCause, NoBool])
+def test_exception_of_a_broken_class_arrives_with_its_frames(kind):
+    failure = pack_failure(failing(kind("x")), Fault.RAISED)
+    assert "in failing" in failure.traceback
+    assert kind.__name__ in failure.traceback
+    assert kind.__name__ in failure.text
+    assert type(unpack_failure(failure)) is kind
+    assert type(cause_of(unpack_failure(failure))) is RemoteTraceback
 
 
 def explode():

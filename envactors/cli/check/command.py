@@ -194,6 +194,7 @@ def _finding_of(error: ActorError) -> Finding:
     """Return the finding for the failure of a worker."""
     import envactors as ea
     from envactors.cli.check.findings import Finding
+    from envactors.mailbox.pickling import safe_str
 
     if isinstance(error, ea.ActorTimeoutError):
         where = _frame_of_env(error.stacks)
@@ -201,17 +202,19 @@ def _finding_of(error: ActorError) -> Finding:
         return Finding("hang", message, "Find what it waits for, and set deadlines, so that training continues.")
     if isinstance(error, ea.ActorStartError):
         cause = error.__cause__
-        message = f"The env could not be made: {error if cause is None else f'{type(cause).__name__}: {cause}'}"
+        message = f"The env could not be made: {error if cause is None else safe_str(cause)}"
         return Finding("start", message, "Call the factory in a Python shell to see its traceback.")
     return Finding("crash", f"{error}", "Run the env in an interpreter with -X faulthandler to find the cause.")
 
 
 def _finding_of_exception(error: Exception) -> Finding:
     from envactors.cli.check.findings import Finding
+    from envactors.errors import cause_of
+    from envactors.mailbox.pickling import safe_str
 
-    remote = str(error.__cause__ or "").strip().splitlines()
+    remote = str(cause_of(error) or "").strip().splitlines()
     place = next((line.strip() for line in reversed(remote) if line.strip().startswith("File ")), "")
-    message = f"The env raised {type(error).__name__}: {error}" + (f" ({place})" if place else "")
+    message = f"The env raised {safe_str(error)}" + (f" ({place})" if place else "")
     return Finding("exception", message, "Envs must have the methods of gymnasium.Env, and accept their own actions.")
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from envactors.cli.source import EnvSource
 from envactors.errors import SpaceMismatchError
-from envactors.mailbox.pickling import dumps
+from envactors.mailbox.pickling import dumps, safe_str
 from envactors.mailbox.specs import ArraySpec, Spec, conform, flatten, leaves, spec_of_space
 from envactors.system.descriptors import count_descriptors
 from envactors.system.processes import count_threads, resident_memory
@@ -225,8 +225,8 @@ def _why_unpicklable(value: Any) -> str | None:
             try:
                 cloudpickle.dumps(part)
             except Exception as reason:
-                return f"its attribute {name!r} cannot be pickled: {type(reason).__name__}: {reason}"
-        return f"{type(error).__name__}: {error}"
+                return f"its attribute {name!r} cannot be pickled: {safe_str(reason)}"
+        return safe_str(error)
     return None
 
 
@@ -234,7 +234,7 @@ def _why_unsendable(info: Any) -> str | None:
     try:
         dumps(info)
     except Exception as error:  # raised by code of the value
-        return f"{type(error).__name__}: {error}"
+        return safe_str(error)
     return None
 
 

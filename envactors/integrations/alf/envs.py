@@ -15,6 +15,7 @@ from envactors.actor.handle import ActorView
 from envactors.errors import ActorError, SerializationError, SpaceMismatchError
 from envactors.integrations.alf.adapter import Described
 from envactors.integrations.alf.values import alf
+from envactors.mailbox.pickling import safe_repr
 from envactors.vector_env import VectorEnv
 
 _log = logging.getLogger("envactors")
@@ -144,7 +145,7 @@ def _promise(future: ActorFuture) -> Callable[[], Any]:
 def _log_failure(future: Future[Any]) -> None:
     error = future.exception()
     if error is not None:
-        _log.warning("cannot set the progress of an env: %r", error)
+        _log.warning("cannot set the progress of an env: %s", safe_repr(error))
 
 
 def interrupted(error: BaseException) -> RuntimeError:

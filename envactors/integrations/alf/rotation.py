@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from envactors.errors import VectorInputError
+from envactors.errors import AlreadyPendingError, VectorInputError
 from envactors.integrations.access import VectorAccess
 from envactors.mailbox.specs import split_batch
 from envactors.options import is_int
@@ -96,13 +96,20 @@ class Rotation:
             VectorStepError: An env failed. After a crash, `reset` must be called; after an exception this is optional.
             VectorInputError: The actions are invalid, or an env needs a reset first.
         """
-        result = self._rotate(actions) if self._ended or self._queue else self._envs.step(actions)
+        try:
+            result = self._step(actions)
+        except AlreadyPendingError:
+            self._access.discard_interrupted(self.env_ids)
+            result = self._step(actions)
         self._ended = []
         if True in result[2].tolist() or True in result[3].tolist():
             self._ended = np.flatnonzero(result[2] | result[3]).tolist()
             self._start(actions, self._ended, self.env_ids)
             self._queue.extend(self.env_ids[place] for place in self._ended)
         return result
+
+    def _step(self, actions: Any) -> Any:
+        return self._rotate(actions) if self._ended or self._queue else self._envs.step(actions)
 
     def _rotate(self, actions: Any) -> Any:
         ended, env_ids = self._ended, self.env_ids.copy()

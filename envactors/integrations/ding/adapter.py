@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-import traceback
 from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 
 from envactors.errors import SpaceMismatchError
 from envactors.integrations.adapter import EnvAdapter
+from envactors.mailbox.pickling import safe_traceback
 from envactors.mailbox.specs import ArraySpec, conform, leaves, spec_of_space, unflatten
 
 
@@ -128,8 +128,8 @@ class DingEnvAdapter(EnvAdapter):
             dynamic = options.get("dynamic_seed")
             try:
                 self._env.seed(seed, *(() if dynamic is None else (dynamic,)))
-            except Exception:
-                complaint = traceback.format_exc()
+            except Exception as error:
+                complaint = "".join(safe_traceback(error))
         try:
             obs = self._env.reset(**(options.get("param") or {}))
         except BaseException:

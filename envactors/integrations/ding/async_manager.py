@@ -26,6 +26,7 @@ from envactors.integrations.ding.resets import Resets, TriesSpentError, is_lost,
 from envactors.integrations.ding.states import States, require
 from envactors.integrations.ding.values import EnvState, config_dict, read_timesteps, register
 from envactors.mailbox.factory import Factory
+from envactors.mailbox.pickling import safe_str
 from envactors.mailbox.specs import ArraySpec, split_batch
 from envactors.options import RestartPolicy
 from envactors.vector.results import Batch
@@ -272,9 +273,10 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
     def _given_up(self, error: TriesSpentError) -> RuntimeError:
         self.close()
         cause = error.__cause__
+        assert cause is not None, "it is the last error"
         return RuntimeError(
             f"the reset of env {error.env_id} failed {self._max_retry} times (max_retry={self._max_retry}), the last "
-            f"time with {type(cause).__name__}: {cause}"
+            f"time with {safe_str(cause)}"
         )
 
     def _await(self, done: Callable[[], bool]) -> None:

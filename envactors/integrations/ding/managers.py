@@ -43,7 +43,7 @@ class SyncActorEnvManager(AsyncActorEnvManager):
 
     def _step_all(self, all_ids: range, batch: Any) -> Sequence[Any] | dict[int, Any]:
         try:
-            obs, rewards, done, _, infos = self._vector.step(batch)
+            obs, rewards, done, _, infos = self._access.step(batch)
         except VectorStepError as error:
             failed = error
         else:

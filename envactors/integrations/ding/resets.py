@@ -14,7 +14,7 @@ from concurrent.futures import wait as wait_for
 from typing import Any
 
 from envactors.actor.states import ActorState
-from envactors.errors import ActorError, RemoteTraceback, SerializationError
+from envactors.errors import ActorError, RemoteTraceback, SerializationError, cause_of
 from envactors.integrations.access import VectorAccess
 from envactors.integrations.ding.adapter import ResetInfo
 from envactors.vector_env import EnvFuture, VectorEnv
@@ -167,4 +167,4 @@ def is_unreadable(error: BaseException) -> bool:
     if not isinstance(error, SerializationError) or error.__cause__ is None:
         return False
     # Errors from the worker carry its traceback as the cause.
-    return not isinstance(error.__cause__.__cause__, RemoteTraceback)
+    return not isinstance(cause_of(error.__cause__), RemoteTraceback)

@@ -6,7 +6,7 @@ Spaces are combined in `envactors.integrations.gymnasium.spaces`.
 from __future__ import annotations
 
 import copy as copying
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -58,10 +58,11 @@ class Observations:
         self._is_array = not isinstance(batch_space(space, 1), (spaces.Dict, spaces.Tuple)) and getattr(
             spec, "batchable", False
         )
+        self._translate = _translator(space)
 
     def replace_all(self, obs: Any) -> None:
         """Store the observations of all envs."""
-        self.batch = obs if self._is_array else _translated(self._space, obs)
+        self.batch = obs if self._is_array else self._translate(obs)
 
     def replace_some(self, env_ids: Iterable[int], obs: Any) -> None:
         """Store the observations of some envs."""
@@ -71,7 +72,7 @@ class Observations:
         before = self.batch
         if before is None:
             before = create_empty_array(self._space, self._num_envs, np.zeros)
-        self.batch = _merged(self._space, before, obs if self._is_array else _translated(self._space, obs), ids)
+        self.batch = _merged(self._space, before, obs if self._is_array else self._translate(obs), ids)
 
     def current(self, copy: bool) -> Any:
         """Return the batch, or a copy of it."""
@@ -94,18 +95,27 @@ def _fits(spec: Any, actions: Any, num_envs: int) -> bool:
     return array.shape == (num_envs, *spec.shape) and np.can_cast(array.dtype, spec.dtype, "safe")
 
 
-def _translated(space: Space[Any], obs: Any) -> Any:
-    """Convert a batch to Gymnasium's form, which has tuples where `VectorEnv` has lists."""
+def _translator(space: Space[Any]) -> Callable[[Any], Any]:
+    """Return a function that converts a batch to Gymnasium's form, which has tuples where `VectorEnv` has lists.
+
+    Building batched spaces takes far longer than a step, so the function knows what they are.
+    """
     if isinstance(space, spaces.Dict):
-        return {key: _translated(inner, obs[key]) for key, inner in space.spaces.items()}
+        inner = {key: _translator(one) for key, one in space.spaces.items()}
+        return lambda obs: {key: translate(obs[key]) for key, translate in inner.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_translated(inner, part) for inner, part in zip(space.spaces, obs, strict=True))
+        parts = [_translator(one) for one in space.spaces]
+        return lambda obs: tuple([translate(part) for translate, part in zip(parts, obs, strict=True)])
     if isinstance(batch_space(space, 1), spaces.Tuple):
-        return tuple(obs)
-    if not isinstance(obs, list):
-        return obs
-    empty: Any = create_empty_array(space, len(obs))
-    return concatenate(space, obs, empty)
+        return tuple
+
+    def translate(obs: Any) -> Any:
+        if not isinstance(obs, list):
+            return obs
+        empty: Any = create_empty_array(space, len(obs))
+        return concatenate(space, obs, empty)
+
+    return translate
 
 
 def _merged(space: Space[Any], before: Any, fresh: Any, env_ids: list[int]) -> Any:

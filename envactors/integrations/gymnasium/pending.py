@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any, Literal, TypeAlias
@@ -21,9 +20,11 @@ from envactors.errors import (
     RemoteTraceback,
     VectorStepError,
     VectorTimeoutError,
+    cause_of,
 )
-from envactors.integrations.access import VectorAccess
+from envactors.integrations.access import VectorAccess, warn_of_interrupted
 from envactors.integrations.gymnasium.batches import Observations
+from envactors.mailbox.pickling import safe_repr, safe_traceback
 from envactors.options import check_timeout
 from envactors.vector_env import VectorEnv
 
@@ -52,6 +53,7 @@ class Pending:
         # for the results of the pending call.
         self._begin: Callable[[], object] | None = None
         self._finish: Finish | None = None
+        self._has_timed_out = False
 
     def check_free(self, caller: str) -> None:
         """Raise if a call is pending.
@@ -112,10 +114,11 @@ class Pending:
             if begin is None:
                 return finish(timeout)
             deadline = None if timeout is None else time.monotonic() + timeout
-            self.discard_late_results(deadline)
+            self.discard_late_results(deadline, what)
             begin()
             return finish(None if deadline is None else max(0.0, deadline - time.monotonic()))
         except VectorTimeoutError as error:
+            self._has_timed_out = True
             raise multiprocessing.TimeoutError(
                 f"The call to `{what}_wait` has timed out after {timeout} second(s)."
             ) from error
@@ -131,21 +134,24 @@ class Pending:
         """Return whether an env is still running a call that timed out."""
         return bool(self._access.busy())
 
-    def discard_late_results(self, deadline: float | None) -> None:
-        """Wait for the results of calls that timed out, and discard them.
+    def discard_late_results(self, deadline: float | None, what: What) -> None:
+        """Wait for the results of calls that timed out or were interrupted, and discard them before the next call.
 
         Raises:
             VectorTimeoutError: Some results did not arrive in time.
         """
+        if what == "step" and not self._has_timed_out and self.has_late_results():
+            warn_of_interrupted()
         while True:
             try:
                 batch = self._envs.recv(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
             except NothingPendingError:
+                self._has_timed_out = False
                 return
             except VectorStepError as error:
                 batch = error.batch
                 for index, failure in error.failures.items():
-                    logger.warn("Worker-%s failed in a call that had timed out: %s", index, repr(failure))
+                    logger.warn("Worker-%s failed in a call that had timed out: %s", index, safe_repr(failure))
             self._observations.replace_some(batch.env_ids, batch.obs)
             if deadline is not None and time.monotonic() >= deadline and self.has_late_results():
                 raise VectorTimeoutError("an earlier call that timed out is still running")
@@ -169,8 +175,8 @@ def results_of(calls: Sequence[ActorFuture], timeout: float | None) -> tuple[Any
 def _logged(failures: Mapping[int, BaseException]) -> BaseException:
     """Log the exceptions from envs in Gymnasium's wording, and return the last one, which the caller raises."""
     for index, failure in failures.items():
-        remote = failure.__cause__
-        text = remote.text if isinstance(remote, RemoteTraceback) else "".join(traceback.format_exception(failure))
+        remote = cause_of(failure)
+        text = remote.text if isinstance(remote, RemoteTraceback) else "".join(safe_traceback(failure))
         logger.error("Received the following error from Worker-%s - Shutting it down", index)
         logger.error("%s", text)
     logger.error("Raising the last exception back to the main process.")

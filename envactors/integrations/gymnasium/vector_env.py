@@ -282,7 +282,7 @@ class ActorVectorEnv(BoundToProcess, gymnasium.vector.VectorEnv[Any, Any, Any]):
             try:
                 result = self.vector.step(actions)
             except AlreadyPendingError:
-                self._pending.discard_late_results(None)
+                self._pending.discard_late_results(None, "step")
                 result = self.vector.step(actions)
         except VectorStepError as error:
             failure = error

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from jax.experimental import io_callback
 
 from envactors.errors import SpaceMismatchError
+from envactors.integrations.access import VectorAccess
 from envactors.mailbox.specs import ArraySpec, Spec, leaves, unflatten
 from envactors.vector_env import VectorEnv
 
@@ -109,7 +110,7 @@ class HostCalls:
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any]:
         """Step all envs with a batch of actions."""
-        obs, rewards, terminated, truncated, _ = self._envs.step(jax.tree.map(_own, actions))
+        obs, rewards, terminated, truncated, _ = VectorAccess(self._envs).step(jax.tree.map(_own, actions))
         return _cast(self._observations, obs), _cast(self._rewards, rewards), terminated, truncated
 
 

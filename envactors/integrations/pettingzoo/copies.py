@@ -92,7 +92,7 @@ class ActorParallelEnvCopy(BoundToProcess, ParallelEnv):  # type: ignore[misc] #
         if not self._batches.live[self._env_id].any():
             raise VectorInputError(f"cannot step copy {self._env_id}: none of its agents is alive. Call reset() first")
         packed = self._batches.pack([actions], ids)
-        obs, rewards, _, truncated, infos = or_first_failure(lambda: self._envs.step(packed, ids))
+        obs, rewards, _, truncated, infos = or_first_failure(lambda: VectorAccess(self._envs).step(packed, ids))
         return self._batches.of_one(self._batches.unpack(ids, obs, rewards, truncated, infos))
 
     def state(self) -> npt.NDArray[Any]:

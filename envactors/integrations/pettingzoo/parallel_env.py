@@ -192,12 +192,12 @@ class ActorParallelEnv(BoundToProcess):
         ids = self._ids(env_ids)
         packed = self._batches.pack(actions, ids)
         with self._converted_failures():
-            results = self.vector.step(packed, None if env_ids is None else ids)
+            results = self._access.step(packed, None if env_ids is None else ids)
         return self._unpack(ids, results)
 
     def step_async(self, actions: Any) -> None:
         """Start a step of all copies; `step_wait` returns its results. Arguments and errors are those of `step`."""
-        self._access.start_step(self._batches.pack(actions, self._all_ids))
+        self._access.start_steps(None, self._batches.pack(actions, self._all_ids))
 
     def step_wait(self) -> tuple[Any, ...]:
         """Wait for the step that `step_async` started, and return its results in the form of `step`.

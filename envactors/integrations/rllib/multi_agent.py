@@ -117,6 +117,8 @@ class ActorVectorMultiAgentEnv(BoundToProcess, VectorMultiAgentEnv):  # type: ig
         return observations, rewards, terminateds, truncateds, infos
 
     def _run(self, actions: Sequence[dict[Any, Any]]) -> Batch:
+        if self._access.busy():
+            self._access.discard_interrupted()
         resets = np.flatnonzero(self._is_over).tolist()
         steps = np.flatnonzero(~self._is_over).tolist()
         if resets:

@@ -19,7 +19,7 @@ from envactors.actor.bound import BoundToProcess
 from envactors.actor.future import results_of
 from envactors.actor.handle import ActorHandle, ActorView
 from envactors.backends.base import Backend
-from envactors.errors import AlreadyPendingError, NothingPendingError, VectorStepError
+from envactors.errors import NothingPendingError, VectorStepError
 from envactors.integrations.access import VectorAccess
 from envactors.integrations.adapter import adapter_factories
 from envactors.integrations.failures import first_failure, or_first_failure
@@ -95,16 +95,11 @@ class ActorVecEnv(BoundToProcess, VecEnv):  # type: ignore[misc] # mypy skips it
     # Stepping --------------------------------------------------------------------------------------------
 
     def step_async(self, actions: Any) -> None:
-        """Start a step of all envs.
+        """Start a step of all envs. If the previous one was interrupted, discard its results, with a warning.
 
         Raises:
-            AlreadyPendingError: The previous step was not finished with `step_wait`.
             SpaceMismatchError: The number, shape, or dtype of the actions does not match the action space.
         """
-        if self.waiting:
-            raise AlreadyPendingError(
-                "cannot call step_async(): the previous step is still pending. Call step_wait() first"
-            )
         self._access.start_step(actions)
         self.waiting = True
 

@@ -22,6 +22,7 @@ from torchrl.envs import EnvBase
 from envactors.actor.bound import BoundToProcess
 from envactors.actor.handle import ActorHandle
 from envactors.errors import SpaceMismatchError
+from envactors.integrations.access import VectorAccess
 from envactors.integrations.failures import or_first_failure
 from envactors.integrations.options import make_vector
 from envactors.integrations.torchrl.values import Infos, Values, make_specs, spread
@@ -41,9 +42,10 @@ _REFUSED = {
 class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its module
     """An env of TorchRL with the batch size ``[num_envs]`` that steps many Gymnasium envs in actors.
 
-    Specs and keys are those of a ``ParallelEnv`` of ``GymEnv``. Observations have the key ``"observation"``, or the
-    keys of a Dict space. ``"reward"`` is float32, and ``"done"``, ``"terminated"``, and ``"truncated"`` are bool, all
-    of shape ``[num_envs, 1]``. A Tuple space becomes a composite with the keys ``"0"``, ``"1"``, and so on.
+    Specs and keys are those of a ``ParallelEnv`` of ``GymEnv``. Observations have the key ``"observation"``, or
+    ``"pixels"`` if the space is ``Box(0, 255, ..., uint8)``, or the keys of a Dict space. ``"reward"`` is float32, and
+    ``"done"``, ``"terminated"``, and ``"truncated"`` are bool, all of shape ``[num_envs, 1]``. A Tuple space becomes a
+    composite with the keys ``"0"``, ``"1"``, and so on.
 
     Args:
         env_fns: One callable per env that creates a Gymnasium env, or a string ``"module:callable"``; called only in
@@ -81,6 +83,7 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
         try:
             super().__init__(device=device, batch_size=(envs.num_envs,))
             self.vector: VectorEnv = envs
+            self._access = VectorAccess(envs)
             self._make_specs(categorical_action_encoding, info_spec)
         except BaseException:
             envs.close(0)
@@ -97,8 +100,8 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
         specs = make_specs(observation_space, action_space, envs.num_envs, categorical=categorical)
         assert envs.observation_spec is not None, "there is a space"
         assert envs.action_spec is not None, "there is a space"
-        self._observations = Values("observation", observation_space, envs.observation_spec, specs.observation)
-        self._actions = Values("action", action_space, envs.action_spec, specs.action)
+        self._observations = Values(observation_space, envs.observation_spec, specs.observation)
+        self._actions = Values(action_space, envs.action_spec, specs.action)
         self.observation_spec: Any = specs.observation
         self.full_action_spec: Any = specs.action
         self.done_spec: Any = specs.done
@@ -121,10 +124,10 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
         Raises:
             Exception: The exception from the first env that failed, once all envs have answered.
         """
-        envs, num_envs = self.vector, self.vector.num_envs
+        num_envs = self.vector.num_envs
         stepped, env_ids = _selected(tensordict.get("_step", None), num_envs)
         actions = self._actions.decode(tensordict, env_ids)
-        obs, rewards, terminated, truncated, infos = or_first_failure(lambda: envs.step(actions, env_ids))
+        obs, rewards, terminated, truncated, infos = or_first_failure(lambda: self._access.step(actions, env_ids))
         if env_ids is not None:
             rewards = spread(rewards, env_ids, num_envs)
             terminated, truncated = spread(terminated, env_ids, num_envs), spread(truncated, env_ids, num_envs)

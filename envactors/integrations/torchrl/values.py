@@ -122,16 +122,16 @@ class Values:
     """Converts the values of a space between batches of the facade and entries of a TensorDict.
 
     Args:
-        name: Key of the entry, unless the space is a Dict.
         space: Space of one env.
         spec: The facade's spec of that space.
         composite: TorchRL's specs of all envs.
     """
 
-    def __init__(self, name: str, space: Space[Any], spec: Spec, composite: Composite) -> None:
+    def __init__(self, space: Space[Any], spec: Spec, composite: Composite) -> None:
         self._spec = spec
         self._num_envs = composite.shape[0]
-        tree = _tree_of_leaves(space, () if isinstance(space, spaces.Dict) else (name,))
+        # TorchRL calls an observation of bytes "pixels", and any other one "observation".
+        tree = _tree_of_leaves(space, () if isinstance(space, spaces.Dict) else tuple(composite.keys()))
         self._leaves = [
             _make_leaf(path, composite[path], leaf, start)
             for (path, start), leaf in zip(flatten(spec, tree), leaves(spec), strict=True)
