@@ -97,8 +97,8 @@ class ThreadPool:
 
     def _add_thread(self) -> None:
         thread = LibraryThread(self._run, self._name, runs_user_code=self._runs_user_code)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)  # `join` finds only threads that have started
 
     def _run(self) -> None:
         while True:

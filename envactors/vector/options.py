@@ -104,8 +104,8 @@ class Choices(NamedTuple):
     max_running: int | None = None
     seed_episodes: bool = False
     snapshot: SnapshotPolicy | None = None
-    copy: bool = True
     name: str | None = None
+    copy: bool = True
 
     def actor_name(self, name: str) -> str:
         """Return the name of an actor, with the prefix of the vector."""

@@ -34,6 +34,7 @@ CONFIG: dict[str, Any] = {
     "standbys": 0,
     "snapshot": None,
     "env_vars": None,
+    "name": None,
     "backend": None,
 }
 

@@ -251,6 +251,22 @@ def test_a_function_that_is_submitted_after_the_end_of_a_pool_runs():
     pool.join(SOON)
 
 
+def test_a_pool_can_be_joined_while_it_adds_a_thread(monkeypatch):
+    pool = ThreadPool("pool", runs_user_code=True)
+    pool.stop()
+    pool.join(SOON)
+    done, start = threading.Event(), threading.Thread.start
+
+    def join_and_start(thread):
+        pool.join(SOON)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", join_and_start)
+    pool.submit(done.set)
+    assert done.wait(SOON)
+    pool.join(SOON)
+
+
 def test_a_doorbell_is_closed_although_a_poller_of_it_is_being_closed():
     class ClosingPoller:
         def add_bell(self, bell):
