@@ -28,7 +28,7 @@ class ActorStats:
         failed: Calls, steps, and resets that ended with a crash, a deadline, or an abort. Those that a replay has made
             good do not count.
         restarts: Processes that replaced a lost one.
-        restart_in: In how many seconds the next one starts, by the backoff of `RestartPolicy`; None unless it is awaited.
+        restart_in: Seconds until the next one starts, by the backoff of `RestartPolicy`; None unless that is awaited.
         stale: Replies that matched no running call and were dropped.
         queued: Calls that are queued now.
         last_failure: The last crash or failed start; None if there was none.
