@@ -20,13 +20,14 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from typing import IO, Final, NamedTuple, TypeAlias
 
 from envactors.errors import describe_end
 from envactors.process import helper_program
 from envactors.process.bootstrap import Descriptors
-from envactors.process.helper_program import ANSWER, ENDED, EXIT, FORK, READY, REQUEST, STARTED
+from envactors.process.helper_program import ANSWER, ENDED, EXIT, FORK, READY, REQUEST, STARTED, TRACKER_GRACE
 from envactors.process.refusal import LaunchRefusedError
 from envactors.process.starting import start_by_loky
 from envactors.system.interpreters import no_fork, start_python
@@ -313,9 +314,10 @@ class Helpers:
         with self._lock:
             self._own_workers.discard(pid)
             helper = self._helpers.get(settings)
-        # Until the worker is reaped below, no other group can have its id.
-        if helper is None or not helper.tell(ENDED, pid):
-            kill_groups({pid: 0.0})
+        is_told = helper is not None and helper.tell(ENDED, pid)
+        # Until the worker is reaped below, no other group can have its id. The helper ends trackers, which need time.
+        # It may be lost before it reads that.
+        kill_groups({pid: time.monotonic() + TRACKER_GRACE if is_told else 0.0})
         return await_exit(pid)
 
     def _current(self, settings: Settings, log: Log) -> Helper:

@@ -46,7 +46,7 @@ _MOST_FDS: Final = 16
 # How long threads that an import has started may take to end, in seconds.
 _THREAD_GRACE: Final = 1.0
 # How long resource trackers may take to clean up after a worker, in seconds.
-_TRACKER_GRACE: Final = 2.0
+TRACKER_GRACE: Final = 2.0
 # How long to kill processes that do not end, such as those of another user, and how often, in seconds.
 _KILL_PATIENCE: Final = 4.0
 _KILL_POLL: Final = 0.02
@@ -147,7 +147,7 @@ class Workers:
         """Kill the groups of workers that have ended; return whether any group may still have members."""
         if self._ended:
             # While a group has members, no other group can have its id.
-            left = processes.kill_groups({pid: ended + _TRACKER_GRACE for pid, ended in self._ended.items()})
+            left = processes.kill_groups({pid: ended + TRACKER_GRACE for pid, ended in self._ended.items()})
             oldest = time.monotonic() - _KILL_PATIENCE
             self._ended = {pid: ended for pid, ended in self._ended.items() if pid in left and ended > oldest}
         return bool(self._ended)
@@ -158,7 +158,7 @@ class Workers:
         for pid in tuple(self._running):
             self.end(pid)
         while (self.reap() or self._ended) and time.monotonic() < begun + _KILL_PATIENCE:
-            processes.kill_descendants(begun + _TRACKER_GRACE)
+            processes.kill_descendants(begun + TRACKER_GRACE)
             self.kill_groups()
             time.sleep(_KILL_POLL)
 
