@@ -211,11 +211,9 @@ class Helper:
 
     def tell(self, kind: bytes, pid: int) -> bool:
         """Report the start or the end of a worker that the caller has started; return whether the helper gets it."""
-        try:
-            self._requests.send(REQUEST.pack(kind, pid), SEND_FLAGS | socket.MSG_DONTWAIT)
-        except OSError:
-            return False
-        return True
+        with contextlib.suppress(OSError):
+            return self._requests.send(REQUEST.pack(kind, pid), SEND_FLAGS | socket.MSG_DONTWAIT) > 0
+        return False
 
     def close(self) -> None:
         """End the helper with everything that its workers have left, and wait until it has ended."""

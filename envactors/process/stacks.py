@@ -53,8 +53,7 @@ class ProcessStacks:
 
     def _ask_if_ready(self) -> None:
         fd = self._file.fileno()
-        may_ask = self._may_interrupt or not is_asleep(self._process.pid)
-        if may_ask and os.fstat(fd).st_size >= len(READY):
+        if (self._may_interrupt or not is_asleep(self._process.pid)) and os.fstat(fd).st_size >= len(READY):
             os.ftruncate(fd, len(READY))
             self._is_asked = True
             self._process.send_signal(STACKS_SIGNAL)
@@ -78,8 +77,5 @@ class ProcessStacks:
             unchanged = unchanged + _POLL if text == before else 0.0
         pid = self._process.pid
         if not self._is_asked and is_asleep(pid):
-            return (
-                f"process {pid} sleeps in a system call, which a request for its stacks might interrupt: the stacks() "
-                "of its handle make one\n"
-            )
+            return f"process {pid} sleeps in a system call; stacks() of its handle may interrupt that\n"
         return text or f"no stacks came within {seconds:g} s: process {pid} {describe_state(pid)}\n"
