@@ -19,7 +19,7 @@ from envactors.actor.handle import ActorHandle, close_all, method_name, pickle_c
 from envactors.actor.job import Job
 from envactors.actor.jobs import Call
 from envactors.actor.spawn import SpawnOptions, launch, spawn
-from envactors.actor.states import ActorState
+from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.type_variables import Item, P, R, T_co
 from envactors.errors import ActorClosedError, ActorError, ActorStartError, RestartsExhaustedError, copy_error
 from envactors.mailbox import messages
@@ -57,14 +57,14 @@ class PoolQueue:
 
     def fail_unless_served(self) -> None:
         """Fail all calls if no actor can run any, now or later."""
-        if not any(actor.is_usable for actor in self._actors):
+        if self.calls and not any(actor.is_usable for actor in self._actors):
+            stats = [actor.stats() for actor in self._actors]
             for call in self.calls:  # those that have ended before stay as they are
-                call.future.set_exception(self._unserved_error(call.method))
+                call.future.set_exception(self._unserved_error(call.method, stats))
             self.calls.clear()
 
-    def _unserved_error(self, method: str) -> ActorError:
+    def _unserved_error(self, method: str, stats: list[ActorStats]) -> ActorError:
         """Return the error of a call that no actor can run. It did not run, so it is not the error of another call."""
-        stats = [actor.stats() for actor in self._actors]
         causes = [one.last_failure for one in stats if one.last_failure is not None]
         unmade = next((cause for cause in causes if isinstance(cause, ActorStartError)), None)
         if unmade is not None:

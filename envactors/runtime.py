@@ -76,7 +76,7 @@ class ThreadPool:
         """Wait for the threads to end, except for the calling one."""
         deadline = time.monotonic() + timeout
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread.is_alive() and thread is not threading.current_thread():  # it may be about to start
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def _watch(self, loop: Loop) -> None:
@@ -97,8 +97,8 @@ class ThreadPool:
 
     def _add_thread(self) -> None:
         thread = LibraryThread(self._run, self._name, runs_user_code=self._runs_user_code)
+        self._threads.append(thread)
         thread.start()
-        self._threads.append(thread)  # `join` finds only threads that have started
 
     def _run(self) -> None:
         while True:

@@ -308,9 +308,10 @@ class Actor(ActorBase):
     def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
         """Take the request of a future out of the queue; see `Tenant.withdraw`."""
         job = next((job for job in self.queue if job.future is future), None)
-        activity = None if job is None else job.activity()
-        if job is None or activity is None:
+        if job is None:
             return self.tenant.withdraw(future, end)
+        activity = job.activity()
+        assert activity is not None, "it has not ended"
         end(activity)
         self.queue.remove(job)
         self.unfinished.pop(job, None)
@@ -330,7 +331,7 @@ class Actor(ActorBase):
         job.age = 0 if first or self.permits is None else self.permits.next_age()
         self.unfinished[job] = None
         if first:
-            replays = sum(queued.is_of_process and not isinstance(queued, Renewal) for queued in self.queue)
+            replays = sum(queued.runs_first for queued in self.queue)
             self.queue.insert(replays, job)
         else:
             self.queue.append(job)

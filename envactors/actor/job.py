@@ -32,6 +32,7 @@ class Job:
         age: Its age, for permits; the older a job is, the lower. Jobs that go first have 0.
         needs_permit: Whether it steps or resets envs, so that it counts for ``max_running``.
         is_of_process: Whether it ends with the process, since the next one does not need it, or gets another one.
+        runs_first: Whether it runs before all jobs of other kinds, as replays do.
         survives_interrupt: Whether it stays in the queue when an interrupted change is repaired.
     """
 
@@ -43,6 +44,7 @@ class Job:
     age: int = 0
     needs_permit: bool = False
     is_of_process: bool = False
+    runs_first: bool = False
     survives_interrupt: bool = True
 
     def can_join(self, running: Job) -> bool:

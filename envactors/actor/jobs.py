@@ -112,6 +112,7 @@ class Replay(Job):
     actor: Actor
     needs_permit = True
     is_of_process = True
+    runs_first = True
 
     def __init__(self, index: int, payload: bytes | bytearray, on_end: Callable[[bool], object]) -> None:
         self.index = index

@@ -612,16 +612,21 @@ def test_a_large_info_that_was_sent_before_the_crash_counts(stages):
 # Replays and poison --------------------------------------------------------------------------------------
 
 
+def begin_when_posted(stage):
+    """Have env 0 begin its request once its process was posted it, after the replays."""
+    stage.settle()
+    while stage.table.status[0] != POSTED:
+        assert stage.worker().play()
+        stage.settle()
+    stage.worker().begin_row(0)
+
+
 def test_the_same_step_is_not_tried_a_third_time(stages):
     stage = stages(1, on_failure="replay")
     stage.step([1])
     stage.start([5])
     for _ in range(2):
-        stage.settle()
-        while stage.table.status[0] != POSTED:
-            assert stage.worker().play()
-            stage.settle()
-        stage.worker().begin_row(0)
+        begin_when_posted(stage)
         stage.crash()
     stage.run()
     batch = stage.finish()
@@ -992,11 +997,7 @@ def test_the_abort_of_a_neighbor_is_no_crash_of_the_step_that_was_running(stages
     running, waiting = stage.envs.submit([2, 3])
     stage.worker().begin_row(0)
     assert waiting.abort()
-    stage.settle()
-    while stage.table.status[0] != POSTED:
-        assert stage.worker().play()
-        stage.settle()
-    stage.worker().begin_row(0)
+    begin_when_posted(stage)
     stage.crash()
     stage.run()
     assert running.result(SOON).info == {}
