@@ -1,4 +1,4 @@
-"""The caller's half of helper processes, which fork workers and kill what these leave behind.
+"""The caller's half of helper processes, which fork workers and kill the processes that workers leave behind.
 
     launcher's thread ──fork, descriptors──▶ helper ──fork──▶ worker
                       ◀─process id, pidfd───   │
@@ -51,10 +51,10 @@ class Settings(NamedTuple):
     """The settings that actors must have in common to share a helper.
 
     Attributes:
-        forks: Whether it forks the workers; otherwise the caller starts them through loky.
-        preload: Modules that it imports before it forks.
+        forks: Whether the helper forks the workers; otherwise the caller starts them through loky.
+        preload: Modules that the helper imports before it forks.
         variables: The environment variables that these modules or the interpreter may read.
-        python: Another interpreter; None for the caller's.
+        python: The interpreter of the helper and its workers; None for the caller's.
     """
 
     forks: bool
@@ -64,18 +64,19 @@ class Settings(NamedTuple):
 
 
 class HelperLostError(ConnectionError):
-    """The helper has ended, and its workers with it, or it does not answer."""
+    """The helper has ended, or was killed because it did not answer; its workers have ended with it."""
 
 
 class ExitCodes:
     """The exit codes that a helper reports. It is thread-safe.
 
     Args:
-        pipe: The pipe, which does not block.
+        pipe: The pipe that the helper writes them to; reading it does not block.
     """
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe
+        # How long to wait for the next report: not at all while the helper is late with one.
         self._patience = _REPORT_PATIENCE
         self._lock = threading.Lock()
         self._running: set[int] = set()
@@ -85,38 +86,38 @@ class ExitCodes:
     def expect(self, pid: int) -> None:
         """Add a worker that has started."""
         with self._lock:
-            self._codes.pop(pid, None)  # of an earlier process, which was reported too late
+            self._codes.pop(pid, None)  # a late report about an earlier process with this id
             self._running.add(pid)
 
     def take(self, pid: int) -> int | None:
-        """Return the exit code of a worker that has ended, minus the signal's number; None if it is not reported.
+        """Return the exit code of a worker that has ended, negative for a signal; None if it is not reported in time.
 
         Raises:
-            HelperLostError: The helper was lost, and therefore the worker has ended.
+            HelperLostError: The helper has ended, and the worker with it.
         """
         with self._lock:
-            while pid not in self._codes and self._wait():
+            while pid not in self._codes and (self._pipe.closed or self._wait()):
                 if not self._read():
                     raise HelperLostError("the helper process has ended")
             self._running.discard(pid)
             return self._codes.pop(pid, None)
 
     def _wait(self) -> bool:
-        """Return whether there is something to read; wait for it, but not again if the helper reports nothing."""
-        if not self._pipe.closed:
-            poll = select.poll()
-            poll.register(self._pipe, select.POLLIN)
-            self._patience = _REPORT_PATIENCE if poll.poll(self._patience * 1000) else 0.0
-        return self._pipe.closed or self._patience > 0
+        """Wait until the pipe is readable; return False if that takes too long."""
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        is_readable = bool(poll.poll(self._patience * 1000))
+        self._patience = _REPORT_PATIENCE if is_readable else 0.0
+        return is_readable
 
     def _read(self) -> bool:
-        """Read reports; return False if there are no more."""
+        """Read some reports; return False if none was left."""
         reports = None if self._pipe.closed else self._pipe.read(EXIT.size << 12)
         self._codes.update(EXIT.iter_unpack(reports or b""))
         return bool(reports)
 
     def finish(self) -> set[int]:
-        """Read what a helper has reported before its end; return the workers that have ended with it."""
+        """Read the last reports of a helper that has ended; return the workers that have ended with it."""
         with self._lock:
             while self._read():
                 pass
@@ -131,15 +132,13 @@ class Helper:
         settings: Its settings.
         lease: The descriptor of the file with the lease of this process; None if it has none.
 
-    Attributes:
-        loss: How it was lost, for people; empty while it runs.
-
     Raises:
         OSError: It could not be started.
     """
 
     def __init__(self, settings: Settings, lease: int | None) -> None:
-        self.loss: str = ""
+        # Why this process has killed it, in words; empty if it has not.
+        self._kill_reason = ""
         # Why it must not fork; None while it imports its modules, and empty if it may.
         self._refusal: str | None = None if settings.forks else ""
         self._fork_lock = threading.Lock()
@@ -159,11 +158,12 @@ class Helper:
             self._descriptors = ours.pop_all()
 
     def has_ended(self) -> bool:
-        """Return whether it was lost."""
-        code = self._process.poll()
-        if code is not None and not self.loss:
-            self.loss = describe_end(code, None) if code >= 0 else describe_end(None, -code)
-        return code is not None
+        return self._process.poll() is not None
+
+    def describe_loss(self) -> str:
+        """Wait for its end, and return in words how it ended."""
+        code = self._process.wait()
+        return self._kill_reason or (describe_end(code, None) if code >= 0 else describe_end(None, -code))
 
     def fork(self, setup: WorkerSetup, descriptors: Descriptors) -> Process:
         """Fork a worker.
@@ -181,7 +181,7 @@ class Helper:
                 self._refusal = "" if first == READY else first.decode()
             if self._refusal:
                 raise LaunchRefusedError(self._refusal)
-            with contextlib.suppress(ConnectionError), sigpipe_blocked():  # then it does not answer either
+            with contextlib.suppress(ConnectionError), sigpipe_blocked():  # if it has ended, `_receive` raises
                 fds = [file.fileno(), *descriptors.present()]
                 socket.send_fds(self._requests, [REQUEST.pack(FORK, 0)], fds)
             answer, sentinels = self._receive(_FORK_PATIENCE)
@@ -194,51 +194,50 @@ class Helper:
         return Process(pid, sentinels[0], functools.partial(self._exit_codes.take, pid))
 
     def _receive(self, patience: float) -> tuple[bytes, list[int]]:
-        """Return an answer, and the descriptors that have come with it."""
+        """Return an answer, and the descriptors that came with it; kill the helper if it does not answer in time."""
         self._requests.settimeout(patience)
         try:
             answer, fds, _, _ = socket.recv_fds(self._requests, 1 << 12, 1)
             if answer:
                 return answer, fds
         except TimeoutError:
-            self.loss = f"did not answer for {patience:g} s and was killed"
+            self._kill_reason = f"did not answer for {patience:g} s and was killed"
         except OSError:
             pass  # it has ended
         self._process.kill()
-        self._process.wait()
-        self.has_ended()
-        raise HelperLostError(f"the helper process {self.loss}")
+        raise HelperLostError(f"the helper process {self.describe_loss()}")
 
     def tell(self, kind: bytes, pid: int) -> bool:
-        """Report the start or the end of a worker that the caller has started; return whether the helper gets it."""
+        """Send the start or the end of a worker that the caller has started; return False if that is not possible."""
         with contextlib.suppress(OSError):
-            return self._requests.send(REQUEST.pack(kind, pid), SEND_FLAGS | socket.MSG_DONTWAIT) > 0
+            self._requests.send(REQUEST.pack(kind, pid), SEND_FLAGS | socket.MSG_DONTWAIT)
+            return True
         return False
 
     def close(self) -> None:
-        """End the helper with everything that its workers have left, and wait until it has ended."""
+        """Have the helper kill everything that its workers have left, and wait until it has ended."""
         with contextlib.suppress(OSError):  # it has ended
             self._requests.shutdown(socket.SHUT_RDWR)  # closing is not enough: a forked child may have a copy
-        self._process.send_signal(signal.SIGCONT)
+        self._process.send_signal(signal.SIGCONT)  # it may be stopped
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_PATIENCE)
         self._process.kill()
-        self.bury()
+        self.clean_up()
 
-    def bury(self) -> int:
-        """Kill what its workers have left, once it has ended; return how many workers have ended with it."""
+    def clean_up(self) -> int:
+        """Wait for its end, kill the processes that its workers left, and return how many workers ended with it."""
         self._process.wait()
         workers = self._exit_codes.finish()
         kill_groups(dict.fromkeys(workers, 0.0))
         for group in workers:
             while await_exit(-group) is not None:
-                pass  # this process is the parent of orphans, as process 1 of a container is
+                pass  # this process adopts orphans, as process 1 of a container does
         self._descriptors.close()
         return len(workers)
 
     def forget(self) -> None:
         """Leave the helper to the process that this one was forked from."""
-        self._process.returncode = 0
+        self._process.returncode = 0  # `Popen` must not wait for the child of another process
         self._descriptors.close()
 
 
@@ -256,16 +255,17 @@ class Helpers:
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
+        """Start without helpers, as a new process or a forked one."""
         for helper in self._helpers.values():
             helper.forget()
         self._helpers.clear()
         self.lease: int | None = None
-        # Guards what is above and below.
+        # Guards all state. It is replaced after a fork, since another thread may have held it.
         self._lock = threading.Lock()
-        # The settings of each user.
+        # The settings of each actor that uses a helper.
         self._users: dict[object, Settings] = {}
         # The running workers that this process has started through loky.
-        self._own_workers: set[int] = set()
+        self._loky_workers: set[int] = set()
 
     def retain(self, settings: Settings, user: object) -> None:
         """Keep the helper of these settings for an actor."""
@@ -297,24 +297,26 @@ class Helpers:
             OSError: The worker could not be started.
         """
         if settings.forks:
-            with contextlib.suppress(HelperLostError):
+            with contextlib.suppress(HelperLostError):  # try once more with another helper
                 return self._current(settings, log).fork(setup, descriptors)
             return self._current(settings, log).fork(setup, descriptors)
         helper = self._current(settings, log)
         pid = start_by_loky(name, setup, descriptors)
-        process = Process(pid, open_sentinel(pid), functools.partial(self._end_own_worker, settings, pid))
+        process = Process(pid, open_sentinel(pid), functools.partial(self._reap_loky_worker, settings, pid))
         with self._lock:
-            self._own_workers.add(pid)
+            self._loky_workers.add(pid)
         helper.tell(STARTED, pid)
         return process
 
-    def _end_own_worker(self, settings: Settings, pid: int) -> int | None:
+    def _reap_loky_worker(self, settings: Settings, pid: int) -> int | None:
+        """Kill the process group of a worker that has ended, reap the worker, and return its exit code."""
         with self._lock:
-            self._own_workers.discard(pid)
+            self._loky_workers.discard(pid)
             helper = self._helpers.get(settings)
         is_told = helper is not None and helper.tell(ENDED, pid)
-        # Until the worker is reaped below, no other group can have its id. The helper ends trackers, which need time.
-        # It may be lost before it reads that.
+        # Kill before reaping: until then no other group can have this id. If the helper was told, it gives resource
+        # trackers time to clean up, and then kills them. Everything else is killed here, too, since the helper may end
+        # before it reads the message.
         kill_groups({pid: time.monotonic() + TRACKER_GRACE if is_told else 0.0})
         return await_exit(pid)
 
@@ -323,19 +325,20 @@ class Helpers:
         with self._lock:
             helper = self._helpers.get(settings)
             if helper is not None and helper.has_ended():
-                log(functools.partial(_log_loss, helper.loss, helper.bury()))
+                log(functools.partial(_log_loss, helper.describe_loss(), helper.clean_up()))
                 helper = None
             if helper is None:
                 helper = self._helpers[settings] = Helper(settings, self.lease)
-                for pid in () if settings.forks else self._own_workers:
-                    helper.tell(STARTED, pid)
+                if not settings.forks:
+                    for pid in self._loky_workers:
+                        helper.tell(STARTED, pid)
             return helper
 
 
-def _log_loss(loss: str, workers: int) -> None:
+def _log_loss(end: str, workers: int) -> None:
     level = logging.WARNING if workers else logging.INFO
     actors = "1 actor restarts" if workers == 1 else f"{workers} actors restart"
-    _log.log(level, "the helper process %s, and its workers have ended with it: %s", loss, actors)
+    _log.log(level, "the helper process %s, and its workers have ended with it: %s", end, actors)
 
 
 HELPERS = Helpers()

@@ -1,10 +1,10 @@
 """The helper process: it forks workers, and kills the processes that they leave behind.
 
-It is a fresh interpreter with one thread. As a subreaper it becomes the parent of every process that a worker leaves,
-so it can kill all that belongs to the caller's workers: the process group of a worker that has ended, and all its own
-descendants once the caller has ended or hangs up. If the helper itself is killed, the kernel kills its workers.
+It is a fresh interpreter with one thread. As a subreaper, it becomes the parent of every process that a worker leaves.
+When a worker ends, the helper kills the worker's process group. When the caller ends or hangs up, the helper kills all
+of the helper's descendants. If the helper itself is killed, the kernel kills its workers.
 
-Workers that the caller has started through loky are not its descendants. It only kills their process groups.
+Workers that the caller has started through loky are not descendants of the helper, so it kills only their groups.
 
 The caller's half is `envactors.process.helper`.
 """
@@ -29,29 +29,29 @@ from typing import Final, NoReturn
 from envactors.system import processes
 from envactors.system.clocks import boot_clock
 
-# A request: its kind, and the process id of a worker that the caller has started through loky.
+# A request: its kind, and the process id of a worker that the caller has started through loky; 0 for FORK.
 REQUEST: Final = struct.Struct("<cq")
 FORK, STARTED, ENDED = b"f", b"s", b"e"
-# The first message of the helper, if it may fork; otherwise it says why it must not.
+# The first message of a helper that may fork. Another message in its place says why the helper must not.
 READY: Final = b"ready"
-# The answer to FORK, which has the worker's pidfd with it: its process id and 0, or 0 and an error number.
+# The answer to FORK: the worker's process id and 0, along with the worker's pidfd; or 0 and an error number.
 ANSWER: Final = struct.Struct("<qq")
-# The end of a forked worker: its process id, and its exit code or minus the number of a signal.
+# The end of a forked worker: its process id, and its exit code, which is negative for a signal.
 EXIT: Final = struct.Struct("<qq")
 # The content of the file with the caller's lease: until when the caller and its workers may run (`boot_clock`).
 LEASE: Final = struct.Struct("<d")
 
-# The most descriptors that a request may have with it.
+# The most descriptors that a request may carry.
 _MOST_FDS: Final = 16
 # How long threads that an import has started may take to end, in seconds.
 _THREAD_GRACE: Final = 1.0
 # How long resource trackers may take to clean up after a worker, in seconds.
 TRACKER_GRACE: Final = 2.0
-# How long to kill processes that do not end, such as those of another user, and how often, in seconds.
+# How long, and how often, to try to kill processes that do not end, such as those of another user, in seconds.
 _KILL_PATIENCE: Final = 4.0
 _KILL_POLL: Final = 0.02
-# How often to look for the caller where no descriptor tells its end, in seconds.
-_BEAT: Final = 0.5
+# How often to check whether the caller runs where no descriptor reports its end, in seconds.
+_CALLER_POLL: Final = 0.5
 
 
 def main(requests: int, exits: int, lease: int | None, caller_pid: int, preload: list[str] | None) -> NoReturn:
@@ -96,13 +96,13 @@ class Caller:
         return True
 
     def seconds_to_check(self) -> float:
-        """Return in how many seconds `may_run` must be called again."""
-        return max(0.0, min(self._lease_left(), _BEAT if self.sentinel is None else math.inf))
+        """Return the seconds after which `may_run` must be called again."""
+        return max(0.0, min(self._lease_left(), _CALLER_POLL if self.sentinel is None else math.inf))
 
     def _lease_left(self) -> float:
         if self.lease is None:
             return math.inf
-        # Read twice: the caller may be writing it.
+        # The later of two reads: a read while the caller writes may return a torn value.
         until = max(LEASE.unpack(os.pread(self.lease, LEASE.size, 0))[0] for _ in range(2))
         return float(until - boot_clock())
 
@@ -126,37 +126,36 @@ class Workers:
         """Add a worker, which leads a process group."""
         self._running.add(pid)
 
-    def end(self, pid: int) -> None:
-        """Record the end of a worker."""
+    def record_end(self, pid: int) -> None:
+        """Record the end of a worker, whose group `kill_groups` then kills."""
         self._running.discard(pid)
         self._ended[pid] = time.monotonic()
 
     def reap(self) -> bool:
-        """Reap children that have ended, and report the exit codes of workers; return whether other children run."""
+        """Reap children that have ended, and report the exit codes of workers; return whether any children run."""
         with contextlib.suppress(ChildProcessError):
             while (exited := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = exited
                 if pid in self._running:
-                    self.end(pid)
-                    with contextlib.suppress(OSError):  # the caller has ended, or reads nothing
+                    self.record_end(pid)
+                    with contextlib.suppress(OSError):  # the caller has ended, or the pipe is full
                         os.write(self._exits, EXIT.pack(pid, os.waitstatus_to_exitcode(status)))
             return True
         return False
 
     def kill_groups(self) -> bool:
         """Kill the groups of workers that have ended; return whether any group may still have members."""
-        if self._ended:
-            # While a group has members, no other group can have its id.
-            left = processes.kill_groups({pid: ended + TRACKER_GRACE for pid, ended in self._ended.items()})
-            oldest = time.monotonic() - _KILL_PATIENCE
-            self._ended = {pid: ended for pid, ended in self._ended.items() if pid in left and ended > oldest}
+        # While a group has members, no other group can have its id.
+        occupied = processes.kill_groups({pid: ended + TRACKER_GRACE for pid, ended in self._ended.items()})
+        oldest = time.monotonic() - _KILL_PATIENCE
+        self._ended = {pid: ended for pid, ended in self._ended.items() if pid in occupied and ended > oldest}
         return bool(self._ended)
 
     def kill_all(self) -> None:
         """Kill the groups of all workers, and all descendants of the helper."""
         begun = time.monotonic()
         for pid in tuple(self._running):
-            self.end(pid)
+            self.record_end(pid)
         while (self.reap() or self._ended) and time.monotonic() < begun + _KILL_PATIENCE:
             processes.kill_descendants(begun + TRACKER_GRACE)
             self.kill_groups()
@@ -176,12 +175,12 @@ class HelperServer:
         self._requests = socket.socket(fileno=requests)
         self._caller = caller
         self._workers = Workers(exits)
-        # A batch system sends these signals to all processes, for the caller to handle. Workers get the original
-        # handlers.
-        self._handlers = {signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGHUP, signal.SIGTERM)}
-        processes.detach()  # unblocks signals
+        # A batch system sends these signals to all processes, for the caller to handle.
+        ignored = (signal.SIGHUP, signal.SIGTERM)
+        self._original_handlers = {signum: signal.signal(signum, signal.SIG_IGN) for signum in ignored}
+        processes.detach()  # unblocks signals, which must be ignored by now
         # The end of a child writes a byte to this pipe, which ends `poll`.
-        self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._original_handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         self._signals, signaled = os.pipe()
         for fd in (self._signals, signaled):
             os.set_blocking(fd, False)
@@ -210,8 +209,8 @@ class HelperServer:
 
     def _serve_once(self) -> bool:
         """Wait, and handle what has happened; return False if the caller has hung up."""
-        has_rest = self._workers.kill_groups()
-        seconds = min(self._caller.seconds_to_check(), _KILL_POLL if has_rest else math.inf)
+        must_kill_again = self._workers.kill_groups()
+        seconds = min(self._caller.seconds_to_check(), _KILL_POLL if must_kill_again else math.inf)
         ready = dict(self._poll.poll(None if seconds == math.inf else seconds * 1000))
         with contextlib.suppress(BlockingIOError):
             os.read(self._signals, 1 << 12)
@@ -224,6 +223,7 @@ class HelperServer:
             return False
 
     def _handle_request(self) -> bool:
+        """Handle a request; return False if the caller has hung up."""
         request, fds, _, _ = socket.recv_fds(self._requests, REQUEST.size, _MOST_FDS)
         if not request:
             return False
@@ -233,7 +233,7 @@ class HelperServer:
         elif kind == STARTED:
             self._workers.add(pid)
         else:
-            self._workers.end(pid)
+            self._workers.record_end(pid)
         return True
 
     def _fork(self, fds: list[int]) -> None:
@@ -244,7 +244,7 @@ class HelperServer:
             if pid == 0:
                 processes.exit_after(lambda: self._become_worker(fds, helper_pid))
             self._workers.add(pid)
-            fds.append(processes.open_sentinel(pid))  # nobody but this thread reaps it
+            fds.append(processes.open_sentinel(pid))  # only this thread reaps it, so the id is still valid
             socket.send_fds(self._requests, [ANSWER.pack(pid, 0)], fds[-1:])
         except OSError as error:
             self._requests.send(ANSWER.pack(0, error.errno or 0))
@@ -253,10 +253,10 @@ class HelperServer:
                 os.close(fd)
 
     def _become_worker(self, fds: list[int], helper_pid: int) -> NoReturn:
-        from envactors.process import bootstrap  # which needs NumPy, as helpers that fork nothing do not
+        from envactors.process import bootstrap  # imports NumPy, which only helpers that fork need
 
         signal.set_wakeup_fd(-1)
-        for signum, handler in self._handlers.items():
+        for signum, handler in self._original_handlers.items():
             signal.signal(signum, handler)
         self._requests.close()
         for fd in self._own_fds:
