@@ -207,7 +207,7 @@ class RolloutPart(Job):
         self._makes_policy = stop.lacks_policy
         if stop.failure is not None:
             index = self.columns.envs[stop.position]
-            failure = self._group.recovery.raised(self._activity_of(index), stop.failure)
+            failure = self._group.recovery.raised_failure(self._activity_of(index), stop.failure)
             self._decide(index, failure, has_process=self._actor.is_usable)
         if stop.layout is not None:
             try:

@@ -489,7 +489,7 @@ class RowEngine(Engine):
         call_ids, call_id = self.table.call_id_of, self.table.call_id_of[index]
         reader = self.reader
         step, error = try_to_read(lambda: reader.read(reader.copy_row(index)), lambda: call_ids[index] == call_id)
-        return step, None if error is None else self.group_of[index].recovery.unreadable_of(index)(error)
+        return step, None if error is None else self.group_of[index].recovery.unreadable_error_maker(index)(error)
 
     # Last results and snapshots --------------------------------------------------------------------------
 

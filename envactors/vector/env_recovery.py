@@ -1,4 +1,4 @@
-"""What becomes of the failed requests of one actor's envs, and which errors their users get.
+"""The recovery of one actor's envs from failed requests, and the errors that users get.
 
 `envactors.vector.fates` chooses the fate of a request; this module collects the facts and applies the choice. It
 queues nothing: callers learn whether a request must run again.
@@ -52,13 +52,13 @@ class EnvRecovery:
     def recover_row(self, index: int) -> bool:
         """Handle the failure in a complete row, whose env raised; return whether the request must run again."""
         table = self._table
-        failure = self.raised(table.activity_of(index), table.infos.failure(table.overflow.get(index)))
+        failure = self.raised_failure(table.activity_of(index), table.infos.failure(table.overflow.get(index)))
         return self._recover(index, failure, has_process=self._actor.is_usable)
 
     def recover_unreadable(self, index: int, error: BaseException) -> bool:
         """Handle a result that cannot be unpickled; return whether the request must run again."""
         table = self._table
-        table.swap_buffers(index)  # the observation before it may be returned instead
+        table.swap_buffers(index)  # the previous observation may be returned instead
         activity, incarnation = table.activity_of(index), int(table.posted_in[index])
         text = type(error).__name__
         failure = FailedRequest(Cause.RAISED, ReadyOutcome(None, error), incarnation, activity, text, has_run=True)
@@ -69,11 +69,11 @@ class EnvRecovery:
 
         Args:
             unfinished: The requests.
-            running: The one that the process ran last; None if it ran none.
-            ended: The end of the process, with the request that is blamed for it.
+            running: The one of them that the process was running; None if it was running none.
+            ended: The exit of the process, with the request that is blamed for it.
         """
         culprit = ended.culprit
-        # A step that missed its deadline may still have ended, and the next one begun: then both have begun.
+        # The worker may have finished a step after its deadline, and begun the next one: then both have begun.
         begun = [activity.env for activity in (culprit, running) if activity is not None]
         is_discard = ended.reason is EndReason.DISCARD
         again: list[int] = []
@@ -98,9 +98,9 @@ class EnvRecovery:
             self._recover(index, failure, has_process=False)
 
     def recover_lost(self, ids: Sequence[int]) -> None:
-        """Handle the requests of those envs that are queued but need an episode that was lost.
+        """Handle the queued requests of these envs that need a lost episode.
 
-        A request either gets its outcome now, or becomes a reset and stays in the queue.
+        Each gets its outcome now, or becomes a reset and stays in the queue.
         """
         for index in ids:
             if self._table.status[index] == QUEUED and self.lacks_episode(index):
@@ -118,7 +118,7 @@ class EnvRecovery:
     # Decisions and their effects -------------------------------------------------------------------------
 
     def _recover(self, index: int, failure: FailedRequest, *, has_process: bool) -> bool:
-        """Handle a failed request, and give it an outcome unless it must run again; return whether it must.
+        """Handle a failed request, and give it an outcome unless it must run again; return whether it must run again.
 
         Args:
             index: The env.
@@ -137,24 +137,24 @@ class EnvRecovery:
             # A repeated reset keeps the seed and the options of the user.
             seed = request.seed if decision.repeats_reset else None
             payload = request.payload if request.method == "reset" else None
-            again = dataclasses.replace(request, resets=True, seed=seed, payload=payload, failure=error)
-            table.set_requests({index: again})
+            reset = dataclasses.replace(request, resets=True, seed=seed, payload=payload, failure=error)
+            table.set_requests({index: reset})
             return True
-        last = reader.copy_last(index, has_info=False) if decision.fate is EnvFate.TRUNCATE else None
-        if last is None:
-            table.record_outcome(index, error)
-        else:
-            table.keep_observation(index)
+        outcome = error
+        if decision.fate is EnvFate.TRUNCATE:
+            last = reader.copy_last(index, has_info=False)
+            assert last is not None, "only an env with an earlier result is truncated"
+            table.repeat_observation(index)
             # Starts may have failed since.
             incarnation = max(failure.incarnation + 1, self._actor.incarnation.index)
-            read = functools.partial(reader.read_truncated, last, error, incarnation)
-            table.record_outcome(index, self.read_later(index, read))
+            outcome = self.read_later(index, functools.partial(reader.read_truncated, last, error, incarnation))
+        table.record_outcome(index, outcome)
         return False
 
     def decide(
         self, index: int, failure: FailedRequest, posted: PostedRequest, actions: Actions, *, has_process: bool
     ) -> tuple[Decision, Outcome]:
-        """Decide the fate of a failed step or reset, and discard its process if the env is not fit for use any more.
+        """Decide the fate of a failed step or reset, and discard its process if the env can no longer be used.
 
         Args:
             index: The env.
@@ -169,6 +169,8 @@ class EnvRecovery:
         table, journal = self._table, self._table.journals[index]
         request = table.request_of(index)
         can_retry = table.replays and not failure.has_run and journal.can_retry(posted)
+        gives_up = table.replays and not can_retry
+        error = self._with_inputs(index, failure, posted, actions) if gives_up else failure.error
         facts = Facts(
             cause=failure.cause,
             on_failure=table.on_failure,
@@ -185,9 +187,7 @@ class EnvRecovery:
             can_replay=journal.can_replay,
             can_retry=can_retry,
         )
-        error = failure.error
-        if table.replays and not can_retry:  # reads the journal, which `settle` may clear
-            error = self._with_inputs(index, failure, posted, actions)
+        # This may clear the journal, which the facts and the error were read from.
         decision = settle(facts, table.episodes, index, journal)
         self._actor.failed += failure.cause is Cause.RUNNING and decision.fate is not EnvFate.REDO
         if decision.replaces_process:
@@ -198,7 +198,7 @@ class EnvRecovery:
     # Errors ----------------------------------------------------------------------------------------------
 
     def _with_inputs(self, index: int, failure: FailedRequest, posted: PostedRequest, actions: Actions) -> Outcome:
-        """Return the error of a request that is not tried again, with the inputs that end processes, if they do."""
+        """Return the error of a request that is not retried, with the inputs that led to the crash if it crashed."""
         if failure.cause is not Cause.RUNNING or not failure.counts_as_crash:
             return failure.error
         inputs = self._table.journals[index].inputs(actions, index, posted, self._table.attach)
@@ -214,8 +214,8 @@ class EnvRecovery:
         assert cause is not None, "the env has raised"
         return self._actor.errors.discarded(failure.activity, failure.incarnation, pid, cause, failure.text)
 
-    def raised(self, activity: Activity, failure: Failure) -> FailedRequest:
-        """Return the failure of a request in which the env has raised; its exception is not unpickled yet."""
+    def raised_failure(self, activity: Activity, failure: Failure) -> FailedRequest:
+        """Return the failure of a request in which the env raised, without unpickling the exception."""
         errors, incarnation, pid = self._actor.errors, int(self._table.posted_in[activity.env]), self._actor.pid
         error = LazyOutcome(lambda: (None, errors.raised(activity, incarnation, pid, failure)), is_failure=True)
         in_reset = failure.fault == Fault.RESET
@@ -224,12 +224,13 @@ class EnvRecovery:
     def lost_failure(self, activity: Activity) -> FailedRequest:
         """Return the failure of a request that needs an episode which ended with an earlier process."""
         actor = self._actor
-        incarnation = actor.last_crash.incarnation if actor.last_crash is not None else None
-        ended = actor.incarnation.index if incarnation is None else incarnation
+        ended = actor.incarnation.index
+        if actor.last_crash is not None and actor.last_crash.incarnation is not None:
+            ended = actor.last_crash.incarnation
         return FailedRequest(Cause.WAITING, ReadyOutcome(None, self.crash_error_for(activity)), ended, activity)
 
     def crash_error_for(self, activity: Activity) -> ActorError:
-        """Return the error of a request whose process ended before it could run.
+        """Return the error of a request that its process did not complete: its own crash, or that of another request.
 
         The actor records an exit as its last crash before it calls `ActorEnvs.on_exit`.
         """
@@ -241,16 +242,16 @@ class EnvRecovery:
         return actor.errors.not_begun(activity, crash)
 
     def read_later(self, index: int, read: Callable[[], EnvStep]) -> Outcome:
-        """Return the outcome of an env whose result is unpickled when somebody asks for it."""
-        unreadable = self.unreadable_of(index)
+        """Return an outcome that unpickles the result of an env when somebody asks for it."""
+        make_error = self.unreadable_error_maker(index)
 
         def read_or_explain() -> tuple[EnvStep | None, BaseException | None]:
             step, error = try_to_read(read)
-            return step, None if error is None else unreadable(error)
+            return step, None if error is None else make_error(error)
 
         return LazyOutcome(read_or_explain, is_failure=False)
 
-    def unreadable_of(self, index: int) -> Callable[[BaseException], ActorError]:
+    def unreadable_error_maker(self, index: int) -> Callable[[BaseException], ActorError]:
         """Return a function that turns the exception of unpickling an env's result into the error for the user.
 
         The function runs code of users, so callers must not hold the lock.

@@ -7,8 +7,9 @@
 An env whose actor is free skips `QUEUED`. A posted request that must run again, after a crash or an exception of the
 env, returns to `QUEUED`.
 
-A posted row is *complete* once the worker has written the call id of the request into it. That changes no status: the
-vector delivers the row directly, or `ActorEnvs.collect_completed` makes it `DONE` or `FAILED` first.
+A posted row is *complete* once the worker has written the call id of the request into it, and has sent the parts of the
+result that do not fit there. That changes no status: the vector delivers the row directly, or
+`ActorEnvs.collect_completed` makes it `DONE` or `FAILED` first.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from envactors.vector.waiting import ResultWaiters
 IDLE: Final = 0
 QUEUED: Final = 1  # the request waits in the queue of the actor
 POSTED: Final = 2  # the request is in the row, which may be complete
-DONE: Final = 3  # the result is in `EnvTable.outcomes`, or in the row if there is no entry
+DONE: Final = 3  # the result is in `EnvTable.outcomes`, or else in the row
 FAILED: Final = 4  # the failure is in `EnvTable.outcomes`
 
 # The largest seed that fits into a row.
@@ -48,7 +49,9 @@ _LARGEST_SEED: Final = (1 << 64) - 1
 
 @dataclasses.dataclass(slots=True, eq=False)
 class EnvRequest:
-    """The request of an env. A plain step, whose action is in the row and whose result the vector delivers, has none.
+    """The request of an env.
+
+    A plain step needs no `EnvRequest`: its action is in the row, and the vector delivers its result.
 
     Attributes:
         method: The method that the user called.
@@ -70,11 +73,11 @@ class EnvRequest:
     ending: Outcome | None = None
 
 
-# The buffer of each operation, and the other one of each buffer, for `bytes.translate`.
+# Tables for `bytes.translate`: the buffer of each operation, and the other buffer for each buffer.
 _BUFFER_OF_OP: Final = bytes(op & BUFFER for op in range(256))
 _OTHER_BUFFER: Final = bytes(buffer ^ BUFFER for buffer in range(256))
 
-# Stands for the request of an env that has no entry in `EnvTable.requests`.
+# The request of each env without an entry in `EnvTable.requests`.
 _PLAIN_STEP: Final = EnvRequest("step")
 
 
@@ -125,8 +128,8 @@ class EnvTable:
         completed_of: The call ids that workers have written into the rows: the memory of ``slab.completed``.
         ops: uint8, shape (n,): each env's last posted operation, in the bits of `envactors.mailbox.slab`.
         op_of: The same memory, which Python writes and translates faster.
-        last_op_of: The operation before that, which the last observation is of until the posted one has a result.
-        seeds: The seed of that operation, if its bits say that it has one.
+        last_op_of: Each env's previous operation. Its result is the last one until the operation in ``ops`` has one.
+        seeds: The seed of each env's last posted operation, if its bits say that it has one.
         buffer_index: uint8, shape (n,): the buffer with each env's last complete observation.
         buffer_of: The same memory.
         incarnations: int64, shape (n,): the current process of each env.
@@ -181,7 +184,7 @@ class EnvTable:
         self.call_id_of: memoryview[int] = self.call_ids.data
         self.completed_of: memoryview[int] = slab.completed.data
         self._deadlines = deadlines
-        # For each status, which includes the two values of a boolean, a column in which all envs have it.
+        # Columns in which all envs have the same value: one for each status. The first two also serve as booleans.
         self._uniform_columns = [bytes([value]) * count for value in range(FAILED + 1)]
         self._incarnation_of: memoryview[int] = self.incarnations.data
         self._posted_in_of: memoryview[int] = self.posted_in.data
@@ -213,7 +216,7 @@ class EnvTable:
         return self.status == self._uniform_columns[status]
 
     def is_complete(self, index: int) -> bool:
-        """Return whether the result of a posted env has come completely, and before the deadline."""
+        """Return whether the whole result of a posted env has come, and before the deadline."""
         if self.completed_of[index] != self.call_id_of[index] or index in self.overdue:
             return False
         return self.infos.encodings[index] < OVERFLOW or index in self.overflow
@@ -245,7 +248,7 @@ class EnvTable:
         """Return the request of an env, for deadlines and errors."""
         if method is None:
             # Until a queued env is posted, its row has the operation of an earlier request.
-            is_posted_reset = self.status[index] != QUEUED and self.ops[index] & RESET
+            is_posted_reset = self.status[index] != QUEUED and self.op_of[index] & RESET
             is_reset = is_posted_reset or self.request_of(index).method == "reset"
             method = "reset" if is_reset else "step"
         return Activity(method, index, self.call_id_of[index], started, self._deadlines.of(method))
@@ -262,7 +265,7 @@ class EnvTable:
 
     def posted_request(self, index: int) -> PostedRequest:
         """Return an env's last posted operation in the form that its journal records."""
-        op = int(self.ops[index])
+        op = self.op_of[index]
         payload = self.request_of(index).payload if op & PAYLOAD else None
         seed = self.seeds[index] if op & (SEED | PAYLOAD) else None
         autoreset = self.autoreset == "same_step" and not op & NO_AUTORESET
@@ -275,7 +278,7 @@ class EnvTable:
             return False
         return self.episodes.step_needs_episode(index)
 
-    # The four transitions --------------------------------------------------------------------------------
+    # Requests and outcomes -------------------------------------------------------------------------------
 
     def set_requests(self, requests: Mapping[int, EnvRequest]) -> None:
         """Set the requests, except plain steps, of envs that are about to be queued or posted."""
@@ -318,7 +321,7 @@ class EnvTable:
             for index in envs.ids:
                 self.overflow.pop(index, None)
         self.version += 1
-        # A worker that is running other rows may run these as well once they are in ``slab.posted``.
+        # ``slab.posted`` is written last: a worker that is running other rows may run these as soon as it is.
         if envs.is_all:
             self.last_op_of[:] = self.op_of
             self.op_of[:] = self._slab_ops[:] = ops
@@ -405,23 +408,23 @@ class EnvTable:
         self.waiters.ring()
 
     def swap_buffers(self, index: int) -> None:
-        """Make the other observation of an env its last one: a result is complete, or it cannot be read after all."""
-        self.buffer_index[index] ^= BUFFER
+        """Make the other observation of an env its last one: a result is complete, or turns out to be unreadable."""
+        self.buffer_of[index] ^= BUFFER
 
     def undo_post(self, index: int) -> None:
         """Record that a posted request has left no observation, and the episode continues from the last one."""
         self.op_of[index] = self.last_op_of[index]
 
-    def keep_observation(self, index: int) -> None:
-        """Record that a request has failed without leaving an observation, so that the last one is that of no reset."""
-        self.ops[index] = self.buffer_index[index]
+    def repeat_observation(self, index: int) -> None:
+        """Record that the last observation is returned once more, as that of a step. Then it begins no episode."""
+        self.op_of[index] = self.buffer_of[index]
 
     def set_last_content(self, index: int, content: bytes | memoryview | None) -> None:
         """Keep the pickled info and object leaves of an env's last result; see ``last_contents``."""
         self.last_contents[index] = None if content is None else bytes(content)
 
     def take_saves_due(self, ids: range) -> list[int]:
-        """Return those of the envs of an actor whose states have to be saved now."""
+        """Remove the envs of an actor from ``saves_due``; return them in ascending order."""
         due = sorted(self.saves_due.intersection(ids))
         self.saves_due.difference_update(due)
         return due
@@ -474,7 +477,7 @@ class EnvTable:
         """
         self.version += 1
         self.posted_in[index] = incarnation
-        self.ops[index] = self.buffer_index[index] | (RESET if starts else 0)
+        self.op_of[index] = self.buffer_of[index] | (RESET if starts else 0)
 
     def clear(self, index: int) -> None:
         """Make an env idle, whatever its state. It needs a reset, which another process will run."""
@@ -485,7 +488,7 @@ class EnvTable:
         self.journals[index].forget()
 
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:
-        """Encode the request of an env that runs no plain step; return the operation and the payload."""
+        """Encode a request other than a plain step, and set its future running; return the operation and payload."""
         request = self.request_of(index)
         episodes = self.episodes
         if request.resets:
