@@ -34,10 +34,10 @@ class InlineVector(Protocol):
     """The vector of in-process actors, as these use it."""
 
     def on_change(self, actor: InlineActor) -> None:
-        """Find out the present envs of an actor: they are others, or gone."""
+        """Take the current envs of an actor, which has replaced or dropped the previous ones."""
 
-    def count_rows(self, actor: InlineActor) -> int:
-        """Return how many steps and resets the envs of an actor have run. Calls do not count."""
+    def count_requests(self, actor: InlineActor) -> int:
+        """Return how many steps and resets the envs of an actor have run, without calls."""
 
 
 class _Request(InlineRequest):
@@ -130,9 +130,9 @@ class InlineActor(ActorBase):
         return [] if self._server is None else self._server.host.hosted_envs
 
     def stats(self) -> ActorStats:
-        rows = 0 if self.vector is None else self.vector.count_rows(self)
+        requests = 0 if self.vector is None else self.vector.count_requests(self)
         return ActorStats(
-            completed=self._completed + rows,
+            completed=self._completed + requests,
             state=self.state,
             pid=self.pid,
             node=self.node,
@@ -199,8 +199,8 @@ class InlineActor(ActorBase):
         """Make new envs; if an interrupt ends that, `make_missing` makes them later.
 
         Args:
-            reason: Why the present ones end.
-            closes: Whether to close those.
+            reason: Why the current ones end.
+            closes: Whether to close the current ones.
         """
         with self.lock:
             recording.recorder.on_exit(self, None)

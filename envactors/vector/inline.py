@@ -111,15 +111,15 @@ class InlineEngine(Engine):
     _actor_of: list[InlineActor]
 
     def __init__(self, choices: Choices, actors: Sequence[ActorHandle], described: Description) -> None:
-        found = [handle._actor for handle in actors]
-        self.actors: list[InlineActor] = [actor for actor in found if isinstance(actor, InlineActor)]
+        inline_actors: list[Any] = [handle._actor for handle in actors]
+        self.actors: list[InlineActor] = inline_actors
         actor_of = [actor for actor in self.actors for _ in actor.range]
         count = len(actor_of)
         super().__init__(described, Episodes(count, choices.autoreset, choices.on_failure), actor_of)
         if choices.seed_episodes:
             self.episodes.seed_episodes()
         self.sequence_lengths: list[int] = [count]
-        # The last result of each env, and the process that has returned it; for who owns its values see `_keep`.
+        # The last result of each env, which `_keep` copies, and the process that has returned it.
         self._observations = column_of(OBJECT if described.observation is None else described.observation, count)
         self._rewards = column_of(described.reward, count)
         self._terminated, self._truncated = np.zeros((2, count), np.bool_)
@@ -127,17 +127,18 @@ class InlineEngine(Engine):
         self._last_infos: list[Any] = [] if self.on_failure == "raise" else [{}] * count
         self._incarnations = np.zeros(count, np.int64)
         self._all_ids = np.arange(count)
-        self._starts = [False] * count  # whether its observation is the first of an episode
-        # The infos of last results that were not delivered yet, in the order of their completion, and the errors of
-        # failed requests.
-        self._results: dict[int, Any] = {}
-        self._errors: dict[int, BaseException] = {}
+        self._starts = [False] * count  # whether each last observation is the first of an episode
+        # The outcomes to deliver, by env: the infos of results, in the order of their completion, and the errors. All
+        # other values of a result are in the arrays above.
+        self._pending_infos: dict[int, Any] = {}
+        self._pending_errors: dict[int, BaseException] = {}
         # The running requests, the outermost one first. A request that was interrupted stays until the next one.
         self._unfinished: list[_Requests] = []
         self._lock = self.actors[0].config.lock
         self._code = self.actors[0].code
         self._hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv] = [_MissingEnv(self, i) for i in range(count)]
-        # The memory in which each env records its current method: the counters of its actor's control page.
+        # The memory in which each env records its current method: the counters of its actor's control page. An env that
+        # is missing has a stand-in.
         self._counters: list[Any] = [None] * count
         self._closed: set[int] = set()  # the envs of closed actors
         self._other_requests = [0] * count  # how many resets, and requests that failed, each env has had
@@ -173,7 +174,7 @@ class InlineEngine(Engine):
             self.episodes.lose_process(index)
             self._starts[index] = False
 
-    def count_rows(self, actor: InlineActor) -> int:
+    def count_requests(self, actor: InlineActor) -> int:
         """Return how many steps and resets the envs of an actor have run."""
         mine = slice_of(actor.range)
         return int(self.episodes.steps[mine].sum()) + sum(self._other_requests[mine])
@@ -191,8 +192,8 @@ class InlineEngine(Engine):
     # Requests --------------------------------------------------------------------------------------------
 
     def busy(self) -> list[int]:
-        self._reset_if_interrupted()
-        return [*self._results, *self._errors]
+        self._drop_interrupted()
+        return [*self._pending_infos, *self._pending_errors]
 
     receivable = busy
 
@@ -222,8 +223,9 @@ class InlineEngine(Engine):
         self.episodes.restore(index, snapshot)
 
     def _read_last(self, index: int) -> EnvStep | None:
-        info = copy_value(self._last_infos[index]) if self._last_infos else {}
-        return self._as_step(index, info) if self.episodes.has_result(index) else None
+        if not self.episodes.has_result(index):
+            return None
+        return self._as_step(index, copy_value(self._last_infos[index]) if self._last_infos else {})
 
     # For rollouts ----------------------------------------------------------------------------------------
 
@@ -254,7 +256,7 @@ class InlineEngine(Engine):
         elif type(split) is list:
             split = [copy_value(action) for action in split]
         # Local variables make the loop faster.
-        episodes, results, hosted, keep = self.episodes, self._results, self._hosted_envs, self._keep
+        episodes, infos, hosted, keep = self.episodes, self._pending_infos, self._hosted_envs, self._keep
         resets_at_end = episodes.autoreset == "same_step"
         resets_next, seeds, flags = episodes.resets_next_of, episodes.next_seeds, episodes.flags
         steps, starts = episodes.steps_of, self._starts
@@ -273,11 +275,10 @@ class InlineEngine(Engine):
                     self._counters[index][METHOD] = METHOD_STEP  # until a reset within the step changes it
                 try:
                     fields = hosted[index].step(action, resets_at_end, seeds[index])
-                    info = keep(index, fields)
+                    infos[index] = keep(index, fields)
                 except Exception as error:
                     running.fail(index, Cause.RAISED, error, in_reset=self._is_within_reset(index))
                     continue
-                results[index] = info
                 ends = fields[2] or fields[3]
                 # Without checks of resets, even a step can begin an episode.
                 if ends or (flags[index] and not episodes.has_episode(index)):
@@ -312,15 +313,15 @@ class InlineEngine(Engine):
                 raise self._actor_of[index].unusable_error(Activity(method, index))
 
     def check_idle(self, envs: Selection) -> None:
-        self._reset_if_interrupted()
+        self._drop_interrupted()
         if self._lock.is_held_here():
             self._check_nested(envs.ids)
-        results, errors = self._results, self._errors
-        if (results or errors) and (busy := [index for index in envs.ids if index in results or index in errors]):
+        infos, errors = self._pending_infos, self._pending_errors
+        if (infos or errors) and (busy := [index for index in envs.ids if index in infos or index in errors]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them with recv first")
 
     def _check_nested(self, ids: list[int]) -> None:
-        """Check a request that env code of this vector makes, while the vector steps or resets that env.
+        """Check a request that the code of an env makes while this vector steps or resets that env.
 
         Raises:
             RuntimeError: The request is for an env of the same actor.
@@ -332,8 +333,8 @@ class InlineEngine(Engine):
         if busy := [index for index in ids if index in unfinished]:
             raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
 
-    def _reset_if_interrupted(self) -> None:
-        """After an interrupt, drop the results of the requests that it has ended, and require a reset of their envs."""
+    def _drop_interrupted(self) -> None:
+        """Drop the results of requests that an interrupt has ended, and require a reset of their envs."""
         if self._unfinished and not self._lock.is_held_here():
             with self._lock:  # another thread may still run them
                 for interrupted in self._unfinished:
@@ -343,7 +344,7 @@ class InlineEngine(Engine):
                 self._unfinished.clear()
 
     def _is_within_reset(self, index: int) -> bool:
-        """Return whether an env that runs a step, or has raised in it, has come to the reset within that step."""
+        """Return whether the step that an env runs, or has raised in, has come as far as its reset by autoreset."""
         return self.episodes.autoreset == "same_step" and bool(self._counters[index][METHOD] == METHOD_RESET)
 
     def _run_reset(self, running: _Requests, index: int) -> bool:
@@ -357,7 +358,7 @@ class InlineEngine(Engine):
             seed = episodes.seed_of_reset(index, incarnation)
         try:
             fields = self._hosted_envs[index].reset(seed, copy_value(options))  # a later attempt needs the options
-            self._results[index] = self._keep(index, fields)
+            self._pending_infos[index] = self._keep(index, fields)
         except Exception as error:
             running.fail(index, Cause.RAISED, error, in_reset=True)
             return False
@@ -368,11 +369,11 @@ class InlineEngine(Engine):
         return True
 
     def _keep(self, index: int, fields: Fields) -> Any:
-        """Copy a result of an env as its last one, which is delivered later; return the info to deliver.
+        """Copy a result of an env as its last one; return the info to deliver.
 
-        A result belongs to the user from the moment it is made: nothing that an env does later changes it. So values
-        are copied here, and once more when they are delivered, since the last result may be needed again, and nothing
-        that the user does changes it. Under "raise", no info is needed again.
+        The env may change the values that it has returned, and the user those that were delivered, while the last
+        result may be needed again. So values are copied here, and once more when they are delivered. Under "raise", no
+        info is needed again.
 
         Raises:
             Exception: A value cannot be copied.
@@ -395,18 +396,18 @@ class InlineEngine(Engine):
         return actor.errors.not_begun(activity, actor.last_crash)
 
     def _complete(self, running: _Requests) -> None:
-        """Handle the failures of a request all of whose envs have run.
+        """Handle the failures, once all envs have run.
 
-        That may replace all envs of an actor, which ends the episodes of those that did not fail.
+        That may replace all envs of an actor, which ends the episodes of those that did not fail, too.
         """
         for failure in running.failures:  # a reset that answers a failure, and fails, adds another one
-            running.index = failure.activity.env
             self._recover(running, failure)
         self._unfinished.remove(running)
 
     def _recover(self, running: _Requests, failure: FailedRequest) -> None:
         """Replace the envs of an actor after a failure if necessary; keep the outcome of the request."""
-        index, in_reset = failure.activity.env, failure.in_reset
+        running.index = index = failure.activity.env
+        in_reset = failure.in_reset
         actor, episodes = self._actor_of[index], self.episodes
         asked_reset = index in running.reset_args
         error = failure.error.read()[1]
@@ -435,12 +436,12 @@ class InlineEngine(Engine):
             text = safe_repr(error)
             actor.replace(actor.errors.discarded(failure.activity, failure.incarnation, actor.pid, error, text))
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
-            self._errors[index] = error
+            self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
             self._rewards[index] = zeros(self.reward_spec)
             self._terminated[index], self._truncated[index] = False, True
             self._incarnations[index] = actor.incarnation.index
-            self._results[index] = {"failure": error}
+            self._pending_infos[index] = {"failure": error}
         else:
             assert decision.fate is EnvFate.RESET, "nothing is replayed in-process"
             last = None if asked_reset else self._read_last(index)
@@ -448,17 +449,17 @@ class InlineEngine(Engine):
                 running.reset_args[index] = None, running.reset_args[index][1]
             if self._run_reset(running, index):
                 before = None if last is None else (last.obs, last.info)
-                self._results[index] = failure_info(self._results[index], error, before)
+                self._pending_infos[index] = failure_info(self._pending_infos[index], error, before)
                 self._truncated[index] = not asked_reset
 
     def _resolve(self, envs: Selection, futures: Sequence[ActorFuture]) -> None:
         """Deliver results and errors to futures."""
         for index, future in zip(envs.ids, futures, strict=True):
-            error = self._errors.pop(index, None)
+            error = self._pending_errors.pop(index, None)
             if error is not None:
                 future.set_exception(error)
             else:
-                future.set_outcome(ReadyOutcome(self._as_step(index, self._results.pop(index))))
+                future.set_outcome(ReadyOutcome(self._as_step(index, self._pending_infos.pop(index))))
 
     def _as_step(self, index: int, info: Any) -> EnvStep:
         """Return the last result of an env as users get it, with an info."""
@@ -471,11 +472,11 @@ class InlineEngine(Engine):
 
     def finish(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
         del timeout, deadline
-        results, errors = self._results, self._errors
+        pending, errors = self._pending_infos, self._pending_errors
         failures = {index: errors[index] for index in envs.ids if index in errors} if errors else {}
         ids = [index for index in envs.ids if index not in failures] if failures else envs.ids
         try:
-            infos = [results[index] for index in ids]
+            infos = [pending[index] for index in ids]
         except KeyError:
             raise NothingPendingError(
                 f"{caller} has nothing to wait for, or the results were taken meanwhile"
@@ -494,19 +495,19 @@ class InlineEngine(Engine):
     def _drop(self, envs: Selection) -> None:
         """Forget the results and errors of envs."""
         if envs.is_all:
-            self._results.clear()
-            self._errors.clear()
+            self._pending_infos.clear()
+            self._pending_errors.clear()
             return
         for index in envs.ids:
-            self._results.pop(index, None)
-            self._errors.pop(index, None)
+            self._pending_infos.pop(index, None)
+            self._pending_errors.pop(index, None)
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         del min_envs
-        ids = list(self._results)[:max_envs] + list(self._errors)
+        ids = list(self._pending_infos)[:max_envs] + list(self._pending_errors)
         return self.finish(self.select(ids), None, deadline, "recv")
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         del timeout, deadline
-        self._reset_if_interrupted()
+        self._drop_interrupted()
         self._drop(envs)
