@@ -300,12 +300,12 @@ class Helpers:
             with contextlib.suppress(HelperLostError):  # try once more with another helper
                 return self._current(settings, log).fork(setup, descriptors)
             return self._current(settings, log).fork(setup, descriptors)
-        helper = self._current(settings, log)
+        self._current(settings, log)  # raises before there is a worker
         pid = start_by_loky(name, setup, descriptors)
         process = Process(pid, open_sentinel(pid), functools.partial(self._reap_loky_worker, settings, pid))
         with self._lock:
             self._loky_workers.add(pid)
-        helper.tell(STARTED, pid)
+        self._current(settings, log).tell(STARTED, pid)  # it may have been replaced
         return process
 
     def _reap_loky_worker(self, settings: Settings, pid: int) -> int | None:
@@ -325,6 +325,7 @@ class Helpers:
         with self._lock:
             helper = self._helpers.get(settings)
             if helper is not None and helper.has_ended():
+                del self._helpers[settings]
                 log(functools.partial(_log_loss, helper.describe_loss(), helper.clean_up()))
                 helper = None
             if helper is None:
