@@ -10,7 +10,6 @@ from envactors.actor.handle import ActorHandle as ActorHandle
 from envactors.actor.spawn import spawn as spawn
 from envactors.actor.states import ActorState as ActorState
 from envactors.actor.states import ActorStats as ActorStats
-from envactors.actor_pool import ActorPool as ActorPool
 from envactors.backends.inline import InlineBackend as InlineBackend
 from envactors.backends.process import ProcessBackend as ProcessBackend
 from envactors.backends.thread import ThreadBackend as ThreadBackend
@@ -37,6 +36,9 @@ from envactors.options import Deadlines as Deadlines
 from envactors.options import RecyclePolicy as RecyclePolicy
 from envactors.options import RestartPolicy as RestartPolicy
 from envactors.options import SnapshotPolicy as SnapshotPolicy
+from envactors.pools.actor_pool import ActorPool as ActorPool
+from envactors.pools.executor import Executor as Executor
+from envactors.pools.executor import ExecutorStats as ExecutorStats
 from envactors.remote.backend import RemoteBackend as RemoteBackend
 from envactors.rollout.context import PolicyContext as PolicyContext
 from envactors.rollout.results import Evaluation as Evaluation

@@ -92,15 +92,18 @@ class RestartPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class RecyclePolicy:
-    """When to replace the process of an env that leaks.
+    """When to replace the process of an env or of a function that leaks.
 
-    The vector checks the limits when it records the end of an episode, so replacing the process interrupts none. If
+    A vector checks the limits when it records the end of an episode, so replacing the process interrupts none. If
     the step that ends an episode also resets the env (``autoreset="same_step"``), the process is replaced at the end of
-    the next episode that ends in a `VectorEnv.step`: rollouts replace none then.
+    the next episode that ends in a `VectorEnv.step`: rollouts replace none then. An executor checks them after each
+    call.
 
     Attributes:
-        max_steps: How many steps one process may run; None for no limit.
-        max_rss: How much resident memory it may use, in bytes; None for no limit.
+        max_steps: How many steps one process of a vector may run; None for no limit.
+        max_rss: Another name of ``max_memory``.
+        max_calls: How many calls one process of an executor may run; None for no limit.
+        max_memory: How much resident memory a process may use, in bytes; None for no limit.
 
     Raises:
         ValueError: A value is not a positive int.
@@ -108,8 +111,13 @@ class RecyclePolicy:
 
     max_steps: int | None = None
     max_rss: int | None = None
+    max_calls: int | None = None
+    max_memory: int | None = None
 
     def __post_init__(self) -> None:
+        memory = self.max_rss if self.max_memory is None else self.max_memory
+        object.__setattr__(self, "max_memory", memory)
+        object.__setattr__(self, "max_rss", memory)
         for name, value in vars(self).items():
             if value is not None and not is_int(value):
                 raise ValueError(f"RecyclePolicy({name}={value!r}): expected an int > 0, or None for no limit")

@@ -3,7 +3,7 @@ An env that leaks memory, recycled
 ==================================
 
 Simulators leak, and a run of several days ends when the machine has no memory left. With
-``recycle=ea.RecyclePolicy(max_rss=...)``, an env whose process has grown too large gets a new process between two
+``recycle=ea.RecyclePolicy(max_memory=...)``, an env whose process has grown too large gets a new process between two
 episodes, so that no episode is cut short.
 """
 
@@ -67,7 +67,7 @@ def run(recycle):
 
 LIMIT = 100  # MB
 leaking, _ = run(None)
-recycled, processes = run(ea.RecyclePolicy(max_rss=LIMIT * MB))
+recycled, processes = run(ea.RecyclePolicy(max_memory=LIMIT * MB))
 print(f"{leaking.max():.0f} MB without recycling, {recycled.max():.0f} MB with {processes[-1] + 1} processes")
 
 # %%
@@ -80,7 +80,7 @@ assert processes[-1] >= 3
 steps = np.arange(STEPS)
 fig, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
 ax.plot(steps, leaking, color="C1", label="left alone")
-ax.plot(steps, recycled, color="C0", label=f"RecyclePolicy(max_rss={LIMIT} MB)")
+ax.plot(steps, recycled, color="C0", label=f"RecyclePolicy(max_memory={LIMIT} MB)")
 changes = steps[1:][np.diff(processes) > 0]
 ax.plot(changes, recycled[changes], "o", color="C0", markersize=5, label="a new process")
 ax.axhline(LIMIT, color="gray", linestyle=":", linewidth=1)

@@ -58,6 +58,7 @@ _ADOPTION_GRACE = 1.0
 # How often at most the log shows why a process has ended, in seconds: all actors may crash in a loop.
 _EVIDENCE_PERIOD = 1.0
 # Before Python 3.12, looking up a member of an enum takes as long as a function call.
+_WITHOUT_PROCESS = (Phase.ASLEEP, Phase.ENDING, Phase.BACKOFF, Phase.DEAD)
 _LIVE, _FAILED, _REPLIES = Phase.LIVE, Kind.FAILED, (Kind.RESULT, Kind.FAILED)
 
 
@@ -120,7 +121,15 @@ class Actor(ActorBase):
         runtimes.join(self)
         self._use = self.config.backend.use(self.config.env_vars, self.runtime)
         self._use.open()
+        if self.config.is_on_demand:
+            self.phase = Phase.ASLEEP
         self.proceed_soon()
+
+    def wake(self) -> None:
+        with self.lock, self.lock.change(self):
+            if self.is_asleep:
+                self.phase = Phase.NEW
+                self.proceed_soon()
 
     # State, read-only -------------------------------------------------------------------------------------
 
@@ -129,8 +138,10 @@ class Actor(ActorBase):
         with self.lock:
             phase = self.phase
             incarnation = self.incarnation
-            if phase is Phase.CLOSED or (self.is_closing and phase in (Phase.ENDING, Phase.BACKOFF, Phase.DEAD)):
+            if phase is Phase.CLOSED or (self.is_closing and phase in _WITHOUT_PROCESS):
                 return ActorState.CLOSED
+            if phase is Phase.ASLEEP:
+                return ActorState.IDLE
             if phase is Phase.DEAD:
                 return ActorState.DEAD
             if phase is Phase.NEW or (phase is Phase.STARTING and incarnation.index == 0):
@@ -141,12 +152,19 @@ class Actor(ActorBase):
 
     @property
     def is_usable(self) -> bool:
-        return not self.is_closing and self.phase not in (Phase.DEAD, Phase.CLOSED)
+        return not self.is_closing and self.phase not in (Phase.ASLEEP, Phase.DEAD, Phase.CLOSED)
 
     @property
     def is_idle(self) -> bool:
-        has_process = self.phase in (_LIVE, Phase.STARTING, Phase.NEW)
-        return has_process and self.running is None and not self.queue and not self.is_closing
+        return self.phase is _LIVE and self.running is None and not self.queue and not self.is_closing
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.phase is Phase.ASLEEP and not self.is_closing
+
+    @property
+    def is_starting(self) -> bool:
+        return self.phase in (Phase.NEW, Phase.STARTING, Phase.BACKOFF) and not self.is_closing
 
     def stats(self) -> ActorStats:
         worker = self.incarnation.worker
@@ -565,7 +583,7 @@ class Actor(ActorBase):
         """Start queued jobs; if the worker is free then, take a job from the shared queue."""
         self.dispatch()
         if self.shared is not None and self.running is None and self.phase is _LIVE and not self.is_closing:
-            job = self.shared.take()
+            job = self.shared.take(self)
             if job is not None and job.future is not None:
                 job.future.owner = self
                 self.enqueue(job)
@@ -783,7 +801,7 @@ class Actor(ActorBase):
             self._fail_queue_until_renewal()
         elif self.phase is Phase.NEW and is_needed:
             self._start_process(incarnation)
-        elif self.phase is not Phase.BACKOFF or not is_needed:
+        elif self.phase not in (Phase.ASLEEP, Phase.BACKOFF) or not is_needed:
             self._replace_ended()
 
     def _replace_ended(self) -> None:
@@ -859,7 +877,8 @@ class Actor(ActorBase):
             return Plan(Next.CLOSE)
         if incarnation.is_replaced:
             return Plan(Next.START)
-        is_hopeless = report.is_refused or (incarnation.failure is not None and incarnation.index == 0)
+        is_first = incarnation.index == 0 or self.config.is_on_demand
+        is_hopeless = report.is_refused or (incarnation.failure is not None and is_first)
         delay = self._restart_tracker.add(error, time.monotonic(), may_restart=not is_hopeless)
         return Plan(Next.DIE) if delay is None else Plan(Next.RESTART, delay)
 
@@ -901,6 +920,9 @@ class Actor(ActorBase):
                 text = f"{self.name} cannot be restarted; the actors that it served continue: {self._exhausted_error()}"
                 self.runtime.log(lambda: _notices.warning("%s", text))
             self._fail_queue_until_renewal()
+            if self.config.is_on_demand and self.phase is Phase.DEAD:
+                self.phase = Phase.ASLEEP
+                self.incarnation = Incarnation(self.incarnation.index + 1)
         else:
             closing = report if report.reason is None else report._replace(reason=EndReason.CLOSE)
             self._close(functools.partial(self.errors.ended, closing, ended.incarnation.index))

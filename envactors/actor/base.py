@@ -71,7 +71,17 @@ class ActorBase(ABC):
     @property
     @abstractmethod
     def is_idle(self) -> bool:
-        """Whether a new call would start at once, or as soon as the process has started. Takes no lock."""
+        """Whether a new call would start at once. Takes no lock."""
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether it has no process until `wake` is called. Takes no lock."""
+        return False
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether its process has not started yet. Takes no lock."""
+        return False
 
     @property
     def pid(self) -> int | None:
@@ -117,6 +127,10 @@ class ActorBase(ABC):
         Raises:
             Exception: The backend cannot be used.
         """
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Start a process, if the actor is asleep."""
 
     @abstractmethod
     def accept(self, call: Any) -> None:  # a `Call`, whose module imports this one

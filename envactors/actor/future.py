@@ -226,6 +226,10 @@ class ActorFuture(concurrent.futures.Future[R]):
                     self._result, self._exception = self._outcome.read()
                     self._outcome = None  # after an interrupt in `read`, the next caller reads it again
 
+    def wait_ended(self) -> None:
+        """Wait until the call has ended, without reading the outcome."""
+        self._ended.wait(None)
+
     # The owner -------------------------------------------------------------------------------------------
 
     def set_running(self) -> None:

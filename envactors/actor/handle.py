@@ -19,7 +19,7 @@ from envactors.actor.type_variables import P, R, T_co
 from envactors.errors import VectorInputError
 from envactors.mailbox import messages
 from envactors.mailbox.messages import Kind
-from envactors.mailbox.pickling import Sealed, dumps, safe_repr
+from envactors.mailbox.pickling import Sealed, ValuePickler, dumps, safe_repr
 from envactors.options import check_timeout, is_int
 
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
@@ -260,15 +260,23 @@ def send_call(actor: ActorBase, call: Call, message: tuple[Any, ...]) -> None:
         actor.accept(call)
 
 
-def pickle_call(actor: ActorBase, call: Call, message: tuple[Any, ...]) -> bool:
+def pickle_call(
+    actor: ActorBase, call: Call, message: tuple[Any, ...], by_value: type[ValuePickler] = ValuePickler
+) -> bool:
     """Pickle the message of a call; if that fails, end the call with the error. Return whether it may be sent.
+
+    Args:
+        actor: An actor that may run the call.
+        call: The call.
+        message: The fields of the message.
+        by_value: Pickles what pickle cannot.
 
     Raises:
         ActorClosedError: The actor belongs to another process.
     """
     actor.check_owner()
     try:
-        call.payload = dumps(tuple(message))
+        call.payload = dumps(tuple(message), by_value)
     except Exception as error:  # the reduction of an argument may raise anything
         activity = Activity(call.method, call.index)
         call.future.set_exception(actor.errors.unpicklable(activity, actor.incarnation.index, error, safe_repr(error)))

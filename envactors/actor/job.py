@@ -171,8 +171,8 @@ class SharedQueue(Protocol):
     An idle actor takes the next job.
     """
 
-    def take(self) -> Job | None:
-        """Remove and return the next job that was not canceled; None if there is none."""
+    def take(self, actor: Any) -> Job | None:
+        """Remove and return the next job that was not canceled; if there is none, record that the actor is idle."""
 
     def fail_unless_served(self) -> None:
         """Fail all jobs if no actor can run any, now or later. An actor calls this when it can run none."""

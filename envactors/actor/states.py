@@ -68,9 +68,11 @@ class Phase(enum.Enum):
 
     NEW ──▶ STARTING ──▶ LIVE ──▶ STOPPING ──▶ ENDING ──▶ STARTING, BACKOFF, DEAD, or CLOSED
 
+    An actor that starts processes on demand is ASLEEP before NEW, and in place of DEAD.
     A kill or a close leads from every phase to ENDING. Without a process, the loop then continues at once.
     """
 
+    ASLEEP = enum.auto()  # it has no process, and starts one once it is woken
     NEW = enum.auto()  # the loop has not started a process yet
     STARTING = enum.auto()  # a process is being launched, or makes its envs
     LIVE = enum.auto()  # the process takes requests

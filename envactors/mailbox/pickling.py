@@ -30,7 +30,7 @@ from envactors.mailbox.messages import Failure, Fault, Pickled
 PROTOCOL = 5
 
 # Values of exactly these types; their subclasses may have mutable state.
-_IMMUTABLE = frozenset(
+IMMUTABLE: Final = frozenset(
     [
         *(type(None), bool, int, float, complex, str, bytes, type, type(...)),
         *(np.dtype(code).type for code in "?bhilqBHILQefd"),
@@ -57,7 +57,7 @@ UNREAD: Final = object()
 _QUICK: Final = 0.5
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no annotations
+class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no annotations
     """Pickles what cloudpickle does not pickle well: code and cached functions.
 
     Code has the tag of the interpreters that can run it; others would run it as other code. Functions wrapped by
@@ -65,7 +65,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no 
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, _CACHED_FUNCTION) and not _has_importable_name(obj):
+        if isinstance(obj, _CACHED_FUNCTION) and not has_importable_name(obj):
             parameters = obj.cache_parameters()
             state = {name: value for name, value in vars(obj).items() if name not in _OF_WRAPPERS}
             return _cache_function, (obj.__wrapped__, parameters["maxsize"], parameters["typed"]), state
@@ -76,7 +76,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no 
         return super().reducer_override(obj)
 
 
-def _has_importable_name(obj: Any) -> bool:
+def has_importable_name(obj: Any) -> bool:
     """Return whether a worker finds an object by its name: workers never import the caller's main module."""
     module = sys.modules.get(obj.__module__ or "")
     if module is None or module.__name__ == "__main__":
@@ -126,11 +126,15 @@ def load_plain(pickled: bytes | bytearray | memoryview) -> Any:
         return UNREAD
 
 
-def dumps(value: Any) -> bytes | bytearray:
+def dumps(value: Any, by_value: type[ValuePickler] = ValuePickler) -> bytes | bytearray:
     """Pickle a value so that the other process can load it.
 
     Values that refer to ``__main__`` are pickled by value with cloudpickle, since workers never import the caller's
     main module.
+
+    Args:
+        value: The value.
+        by_value: Pickles it where pickle fails, or refers to ``__main__``.
 
     Raises:
         Exception: Whatever the value's own reduction, pickle or cloudpickle raises.
@@ -149,21 +153,21 @@ def dumps(value: Any) -> bytes | bytearray:
 
     try:
         data = pickle.dumps(value, PROTOCOL, buffer_callback=pickle_in_band)
-        by_value = _REFERENCE in data and b"__main__" in data
+        is_complete = not (_REFERENCE in data and b"__main__" in data)
     except Exception:
-        by_value = True
-    if by_value:
+        is_complete = False
+    if not is_complete:
         large.clear()
-        data = _dump(_Pickler, value, pickle_in_band)
+        data = _dump(by_value, value, pickle_in_band)
     return bundle.pack(enumerate([data, *large])) if large else data
 
 
 def dumps_by_value(value: Any) -> bytes:
     """Pickle with cloudpickle, which pickles lambdas, local classes, and everything of ``__main__`` by value."""
-    return _dump(_Pickler, value)
+    return _dump(ValuePickler, value)
 
 
-def _dump(pickler: type[_Pickler], value: Any, place_buffer: Callable[[Any], bool] | None = None) -> bytes:
+def _dump(pickler: type[ValuePickler], value: Any, place_buffer: Callable[[Any], bool] | None = None) -> bytes:
     buffer = io.BytesIO()
     pickler(buffer, PROTOCOL, place_buffer).dump(value)
     return buffer.getvalue()
@@ -212,7 +216,7 @@ def _succeeds(read: Callable[[], object], kinds: tuple[type[BaseException], ...]
     return True
 
 
-class _ExceptionPickler(_Pickler):
+class _ExceptionPickler(ValuePickler):
     """Pickles each exception in a value as its class, arguments, and state."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -301,12 +305,12 @@ def copy_value(value: Any) -> Any:
 
 def _copy(value: Any) -> Any:
     kind = type(value)
-    if kind in _IMMUTABLE:
+    if kind in IMMUTABLE:
         return value
     if kind is np.ndarray and not value.dtype.hasobject:
         return value.copy("K")
     if kind is dict:
-        return {key: content if type(content) in _IMMUTABLE else _copy(content) for key, content in value.items()}
+        return {key: content if type(content) in IMMUTABLE else _copy(content) for key, content in value.items()}
     if kind is list:
         return [_copy(content) for content in value]
     if kind is tuple:

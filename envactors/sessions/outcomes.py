@@ -1,29 +1,16 @@
-"""The outcomes of a session, `Completed` and `Failed`, and the kind of failure that each exception maps to.
+"""The outcomes of a session, `Completed` and `Failed`.
 
 What happens next, such as a retry, is decided in `envactors.sessions.runs`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import dataclasses
-from typing import Any, Literal, get_args
+from typing import Any
 
-from envactors.errors import ActorDiedError, ActorStartError, ActorTimeoutError, NodeLostError
+from envactors.pools.failure_kinds import FailureKind
 
-FailureKind = Literal["start", "timeout", "died", "exception", "cancelled", "idle", "node"]
-KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 _RETRYABLE: frozenset[FailureKind] = frozenset(("start", "timeout", "died", "node"))
-# The first match wins, so subclasses come before their base classes.
-_KIND_OF_ERROR: tuple[tuple[type[BaseException], FailureKind], ...] = (
-    (ActorStartError, "start"),
-    (ActorTimeoutError, "timeout"),
-    (NodeLostError, "node"),
-    (ActorDiedError, "died"),
-    (asyncio.CancelledError, "cancelled"),
-    (concurrent.futures.CancelledError, "cancelled"),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +48,6 @@ class Failed:
     error: BaseException
     retryable: bool
     seconds: float
-
-
-def kind_of(error: BaseException) -> FailureKind:
-    """Return the kind of failure that an exception maps to."""
-    if isinstance(error, ActorDiedError) and error.aborted:
-        return "cancelled"
-    return next((kind for cls, kind in _KIND_OF_ERROR if isinstance(error, cls)), "exception")
 
 
 def failed(task: Any, kind: FailureKind, error: BaseException, seconds: float) -> Failed:

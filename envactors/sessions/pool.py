@@ -22,9 +22,10 @@ from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, ActorTimeoutError
 from envactors.mailbox.messages import Get, Kind
 from envactors.options import Deadlines, RestartPolicy, as_deadlines, check_timeout
+from envactors.pools.failure_kinds import kind_of
 from envactors.sessions.arguments import check_episode, check_options
 from envactors.sessions.lease import Lease
-from envactors.sessions.outcomes import Completed, Failed, failed, kind_of
+from envactors.sessions.outcomes import Completed, Failed, failed
 from envactors.sessions.places import Phase, Place, Places, Request, Waiter
 from envactors.sessions.runs import Run
 from envactors.sessions.session import Session

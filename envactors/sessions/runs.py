@@ -16,8 +16,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from envactors.errors import ActorClosedError
+from envactors.pools.failure_kinds import kind_of
 from envactors.sessions.lease import Lease
-from envactors.sessions.outcomes import Completed, Failed, failed, kind_of
+from envactors.sessions.outcomes import Completed, Failed, failed
 from envactors.sessions.session import Session
 
 Outcome = Completed | Failed

@@ -7,7 +7,8 @@ from collections import deque
 
 import numpy as np
 
-from envactors.sessions.outcomes import KINDS, Completed, Failed
+from envactors.pools.failure_kinds import KINDS
+from envactors.sessions.outcomes import Completed, Failed
 
 # How many of the most recent starts and sessions the percentiles cover.
 _KEPT = 10_000

@@ -36,7 +36,7 @@ class Recycler:
         """Measure the memory of the process if it is limited. Call this without the lock, since it may take long."""
         incarnation = self._actor.incarnation
         worker = incarnation.worker
-        if self._policy is not None and self._policy.max_rss is not None and worker is not None:
+        if self._policy is not None and self._policy.max_memory is not None and worker is not None:
             self._memory = worker.resident_memory(), incarnation.index
 
     def is_due(self, steps: int) -> bool:
@@ -51,7 +51,7 @@ class Recycler:
             return True
         memory, measured = self._memory
         is_measured = measured == self._actor.incarnation.index
-        return self._policy.max_rss is not None and is_measured and memory > self._policy.max_rss
+        return self._policy.max_memory is not None and is_measured and memory > self._policy.max_memory
 
     @property
     def is_node_draining(self) -> bool:

@@ -269,7 +269,7 @@ def test_code_pickled_by_value_runs_in_the_same_python_version(same):
 
 
 def test_code_of_another_version_is_never_loaded():
-    tag, place, parts = pickling._Pickler(io.BytesIO()).reducer_override((lambda: 1).__code__)[1]
+    tag, place, parts = pickling.ValuePickler(io.BytesIO()).reducer_override((lambda: 1).__code__)[1]
     assert eval(pickling.load_code_by_value(tag, place, parts)) == 1
     with pytest.raises(
         TypeError, match=r"<lambda> \(.*test_other_python.py:\d+\) was pickled by value, as code of cp-1"

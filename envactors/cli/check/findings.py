@@ -154,7 +154,7 @@ def suggest(
     recycle: dict[str, int] = {}
     for name, per_step in leaks.items():
         if name == "bytes of memory":
-            recycle["max_rss"] = _round_up(memory + _MOST_LEAKED_BYTES)
+            recycle["max_memory"] = _round_up(memory + _MOST_LEAKED_BYTES)
         else:
             recycle["max_steps"] = min(recycle.get("max_steps", 1 << 60), max(1, int(_MOST_LEAKED / per_step)))
     # A process is recycled between two episodes of its one env.

@@ -1,0 +1,329 @@
+"""`Executor`: runs functions in processes, one of which may hang or crash without breaking the others."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import dataclasses
+import itertools
+import math
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from envactors import backends
+from envactors.actor.bound import BoundToProcess
+from envactors.actor.change import ChangeLock
+from envactors.actor.future import ActorFuture
+from envactors.actor.spawn import launch
+from envactors.actor.type_variables import P, R
+from envactors.backends.base import Backend
+from envactors.errors import ActorClosedError, SerializationError
+from envactors.mailbox.messages import Kind
+from envactors.mailbox.pickling import dumps, safe_repr
+from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, check_timeout, is_int
+from envactors.pools.functions import FunctionPickler, Functions
+from envactors.pools.runner import FunctionRunner
+from envactors.pools.shared_calls import SharedCall, SharedCalls, SharedFuture
+from envactors.system.cpus import usable_cores
+
+S = TypeVar("S")
+# How long starting a worker and its initializer may take, in seconds: initializers load models.
+_START_PATIENCE = 600.0
+# The executors that the exit of the program shuts down.
+_open: weakref.WeakSet[Executor] = weakref.WeakSet()
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutorStats:
+    """What an `Executor` has done, and is doing.
+
+    Attributes:
+        submitted: How many calls were submitted.
+        completed: How many of them have returned a result.
+        failed: How many have failed, by kind: ``"exception"``, ``"died"`` (the worker crashed or exited),
+            ``"timeout"``, ``"start"``, ``"cancelled"`` (canceled or aborted), ``"node"``. Kinds without failures are
+            left out.
+        waiting: How many calls wait for a worker.
+        running: How many calls are running.
+        restarts: How many workers were replaced after a crash or a deadline.
+    """
+
+    submitted: int
+    completed: int
+    failed: dict[str, int]
+    waiting: int
+    running: int
+    restarts: int
+
+
+class Executor(concurrent.futures.Executor, BoundToProcess):
+    """Runs functions in worker processes, like `concurrent.futures.ProcessPoolExecutor`, and is never broken.
+
+    A function that crashes its worker, exits, or passes its deadline fails only its own future. Its worker is then
+    replaced, and the processes that the function has started are ended.
+
+    Functions and arguments may be anything that cloudpickle can pickle. Functions of ``__main__`` share one set of
+    globals in each worker.
+
+    Args:
+        max_workers: How many workers there are at most; None for the number of usable cores. They start when calls
+            need them.
+        deadline: How long a call may run, in seconds, counted from when a worker could run it; None for no limit.
+        retries: How many crashes and missed deadlines a call survives; an exception is never retried.
+        max_pending: How many calls may wait for a worker before `submit` waits; None for no limit.
+        recycle: When to replace a worker between two calls: its ``max_calls`` and ``max_memory``.
+        initializer: Called once in each worker process, before its first function.
+        initargs: The arguments of the initializer.
+        env_vars: Environment variables of the workers.
+        backend: Where the workers run: the name of a backend, or a backend.
+        name: The prefix of the workers' names.
+
+    Raises:
+        TypeError: ``initializer`` cannot be called.
+        ValueError: A number is out of range, or ``recycle`` limits steps.
+        SerializationError: The initializer or its arguments cannot be pickled.
+    """
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        *,
+        deadline: float | None = None,
+        retries: int = 0,
+        max_pending: int | None = None,
+        recycle: RecyclePolicy | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        env_vars: Mapping[str, str] | None = None,
+        backend: str | Backend = "process",
+        name: str = "executor",
+    ) -> None:
+        if max_workers is not None and not is_int(max_workers):
+            raise ValueError(f"Executor(max_workers={max_workers!r}): expected an int >= 1, or None for one per core")
+        if max_pending is not None and not is_int(max_pending):
+            raise ValueError(f"Executor(max_pending={max_pending!r}): expected an int >= 1, or None for no limit")
+        if initializer is not None and not callable(initializer):
+            raise TypeError(f"Executor(initializer={initializer!r}): expected a function, or None")
+        if recycle is not None and recycle.max_steps is not None:
+            raise ValueError(f"Executor(recycle={recycle!r}): only vectors run steps; use max_calls")
+        self._defaults = _check_limits(deadline, retries, "Executor")
+        self._functions = Functions()
+        is_inline = backends.resolve(backend).traits.is_inline
+        lock = ChangeLock()
+        handles = [
+            launch(
+                [_Factory(_pickle_initializer(initializer, initargs))],
+                name=f"{name}-{index}",
+                first=index,
+                backend=backend,
+                deadlines=Deadlines(start=_START_PATIENCE, call=deadline),
+                restart=RestartPolicy(max_restarts=math.inf, backoff=0),
+                env_vars=env_vars,
+                lock=None if is_inline else lock,
+                is_on_demand=True,
+            )
+            for index in range(max_workers or usable_cores())
+        ]
+        self._calls = SharedCalls(handles, lock, max_pending, recycle)
+        _open.add(self)
+        atexit.unregister(_shut_down_all)
+        atexit.register(_shut_down_all)  # before the actors are closed, which `envactors.runtime` has registered
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> ActorFuture[R]:
+        """Run a function in a worker.
+
+        Args:
+            fn: The function, pickled immediately like its arguments.
+            *args: Its arguments.
+            **kwargs: Its keyword arguments.
+
+        Raises:
+            TypeError: ``fn`` cannot be called.
+            RuntimeError: The executor was shut down.
+        """
+        return self._submit(fn, args, kwargs, "run", *self._defaults)
+
+    def map(
+        self, fn: Callable[..., R], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[R]:
+        """Call a function with the items of iterables; return the results in their order.
+
+        Args:
+            fn: The function.
+            *iterables: Its arguments, one iterable each; the shortest ends the calls. All calls are submitted at once.
+            timeout: How long all results may take, in seconds; None for no limit.
+            chunksize: How many calls travel together. They share a deadline, and fail together.
+
+        Raises:
+            ValueError: ``chunksize`` or ``timeout`` is out of range.
+            RuntimeError: The executor was shut down.
+        """
+        return self._map(fn, iterables, timeout, chunksize, *self._defaults)
+
+    def options(self, *, deadline: float | None = None, retries: int = 0) -> ExecutorOptions:
+        """Return the same executor with another deadline, and other retries.
+
+        Args:
+            deadline: Seconds after which a call is ended; None for the deadline of the executor.
+            retries: How many crashes and missed deadlines a call survives.
+
+        Raises:
+            ValueError: A value is negative.
+        """
+        return ExecutorOptions(self, *_check_limits(deadline, retries, "options"))
+
+    def stats(self) -> ExecutorStats:
+        """Return how calls have ended, and what the workers are doing."""
+        counts, waiting = self._calls.counts, len(self._calls.waiting)
+        completed, failed = counts.completed, dict(counts.failed)
+        running = max(0, counts.submitted - completed - sum(failed.values()) - waiting)
+        restarts = sum(handle.stats().restarts for handle in self._calls.handles)
+        return ExecutorStats(counts.submitted, completed, dict(failed), waiting, running, restarts)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls; end the workers once all calls have ended. It may be called again.
+
+        Args:
+            wait: Whether to wait until the workers have ended.
+            cancel_futures: Whether to cancel the calls that wait for a worker.
+        """
+        _open.discard(self)
+        calls = self._calls
+        calls.close_to_calls(cancel=cancel_futures)
+        if wait:
+            calls.wait_ended()
+            calls.close_actors()
+        else:
+            calls.runtime.callbacks.submit(lambda: (calls.wait_ended(), calls.close_actors()))
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self.shutdown(wait=True)
+        else:
+            self._abandon_calls()
+
+    def __repr__(self) -> str:
+        stats = self.stats()
+        return f"<executor of {len(self._calls.handles)} workers: {stats.running} running, {stats.waiting} waiting>"
+
+    def _submit(
+        self,
+        fn: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any],
+        method: str,
+        deadline: float | None,
+        retries: int,
+    ) -> ActorFuture[Any]:
+        if not callable(fn):
+            raise TypeError(f"cannot submit {fn!r}: expected a function")
+        calls, title = self._calls, getattr(fn, "__qualname__", None) or type(fn).__qualname__
+        future: ActorFuture[Any] = SharedFuture(calls)
+        call = SharedCall(title, 0, Kind.CALL, future, deadline, retries)
+        arguments = (args, kwargs) if method == "run" else (args,)
+        try:
+            calls.submit(call, (0, method, (self._encode(fn), *arguments), {}), FunctionPickler)
+        except ActorClosedError as error:
+            if calls.is_closed:
+                raise RuntimeError(f"cannot submit {title!r}: the executor was shut down") from None
+            raise error from None
+        return future
+
+    def _encode(self, fn: Callable[..., Any]) -> Callable[..., Any] | bytes:
+        try:
+            return self._functions.encode(fn)
+        except Exception:  # pickling the message fails in the same way, and the future gets the error
+            return fn
+
+    def _map(
+        self,
+        fn: Callable[..., Any],
+        iterables: tuple[Iterable[Any], ...],
+        timeout: float | None,
+        chunksize: int,
+        *limits: Any,
+    ) -> Iterator[Any]:
+        check_timeout(timeout, "map(timeout=...)")
+        if not is_int(chunksize):
+            raise ValueError(f"map(chunksize={chunksize!r}): expected an int >= 1")
+        end = None if timeout is None else time.monotonic() + timeout
+        items = zip(*iterables, strict=False)
+        if chunksize == 1:
+            return _results([self._submit(fn, args, {}, "run", *limits) for args in items], end)
+        chunks = iter(lambda: list(itertools.islice(items, chunksize)), [])
+        futures = [self._submit(fn, chunk, {}, "run_chunk", *limits) for chunk in chunks]
+        return itertools.chain.from_iterable(_results(futures, end))
+
+    def _abandon_calls(self) -> None:
+        """Cancel the calls that wait, and end those that run: the program is ending."""
+        _open.discard(self)
+        self._calls.close_to_calls(cancel=True)
+        self._calls.close_actors(0)
+
+
+class ExecutorOptions:
+    """An executor with its own deadline and retries for calls. `Executor.options` makes it."""
+
+    def __init__(self, executor: Executor, deadline: float | None, retries: int) -> None:
+        self._executor = executor
+        self._limits = deadline, retries
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> ActorFuture[R]:
+        """Run a function in a worker; see `Executor.submit`."""
+        return self._executor._submit(fn, args, kwargs, "run", *self._limits)
+
+    def map(
+        self, fn: Callable[..., R], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[R]:
+        """Call a function with the items of iterables; see `Executor.map`."""
+        return self._executor._map(fn, iterables, timeout, chunksize, *self._limits)
+
+
+class _Factory:
+    """Makes the runner of a worker."""
+
+    def __init__(self, initializer: bytes | None) -> None:
+        self._initializer = initializer
+
+    def __call__(self) -> FunctionRunner:
+        return FunctionRunner(self._initializer)
+
+
+def _pickle_initializer(initializer: Callable[..., object] | None, initargs: tuple[Any, ...]) -> bytes | None:
+    if initializer is None:
+        return None
+    try:
+        return bytes(dumps((initializer, tuple(initargs)), FunctionPickler))
+    except Exception as error:
+        raise SerializationError(f"the initializer or its arguments cannot be pickled: {safe_repr(error)}") from error
+
+
+def _check_limits(deadline: float | None, retries: int, where: str) -> tuple[float | None, int]:
+    check_timeout(deadline, f"{where}(deadline=...)")
+    if not is_int(retries, 0):
+        raise ValueError(f"{where}(retries=...) is {retries!r}: expected an int >= 0")
+    return deadline, retries
+
+
+def _results(futures: list[ActorFuture[S]], end: float | None) -> Iterator[S]:
+    """Yield results in order; cancel the calls that are left if the caller stops, or one has failed."""
+    left = deque(futures)
+    futures.clear()  # so that results are freed once they were yielded
+    try:
+        while left:
+            yield left.popleft().result(None if end is None else end - time.monotonic())
+    finally:
+        for future in left:
+            future.cancel()
+
+
+def _shut_down_all() -> None:
+    """Let the calls end at the exit of the program, unless Ctrl-C or the like ends it."""
+    error = getattr(sys, "last_type", None)
+    is_interrupted = error is not None and not issubclass(error, Exception)
+    for executor in list(_open):
+        executor._abandon_calls() if is_interrupted else executor.shutdown()

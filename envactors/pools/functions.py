@@ -1,0 +1,133 @@
+"""How an executor pickles functions.
+
+Importable functions are pickled by name, in the message of each call. Other functions are pickled by value, which takes
+a hundred times as long. A function whose pickle can only change if one of its globals is assigned is pickled once, and
+each worker loads it once.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+import cloudpickle
+
+from envactors.mailbox.pickling import IMMUTABLE, ValuePickler, dumps, has_importable_name
+from envactors.pools.namespaces import global_names, globals_for_load
+
+# How many functions stay pickled.
+_MOST_FUNCTIONS = 256
+# What a module's globals have in common with those of its functions elsewhere, as cloudpickle has it.
+_OF_MODULES = ("__package__", "__name__", "__path__", "__file__")
+_MISSING: Final = object()
+_CACHED_FUNCTION: Final = type(functools.cache(lambda: None))
+# The types of values that are pickled by name, and never change.
+_NAMED: Final = (types.FunctionType, types.BuiltinFunctionType, _CACHED_FUNCTION, type)
+
+
+class _SharedGlobals(dict[str, Any]):
+    """Stands for the globals of a module's functions, which a worker has once."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return globals_for_load, (self["__name__"], dict(self))
+
+
+class FunctionPickler(ValuePickler):
+    """Pickles functions of one module so that they share their globals; see `envactors.pools.namespaces`."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        by_value = cloudpickle.list_registry_pickle_by_value()
+        for name in ("__main__", *by_value):
+            module = sys.modules.get(name)
+            if module is not None:
+                values = vars(module)
+                shared = _SharedGlobals({key: values[key] for key in _OF_MODULES if key in values})
+                self.globals_ref[id(values)] = shared
+
+
+class Functions:
+    """The functions of an executor, as its messages have them. Usable from any thread."""
+
+    def __init__(self) -> None:
+        self._pickles: OrderedDict[Callable[..., Any], _Pickle] = OrderedDict()
+
+    def encode(self, function: Callable[..., Any]) -> Callable[..., Any] | bytes:
+        """Return a function as a message has it: itself, or its pickle, which a worker loads once.
+
+        Raises:
+            Exception: Whatever its reduction raises.
+        """
+        if type(function) is not types.FunctionType or function.__closure__ or has_importable_name(function):
+            return function
+        known = self._pickles.get(function)
+        if known is not None and known.is_current():
+            return known.pickled
+        pickle = _Pickle(function)
+        if not pickle.is_current():
+            return function
+        self._pickles[function] = pickle
+        while len(self._pickles) > _MOST_FUNCTIONS:
+            self._pickles.popitem(last=False)
+        return pickle.pickled
+
+
+class _Pickle:
+    """The pickle of a function, with everything that it depends on.
+
+    Args:
+        function: The function.
+
+    Attributes:
+        pickled: The pickle; empty if it depends on something that may change without notice.
+    """
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._globals: list[tuple[dict[str, Any], str, Any]] = []
+        self._functions: list[tuple[types.FunctionType, tuple[Any, ...]]] = []
+        is_constant = self._add(function)
+        self.pickled: bytes = bytes(dumps(function, FunctionPickler)) if is_constant else b""
+
+    def is_current(self) -> bool:
+        """Return whether a new pickle would be the same."""
+        return (
+            bool(self.pickled)
+            and all(values.get(name, _MISSING) is value for values, name, value in self._globals)
+            and all(_parts(function) == parts for function, parts in self._functions)
+        )
+
+    def _add(self, function: types.FunctionType) -> bool:
+        """Add what a function depends on; return False if that may change without notice."""
+        if any(function is known for known, _ in self._functions):
+            return True
+        self._functions.append((function, _parts(function)))
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        if function.__closure__ or vars(function) or not all(map(self._is_constant, defaults)):
+            return False
+        names = set(global_names(function.__code__))
+        found = [(name, function.__globals__.get(name, _MISSING)) for name in names]
+        self._globals += [(function.__globals__, name, value) for name, value in found]
+        return all(self._is_constant(value) for _, value in found)
+
+    def _is_constant(self, value: Any) -> bool:
+        if isinstance(value, types.ModuleType):
+            return sys.modules.get(value.__name__) is value
+        if isinstance(value, _NAMED) and has_importable_name(value):
+            return True
+        if isinstance(value, type):
+            return False
+        inner = value.__wrapped__ if isinstance(value, _CACHED_FUNCTION) else value
+        return (
+            value is _MISSING
+            or type(value) in IMMUTABLE
+            or (isinstance(inner, types.FunctionType) and self._add(inner))
+        )
+
+
+def _parts(function: types.FunctionType) -> tuple[Any, ...]:
+    """Return the parts of a function that can be replaced; they are compared by identity first."""
+    return function.__code__, function.__defaults__, {**(function.__kwdefaults__ or {})}

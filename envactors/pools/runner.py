@@ -1,0 +1,64 @@
+"""What runs the functions of an executor in a worker: the env of its actors."""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from envactors.mailbox.pickling import loads
+from envactors.pools.namespaces import finish_loads, globals_of, write_globals
+
+# How many functions a worker keeps.
+_MOST_FUNCTIONS = 64
+
+
+class FunctionRunner:
+    """Runs functions. It is made in each worker process, and calls the initializer.
+
+    Args:
+        initializer: The pickle of a function and its arguments; None for no initializer.
+    """
+
+    def __init__(self, initializer: bytes | None) -> None:
+        # The functions that came as pickles, with the globals that came with them; the one that was used last is last.
+        self._loaded: OrderedDict[bytes, tuple[types.FunctionType, dict[str, Any]]] = OrderedDict()
+        self._last: bytes | None = None
+        if initializer is not None:
+            function, arguments = loads(initializer)
+            finish_loads()
+            function(*arguments)
+
+    def run(self, function: Callable[..., Any] | bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function.
+
+        Args:
+            function: The function, or its pickle.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+        """
+        return self._find(function)(*args, **kwargs)
+
+    def run_chunk(self, function: Callable[..., Any] | bytes, items: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a function once for each tuple of arguments; return the results."""
+        found = self._find(function)
+        return [found(*args) for args in items]
+
+    def _find(self, function: Callable[..., Any] | bytes) -> Callable[..., Any]:
+        """Return a function that a message names; load its pickle if this worker does not have it."""
+        if finish_loads():  # the message has written globals
+            self._last = None
+        if not isinstance(function, bytes):
+            return function
+        if function not in self._loaded:
+            loaded: types.FunctionType = loads(function)
+            self._loaded[function] = loaded, globals_of(loaded)
+            finish_loads()
+            if len(self._loaded) > _MOST_FUNCTIONS:
+                self._loaded.popitem(last=False)
+        elif function != self._last:
+            self._loaded.move_to_end(function)
+            write_globals(*self._loaded[function])
+        self._last = function
+        return self._loaded[function][0]

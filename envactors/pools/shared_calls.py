@@ -1,0 +1,356 @@
+"""The calls that several equal actors share: which actor runs which call, which calls wait, and how calls have ended.
+
+`ActorPool` and `Executor` are the interfaces for users.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from envactors.actor.bound import BoundToProcess
+from envactors.actor.change import ChangeLock
+from envactors.actor.future import ActorFuture, Outcome, ReadyOutcome
+from envactors.actor.handle import ActorHandle, close_all, pickle_call
+from envactors.actor.job import Job, Renewal
+from envactors.actor.jobs import Call
+from envactors.actor.latch import Latch
+from envactors.actor.states import ActorState, ActorStats
+from envactors.actor.type_variables import R
+from envactors.errors import ActorClosedError, ActorError, ActorStartError, RestartsExhaustedError, copy_error
+from envactors.mailbox.messages import Frame
+from envactors.mailbox.pickling import ValuePickler
+from envactors.options import RecyclePolicy
+from envactors.pools.failure_kinds import FailureKind, kind_of
+from envactors.runtime import Runtime
+
+
+@dataclasses.dataclass(eq=False)
+class SharedCall(Call):
+    """A call that any actor of the pool may run.
+
+    Attributes:
+        recycler: Replaces the process of an actor that has run enough calls; None for never.
+    """
+
+    recycler: Recycler | None = None
+
+    def start(self) -> Job | None:
+        """Send the message, to the actor that has taken it."""
+        self.index = self.actor.config.first_index
+        return super().start()
+
+    def on_reply(self, frame: Frame) -> bool:
+        """Pass the reply to the future."""
+        has_ended = super().on_reply(frame)
+        if self.recycler is not None:
+            self.recycler.on_call(self.actor)
+        return has_ended
+
+
+class Recycler:
+    """Replaces the processes that have reached a limit, between two calls.
+
+    Args:
+        policy: The limits.
+    """
+
+    def __init__(self, policy: RecyclePolicy) -> None:
+        self._policy = policy
+        # How many calls the current process of each actor has run: (incarnation, count).
+        self._counts: dict[str, tuple[int, int]] = {}
+
+    def on_call(self, actor: Any) -> None:
+        """Count a call, and replace the process if a limit is reached. The lock must be held, within a change."""
+        incarnation, worker = actor.incarnation.index, actor.incarnation.worker
+        counted, count = self._counts.get(actor.name, (incarnation, 0))
+        count = count + 1 if counted == incarnation else 1
+        self._counts[actor.name] = incarnation, count
+        policy = self._policy
+        memory = 0 if worker is None or policy.max_memory is None else worker.resident_memory()
+        is_due = count >= policy.max_calls if policy.max_calls is not None else False
+        if is_due or (policy.max_memory is not None and memory > policy.max_memory):
+            actor.enqueue(Renewal(actor.config.first_index), first=True)
+
+
+class Counts:
+    """How many calls were submitted, and how they have ended.
+
+    Attributes:
+        submitted, completed: The number of calls that were submitted, and that have returned a result.
+        failed: The number of calls that have failed, by kind.
+    """
+
+    def __init__(self) -> None:
+        self.submitted: int = 0
+        self.completed: int = 0
+        self.failed: dict[FailureKind, int] = {}
+
+    def on_end(self, failure: FailureKind | None) -> None:
+        """Count a call that has ended, with a result if there is no failure."""
+        if failure is None:
+            self.completed += 1
+        else:
+            self.failed[failure] = self.failed.get(failure, 0) + 1
+
+
+class SharedFuture(ActorFuture[R]):
+    """The future of a shared call.
+
+    Args:
+        calls: The calls of the pool.
+    """
+
+    def __init__(self, calls: SharedCalls) -> None:
+        super().__init__(calls, calls)
+        self._counts = calls.counts
+
+    def set_outcome(self, outcome: Outcome) -> None:
+        """End the call, and count how it has ended."""
+        if not self.done():
+            error = outcome.read()[1] if isinstance(outcome, ReadyOutcome) else None
+            failure: FailureKind | None = "exception" if outcome.is_failure else None
+            self._counts.on_end(failure if error is None else kind_of(error))
+        super().set_outcome(outcome)
+
+    def set_canceled(self) -> None:
+        """End the call as canceled, and count it."""
+        if not self.done():
+            self._counts.on_end("cancelled")
+        super().set_canceled()
+
+
+class Waiting:
+    """The calls that wait for any actor of a pool, and the actors that wait for a call.
+
+    It implements `envactors.actor.job.SharedQueue`. Use it under the lock of the actors.
+
+    Args:
+        actors: The actors.
+    """
+
+    def __init__(self, actors: Sequence[Any]) -> None:
+        self._actors = actors
+        self._calls: OrderedDict[ActorFuture[Any], SharedCall] = OrderedDict()  # the next one first
+        # Actors that were idle when they were last seen; the one that was used last is last.
+        self._idle: dict[Any, None] = {}
+        self._room: list[Latch] = []
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def put(self, call: SharedCall) -> None:
+        """Have an idle actor run a call, or let it wait for one; wake an actor if there are too few."""
+        actor = self._find_idle()
+        if actor is not None:
+            call.future.owner = actor
+            actor.accept(call)
+            return
+        self._calls[call.future] = call
+        asleep = [actor for actor in self._actors if actor.is_asleep]
+        if asleep and len(self._calls) > sum(actor.is_starting for actor in self._actors):
+            asleep[0].wake()
+        self.fail_unless_served()
+
+    def take(self, actor: Any) -> Job | None:
+        """Remove and return the next call; if there is none, record that the actor is idle."""
+        while self._calls:
+            _, call = self._calls.popitem(last=False)
+            self.notify_room()
+            if not call.future.done():
+                return call
+        self._idle.pop(actor, None)
+        self._idle[actor] = None
+        return None
+
+    def remove(self, future: ActorFuture[Any]) -> bool:
+        """Remove a call; return whether it was waiting."""
+        was_waiting = self._calls.pop(future, None) is not None
+        self.notify_room()
+        return was_waiting
+
+    def futures(self) -> list[ActorFuture[Any]]:
+        """Return the futures of the calls."""
+        return list(self._calls)
+
+    def fail_unless_served(self) -> None:
+        """Fail all calls if no actor can run any, now or later."""
+        if self._calls and not any(actor.is_usable for actor in self._actors):
+            stats = [actor.stats() for actor in self._actors]
+            for call in list(self._calls.values()):
+                call.future.set_exception(_unserved_error(call.method, stats))
+            self._calls.clear()
+            self.notify_room()
+
+    def room(self) -> Latch:
+        """Return a latch that opens once a call is removed."""
+        latch = Latch()
+        self._room.append(latch)
+        return latch
+
+    def notify_room(self) -> None:
+        """Let the threads continue that wait for a call to be removed, or for the end of the pool."""
+        while self._room:
+            self._room.pop().open()
+
+    def _find_idle(self) -> Any:
+        """Return the idle actor that was used last; None if there is none."""
+        while self._idle:
+            actor = next(reversed(self._idle))
+            if actor.is_idle:
+                return actor
+            del self._idle[actor]
+        return None
+
+
+def _unserved_error(method: str, stats: list[ActorStats]) -> ActorError:
+    """Return the error of a call that no actor can run. It did not run, so it is not the error of another call."""
+    causes = [one.last_failure for one in stats if one.last_failure is not None]
+    unmade = next((cause for cause in causes if isinstance(cause, ActorStartError)), None)
+    if unmade is not None:
+        return copy_error(unmade)
+    if all(one.state is ActorState.CLOSED for one in stats):
+        return ActorClosedError(f"cannot run {method}: all actors of the pool are closed", method=method)
+    return RestartsExhaustedError(
+        f"cannot run {method}: none of the {len(stats)} actors of the pool has a process, and its restart= allows "
+        "no more of them: raise max_restarts of RestartPolicy, or set it to math.inf for no limit",
+        method=method,
+        causes=causes,
+    )
+
+
+class SharedCalls(BoundToProcess):
+    """The calls of a pool. It keeps the actors alive, and so does each unfinished future.
+
+    Args:
+        handles: The actors, which share a lock unless they run in the caller's process.
+        lock: That lock.
+        max_waiting: How many calls may wait for an actor; None for no limit.
+        recycle: When to replace processes; None for never.
+
+    Attributes:
+        counts: How the calls have ended.
+        is_closed: Whether no more calls are taken.
+    """
+
+    def __init__(
+        self,
+        handles: Sequence[ActorHandle[Any]],
+        lock: ChangeLock,
+        max_waiting: int | None = None,
+        recycle: RecyclePolicy | None = None,
+    ) -> None:
+        self.counts: Counts = Counts()
+        self.is_closed: bool = False
+        self.handles: list[ActorHandle[Any]] = list(handles)
+        self.recycler: Recycler | None = None if recycle is None else Recycler(recycle)
+        self._actors: list[Any] = [handle._actor for handle in handles]
+        self._lock = lock
+        self._max_waiting = max_waiting
+        # In-process calls run in the thread that makes them, and never wait. Their actors have their own locks, which
+        # they hold while code of users runs.
+        self._is_inline: bool = self._actors[0].config.backend.traits.is_inline
+        self.waiting: Waiting = Waiting(self._actors)
+        if not self._is_inline:
+            for actor in self._actors:
+                actor.shared = self.waiting
+
+    @property
+    def runtime(self) -> Runtime:
+        return self._actors[0].runtime
+
+    def submit(self, call: SharedCall, message: tuple[Any, ...], by_value: type[ValuePickler] = ValuePickler) -> None:
+        """Pickle a call, and have an actor run it or let it wait; wait first while too many calls wait.
+
+        Args:
+            call: The call.
+            message: The fields of its message.
+            by_value: Pickles what pickle cannot.
+
+        Raises:
+            ActorClosedError: The pool was closed, or belongs to another process.
+        """
+        call.recycler = self.recycler
+        if not pickle_call(self._actors[0], call, message, by_value):  # the same for each actor
+            with self._lock:
+                self.counts.submitted += 1
+            return
+        while True:
+            with self._lock:
+                self._check_open(call.method)
+                room = None
+                if self._max_waiting is None or len(self.waiting) < self._max_waiting:
+                    self.counts.submitted += 1
+                    if not self._is_inline:
+                        self.waiting.put(call)
+                else:
+                    room = self.waiting.room()
+            if room is None:
+                break
+            self._lock.reset_if_interrupted()
+            room.wait(None)
+        if self._is_inline:
+            self._run_inline(call)
+
+    def close_to_calls(self, *, cancel: bool) -> None:
+        """Take no more calls.
+
+        Args:
+            cancel: Whether to cancel those that wait for an actor.
+        """
+        with self._lock:
+            self.is_closed = True
+            self.waiting.notify_room()
+            for future in self.waiting.futures() if cancel else ():
+                self.waiting.remove(future)
+                future.set_canceled()
+
+    def wait_ended(self) -> None:
+        """Wait until all calls have ended."""
+        while True:
+            with self._lock:
+                jobs = [] if self._is_inline else [job for actor in self._actors for job in actor.unfinished]
+                futures = [*self.waiting.futures(), *(job.future for job in jobs if job.future is not None)]
+            if not futures:
+                return
+            for future in futures:
+                future.wait_ended()
+
+    def close_actors(self, timeout: float | None = None) -> None:
+        """Close the actors; see `ActorHandle.close`."""
+        close_all(self.handles, timeout)
+
+    # What futures use ------------------------------------------------------------------------------------
+
+    def cancel(self, future: ActorFuture[Any]) -> bool:
+        """Cancel a call that waits for an actor, or is queued at one."""
+        with self._lock:
+            if self.waiting.remove(future):
+                future.set_canceled()
+            owner = future.owner
+        return future.cancelled() if owner is self else owner.cancel(future)
+
+    def abort(self, future: ActorFuture[Any]) -> bool:
+        """Cancel a call, or end it by replacing its process."""
+        return self.cancel(future) or (future.owner is not self and future.owner.abort(future))
+
+    def read_reply(self, future: ActorFuture[Any], deadline: float | None) -> None:
+        """Do nothing: the loop reads the reply."""
+
+    # Sending ---------------------------------------------------------------------------------------------
+
+    def _check_open(self, method: str) -> None:
+        if self.is_closed:
+            raise ActorClosedError(f"cannot submit {method!r}: the pool is closed")
+
+    def _run_inline(self, call: SharedCall) -> None:
+        """Run a call in the calling thread, in an idle actor if there is one."""
+        usable = [actor for actor in self._actors if actor.is_usable] or self._actors
+        actor = next((actor for actor in usable if actor.is_idle), usable[0])
+        call.index, call.future.owner = actor.config.first_index, actor
+        try:
+            actor.accept(call)
+        except ActorClosedError as error:
+            call.future.set_exception(error)
