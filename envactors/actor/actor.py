@@ -318,7 +318,9 @@ class Actor(ActorBase):
             # the loop from now on.
             self._loan.end()
         is_running = self.phase is _LIVE and self.running is not None and self.running.future is future
-        lender = worker.as_lender() if is_running and worker is not None and not self._loan.is_active else None
+        is_last = not self.queue and (self.shared is None or not self.shared.has_jobs)  # the loop starts the next one
+        may_borrow = is_running and is_last and not self._loan.is_active
+        lender = worker.as_lender() if may_borrow and worker is not None else None
         if lender is not None:
             self._loan.begin(loan_lock, lender)
         return lender

@@ -93,6 +93,9 @@ class InlineActor(ActorBase):
         self.code = RunningCode(self.lock, self.runtime.loop, self.config.deadlines.slow)
         self._start()
 
+    def wake(self) -> None:
+        """Do nothing: it is never asleep."""
+
     def join(self, vector: InlineVector, code: RunningCode) -> None:
         """Become an actor of a vector, whose actors share the env code that is running."""
         self.vector, self.code = vector, code

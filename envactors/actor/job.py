@@ -171,6 +171,10 @@ class SharedQueue(Protocol):
     An idle actor takes the next job.
     """
 
+    @property
+    def has_jobs(self) -> bool:
+        """Whether jobs are waiting."""
+
     def take(self, actor: Any) -> Job | None:
         """Remove and return the next job that was not canceled; if there is none, record that the actor is idle."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
@@ -83,14 +84,15 @@ class _Pickle:
         function: The function.
 
     Attributes:
-        pickled: The pickle; empty if it depends on something that may change without notice.
+        pickled: The pickle, compressed; empty if it depends on something that may change without notice.
     """
 
     def __init__(self, function: types.FunctionType) -> None:
         self._globals: list[tuple[dict[str, Any], str, Any]] = []
         self._functions: list[tuple[types.FunctionType, tuple[Any, ...]]] = []
         is_constant = self._add(function)
-        self.pickled: bytes = bytes(dumps(function, FunctionPickler)) if is_constant else b""
+        # Compressed, so that `dumps` does not take a message with it for one that refers to ``__main__``.
+        self.pickled: bytes = zlib.compress(dumps(function, FunctionPickler)) if is_constant else b""
 
     def is_current(self) -> bool:
         """Return whether a new pickle would be the same."""
@@ -120,12 +122,10 @@ class _Pickle:
             return True
         if isinstance(value, type):
             return False
+        if value is _MISSING or type(value) in IMMUTABLE:
+            return True
         inner = value.__wrapped__ if isinstance(value, _CACHED_FUNCTION) else value
-        return (
-            value is _MISSING
-            or type(value) in IMMUTABLE
-            or (isinstance(inner, types.FunctionType) and self._add(inner))
-        )
+        return isinstance(inner, types.FunctionType) and self._add(inner)
 
 
 def _parts(function: types.FunctionType) -> tuple[Any, ...]:

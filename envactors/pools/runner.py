@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,7 +35,7 @@ class FunctionRunner:
         """Call a function.
 
         Args:
-            function: The function, or its pickle.
+            function: The function, or its pickle, compressed.
             args: Its arguments.
             kwargs: Its keyword arguments.
         """
@@ -52,7 +53,7 @@ class FunctionRunner:
         if not isinstance(function, bytes):
             return function
         if function not in self._loaded:
-            loaded: types.FunctionType = loads(function)
+            loaded: types.FunctionType = loads(zlib.decompress(function))
             self._loaded[function] = loaded, globals_of(loaded)
             finish_loads()
             if len(self._loaded) > _MOST_FUNCTIONS:

@@ -141,6 +141,11 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._calls)
 
+    @property
+    def has_jobs(self) -> bool:
+        """Whether calls are waiting."""
+        return bool(self._calls)
+
     def put(self, call: SharedCall) -> None:
         """Have an idle actor run a call, or let it wait for one; wake an actor if there are too few."""
         actor = self._find_idle()

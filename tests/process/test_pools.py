@@ -17,7 +17,7 @@ from interleaving import Lines, StoppingThread
 
 import envactors as ea
 
-POOL = ("actor_pool.py",)
+POOL = ("shared_calls.py",)
 
 
 class FileGate:
