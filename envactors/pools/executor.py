@@ -315,7 +315,10 @@ def _results(futures: list[ActorFuture[S]], end: float | None) -> Iterator[S]:
     futures.clear()  # so that results are freed once they were yielded
     try:
         while left:
-            yield left.popleft().result(None if end is None else end - time.monotonic())
+            result = left[0].result(None if end is None else end - time.monotonic())
+            del left[0]  # before the result is used, which may take long
+            yield result
+            del result
     finally:
         for future in left:
             future.cancel()

@@ -1,0 +1,721 @@
+"""Executors: the behavior of `concurrent.futures`, and functions that hang, crash, exit, and start processes."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures as cf
+import functools
+import gc
+import pickle
+import signal
+import threading
+import time
+import weakref
+
+import functions
+import numpy as np
+import psutil
+import pytest
+from helpers import FORK_SERVER, SOON, is_gone, promised, run_script, wait_for_path, wait_until
+
+import envactors as ea
+
+BACKENDS = [FORK_SERVER, "thread", "inline"]
+
+
+def executor(workers=2, **options):
+    return ea.Executor(workers, **{"backend": FORK_SERVER, **options})
+
+
+@pytest.fixture
+def pool():
+    with executor() as made:
+        yield made
+
+
+# As concurrent.futures -------------------------------------------------------------------------------------------
+
+
+def test_it_is_an_executor_whose_futures_are_futures(pool):
+    future = pool.submit(functions.identity, 1)
+    assert isinstance(pool, cf.Executor)
+    assert isinstance(future, cf.Future)
+    assert future.result(SOON) == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_submit_passes_arguments_and_keywords(backend):
+    with executor(backend=backend) as pool:
+        assert pool.submit(functions.keywords, 1, fn=2, self=3, method=4).result(SOON) == (
+            (1,),
+            {"fn": 2, "self": 3, "method": 4},
+        )
+
+
+def test_exceptions_keep_their_type_and_arguments(pool):
+    with pytest.raises(ZeroDivisionError) as caught:
+        pool.submit(functions.divide, 1, 0).result(SOON)
+    assert "return one // other" in str(caught.value.__cause__)
+    with pytest.raises(functions.FalseError, match="it is false"):
+        pool.submit(functions.fail_falsely).result(SOON)
+    with pytest.raises(SystemExit) as left:
+        pool.submit(functions.exit_politely).result(SOON)
+    assert left.value.code == 4
+
+
+@pytest.mark.parametrize("chunksize", [1, 3, 100])
+def test_map_returns_results_in_order(pool, chunksize):
+    assert list(pool.map(functions.add, range(10), range(10, 30), chunksize=chunksize)) == [*range(10, 30, 2)]
+    assert list(pool.map(functions.identity, [])) == []
+
+
+def test_map_raises_the_exception_of_a_call_in_its_place(pool):
+    results = pool.map(functions.divide, [1, 1, 1], [1, 0, 1])
+    assert next(results) == 1
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+
+
+def test_map_stops_waiting_at_its_timeout(pool, tmp_path):
+    results = pool.map(functions.wait_for, [str(tmp_path / "gate")], timeout=0.05)
+    with pytest.raises(cf.TimeoutError):
+        next(results)
+    (tmp_path / "gate").touch()
+
+
+def test_map_cancels_the_calls_that_wait_once_it_is_closed(tmp_path):
+    with executor(1) as pool:
+        gate = str(tmp_path / "gate")
+        running = pool.submit(functions.wait_for, gate)
+        results = pool.map(functions.append_line, [str(tmp_path / "lines")] * 3, range(3), timeout=0)
+        with pytest.raises(cf.TimeoutError):
+            next(results)
+        (tmp_path / "gate").touch()
+        running.result(SOON)
+    assert not (tmp_path / "lines").exists()
+
+
+def test_refusals_say_what_was_given():
+    for options, error, text in [
+        ({"max_workers": 0}, ValueError, r"max_workers=0.*int >= 1"),
+        ({"max_workers": -1}, ValueError, r"max_workers=-1"),
+        ({"max_workers": True}, ValueError, r"max_workers=True"),
+        ({"max_pending": 0}, ValueError, r"max_pending=0"),
+        ({"deadline": -1}, ValueError, r"deadline"),
+        ({"retries": -1}, ValueError, r"retries"),
+        ({"initializer": 3}, TypeError, r"initializer=3"),
+        ({"recycle": ea.RecyclePolicy(max_steps=3)}, ValueError, r"max_calls"),
+        ({"initializer": print, "initargs": (threading.Lock(),)}, ea.SerializationError, r"initializer"),
+    ]:
+        with pytest.raises(error, match=text):
+            ea.Executor(**options)
+    with executor() as pool:
+        with pytest.raises(TypeError, match=r"cannot submit 3"):
+            pool.submit(3)
+        with pytest.raises(ValueError, match="chunksize"):
+            pool.map(functions.identity, [1], chunksize=0)
+        with pytest.raises(ValueError, match="timeout"):
+            pool.map(functions.identity, [1], timeout=-1)
+        with pytest.raises(ValueError, match="deadline"):
+            pool.options(deadline=-1)
+        assert pool.stats().submitted == 0
+
+
+def test_it_can_be_neither_pickled_nor_copied(pool):
+    with pytest.raises(TypeError, match="Executor cannot be pickled"):
+        pickle.dumps(pool)
+
+
+def test_wait_and_as_completed_work(pool, tmp_path):
+    slow = pool.submit(functions.wait_for, str(tmp_path / "gate"))
+    quick = [pool.submit(functions.identity, number) for number in range(5)]
+    done, running = cf.wait([slow, *quick], timeout=0)
+    assert slow in running
+    assert next(cf.as_completed([slow, *quick])) in quick
+    done, running = cf.wait([slow, *quick], return_when=cf.FIRST_COMPLETED, timeout=SOON)
+    assert slow in running
+    failed = pool.submit(functions.fail)
+    done, running = cf.wait([slow, failed], return_when=cf.FIRST_EXCEPTION, timeout=SOON)
+    assert done == {failed}
+    with pytest.raises(cf.TimeoutError):
+        list(cf.as_completed([slow], timeout=0))
+    (tmp_path / "gate").touch()
+    assert not cf.wait([slow, failed, *quick], timeout=SOON).not_done
+
+
+def test_callbacks_run_after_results_and_failures(pool):
+    seen = []
+    futures = [pool.submit(functions.identity, 1), pool.submit(functions.fail), pool.submit(functions.exit_at_once)]
+    for future in futures:
+        future.add_done_callback(seen.append)
+    wait_until(lambda: len(seen) == 3)
+    assert set(seen) == set(futures)
+
+
+def test_results_are_freed_once_nobody_holds_them(pool):
+    class Argument:
+        pass
+
+    argument = Argument()
+    reference = weakref.ref(argument)
+    pool.submit(functions.keywords, 1).result(SOON)
+    future = pool.submit(id, np.zeros(3))
+    future.result(SOON)
+    freed = weakref.ref(future)
+    del argument, future
+    wait_until(lambda: gc.collect() is not None and freed() is None)
+    assert reference() is None
+
+
+# Shutting down ---------------------------------------------------------------------------------------------------
+
+
+def test_after_shutdown_it_refuses_functions():
+    pool = executor()
+    pool.shutdown()
+    pool.shutdown()
+    with pytest.raises(RuntimeError, match="the executor was shut down"):
+        pool.submit(functions.identity)
+    with pytest.raises(RuntimeError, match="the executor was shut down"):
+        pool.options(deadline=1).map(functions.identity, [1])
+
+
+def test_shutdown_lets_all_calls_end(tmp_path):
+    pool = executor()
+    futures = [pool.submit(functions.append_line, str(tmp_path / "lines"), number) for number in range(50)]
+    pool.shutdown()
+    assert [future.result(0) for future in futures] == [*range(50)]
+    assert len((tmp_path / "lines").read_text().split()) == 50
+
+
+def test_shutdown_can_cancel_the_calls_that_wait(tmp_path):
+    pool = executor(1)
+    running = pool.submit(functions.announce, str(tmp_path / "started"), str(tmp_path / "gate"))
+    waiting = [pool.submit(functions.identity) for _ in range(20)]
+    wait_for_path(tmp_path / "started")
+    pool.shutdown(wait=False, cancel_futures=True)
+    assert all(future.cancelled() for future in waiting)
+    (tmp_path / "gate").touch()
+    assert running.result(SOON)
+    pool.shutdown()
+
+
+def test_shutdown_without_waiting_lets_calls_end_and_then_ends_the_workers(tmp_path):
+    pool = executor(1)
+    running = pool.submit(functions.announce, str(tmp_path / "started"), str(tmp_path / "gate"))
+    waiting = pool.submit(functions.pid)
+    wait_for_path(tmp_path / "started")
+    pool.shutdown(wait=False)
+    (tmp_path / "gate").touch()
+    worker = waiting.result(SOON)
+    assert running.result(SOON) == worker
+    wait_until(lambda: is_gone(worker))
+
+
+def test_an_executor_that_nobody_holds_ends_its_workers():
+    pool = executor(1)
+    worker = pool.submit(functions.pid).result(SOON)
+    del pool
+    gc.collect()
+    wait_until(lambda: is_gone(worker))
+
+
+def test_shutdown_ends_while_a_worker_crashes():
+    pool = executor()
+    crashed = pool.submit(functions.segfault)
+    pool.shutdown()
+    assert isinstance(crashed.exception(0), ea.ActorDiedError)
+
+
+def test_exit_handlers_of_functions_run(tmp_path):
+    with executor(1) as pool:
+        pool.submit(functions.write_at_exit, str(tmp_path / "written")).result(SOON)
+    assert (tmp_path / "written").exists()
+
+
+def test_the_program_ends_after_its_calls():
+    done = run_script(
+        """
+        import time, envactors as ea
+        def work():
+            time.sleep(0.3)
+            print("apple", flush=True)
+        pool = ea.Executor(1)
+        pool.submit(work)
+        pool.submit(work)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("apple") == 2
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("place", ["submit", "result", "with"])
+def test_ctrl_c_ends_the_program(place):
+    code = f"""
+        import itertools, os, signal, sys, threading, time, envactors as ea
+        def work(number):
+            if number == 2:
+                print("ready", flush=True)
+            if number > 2:
+                time.sleep(1000)
+        def main():
+            pool = ea.Executor(2, max_pending=4)
+            if {place!r} == "submit":
+                for number in itertools.count():
+                    pool.submit(work, number)
+            elif {place!r} == "result":
+                [pool.submit(work, number) for number in range(5)][-1].result()
+            else:
+                with pool:
+                    [pool.submit(work, number) for number in range(5)][-1].result()
+        main()
+    """
+    import subprocess
+    import sys
+    import textwrap
+
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as program:
+        assert "ready" in program.stdout.readline()
+        began = time.monotonic()
+        program.send_signal(signal.SIGINT)
+        _, errors = program.communicate(timeout=SOON)
+        assert time.monotonic() - began < promised(5)
+    assert errors.count("Traceback (most recent call last)") == 1
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+# Functions that end their workers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "text"), [(functions.segfault, "SIGSEGV"), (functions.exit_at_once, "exit code 3")]
+)
+def test_a_function_that_ends_its_worker_fails_its_own_future_and_no_other(pool, function, text):
+    futures = [
+        pool.submit(function if number == 7 else functions.identity, *[()] * (number != 7)) for number in range(20)
+    ]
+    for number, future in enumerate(futures):
+        if number != 7:
+            assert future.result(SOON) == ()
+    with pytest.raises(ea.ActorDiedError, match=f"{text}.* in {function.__name__}"):
+        futures[7].result(SOON)
+    assert pool.submit(functions.identity, 1).result(SOON) == 1
+    stats = pool.stats()
+    assert (stats.submitted, stats.completed, stats.failed, stats.waiting, stats.running) == (21, 20, {"died": 1}, 0, 0)
+    wait_until(lambda: pool.stats().restarts == 1)
+
+
+@pytest.mark.parametrize("function", [functions.hang_in_c, functions.sleep_in_c])
+def test_a_function_that_hangs_is_ended_at_its_deadline(pool, function):
+    began = time.monotonic()
+    hung = pool.options(deadline=0.5).submit(function)
+    healthy = [pool.submit(functions.identity, number) for number in range(10)]
+    assert [future.result(SOON) for future in healthy] == [*range(10)]
+    with pytest.raises(ea.ActorTimeoutError, match=f"deadline of 0.5 s in {function.__name__}"):
+        hung.result(SOON)
+    assert 0.5 <= time.monotonic() - began < promised(1.5)
+    assert pool.stats().failed == {"timeout": 1}
+
+
+def test_the_deadline_of_the_executor_counts_from_when_a_worker_could_run_the_call(tmp_path):
+    with executor(1, deadline=30) as pool:
+        first = pool.submit(functions.announce, str(tmp_path / "started"), str(tmp_path / "gate"))
+        second = pool.options(deadline=0.5).submit(functions.sleep_in_c)
+        wait_for_path(tmp_path / "started")
+        time.sleep(0.7)
+        assert not second.done()
+        (tmp_path / "gate").touch()
+        first.result(SOON)
+        with pytest.raises(ea.ActorTimeoutError):
+            second.result(SOON)
+
+
+def test_nothing_is_left_of_a_call_whose_grandchild_ignores_sigterm(pool, tmp_path):
+    path = tmp_path / "grandchild"
+    hung = pool.submit(functions.start_stubborn_child, str(path))
+    wait_for_path(path)
+    grandchild = psutil.Process(int(path.read_text()))
+    child = grandchild.parent()
+    assert hung.abort()
+    with pytest.raises(ea.ActorDiedError) as caught:
+        hung.result(SOON)
+    assert caught.value.aborted
+    began = time.monotonic()
+    wait_until(lambda: is_gone(grandchild.pid) and is_gone(child.pid))
+    assert time.monotonic() - began < promised(5)
+
+
+def test_retries_cover_crashes_and_deadlines_and_no_exceptions(pool, tmp_path):
+    path = tmp_path / "lines"
+
+    def crash_first():
+        functions.append_line(path, "x")
+        if len(path.read_text().split()) == 1:
+            functions.exit_at_once()
+        return "second"
+
+    def fail_always():
+        functions.append_line(path, "x")
+        raise KeyError
+
+    assert pool.options(retries=1).submit(crash_first).result(SOON) == "second"
+    path.unlink()
+    with pytest.raises(KeyError):
+        pool.options(retries=3).submit(fail_always).result(SOON)
+    assert path.read_text().split() == ["x"]
+    path.unlink()
+    with pytest.raises(ea.ActorDiedError):
+        pool.submit(crash_first).result(SOON)
+
+
+@pytest.mark.parametrize("where", ["pickle", "load", "load elsewhere"])
+@pytest.mark.parametrize("act", [functions.exit_at_once, functions.segfault, functions.fail])
+def test_arguments_and_results_that_end_a_worker_or_fail_fail_their_own_call(pool, where, act):
+    if where != "pickle":
+        argument = pool.submit(functions.identity, functions.Explosive(act, "load elsewhere"))
+        assert isinstance(argument.exception(SOON), (ea.ActorError, ValueError))
+    if where == "load" and act is not functions.fail:
+        return  # that would end this process
+    result = pool.submit(functions.explode_later, act, where)
+    error = result.exception(SOON) if where != "load elsewhere" or act is functions.fail else None
+    if where == "pickle":
+        assert isinstance(error, ea.SerializationError if act is functions.fail else ea.ActorDiedError)
+    assert pool.submit(functions.identity, 3).result(SOON) == 3
+
+
+def test_what_cannot_be_pickled_fails_its_own_call(pool):
+    with pytest.raises(ea.SerializationError, match="identity"):
+        pool.submit(functions.identity, threading.Lock()).result(SOON)
+    with pytest.raises(ea.SerializationError, match="make_unpicklable"):
+        pool.submit(functions.make_unpicklable).result(SOON)
+    assert pool.stats().failed == {"exception": 2}
+
+
+def test_a_worker_killed_from_outside_fails_its_call_and_is_replaced(pool, tmp_path):
+    future = pool.submit(functions.announce, str(tmp_path / "started"), str(tmp_path / "gate"))
+    wait_for_path(tmp_path / "started")
+    worker = next(handle.pid for handle in pool._calls.handles if handle.state is ea.ActorState.BUSY)
+    psutil.Process(worker).kill()
+    with pytest.raises(ea.ActorDiedError, match="SIGKILL"):
+        future.result(SOON)
+    assert pool.submit(functions.pid).result(SOON) != worker
+
+
+# Canceling -------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_waits_can_be_canceled_and_a_running_one_cannot(tmp_path):
+    with executor(1) as pool:
+        running = pool.submit(functions.announce, str(tmp_path / "started"), str(tmp_path / "gate"))
+        waiting = pool.submit(functions.append_line, str(tmp_path / "lines"), "x")
+        wait_for_path(tmp_path / "started")
+        assert running.running()
+        assert not running.cancel()
+        assert waiting.cancel()
+        (tmp_path / "gate").touch()
+        with pytest.raises(cf.CancelledError):
+            waiting.result(SOON)
+        running.result(SOON)
+    assert not (tmp_path / "lines").exists()
+    assert pool.stats().failed == {"cancelled": 1}
+
+
+def test_run_in_executor_works_with_gather_and_canceled_tasks(pool, tmp_path):
+    path = tmp_path / "lines"
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        tasks = [loop.run_in_executor(pool, functions.append_line, path, number) for number in range(1000)]
+        for task in tasks[-10:]:
+            task.cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    results = asyncio.run(main())
+    assert results[:990] == [*range(990)]
+    assert all(isinstance(result, asyncio.CancelledError) for result in results[990:])
+    assert sorted(map(int, path.read_text().split())) == [*range(990)]
+
+
+def test_futures_can_be_awaited(pool):
+    async def main():
+        return await pool.submit(functions.add, 1, 2)
+
+    assert asyncio.run(main()) == 3
+
+
+# Workers ---------------------------------------------------------------------------------------------------------
+
+
+def test_workers_start_when_calls_need_them(tmp_path):
+    with executor(3) as pool:
+        states = [handle.stats() for handle in pool._calls.handles]
+        assert [one.pid for one in states] == [None] * 3
+        first = pool.submit(functions.pid).result(SOON)
+        for _ in range(10):
+            assert pool.submit(functions.pid).result(SOON) == first
+        assert sum(handle.pid is not None for handle in pool._calls.handles) == 1
+        futures = [pool.submit(functions.wait_for, str(tmp_path / "gate")) for _ in range(8)]
+        wait_until(lambda: pool.stats().running == 3)
+        (tmp_path / "gate").touch()
+        assert len({future.result(SOON) for future in futures}) == 3
+
+
+def test_the_idle_worker_that_was_used_last_is_used_first(pool, tmp_path):
+    gates = [str(tmp_path / name) for name in "ab"]
+    futures = [pool.submit(functions.announce, f"{gate}-started", gate) for gate in gates]
+    for gate in gates:
+        wait_for_path(tmp_path / f"{gate}-started")
+    (tmp_path / "b").touch()
+    futures[1].result(SOON)
+    (tmp_path / "a").touch()
+    last = futures[0].result(SOON)
+    assert [pool.submit(functions.pid).result(SOON) for _ in range(5)] == [last] * 5
+
+
+def test_a_call_that_waits_does_not_wait_for_a_worker_that_starts_if_another_one_is_idle(tmp_path):
+    with executor(2, initializer=functions.wait_for, initargs=(str(tmp_path / "gate"),)) as pool:
+        (tmp_path / "gate").touch()
+        pool.submit(functions.identity).result(SOON)
+        (tmp_path / "gate").unlink()
+        blocked = pool.submit(functions.wait_for, str(tmp_path / "other"))
+        quick = pool.submit(functions.identity, 3)  # wakes the other worker, whose initializer waits
+        (tmp_path / "other").touch()
+        assert blocked.result(SOON)
+        assert quick.result(SOON) == 3
+        (tmp_path / "gate").touch()
+
+
+def test_workers_are_replaced_after_a_number_of_calls():
+    with executor(1, recycle=ea.RecyclePolicy(max_calls=3)) as pool:
+        pids = [pool.submit(functions.pid).result(SOON) for _ in range(9)]
+        counts = [pool.submit(functions.count_calls).result(SOON) for _ in range(6)]
+        assert pool.stats().restarts == 0
+    assert [pids.count(one) for one in dict.fromkeys(pids)] == [3, 3, 3]
+    assert counts == [1, 2, 3, 1, 2, 3]
+
+
+def test_workers_are_replaced_above_a_limit_of_memory():
+    with executor(1, recycle=ea.RecyclePolicy(max_memory=300 << 20)) as pool:
+        first = pool.submit(functions.pid).result(SOON)
+        assert pool.submit(functions.set_state, 1).result(SOON) is None
+        assert pool.submit(functions.pid).result(SOON) == first
+        pool.submit(functools.partial(functions.set_state, np.ones(40 << 20))).result(SOON)
+        assert pool.submit(functions.pid).result(SOON) != first
+
+
+def test_max_pending_makes_submit_wait(tmp_path):
+    with executor(1, max_pending=2) as pool:
+        gate = str(tmp_path / "gate")
+        first = pool.submit(functions.announce, str(tmp_path / "started"), gate)
+        wait_for_path(tmp_path / "started")
+        waiting = [pool.submit(functions.identity, number) for number in range(2)]
+        blocked = threading.Thread(target=lambda: waiting.append(pool.submit(functions.identity, 2)))
+        blocked.start()
+        time.sleep(0.1)
+        assert pool.stats().waiting == 2
+        assert len(waiting) == 2
+        waiting[1].cancel()
+        blocked.join(SOON)
+        (tmp_path / "gate").touch()
+        first.result(SOON)
+        assert waiting[2].result(SOON) == 2
+
+
+def test_shutdown_ends_a_submit_that_waits(tmp_path):
+    pool = executor(1, max_pending=1)
+    first = pool.submit(functions.announce, str(tmp_path / "started"), str(tmp_path / "gate"))
+    wait_for_path(tmp_path / "started")
+    waiting = pool.submit(functions.identity, 1)
+    errors = []
+
+    def submit():
+        try:
+            pool.submit(functions.identity, 2)
+        except RuntimeError as error:
+            errors.append(error)
+
+    blocked = threading.Thread(target=submit)
+    blocked.start()
+    time.sleep(0.05)
+    pool.shutdown(wait=False)
+    blocked.join(SOON)
+    assert len(errors) == 1
+    (tmp_path / "gate").touch()
+    first.result(SOON)
+    assert waiting.result(SOON) == 1
+
+
+# Initializers, and functions that travel by value ----------------------------------------------------------------
+
+
+def test_an_initializer_runs_once_in_each_process():
+    with executor(1, initializer=functions.set_state, initargs=("loaded",)) as pool:
+        assert pool.submit(functions.get_state).result(SOON) == "loaded"
+        with pytest.raises(ea.ActorDiedError):
+            pool.submit(functions.exit_at_once).result(SOON)
+        assert pool.submit(functions.get_state).result(SOON) == "loaded"
+
+
+def test_futures_that_wait_get_the_error_of_an_initializer_and_later_ones_try_again(tmp_path):
+    path = tmp_path / "works"
+
+    def initialize():
+        if not path.exists():
+            raise KeyError("not yet")
+
+    with executor(2, initializer=initialize) as pool:
+        futures = [pool.submit(functions.identity) for _ in range(5)]
+        for future in futures:
+            with pytest.raises(ea.ActorStartError) as caught:
+                future.result(SOON)
+            assert isinstance(caught.value.__cause__, KeyError)
+        assert pool.stats().failed == {"start": 5}
+        path.touch()
+        assert pool.submit(functions.identity, 1).result(SOON) == 1
+
+
+MAIN = """
+    import functools, threading
+    import envactors as ea
+    model = None
+    table = {"key": 1}
+    factor = 2
+
+    def initialize(value):
+        global model, only_here
+        model, only_here = value, "assigned"
+
+    def use():
+        return model, only_here
+
+    def scale(number):
+        return helper(number) * factor
+
+    def helper(number):
+        return number + 1
+
+    def look_up():
+        return table["key"]
+
+    def count():
+        global counter
+        counter = globals().get("counter", 0) + 1
+        return counter
+
+    @functools.lru_cache
+    def cached(number):
+        calls.append(number)
+        return len(calls)
+
+    calls = []
+
+    def use_cached(number):
+        return cached(number)
+
+    class Point:
+        def __init__(self, x):
+            self.x = x
+
+    def make_point(x):
+        return Point(x)
+
+    def is_point(point):
+        return isinstance(point, Point)
+"""
+
+
+def run_in_main(code):
+    done = run_script(MAIN + code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_functions_of_the_main_script_see_what_the_initializer_has_assigned():
+    run_in_main(
+        """
+    with ea.Executor(2, initializer=initialize, initargs=("loaded",)) as pool:
+        for _ in range(3):
+            assert pool.submit(use).result() == ("loaded", "assigned")
+            assert pool.submit(scale, 1).result() == 4
+        assert pool.submit(lambda: (model, only_here)).result() == ("loaded", "assigned")
+        assert pool.submit(functools.partial(use)).result() == ("loaded", "assigned")
+        """
+    )
+
+
+def test_functions_of_the_main_script_keep_what_they_assign():
+    run_in_main(
+        """
+    with ea.Executor(1) as pool:
+        assert [pool.submit(count).result() for _ in range(3)] == [1, 2, 3]
+        assert pool.submit(scale, 1).result() == 4
+        assert pool.submit(count).result() == 4
+        """
+    )
+
+
+def test_functions_of_the_main_script_have_the_values_of_when_they_were_submitted():
+    run_in_main(
+        """
+    with ea.Executor(1) as pool:
+        first = [pool.submit(scale, 1) for _ in range(50)]
+        factor = 10
+        second = [pool.submit(scale, 1) for _ in range(50)]
+        factor = 2
+        third = [pool.submit(scale, 1) for _ in range(50)]
+        def helper(number):
+            return number - 1
+        fourth = [pool.submit(scale, 1) for _ in range(50)]
+        table["key"] = 2
+        assert pool.submit(look_up).result() == 2
+        table["key"] = 3
+        assert pool.submit(look_up).result() == 3
+        assert {future.result() for future in first + third} == {4}
+        assert {future.result() for future in second} == {20}
+        assert {future.result() for future in fourth} == {0}
+        """
+    )
+
+
+def test_classes_of_the_main_script_are_the_same_everywhere():
+    run_in_main(
+        """
+    with ea.Executor(1) as pool:
+        point = pool.submit(make_point, 3).result()
+        assert isinstance(point, Point) and point.x == 3
+        assert pool.submit(is_point, point).result()
+        assert pool.submit(is_point, Point(1)).result()
+        assert list(pool.map(is_point, [Point(1)] * 4, chunksize=2)) == [True] * 4
+        """
+    )
+
+
+# Typing and remote things ----------------------------------------------------------------------------------------
+
+
+def test_environment_variables_reach_the_workers():
+    with ea.Executor(1, env_vars={"GRADER": "yes"}) as pool:
+        assert pool.submit(lambda: __import__("os").environ["GRADER"]).result(SOON) == "yes"
+
+
+def test_large_arguments_and_results_arrive(pool):
+    array = np.arange(3_000_000)
+    assert (pool.submit(functions.identity, array).result(SOON) == array).all()
+    assert len(pool.submit(functions.allocate, 50_000_000).result(SOON)) == 50_000_000
+
+
+def test_many_threads_submit_at_once(pool):
+    results = []
+
+    def submit(first):
+        results.extend(pool.map(functions.identity, range(first, first + 50)))
+
+    threads = [threading.Thread(target=submit, args=(number * 50,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    assert sorted(results) == [*range(400)]
+    assert pool.stats().completed == 400
