@@ -25,6 +25,7 @@ from envactors.errors import ActorClosedError, SerializationError
 from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import dumps, safe_repr
 from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, check_timeout, is_int
+from envactors.pools.failure_kinds import FailureKind
 from envactors.pools.functions import FunctionPickler, Functions
 from envactors.pools.runner import FunctionRunner
 from envactors.pools.shared_calls import SharedCall, SharedCalls, SharedFuture
@@ -54,7 +55,7 @@ class ExecutorStats:
 
     submitted: int
     completed: int
-    failed: dict[str, int]
+    failed: dict[FailureKind, int]
     waiting: int
     running: int
     restarts: int
@@ -182,7 +183,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         completed, failed = counts.completed, dict(counts.failed)
         running = max(0, counts.submitted - completed - sum(failed.values()) - waiting)
         restarts = sum(handle.stats().restarts for handle in self._calls.handles)
-        return ExecutorStats(counts.submitted, completed, dict(failed), waiting, running, restarts)
+        return ExecutorStats(counts.submitted, completed, failed, waiting, running, restarts)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls; end the workers once all calls have ended. It may be called again.
@@ -195,10 +196,9 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         calls = self._calls
         calls.close_to_calls(cancel=cancel_futures)
         if wait:
-            calls.wait_ended()
-            calls.close_actors()
+            calls.close_once_ended()
         else:
-            calls.runtime.callbacks.submit(lambda: (calls.wait_ended(), calls.close_actors()))
+            calls.runtime.callbacks.submit(calls.close_once_ended)
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is None or issubclass(kind, Exception):

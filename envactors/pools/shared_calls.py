@@ -264,7 +264,8 @@ class SharedCalls(BoundToProcess):
 
     @property
     def runtime(self) -> Runtime:
-        return self._actors[0].runtime
+        runtime: Runtime = self._actors[0].runtime
+        return runtime
 
     def submit(self, call: SharedCall, message: tuple[Any, ...], by_value: type[ValuePickler] = ValuePickler) -> None:
         """Pickle a call, and have an actor run it or let it wait; wait first while too many calls wait.
@@ -312,16 +313,17 @@ class SharedCalls(BoundToProcess):
                 self.waiting.remove(future)
                 future.set_canceled()
 
-    def wait_ended(self) -> None:
-        """Wait until all calls have ended."""
-        while True:
-            with self._lock:
-                jobs = [] if self._is_inline else [job for actor in self._actors for job in actor.unfinished]
-                futures = [*self.waiting.futures(), *(job.future for job in jobs if job.future is not None)]
-            if not futures:
-                return
+    def close_once_ended(self) -> None:
+        """Wait until all calls have ended, then close the actors."""
+        while futures := self._unfinished():
             for future in futures:
                 future.wait_ended()
+        self.close_actors()
+
+    def _unfinished(self) -> list[ActorFuture[Any]]:
+        with self._lock:
+            jobs = [] if self._is_inline else [job for actor in self._actors for job in actor.unfinished]
+            return [*self.waiting.futures(), *(job.future for job in jobs if job.future is not None)]
 
     def close_actors(self, timeout: float | None = None) -> None:
         """Close the actors; see `ActorHandle.close`."""

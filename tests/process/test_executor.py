@@ -8,6 +8,9 @@ import functools
 import gc
 import pickle
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 import weakref
@@ -271,10 +274,6 @@ def test_ctrl_c_ends_the_program(place):
                     [pool.submit(work, number) for number in range(5)][-1].result()
         main()
     """
-    import subprocess
-    import sys
-    import textwrap
-
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as program:
