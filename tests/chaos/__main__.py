@@ -62,6 +62,8 @@ def main(argv: list[str] | None = None) -> int:
         return _NOT_RUN
     if arguments.sessions is not None:
         return _run_sessions(arguments)
+    if arguments.calls is not None:
+        return _run_executor(arguments)
     try:
         report = _run_chaos(arguments)
         if arguments.json is not None:
@@ -132,6 +134,12 @@ def _parser() -> argparse.ArgumentParser:
         help="instead of a vector env, play N sessions of a pool whose users crash, hang, abandon, and cancel them; "
         "with --nodes, one node is killed in the middle",
     )
+    parser.add_argument(
+        "--calls",
+        type=at_least(1),
+        metavar="N",
+        help="instead of a vector env, run N functions in an executor, some of which raise, hang, crash, or exit",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to this file")
     return parser
 
@@ -145,6 +153,21 @@ def _run_sessions(arguments: argparse.Namespace) -> int:
     for text in report.wrong:
         print(f"wrong: {text}")
     print(f"{report.sessions} sessions, {len(report.wrong)} wrong")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
+    return _WRONG if report.wrong else _ZEROS
+
+
+def _run_executor(arguments: argparse.Namespace) -> int:
+    from chaos.executor import ExecutorStorm
+
+    report = ExecutorStorm(arguments.calls, seed=arguments.seed).run()
+    for fate, count in sorted(report.outcomes.items()):
+        print(f"{fate:11} {count}")
+    for text in report.wrong:
+        print(f"wrong: {text}")
+    print(f"p99 of healthy calls: {report.p99 * 1000:.2f} ms")
+    print(f"{report.calls} calls, {len(report.wrong)} wrong")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
     return _WRONG if report.wrong else _ZEROS

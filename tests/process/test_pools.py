@@ -17,7 +17,7 @@ from interleaving import Lines, StoppingThread
 
 import envactors as ea
 
-POOL = ("shared_calls.py",)
+POOL = ("pools/shared_calls.py",)
 
 
 class FileGate:
@@ -187,6 +187,7 @@ def test_a_pool_that_closes_anywhere_while_an_actor_becomes_idle_sends_nothing_t
     lines = Lines()
     for line in lines:
         pool = ea.ActorPool(Worker, 1, backend=BACKEND)
+        pool.submit("echo", 1).result(SOON)  # from now on the actor takes calls at once
         running = pool.submit("wait")
         waiting = [pool.submit("add") for _ in range(3)]
         closing = StoppingThread(pool.close, line, POOL).start()
