@@ -30,6 +30,7 @@ class ActorConfig:
         is_standby: Whether it only holds a process for others.
         permits: The permits that steps and resets need; None if any number of actors may run.
         is_on_demand: Whether it starts a process only when it is woken, also after starts have failed.
+        maker: The name of what makes its envs, in errors.
         has_warned: Whether the user was warned of deadlines that the backend does not enforce.
     """
 
@@ -45,6 +46,7 @@ class ActorConfig:
     is_standby: bool = False
     permits: Permits | None = None
     is_on_demand: bool = False
+    maker: str = "factory"
     has_warned: bool = False
 
     @property

@@ -129,7 +129,7 @@ class ErrorFactory:
         if failure is not None:
             cause = incarnation.failure_cause
             ending = {"stderr_tail": report.stderr_tail}
-            text = f"the factory of {who} raised {failure.text}{_after(where)}"
+            text = f"the {self._config.maker} of {who} raised {failure.text}{_after(where)}"
             text += "" if cause is not None else f"\n{failure.traceback.rstrip()}"
             advice = self._config.backend.traits.import_advice if isinstance(cause, ImportError) else ""
             text += f": {advice}" if advice else ""

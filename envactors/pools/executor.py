@@ -126,6 +126,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
                 env_vars=env_vars,
                 lock=None if is_inline else lock,
                 is_on_demand=True,
+                maker="initializer",
             )
             for index in range(max_workers or usable_cores())
         ]
@@ -165,17 +166,19 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         """
         return self._map(fn, iterables, timeout, chunksize, *self._defaults)
 
-    def options(self, *, deadline: float | None = None, retries: int = 0) -> ExecutorOptions:
-        """Return the same executor with another deadline, and other retries.
+    def options(self, *, deadline: float | None = None, retries: int | None = None) -> ExecutorOptions:
+        """Return the same executor with another deadline, or other retries.
 
         Args:
             deadline: Seconds after which a call is ended; None for the deadline of the executor.
-            retries: How many crashes and missed deadlines a call survives.
+            retries: How many crashes and missed deadlines a call survives; None for the retries of the executor.
 
         Raises:
             ValueError: A value is negative.
         """
-        return ExecutorOptions(self, *_check_limits(deadline, retries, "options"))
+        own_deadline, own_retries = self._defaults
+        deadline = own_deadline if deadline is None else deadline
+        return ExecutorOptions(self, *_check_limits(deadline, own_retries if retries is None else retries, "options"))
 
     def stats(self) -> ExecutorStats:
         """Return how calls have ended, and what the workers are doing."""

@@ -360,6 +360,9 @@ def test_retries_cover_crashes_and_deadlines_and_no_exceptions(pool, tmp_path):
         functions.append_line(path, "x")
         raise KeyError
 
+    with executor(1, retries=1) as retrying:
+        assert retrying.options(deadline=30).submit(crash_first).result(SOON) == "second"
+    path.unlink()
     assert pool.options(retries=1).submit(crash_first).result(SOON) == "second"
     path.unlink()
     with pytest.raises(KeyError):
@@ -568,7 +571,7 @@ def test_futures_that_wait_get_the_error_of_an_initializer_and_later_ones_try_ag
     with executor(2, initializer=initialize) as pool:
         futures = [pool.submit(functions.identity) for _ in range(5)]
         for future in futures:
-            with pytest.raises(ea.ActorStartError) as caught:
+            with pytest.raises(ea.ActorStartError, match="the initializer of") as caught:
                 future.result(SOON)
             assert isinstance(caught.value.__cause__, KeyError)
         assert pool.stats().failed == {"start": 5}
