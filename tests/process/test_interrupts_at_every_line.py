@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+import functions
 import numpy as np
 import pytest
 from helpers import FORK_SERVER
@@ -19,7 +20,7 @@ import envactors as ea
 
 SOON = 20.0
 PACKAGE = str(Path(ea.__file__).parent)
-FOLDERS = ("loop.py", "runtime.py", "replay.py", "actor", "vector", "vector_env.py", "rollout")
+FOLDERS = ("loop.py", "runtime.py", "replay.py", "actor", "pools", "vector", "vector_env.py", "rollout")
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0)
 # Every line is tried by `-m slow`; otherwise each call has this many lines between two tries, other ones in each of its
 # variants. `tests/unit/heart/test_actor_envs.py` tries steps closer together, without processes.
@@ -215,6 +216,52 @@ def test_an_exception_at_some_lines_of_a_lone_actor():
                 if not interrupted(lambda value=value: actor.echo(value).result(SOON), at):
                     break
             assert actor.echo(at).result(SOON) == at
+
+
+POOL_CALLS = {
+    "submit": lambda pool, value: pool.submit(functions.identity, value).result(SOON),
+    "several": lambda pool, value: [one.result(SOON) for one in [pool.submit(functions.identity, 1) for _ in range(5)]],
+    "map": lambda pool, value: list(pool.map(functions.identity, range(4), chunksize=2)),
+    "cancel": lambda pool, value: [one.cancel() for one in [pool.submit(functions.identity, 1) for _ in range(4)]],
+    "abort": lambda pool, value: pool.submit(functions.sleep_in_c).abort(),
+    "stats": lambda pool, value: pool.stats(),
+}
+
+
+@pytest.mark.parametrize("call", POOL_CALLS)
+def test_an_exception_at_some_lines_of_an_executor(call):
+    check_executor(call, range(1, 10_000, 5))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("call", POOL_CALLS)
+def test_an_exception_at_every_line_of_an_executor(call):
+    check_executor(call, range(1, 10_000))
+
+
+def check_executor(call, lines):
+    with ea.Executor(2, backend=FORK_SERVER, deadline=SOON / 2) as pool:
+        for at in lines:
+            with contextlib.suppress(ea.ActorError):
+                if not interrupted(lambda at=at: POOL_CALLS[call](pool, at), at):
+                    break
+            futures = [pool.submit(functions.identity, number) for number in range(6)]
+            assert [future.result(SOON) for future in futures] == [*range(6)]
+        else:
+            pytest.fail("the call has more lines than were tried")
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_an_exception_at_some_lines_of_the_end_of_an_executor(wait):
+    for at in range(1, 10_000, 7):
+        pool = ea.Executor(1, backend=FORK_SERVER)
+        futures = [pool.submit(functions.identity, number) for number in range(3)]
+        was_interrupted = interrupted(lambda pool=pool: pool.shutdown(wait=wait), at)
+        pool.shutdown()
+        assert [future.result(0) for future in futures] == [0, 1, 2]
+        if not was_interrupted:
+            break
 
 
 def test_an_exception_at_some_lines_of_a_rollout():
