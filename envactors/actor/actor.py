@@ -280,6 +280,8 @@ class Actor(ActorBase):
         if self.runs_this_thread:
             self._check_no_deadlock(future, deadline)
             return
+        if self.queue or (self.shared is not None and self.shared.has_jobs):
+            return  # the loop starts the next job as soon as it has read the reply
         loan_lock = allocate_lock()
         with loan_lock:
             try:
@@ -318,9 +320,7 @@ class Actor(ActorBase):
             # the loop from now on.
             self._loan.end()
         is_running = self.phase is _LIVE and self.running is not None and self.running.future is future
-        is_last = not self.queue and (self.shared is None or not self.shared.has_jobs)  # the loop starts the next one
-        may_borrow = is_running and is_last and not self._loan.is_active
-        lender = worker.as_lender() if may_borrow and worker is not None else None
+        lender = worker.as_lender() if is_running and worker is not None and not self._loan.is_active else None
         if lender is not None:
             self._loan.begin(loan_lock, lender)
         return lender
