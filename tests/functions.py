@@ -163,3 +163,26 @@ def explode_later(act, where):
 def write_at_exit(path):
     atexit.register(Path(path).touch)
     return os.getpid()
+
+
+class Marked:
+    """Creates a file when it is freed in another process."""
+
+    def __init__(self, path):
+        self.path, self.home = path, os.getpid()
+
+    def __del__(self):
+        if os.getpid() != self.home:
+            Path(self.path).touch()
+
+
+def make_marked(path):
+    marked = Marked(path)
+    marked.home = 0
+    return marked
+
+
+def exit_if(data, exits):
+    if exits:
+        exit_at_once()
+    return len(data)

@@ -721,3 +721,72 @@ def test_many_threads_submit_at_once(pool):
         thread.join(SOON)
     assert sorted(results) == [*range(400)]
     assert pool.stats().completed == 400
+
+
+def test_workers_free_arguments_and_results_once_a_call_has_ended(pool, tmp_path):
+    pool.submit(functions.identity, functions.Marked(tmp_path / "argument")).result(SOON)
+    wait_for_path(tmp_path / "argument")
+    result = pool.submit(functions.make_marked, tmp_path / "result")
+    wait_for_path(tmp_path / "result")
+    result.result(SOON)
+
+
+def test_many_more_calls_than_workers_all_end(tmp_path):
+    with executor(3) as pool:
+        futures = [pool.submit(functions.wait_for, str(tmp_path / "gate")) for _ in range(45)]
+        wait_until(lambda: pool.stats().running == 3)
+        assert pool.stats().waiting == 42
+        (tmp_path / "gate").touch()
+        assert len({future.result(SOON) for future in futures}) <= 3
+
+
+def test_a_crash_while_much_data_is_on_its_way_fails_its_own_call(pool):
+    futures = [pool.submit(functions.exit_if, bytes(20_000_000), number == 3) for number in range(8)]
+    for number, future in enumerate(futures):
+        if number == 3:
+            with pytest.raises(ea.ActorDiedError):
+                future.result(SOON)
+        else:
+            assert future.result(SOON) == 20_000_000
+
+
+def test_threads_that_submit_while_it_shuts_down_get_results_or_refusals():
+    pool = executor(2)
+    outcomes = []
+
+    def submit():
+        try:
+            for number in range(1000):
+                outcomes.append(pool.submit(functions.identity, number))  # noqa: PERF401 # others look at it meanwhile
+        except RuntimeError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=submit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(outcomes) > 20)
+    pool.shutdown()
+    for thread in threads:
+        thread.join(SOON)
+    futures = [one for one in outcomes if isinstance(one, cf.Future)]
+    assert all(future.done() and future.exception() is None for future in futures)
+
+
+def test_functions_that_are_submitted_at_the_exit_of_the_program_are_refused():
+    done = run_script(
+        """
+        import atexit
+        import envactors as ea
+
+        @atexit.register
+        def submit():
+            try:
+                pool.submit(print, "never")
+            except RuntimeError as error:
+                print("refused", error)
+
+        pool = ea.Executor(1)
+        print(pool.submit(len, "abc").result())
+        """
+    )
+    assert done.stdout.splitlines() == ["3", "refused cannot submit 'print': the executor was shut down"], done.stderr
