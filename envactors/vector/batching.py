@@ -10,7 +10,7 @@ import numpy as np
 from envactors.errors import SpaceMismatchError
 from envactors.mailbox.messages import Description
 from envactors.mailbox.pickling import copy_value
-from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, stack
+from envactors.mailbox.specs import ArraySpec, Spec, conform_to_first, spec_of_value, stack
 from envactors.vector.results import Batch, EnvStep
 
 
@@ -29,6 +29,8 @@ class Batcher:
         self.observation_spec: Spec | None = described.observation
         self.learns: bool = described.observation is None
         self._reward_spec = described.reward
+        # The env whose first reset fixed the spec, if it is not declared.
+        self._first_env: int = 0
 
     def batch_steps(self, steps: Sequence[EnvStep]) -> tuple[Batch, dict[int, BaseException]]:
         """Batch results, and return the errors of those that do not conform to the others."""
@@ -37,9 +39,12 @@ class Batcher:
         for step in steps:
             if self.observation_spec is None:
                 self.observation_spec = spec_of_value(step.obs)
+                self._first_env = step.env_id
             try:
                 what = f"the observation of env {step.env_id}"
-                obs = conform(self.observation_spec, step.obs, what) if self.learns else step.obs
+                obs = step.obs
+                if self.learns:
+                    obs = conform_to_first(self.observation_spec, obs, what, self._first_env)
                 conforming.append(step._replace(obs=obs))
             except SpaceMismatchError as error:
                 errors[step.env_id] = error
