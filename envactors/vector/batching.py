@@ -62,8 +62,11 @@ class _Objects:
     def __init__(self, count: int) -> None:
         self._values = np.empty(count, object)
 
-    def __setitem__(self, index: int, value: Any) -> None:
-        self._values[index] = copy_value(value)
+    def prepare(self, value: Any) -> Any:
+        return copy_value(value)
+
+    def __setitem__(self, index: int, prepared: Any) -> None:
+        self._values[index] = prepared
 
     def read(self, at: Any) -> Any:
         values = self._values[at]
@@ -77,9 +80,12 @@ class _Nest:
         self._is_dict = isinstance(spec, dict)
         self._parts = [(key, column_of(spec[key], count)) for key in (spec if self._is_dict else range(len(spec)))]
 
-    def __setitem__(self, index: int, value: Any) -> None:
-        for key, part in self._parts:
-            part[index] = value[key]
+    def prepare(self, value: Any) -> list[Any]:
+        return [prepare_value(part, value[key]) for key, part in self._parts]
+
+    def __setitem__(self, index: int, prepared: list[Any]) -> None:
+        for (_, part), content in zip(self._parts, prepared, strict=True):
+            part[index] = content
 
     def read(self, at: Any) -> Any:
         values = [(key, read_column(part, at)) for key, part in self._parts]
@@ -87,10 +93,21 @@ class _Nest:
 
 
 def column_of(spec: Spec, count: int) -> Any:
-    """Return memory for one value of a spec per env. Assigning a value to ``column[index]`` copies it."""
+    """Return memory for one value of a spec per env. Assign the result of `prepare_value` to ``column[index]``."""
     if not isinstance(spec, ArraySpec):
         return _Nest(spec, count)
     return np.zeros((count, *spec.shape), spec.dtype) if spec.batchable else _Objects(count)
+
+
+def prepare_value(column: Any, value: Any) -> Any:
+    """Return what to assign to an index of a column: objects are copied here, and arrays by the assignment.
+
+    The assignment cannot fail, so a row of several columns is written after all its values were prepared.
+
+    Raises:
+        Exception: An object cannot be copied.
+    """
+    return value if isinstance(column, np.ndarray) else column.prepare(value)
 
 
 def read_column(column: Any, at: Any) -> Any:
