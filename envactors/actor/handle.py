@@ -148,7 +148,9 @@ class ActorView(Caller[T_co]):
         return self._actor.stats()
 
     def stacks(self, timeout: float = 1.0) -> str:
-        """Return the stacks of the worker's threads, without disturbing the env.
+        """Return the stacks of the worker's threads, without waiting for the env.
+
+        A signal asks for them, which may end a system call of native code early.
 
         Args:
             timeout: How long to wait for them, in seconds.
