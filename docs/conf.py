@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import re
 
 from docutils.nodes import Element, Text
 from sphinx.addnodes import pending_xref
@@ -116,8 +117,15 @@ def link_public_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, _: 
     return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", f"envactors.{name}", node, Text(name))
 
 
+def link_to_gallery(_app: Sphinx, _docname: str, source: list[str]) -> None:
+    """Turn links to the scripts of examples, which work in a checkout, into links to the pages made of them."""
+    source[0] = re.sub(r"\.\./examples/(\w+)\.py\b", r"../gallery/\1.rst", source[0])
+    source[0] = source[0].replace("../examples/README.rst", "../gallery/index.rst")
+
+
 def setup(app: Sphinx) -> None:
     """Register what the site adds to Sphinx."""
     # A package of the theme lets all of `logging` print from INFO on, and with it the examples.
     logging.getLogger("envactors").setLevel(logging.ERROR)
     app.connect("missing-reference", link_public_name)
+    app.connect("source-read", link_to_gallery)

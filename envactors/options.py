@@ -122,6 +122,16 @@ class RecyclePolicy:
             if value is not None and not is_int(value):
                 raise ValueError(f"RecyclePolicy({name}={value!r}): expected an int > 0, or None for no limit")
 
+    def limit_reached(self, *, steps: int = 0, calls: int = 0, memory: int = 0) -> str:
+        """Return which limit a process has reached, for the log; empty if none."""
+        if self.max_memory is not None and memory > self.max_memory:
+            return f"RSS {memory / 1e6:.0f} MB > {self.max_memory / 1e6:.0f} MB"
+        if self.max_steps is not None and steps >= self.max_steps:
+            return f"{steps} steps >= {self.max_steps}"
+        if self.max_calls is not None and calls >= self.max_calls:
+            return f"{calls} calls >= {self.max_calls}"
+        return ""
+
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotPolicy:

@@ -992,7 +992,9 @@ class Actor(ActorBase):
 
     def _log_exit(self, ended: ProcessExit) -> None:
         if ended.reason in (EndReason.ABORT, EndReason.RENEW):
-            self.log(logging.INFO, f"actor {self.name!r} gets a new process, on request")
+            renewal = self.renewal if ended.reason is EndReason.RENEW else None
+            why = "on request" if renewal is None else renewal.reason
+            self.log(logging.INFO, f"actor {self.name!r} gets a new process: {why}")
         else:
             # One warning tells of all actors whose helper was lost.
             level = logging.INFO if ended.reason is EndReason.HELPER_LOST else logging.WARNING

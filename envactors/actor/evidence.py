@@ -7,9 +7,11 @@ import re
 from envactors.errors import ActorError, ActorTimeoutError, RemoteTraceback, cause_of
 
 _FRAME = re.compile(r"^  File ", re.MULTILINE)
+# The stacks of threads as `faulthandler` writes them.
+_STACKS = re.compile(r"(?:^.*\(most recent call first\):(?:\n  .*)*\n*)+", re.MULTILINE)
 # The modules that call env code.
 _LIBRARY = re.compile(
-    r"^.*[/\\]envactors[/\\](vector_env\.py|(actor|backends|integrations|mailbox|rollout|vector|worker)[/\\])"
+    r"^.*[/\\]envactors[/\\](vector_env\.py|(actor|backends|integrations|mailbox|pools|rollout|vector|worker)[/\\])"
 )
 
 
@@ -24,7 +26,8 @@ def evidence_of(error: ActorError) -> str:
     raised = cause_of(error.__cause__) if error.__cause__ is not None else None
     if isinstance(raised, RemoteTraceback):
         return _without_library(str(raised))
-    return order_stacks(getattr(error, "stderr_tail", ""))
+    tail: str = getattr(error, "stderr_tail", "")
+    return tail
 
 
 def _without_library(traceback: str) -> str:
@@ -33,6 +36,16 @@ def _without_library(traceback: str) -> str:
     while len(frames) > 1 and _LIBRARY.match(frames[0]):
         del frames[0]
     return head + "".join(f"  File {frame}" for frame in frames)
+
+
+def order_fatal_error(stderr: str) -> str:
+    """Return the stderr of a process with the stacks that a fatal error has left there as by `order_stacks`."""
+
+    def order(found: re.Match[str]) -> str:
+        stacks = found[0].rstrip("\n")
+        return order_stacks(stacks) + found[0][len(stacks) :]
+
+    return _STACKS.sub(order, stderr)
 
 
 def order_stacks(text: str) -> str:

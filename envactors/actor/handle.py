@@ -7,7 +7,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Concatenate, Generic, overload
+from typing import Any, Concatenate, Generic, TypeVar, overload
 
 from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
@@ -148,7 +148,9 @@ class ActorView(Caller[T_co]):
         return self._actor.stats()
 
     def stacks(self, timeout: float = 1.0) -> str:
-        """Return the stacks of the worker's threads, without disturbing the env.
+        """Return the stacks of the worker's threads, without waiting for the env.
+
+        A signal asks for them, which may end a system call of native code early.
 
         Args:
             timeout: How long to wait for them, in seconds.
@@ -163,8 +165,8 @@ class ActorView(Caller[T_co]):
         self._actor.check_owner()
         return self._actor.stacks(timeout)
 
-    def options(self, *, deadline: float | None = None, retries: int = 0) -> Caller[T_co]:
-        """Return the same methods with their own deadline, and a retry budget that survives restarts.
+    def options(self: View, *, deadline: float | None = None, retries: int = 0) -> View:
+        """Return the same handle whose calls have their own deadline, and a retry budget that survives restarts.
 
         Args:
             deadline: Seconds after which the worker is killed; replaces that of `Deadlines`.
@@ -177,10 +179,13 @@ class ActorView(Caller[T_co]):
         if not is_int(retries, 0):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")
         self._actor.config.warn_of_deadlines(deadline, stacklevel=2)
-        return Caller(self._actor, self._lifeline, self._env, deadline, retries, self._is_shared)
+        return type(self)(self._actor, self._lifeline, self._env, deadline, retries, self._is_shared)
 
     def __repr__(self) -> str:
         return f"<actor {self.name!r}: {self.state.value}, pid {self.pid}, incarnation {self.incarnation}>"
+
+
+View = TypeVar("View", bound=ActorView[Any])
 
 
 class ActorHandle(ActorView[T_co]):

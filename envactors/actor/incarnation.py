@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from envactors.actor.evidence import order_fatal_error
 from envactors.actor.states import EndReason
 from envactors.backends.base import ExitStatus, LaunchRefusedError, Stacks, Worker
 from envactors.errors import ActorError
@@ -20,7 +21,7 @@ class ExitReport(NamedTuple):
     Attributes:
         pid: Its process id; None if there was no process.
         status: How it ended.
-        stderr_tail: The last lines of its stderr.
+        stderr_tail: The last lines of its stderr; stacks of a fatal error begin with the frames of env code.
         stacks: The stacks that it wrote before it was killed for a deadline.
         corruption: How it has corrupted shared memory, for which it was killed; empty if it has not.
         reason: Why it was ended; None if it ended by itself.
@@ -104,4 +105,4 @@ class Incarnation:
         status = worker.reap()
         if status.is_helper_lost:
             self.blame(EndReason.HELPER_LOST)
-        return ExitReport(worker.pid, status, worker.stderr_tail, stacks, worker.corruption)
+        return ExitReport(worker.pid, status, order_fatal_error(worker.stderr_tail), stacks, worker.corruption)

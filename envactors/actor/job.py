@@ -133,13 +133,14 @@ class Renewal(Close):
     Args:
         index: The index of the actor's first env.
         future: Its result is the index of the new incarnation; None unless the user has asked for it.
+        reason: Why the process is replaced, for the log.
     """
 
     method = "renew"
 
-    def __init__(self, index: int, future: ActorFuture | None = None) -> None:
+    def __init__(self, index: int, future: ActorFuture | None = None, reason: str = "on request") -> None:
         super().__init__(index)
-        self.future = future
+        self.future, self.reason = future, reason
         self.is_of_process: bool = future is None
 
     def start(self) -> Job:

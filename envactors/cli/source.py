@@ -32,6 +32,11 @@ class EnvSource:
         _, colon, path = self.name.partition(":")
         return bool(colon) and all(part.isidentifier() for part in path.split("."))
 
+    @property
+    def expression(self) -> str:
+        """The factory in Python code; an id needs ``import gymnasium``."""
+        return repr(self.name) if self.is_factory else f"lambda: gymnasium.make({self.name!r})"
+
     def load(self) -> Callable[[], Any]:
         """Import and return the factory itself."""
         if not self.is_factory:

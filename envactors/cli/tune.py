@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 
 from envactors.cli.arguments import STDOUT, add_env, add_json, at_least, fail, refuse_without, seconds, write_json
@@ -11,9 +12,10 @@ _RAN, _FAILED, _NOT_RUN = 0, 1, 2
 
 _DESCRIPTION = """\
 Measures env-steps per second of one env with different settings, in turns:
-in-process, on threads, and in processes with more or fewer envs each. The best of
-them is also measured without copies, with send and recv, and with rollouts. Prints a
-table and the line to paste.
+in a plain loop without envactors, in-process, on threads, and in processes with more
+or fewer envs each. The best of them is also measured without copies, with send and
+recv, and with rollouts. Prints a table, the reason for its advice, and lines to
+paste: for envactors, and for the drop-in for Gymnasium.
 
 ENV is an id of Gymnasium, or MODULE:FACTORY, a callable without arguments that makes
 an env.
@@ -74,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
         return fail("tune", str(error), _NOT_RUN)
     except Exception as error:  # raised by the env
         return fail("tune", safe_str(error), _FAILED)
+    imports = tuning.imports if source.is_factory else ("import gymnasium", *tuning.imports)
+    tuning = dataclasses.replace(tuning, factory_name=source.expression, imports=imports)
     console.print(str(tuning), soft_wrap=True, markup=False)
     if arguments.json is not None:
         write_json(arguments.json, tuning.record())

@@ -167,6 +167,27 @@ def conform(spec: Spec, value: Any, what: str, *, is_exact: bool = False) -> Any
     return _like(spec, parts)
 
 
+def conform_to_first(spec: Spec, value: Any, what: str, first_env: int) -> Any:
+    """Convert an observation to the spec of an earlier one; see `conform`.
+
+    Args:
+        spec: The spec of the first observation.
+        value: The observation.
+        what: What the value is, for the error message.
+        first_env: The env whose first reset returned the first observation.
+
+    Raises:
+        SpaceMismatchError: As for `conform`. The message says where the spec comes from.
+    """
+    try:
+        return conform(spec, value, what)
+    except SpaceMismatchError as error:
+        raise SpaceMismatchError(
+            f"{error}. Shape and dtype were fixed by the first reset of env {first_env}, since no observation_space is "
+            "declared: declare one that fits all observations"
+        ) from error.__cause__
+
+
 def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequence[Any] | npt.NDArray[Any]:
     """Split a batch into one value per env, and check each against the spec.
 

@@ -68,11 +68,10 @@ class Recycler:
         counted, count = self._counts.get(actor.name, (incarnation, 0))
         count = count + 1 if counted == incarnation else 1
         self._counts[actor.name] = incarnation, count
-        policy = self._policy
-        memory = 0 if worker is None or policy.max_memory is None else worker.resident_memory()
-        is_due = count >= policy.max_calls if policy.max_calls is not None else False
-        if is_due or (policy.max_memory is not None and memory > policy.max_memory):
-            actor.enqueue(Renewal(actor.config.first_index), first=True)
+        memory = 0 if worker is None or self._policy.max_memory is None else worker.resident_memory()
+        reason = self._policy.limit_reached(calls=count, memory=memory)
+        if reason:
+            actor.enqueue(Renewal(actor.config.first_index, reason=reason), first=True)
 
 
 class Counts:

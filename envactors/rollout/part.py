@@ -110,7 +110,8 @@ class RolloutPart(Job):
         """Replace the process of an env before its next episode, if that is due."""
         episodes = self._table.episodes
         if any(episodes.is_retiring(index) and episodes.resets_next_of[index] for index in self.columns.envs):
-            self._actor.enqueue(Renewal(self.columns.envs.start), first=first)
+            reason = self._group.recycler.reason
+            self._actor.enqueue(Renewal(self.columns.envs.start, reason=reason), first=first)
 
     def start(self) -> Job | None:
         """Order the next steps."""

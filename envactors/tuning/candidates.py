@@ -60,11 +60,18 @@ class Candidate:
 
     def line(self, factory: str, num_envs: int) -> str:
         """Return the line of a program that makes such a vector."""
-        settings = [f"{name}={value!r}" for name, value in self.settings.items()]
-        line = f"envs = ea.VectorEnv({', '.join([f'[{factory}] * {num_envs}', *settings])})"
+        line = f"envs = ea.VectorEnv({self._arguments(factory, num_envs)})"
         if self.in_workers:
             return f"{line}  # with set_policy and rollout"
         return line if self.min_envs is None else f"{line}  # with send, and recv(min_envs={self.min_envs})"
+
+    def drop_in_line(self, factory: str, num_envs: int) -> str:
+        """Return the same line for the drop-in for Gymnasium."""
+        return f"envs = ActorVectorEnv({self._arguments(factory, num_envs)})"
+
+    def _arguments(self, factory: str, num_envs: int) -> str:
+        settings = [f"{name}={value!r}" for name, value in self.settings.items()]
+        return ", ".join([f"[{factory}] * {num_envs}", *settings])
 
     def label(self, num_envs: int) -> str:
         """Return the name of the candidate in a table."""

@@ -1,4 +1,4 @@
-"""Measures env-steps per second of a `VectorEnv` that is driven by `step`, `recv`, or `rollout`.
+"""Measures env-steps per second: of a plain loop, and of a `VectorEnv` driven by `step`, `recv`, or `rollout`.
 
 Sampled actions take the place of a policy. Steps that only reset an env do not count: as many as episodes that end.
 """
@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,6 +107,20 @@ class Actions:
             return next(batches)
 
         return policy
+
+
+def measure_loop(envs: Sequence[Any], actions: Actions, seconds: float) -> float:
+    """Return the env-steps per second of a loop over envs in this process, without a vector."""
+    rows = itertools.cycle(actions.rows)
+
+    def step() -> int:
+        for env, action in zip(envs, next(rows), strict=True):
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+        return len(envs)
+
+    return _rate(step, seconds)
 
 
 def measure_step(envs: VectorEnv, actions: Actions, seconds: float) -> float:

@@ -13,7 +13,7 @@ from envactors.mailbox.factory import Factory, as_callable
 from envactors.options import check_timeout
 from envactors.system.cpus import usable_cores
 from envactors.tuning.candidates import Candidate, placements, variants
-from envactors.tuning.measure import SEED, Actions
+from envactors.tuning.measure import SEED, Actions, measure_loop
 from envactors.vector.inputs import check_counts
 from envactors.vector_env import VectorEnv
 
@@ -50,17 +50,21 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """The outcome of `tune`; ``str`` of it is a table and the line to paste.
+    """The outcome of `tune`; ``str`` of it is a table, the reason for the advice, and the lines to paste.
 
     Attributes:
         num_envs: How many envs were run.
         results: All candidates, the fastest first.
-        factory_name: What the line calls the factory.
+        factory_name: What the lines call the factory.
+        loop_rate: Env-steps per second of a plain loop over the envs in this process; 0 if it failed.
+        imports: The imports that the lines need.
     """
 
     num_envs: int
     results: list[Measured]
     factory_name: str
+    loop_rate: float = 0.0
+    imports: tuple[str, ...] = ("import envactors as ea",)
 
     @property
     def best(self) -> Candidate:
@@ -69,9 +73,14 @@ class Tuning:
         If all of those failed, the fastest of the others.
         """
         ran = [result for result in self.results if result.failure is None]
-        ran = [result for result in ran if not result.candidate.in_workers] or ran
-        as_fast = [result.candidate for result in ran if result.rate >= _AS_FAST * ran[0].rate]
-        return min(as_fast, key=lambda candidate: len(candidate.extras))
+        return _plainest([result for result in ran if not result.candidate.in_workers] or ran)
+
+    @property
+    def best_step(self) -> Candidate | None:
+        """Like `best`, of the candidates that call ``step``, as drop-ins do; None if all of those failed."""
+        ran = [result for result in self.results if result.failure is None]
+        stepped = [one for one in ran if not one.candidate.in_workers and one.candidate.min_envs is None]
+        return _plainest(stepped) if stepped else None
 
     @property
     def best_rollout(self) -> Candidate | None:
@@ -89,6 +98,29 @@ class Tuning:
         """The line to paste."""
         return self.best.line(self.factory_name, self.num_envs)
 
+    @property
+    def drop_in_line(self) -> str | None:
+        """The line to paste for the drop-in for Gymnasium; None if every ``step`` failed."""
+        best = self.best_step
+        return None if best is None else best.drop_in_line(self.factory_name, self.num_envs)
+
+    @property
+    def reason(self) -> str:
+        """Why `best` is the best, in a sentence or two."""
+        if not self.loop_rate:
+            return "The setting below is the fastest of those that ran; the plain loop failed."
+        shares = {result.candidate: result.rate / self.loop_rate for result in self.results}
+        sentences = [
+            f"In a plain loop, a step takes {1e6 / self.loop_rate:,.1f} µs.",
+            f"The setting below, {self.best.label(self.num_envs)}, makes {shares[self.best]:.2f} times as many steps.",
+        ]
+        processes = [share for one, share in shares.items() if one.backend == "process" and not one.in_workers]
+        if self.best.backend != "process" and processes:
+            sentences.append(f"The best setting with processes makes {max(processes):.2f} times as many.")
+        if max(shares.values()) < 1:
+            sentences.append("No setting is faster than the loop: use processes only to survive crashes and hangs.")
+        return " ".join(sentences)
+
     def record(self) -> dict[str, Any]:
         """Return what was measured, in terms of JSON."""
         results = [
@@ -101,20 +133,37 @@ class Tuning:
             }
             for result in self.results
         ]
-        return {"num_envs": self.num_envs, "results": results, "line": self.line, "rollout_line": self._rollout_line}
+        return {
+            "num_envs": self.num_envs,
+            "loop_env_steps_per_second": self.loop_rate,
+            "results": results,
+            "reason": self.reason,
+            "line": self.line,
+            "rollout_line": self._rollout_line,
+            "drop_in_line": self.drop_in_line,
+        }
 
     def __str__(self) -> str:
         rows = [("", "steps/s", "of best", "start (s)")]
+        best_rate = self.results[0].rate
+        loop_cells = (
+            (f"{self.loop_rate:,.0f}", f"{self.loop_rate / best_rate:.2f}") if self.loop_rate else ("failed", "")
+        )
+        rows.append(("plain loop, no envactors", *loop_cells, ""))
         for result in self.results:
-            cells = f"{result.rate:,.0f}", f"{result.rate / self.results[0].rate:.2f}", f"{result.started_in:.2f}"
+            cells = f"{result.rate:,.0f}", f"{result.rate / best_rate:.2f}", f"{result.started_in:.2f}"
             if result.failure is not None:
                 cells = "failed", "", type(result.failure).__name__
             rows.append((result.candidate.label(self.num_envs), *cells))
         width = max(len(row[0]) for row in rows)
         lines = [f"{row[0]:{width}}  {row[1]:>11}  {row[2]:>7}  {row[3]:>9}".rstrip() for row in rows]
+        lines += ["", self.reason, "", *self.imports]
         # Both are the same if every `step` failed.
-        for line in dict.fromkeys([self._rollout_line, self.line]):
-            lines += ["", line] if line else []
+        lines += [line for line in dict.fromkeys([self._rollout_line, self.line]) if line]
+        if self.drop_in_line is not None:
+            # A comment, so that all lines can be pasted together.
+            lines += ["", "# Or, as a drop-in for Gymnasium's vector envs:"]
+            lines += ["from envactors.integrations.gymnasium import ActorVectorEnv", self.drop_in_line]
         return "\n".join(lines)
 
     @property
@@ -123,12 +172,19 @@ class Tuning:
         return None if rollout is None else rollout.line(self.factory_name, self.num_envs)
 
 
+def _plainest(results: list[Measured]) -> Candidate:
+    """Return the fastest candidate; among equals, the one with the fewest settings."""
+    as_fast = [result.candidate for result in results if result.rate >= _AS_FAST * results[0].rate]
+    return min(as_fast, key=lambda candidate: len(candidate.extras))
+
+
 def tune(factory: Factory, num_envs: int, *, seconds: float = 20.0) -> Tuning:
     """Measure an env with different settings on this machine, and return the settings that make the most steps.
 
-    Envs in-process, in threads, and in processes take turns, packed in every way that may pay off on these cores. Then
-    ``copy=False``, `VectorEnv.recv` of half the envs, and `VectorEnv.rollout` are tried for the fastest of these.
-    Actions are sampled from the env's own action space; in a rollout, a policy in the workers repeats them.
+    A plain loop takes turns with envs in-process, in threads, and in processes, packed in every way that may pay off on
+    these cores. Then ``copy=False``, `VectorEnv.recv` of half the envs, and `VectorEnv.rollout` are tried for the
+    fastest of these. Actions are sampled from the env's own action space; in a rollout, a policy in the workers repeats
+    them.
 
     Args:
         factory: Makes an env; called in this process, too.
@@ -173,6 +229,8 @@ class Tuner:
         self._envs: dict[Candidate, VectorEnv] = {}
         self._rates: dict[Candidate, list[float]] = {}
         self._results: dict[Candidate, Measured] = {}
+        self._loop_envs: list[Any] = []
+        self._loop_rates: list[float] = []
 
     def run(self) -> Tuning:
         """Measure, and return the outcome."""
@@ -180,6 +238,7 @@ class Tuner:
         name = getattr(self._factory, "__name__", "")
         actions = Actions.sample(self._factory, name or repr(self._factory), self._num_envs)
         with self._closing:
+            self._start_loop()
             best = self._compare(placements(self._num_envs, usable_cores()), actions, _PLACING)
             if best:
                 processes = next((candidate for candidate in best if candidate.backend == "process"), None)
@@ -188,7 +247,8 @@ class Tuner:
         results = sorted(self._results.values(), key=lambda result: -result.rate)
         if results[0].failure is not None:
             raise results[0].failure
-        return Tuning(self._num_envs, results, name if name.isidentifier() else "make_env")
+        loop_rate = statistics.median(self._loop_rates) if self._loop_rates else 0.0
+        return Tuning(self._num_envs, results, name if name.isidentifier() else "make_env", loop_rate)
 
     def _compare(self, candidates: list[Candidate], actions: Actions, until: float) -> list[Candidate]:
         """Let candidates take turns until this share of the time is over; return the fast ones, the fastest first."""
@@ -199,7 +259,8 @@ class Tuner:
         end = self._begun + until * self._seconds
         rounds, fast = 0, self._fast(candidates, 0.0)
         while fast and (rounds == 0 or time.monotonic() < end):
-            turn = min(_TURN, max(0.0, end - time.monotonic()) / (_ROUNDS * len(fast)))
+            turn = min(_TURN, max(0.0, end - time.monotonic()) / (_ROUNDS * (len(fast) + 1)))
+            self._time_loop(actions, turn)
             # Alternate the order, so that no candidate always follows the same one.
             for candidate in fast if rounds % 2 else fast[::-1]:
                 with self._record_failure(candidate):
@@ -207,6 +268,32 @@ class Tuner:
             rounds += 1
             fast = self._fast(fast, _HOPELESS if rounds > 1 else 0.0)
         return fast
+
+    def _start_loop(self) -> None:
+        self._tell("starting the plain loop")
+        with self._record_loop_failure():
+            for index in range(self._num_envs):
+                env = self._factory()
+                self._loop_envs.append(env)
+                if hasattr(env, "close"):
+                    self._closing.callback(env.close)
+                env.reset(seed=SEED + index)
+
+    def _time_loop(self, actions: Actions, seconds: float) -> None:
+        if not self._loop_envs:
+            return
+        self._tell("plain loop")
+        with self._record_loop_failure():
+            measure_loop(self._loop_envs, actions, _WARM_UP)
+            self._loop_rates.append(measure_loop(self._loop_envs, actions, seconds))
+
+    @contextlib.contextmanager
+    def _record_loop_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:  # raised by the env; the table says that the loop failed
+            self._loop_envs = []
+            self._loop_rates = []
 
     def _start(self, candidate: Candidate, actions: Actions) -> None:
         self._tell(f"starting {candidate.label(self._num_envs)}")

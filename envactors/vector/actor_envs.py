@@ -188,7 +188,7 @@ class ActorEnvs(Job, Tenant):
         """Queue envs, behind a renewal of the process if that is due."""
         self.table.queue(ids)
         if self._is_renewal_due(ids):
-            self.actor.enqueue(Renewal(self._first))
+            self.actor.enqueue(Renewal(self._first, reason=self.recycler.reason))
         self.recovery.recover_lost(ids)
         self.actor.enqueue(QueuedRows(self, ids))
 
@@ -272,7 +272,7 @@ class ActorEnvs(Job, Tenant):
         table.set_requests({index: EnvRequest("step", True, table.future_of(index), ending=ending)})
         table.episodes.record_end(index)
         table.queue([index])
-        self.actor.enqueue(Renewal(self._first))
+        self.actor.enqueue(Renewal(self._first, reason=self.recycler.reason))
         self.actor.enqueue(QueuedRows(self, [index]))
 
     # The running job -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 from envactors.errors import SpaceMismatchError
 from envactors.mailbox.messages import Description
 from envactors.mailbox.pickling import copy_value
-from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, stack
+from envactors.mailbox.specs import ArraySpec, Spec, conform_to_first, spec_of_value, stack
 from envactors.vector.results import Batch, EnvStep
 
 
@@ -29,6 +29,8 @@ class Batcher:
         self.observation_spec: Spec | None = described.observation
         self.learns: bool = described.observation is None
         self._reward_spec = described.reward
+        # The env whose first reset fixed the spec, if it is not declared.
+        self._first_env: int = 0
 
     def batch_steps(self, steps: Sequence[EnvStep]) -> tuple[Batch, dict[int, BaseException]]:
         """Batch results, and return the errors of those that do not conform to the others."""
@@ -37,9 +39,12 @@ class Batcher:
         for step in steps:
             if self.observation_spec is None:
                 self.observation_spec = spec_of_value(step.obs)
+                self._first_env = step.env_id
             try:
                 what = f"the observation of env {step.env_id}"
-                obs = conform(self.observation_spec, step.obs, what) if self.learns else step.obs
+                obs = step.obs
+                if self.learns:
+                    obs = conform_to_first(self.observation_spec, obs, what, self._first_env)
                 conforming.append(step._replace(obs=obs))
             except SpaceMismatchError as error:
                 errors[step.env_id] = error
@@ -57,8 +62,11 @@ class _Objects:
     def __init__(self, count: int) -> None:
         self._values = np.empty(count, object)
 
-    def __setitem__(self, index: int, value: Any) -> None:
-        self._values[index] = copy_value(value)
+    def prepare(self, value: Any) -> Any:
+        return copy_value(value)
+
+    def __setitem__(self, index: int, prepared: Any) -> None:
+        self._values[index] = prepared
 
     def read(self, at: Any) -> Any:
         values = self._values[at]
@@ -72,9 +80,12 @@ class _Nest:
         self._is_dict = isinstance(spec, dict)
         self._parts = [(key, column_of(spec[key], count)) for key in (spec if self._is_dict else range(len(spec)))]
 
-    def __setitem__(self, index: int, value: Any) -> None:
-        for key, part in self._parts:
-            part[index] = value[key]
+    def prepare(self, value: Any) -> list[Any]:
+        return [prepare_value(part, value[key]) for key, part in self._parts]
+
+    def __setitem__(self, index: int, prepared: list[Any]) -> None:
+        for (_, part), content in zip(self._parts, prepared, strict=True):
+            part[index] = content
 
     def read(self, at: Any) -> Any:
         values = [(key, read_column(part, at)) for key, part in self._parts]
@@ -82,10 +93,21 @@ class _Nest:
 
 
 def column_of(spec: Spec, count: int) -> Any:
-    """Return memory for one value of a spec per env. Assigning a value to ``column[index]`` copies it."""
+    """Return memory for one value of a spec per env. Assign the result of `prepare_value` to ``column[index]``."""
     if not isinstance(spec, ArraySpec):
         return _Nest(spec, count)
     return np.zeros((count, *spec.shape), spec.dtype) if spec.batchable else _Objects(count)
+
+
+def prepare_value(column: Any, value: Any) -> Any:
+    """Return what to assign to an index of a column: objects are copied here, and arrays by the assignment.
+
+    The assignment cannot fail, so a row of several columns is written after all its values were prepared.
+
+    Raises:
+        Exception: An object cannot be copied.
+    """
+    return value if isinstance(column, np.ndarray) else column.prepare(value)
 
 
 def read_column(column: Any, at: Any) -> Any:

@@ -25,7 +25,7 @@ from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import OBJECT, split_batch, stack, zeros
 from envactors.vector.base import Engine, Futures, Options, Seeds
-from envactors.vector.batching import column_of, read_column
+from envactors.vector.batching import column_of, prepare_value, read_column
 from envactors.vector.episodes import Episodes
 from envactors.vector.fates import Cause, EnvFate, Facts, FailedRequest, settle
 from envactors.vector.options import Choices
@@ -122,6 +122,7 @@ class InlineEngine(Engine):
         # The last result of each env, which `_keep` copies, and the process that has returned it.
         self._observations = column_of(OBJECT if described.observation is None else described.observation, count)
         self._rewards = column_of(described.reward, count)
+        self._has_objects = not all(isinstance(column, np.ndarray) for column in (self._observations, self._rewards))
         self._terminated, self._truncated = np.zeros((2, count), np.bool_)
         self._terminated_of, self._truncated_of = self._terminated.data, self._truncated.data  # faster for one env
         self._last_infos: list[Any] = [] if self.on_failure == "raise" else [{}] * count
@@ -380,11 +381,14 @@ class InlineEngine(Engine):
         """
         obs, reward, terminated, truncated, info = fields
         info = {} if type(info) is dict and not info else copy_value(info)
+        last_info = copy_value(info) if self._last_infos else None
+        if self._has_objects:  # arrays conform, so assigning them cannot fail
+            obs, reward = prepare_value(self._observations, obs), prepare_value(self._rewards, reward)
         self._terminated_of[index], self._truncated_of[index] = terminated, truncated
         self._rewards[index] = reward
         self._observations[index] = obs
         if self._last_infos:
-            self._last_infos[index] = copy_value(info)
+            self._last_infos[index] = last_info
         return info
 
     def _lost_episode_error(self, index: int) -> ActorError:
@@ -438,7 +442,7 @@ class InlineEngine(Engine):
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
-            self._rewards[index] = zeros(self.reward_spec)
+            self._rewards[index] = prepare_value(self._rewards, zeros(self.reward_spec))
             self._terminated[index], self._truncated[index] = False, True
             self._incarnations[index] = actor.incarnation.index
             self._pending_infos[index] = {"failure": error}

@@ -27,6 +27,8 @@ class Recycler:
         self._steps_before = 0
         # The memory in bytes, and the process that was measured. One tuple, since it is set without the lock.
         self._memory = 0, -1
+        # The limit that the process had reached at the end of the last episode, for the log.
+        self._limit_reached = ""
 
     def begin_process(self, steps: int) -> None:
         """Record how many steps the first env has taken when a process starts."""
@@ -41,17 +43,19 @@ class Recycler:
 
     def is_due(self, steps: int) -> bool:
         """Return whether to replace the process after an episode, given how many steps its env has taken."""
-        if self._actor.incarnation.worker is None:
-            return False
-        if self.is_node_draining and len(self.envs) == 1:
-            return True
-        if self._policy is None:
-            return False
-        if self._policy.max_steps is not None and steps - self._steps_before >= self._policy.max_steps:
-            return True
+        self._limit_reached = ""
+        policy, incarnation = self._policy, self._actor.incarnation
+        if incarnation.worker is None or policy is None:
+            return self.is_node_draining and len(self.envs) == 1
         memory, measured = self._memory
-        is_measured = measured == self._actor.incarnation.index
-        return self._policy.max_memory is not None and is_measured and memory > self._policy.max_memory
+        memory = memory if measured == incarnation.index else 0
+        self._limit_reached = policy.limit_reached(steps=steps - self._steps_before, memory=memory)
+        return bool(self._limit_reached) or (self.is_node_draining and len(self.envs) == 1)
+
+    @property
+    def reason(self) -> str:
+        """Why the process is to be replaced, once that is due."""
+        return self._limit_reached or "its node is being drained"
 
     @property
     def is_node_draining(self) -> bool:

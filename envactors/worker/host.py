@@ -23,7 +23,16 @@ from envactors.mailbox.control_page import ENV_INDEX, METHOD_CALL, METHOD_RESET,
 from envactors.mailbox.pickling import content_of, copy_value, dumps, loads
 from envactors.mailbox.recorded import requests_of
 from envactors.mailbox.slab import PLAIN_REWARD
-from envactors.mailbox.specs import OBJECT, Spec, as_float64, conform, spec_of_space, spec_of_value, zeros
+from envactors.mailbox.specs import (
+    OBJECT,
+    Spec,
+    as_float64,
+    conform,
+    conform_to_first,
+    spec_of_space,
+    spec_of_value,
+    zeros,
+)
 from envactors.worker.context import ActorContext
 
 # The observation, the reward, whether the episode terminated or was truncated, and the info. Making a named tuple would
@@ -64,6 +73,8 @@ class HostedEnv:
         self.check: int = 0
         self._page = page
         self._reports_seeds = reports_seeds
+        # Whether the spec of observations follows from the first one.
+        self._learns = False
         # Whether rewards are plain floats.
         self._plain_reward = self.reward_spec == PLAIN_REWARD
         # The parameters without defaults of its `reset`.
@@ -142,7 +153,10 @@ class HostedEnv:
     def _conform(self, obs: Any) -> Any:
         if self.spec is None:
             self._set_spec(spec_of_value(obs))
+            self._learns = True
         assert self.spec is not None, "just set"
+        if self._learns:
+            return conform_to_first(self.spec, obs, self._observation_name, self.index)
         return conform(self.spec, obs, self._observation_name)
 
     def _as_reward(self, reward: Any) -> Any:

@@ -298,6 +298,23 @@ def test_entries_of_infos(make):
         ActorEnv(tellers(1), info_spec={"reward": Unbounded(())})
 
 
+class Narrator(Teller):
+    """Has a string in the info of action 7."""
+
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, {**info, "n": "forest" if int(action) == 7 else 1}
+
+
+def test_an_info_entry_that_is_a_string_is_an_error_that_names_the_env_and_the_key(make):
+    env = make([Teller, Narrator], info_spec={"n": Unbounded((), dtype=torch.int64)})
+    env.reset()
+    env.step(acting(env, 6))
+    with pytest.raises(ea.SpaceMismatchError, match=r"'n' of env 1 is 'forest', .* with shape \(\)"):
+        env.step(acting(env, 7))
+    assert env.infos[1]["n"] == "forest"
+
+
 def test_a_device(make):
     env = make([cartpole] * 2)
     assert env.reset().device is None

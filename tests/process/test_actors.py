@@ -549,6 +549,19 @@ def test_large_arguments_and_results(actor):
     assert actor.add().result(SOON) == 1
 
 
+def test_a_handle_with_options_has_the_attributes_of_the_handle(actor):
+    actor.add().result(SOON)
+    timed = actor.options(deadline=SOON)
+    for name in ("name", "pid", "node", "state", "incarnation"):
+        assert getattr(timed, name) == getattr(actor, name), name
+    assert timed.stats().completed == actor.stats().completed
+    assert "worker/main.py" in timed.stacks()
+    assert timed.renew().result(SOON) == 1
+    assert actor.options(retries=1).incarnation == actor.incarnation == 1
+    timed.close()
+    assert actor.state is ea.ActorState.CLOSED
+
+
 def test_handles_and_futures_stay_in_their_process(actor):
     for refused in (lambda: pickle.dumps(actor), lambda: copy.copy(actor)):
         with pytest.raises(TypeError, match="belongs to the process"):

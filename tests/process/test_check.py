@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from envactors.cli.check.examiner import Looks, Trajectory
 from envactors.cli.check.findings import judge_looks, judge_repeat, judge_resets, suggest
 
 ENVS = """
-import os, signal, threading
+import os, signal, threading, time
 from envactors.testing import FAULTS, EchoEnv
 
 class Hangs(EchoEnv):
@@ -23,6 +24,14 @@ class Hangs(EchoEnv):
 class Crashes(EchoEnv):
     def step(self, action):
         os.kill(os.getpid(), signal.SIGSEGV)
+
+class Balloons(EchoEnv):
+    kept = []
+    def step(self, action):
+        for _ in range(200):  # ends by itself, in case nothing stops it
+            self.kept.append(b"\1" * (20 << 20))
+            time.sleep(0.02)
+        return super().step(action)
 
 class Raises(EchoEnv):
     def step(self, action):
@@ -118,6 +127,30 @@ def test_an_env_that_cannot_be_used_is_a_finding(check, env, kind, text, capsys)
     assert (status, kinds(record), record["settings"]) == (1, [kind], None)
     assert text in record["findings"][0]["message"]
     assert "The checks after this were not run." in capsys.readouterr().out
+
+
+def test_a_hang_ends_within_the_deadline_after_the_time_for_its_check(check):
+    _, record = check("rooms:Hangs", "--seconds", "2", "--deadline", "1")
+    # The first trajectory has a fifth of the time.
+    assert record["findings"][0]["message"].startswith("The env did not return within 1.4 s")
+
+
+def test_an_env_that_leaks_too_much_is_killed_in_time(check):
+    status, record = check("rooms:Balloons", "--max-rss", str(500 << 20))
+    (found,) = record["findings"]
+    assert (status, found["kind"], record["settings"]) == (1, "leak", None)
+    held, limit = re.fullmatch(
+        r"The env was killed, since its process held (\d+) MB of memory: more than (\d+) MB\.", found["message"]
+    ).groups()
+    assert int(limit) == 524 <= int(held) < 2000
+    assert "--max-rss" in found["remedy"]
+
+
+def test_an_env_may_double_its_memory_and_take_a_gigabyte_by_default(check):
+    _, record = check("rooms:Balloons")
+    (found,) = record["findings"]
+    limit = re.fullmatch(r"The env was killed, .* more than (\d\.\d) GB\.", found["message"]).group(1)
+    assert 1.0 < float(limit) < 1.5
 
 
 @pytest.mark.parametrize(

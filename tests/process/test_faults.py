@@ -65,6 +65,24 @@ def test_a_crash_in_a_call_fails_it_within_a_second(method, args, exitcode, sign
         assert actor.stats().restarts == 1
 
 
+class Threaded(Counter):
+    """Has a thread that waits, beside the one that runs the calls."""
+
+    def __init__(self):
+        super().__init__()
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+def test_a_segfault_shows_the_frames_of_the_env_first():
+    with ea.spawn(Threaded) as actor:
+        error = actor.segfault().exception(SOON)
+    for text in (str(error), error.stderr_tail):
+        frames = [line for line in text.splitlines() if line.startswith("  File ")]
+        at = next(index for index, frame in enumerate(frames) if frame.endswith("in segfault"))
+        assert not any("threading.py" in frame for frame in frames[:at])
+        assert "worker/main.py" not in text
+
+
 @pytest.mark.parametrize("how", ["raise", "kill", "exit", "segfault"])
 def test_a_factory_that_fails(how):
     def factory():

@@ -189,7 +189,7 @@ def test_starts_losses_and_renewals_are_reported(caplog):
     told = [record for record in caplog.records if record.name == "envactors.actors"]
     assert [(record.levelname, record.incarnation, record.getMessage().split(",")[0][:40]) for record in told] == [
         ("INFO", 0, told[0].getMessage().split(",")[0][:40]),
-        ("INFO", 0, "actor 'told' gets a new process"),
+        ("INFO", 0, "actor 'told' gets a new process: on requ"),
         ("INFO", 1, told[2].getMessage().split(",")[0][:40]),
         ("WARNING", 1, "actor 'told' (env 0"),
         ("INFO", 2, told[4].getMessage().split(",")[0][:40]),

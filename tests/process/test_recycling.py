@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import re
 import signal
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers import SOON
+from helpers import SOON, wait_until
 
 import envactors as ea
 
@@ -85,6 +87,32 @@ def test_above_max_rss_a_process_is_replaced_at_the_end_of_the_episode():
                 assert [info["pid"] for info in infos] == pids
         assert infos[0]["pid"] != pids[0]
         assert infos[1]["pid"] == pids[1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (ea.RecyclePolicy(max_steps=4), r"4 steps >= 4"),
+        (ea.RecyclePolicy(max_rss=400 << 20), r"RSS (\d+) MB > 419 MB"),
+    ],
+    ids=["steps", "memory"],
+)
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_the_log_says_why_a_process_is_replaced(policy, reason, autoreset, caplog):
+    caplog.set_level(logging.INFO, "envactors")
+    with ea.VectorEnv([Leaky], autoreset=autoreset, recycle=policy) as envs:
+        envs.reset()
+        while envs[0].incarnation == 0:
+            envs.step([99])
+    replaced = re.compile(rf"actor '.*' gets a new process: {reason}")
+    wait_until(lambda: any(map(replaced.fullmatch, caplog.messages)), SOON)
+
+
+def test_the_log_says_that_a_process_is_replaced_on_request(caplog):
+    caplog.set_level(logging.INFO, "envactors")
+    with ea.spawn(Leaky, name="leaky") as actor:
+        actor.renew().result(SOON)
+        wait_until(lambda: "actor 'leaky' gets a new process: on request" in caplog.messages, SOON)
 
 
 def test_a_restarted_process_counts_from_zero():

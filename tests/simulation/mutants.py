@@ -198,7 +198,7 @@ MUTANTS = [
     Mutant(TABLE + "end_process", "self.overdue.discard(index)", "pass", LATE),
     Mutant(TABLE + "miss_deadline", "self.overdue.add(index)", "pass", LATE),
     Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
-    Mutant(ENVS + "queue", "self.actor.enqueue(Renewal(self._first))", "pass", RENEWS),
+    Mutant(ENVS + "queue", "self.actor.enqueue(Renewal(self._first, reason=self.recycler.reason))", "pass", RENEWS),
     Mutant(ENVS + "_accept", "table.swap_buffers(index)", "pass", LAST),
     Mutant(ENVS + "culprit", "return running", "return unfinished[-1]", BLAMES),
     Mutant(KEEPER + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),

@@ -316,12 +316,14 @@ class World:
             if is_ready() or self.now >= deadline:
                 if self.chance(_WAKES) or not self._happen():
                     return is_ready()
-            elif self._happen():
-                continue
-            elif has_missed() and not is_ready():  # a signal handler that runs within it may wake the thread
-                raise Violation("a thread sleeps although all results that it waits for are there")
-            elif not self.step(deadline):
-                raise Violation("a thread waits for what never comes")
+            elif not self._happen():
+                missed = has_missed()
+                if is_ready():
+                    continue  # a signal handler has run within it, and has let other things happen: that answer is old
+                if missed:
+                    raise Violation("a thread sleeps although all results that it waits for are there")
+                if not self.step(deadline):
+                    raise Violation("a thread waits for what never comes")
 
     def _wait_in_fiber(self, fiber: Fiber, is_ready: Callable[[], bool], deadline: float) -> None:
         if deadline != _NEVER:

@@ -82,6 +82,7 @@ def calls(actor: ea.ActorHandle[Doubling]) -> None:
     assert_type(actor.set("count", 3), ea.ActorFuture[Any])
     assert_type(actor.options(deadline=2.0, retries=1).call(Doubling.add, 1), ea.ActorFuture[int])
     assert_type(actor.options(retries=1).double(1), ea.ActorFuture[Any])
+    assert_type(actor.options(retries=1).pid, int | None)
 
 
 def pools() -> None:

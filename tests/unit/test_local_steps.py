@@ -189,3 +189,42 @@ def test_an_info_may_be_an_array(backend):
         assert [info.tolist() for info in envs.step([5, 6])[4]] == [[5, 5], [6, 6]]
         envs.set_policy(make_policy)
         assert [info.tolist() for _, _, info in envs.rollout(1).infos] == [[1, 1], [1, 1]]
+
+
+class Growing(EchoEnv):
+    """Declares no spaces; its observations have as many elements as the action says, and two or more after a reset."""
+
+    observation_space = action_space = None
+
+    def __init__(self, first=2):
+        super().__init__()
+        self.first = first
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(self.first), {}
+
+    def step(self, action):
+        return np.zeros(action), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_without_a_space_the_error_says_that_a_first_reset_has_fixed_the_shape(backend):
+    fixed = (
+        "expected (2,), dtype float64. Shape and dtype were fixed by the first reset of env {}, since no "
+        "observation_space is declared: declare one that fits all observations"
+    )
+    with ea.VectorEnv([Growing] * 2, backend=backend) as envs:
+        envs.reset()
+        envs.step([2, 2])
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.step([2, 3])
+    (error,) = caught.value.failures.values()
+    assert isinstance(error, ea.SpaceMismatchError)
+    assert str(error) == f"the observation of env 1 has shape (3,): {fixed.format(1)}"
+    with (
+        ea.VectorEnv([Growing, lambda: Growing(3)], backend=backend) as envs,
+        pytest.raises(ea.VectorStepError) as caught,
+    ):
+        envs.reset()
+    (error,) = caught.value.failures.values()
+    assert str(error) == f"the observation of env 1 has shape (3,): {fixed.format(0)}"

@@ -8,10 +8,11 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from envactors.cli.arguments import STDOUT, add_env, add_json, fail, seconds, write_json
-from envactors.cli.units import count, duration
+from envactors.cli.arguments import STDOUT, add_env, add_json, at_least, fail, seconds, write_json
+from envactors.cli.units import count, duration, size
 
 if TYPE_CHECKING:
+    from envactors.actor.future import ActorFuture
     from envactors.cli.check.examiner import Trajectory
     from envactors.cli.check.findings import Finding
     from envactors.cli.source import EnvSource
@@ -21,6 +22,10 @@ _CLEAN, _FOUND, _NOT_RUN = 0, 1, 2
 _SEED = 0
 # The shares of the time for the first trajectory, and for the search for leaks.
 _PLAYING, _LOOKING = 0.2, 0.5
+# The interval at which the memory of the env is checked, in seconds.
+_MEMORY_CHECK = 0.1
+# By default, an env may grow by its first size and this number of bytes.
+_MOST_GROWTH = 10**9
 # Parts of paths that are not the env's own code.
 _LIBRARY_PATHS = ("envactors/", "threading.py", "<frozen", "importlib/")
 
@@ -30,7 +35,8 @@ can be pickled; whether equal actions after reset(seed=) give equal results, in 
 same process and in a new one; whether observations are in their space; how long
 resets and steps take; and whether memory, file descriptors, threads, or child
 processes leak from episode to episode. Then it suggests settings. The env runs in an
-actor, so that a crash or a hang is a finding, too.
+actor, so that a crash is a finding, too. So is a hang, or too much memory: the env is
+then killed, and the checks end.
 
 ENV is an id of Gymnasium, or MODULE:FACTORY, a callable without arguments that makes
 an env with the methods of a gymnasium.Env.
@@ -62,7 +68,15 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         type=seconds,
         default=30.0,
         metavar="S",
-        help="how much longer a check may take before it counts as hanging (default: 30)",
+        help="how long making the env may take, and how much longer than planned each check; "
+        "then the env counts as hanging and is killed (default: 30)",
+    )
+    parser.add_argument(
+        "--max-rss",
+        type=at_least(1),
+        metavar="BYTES",
+        help="the resident memory above which the env is killed "
+        f"(default: twice that of the process with the new env, plus {size(_MOST_GROWTH)})",
     )
     add_json(parser, "findings, times, and settings")
     parser.set_defaults(run=run)
@@ -83,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         source = find_source(arguments.env)
     except EnvInputError as error:
         return fail("check", str(error), _NOT_RUN)
-    examination = Examination(source, arguments.seconds, arguments.deadline)
+    examination = Examination(source, arguments.seconds, arguments.deadline, arguments.max_rss)
     examination.run()
     if arguments.json is not None:
         write_json(arguments.json, examination.record())
@@ -98,7 +112,8 @@ class Examination:
     Args:
         source: The env.
         seconds: About how long it may take.
-        deadline: How much longer a check may take, in seconds.
+        deadline: How long making the env may take, and how much longer than planned each check, in seconds.
+        max_rss: The resident memory above which the env is killed, in bytes; None for twice the first size plus 1 GB.
 
     Attributes:
         findings: What was found.
@@ -107,7 +122,7 @@ class Examination:
         line: The line to paste; empty if the checks were broken off.
     """
 
-    def __init__(self, source: EnvSource, seconds: float, deadline: float) -> None:
+    def __init__(self, source: EnvSource, seconds: float, deadline: float, max_rss: int | None) -> None:
         self.findings: list[Finding] = []
         self.times: dict[str, float] = {}
         self.settings: dict[str, Any] | None = None
@@ -115,18 +130,21 @@ class Examination:
         self._source = source
         self._seconds = seconds
         self._deadline = deadline
+        self._max_rss = max_rss
 
     def run(self) -> None:
         """Run the checks."""
         import envactors as ea
         from envactors.cli.check.examiner import Examiner
+        from envactors.cli.check.findings import judge_size
 
-        patience = self._seconds + self._deadline
-        deadlines = ea.Deadlines(start=self._deadline, call=patience, close=5.0)
+        deadlines = ea.Deadlines(start=self._deadline, call=self._deadline, close=5.0)
         actor = ea.spawn(functools.partial(Examiner, self._source), name=self._source.name, deadlines=deadlines)
         with actor:
             try:
                 self._examine(actor)
+            except _OversizeError as error:
+                self.findings.append(judge_size(*error.args))
             except ea.ActorError as error:
                 self.findings.append(_finding_of(error))
             except Exception as error:  # raised by the env
@@ -136,16 +154,19 @@ class Examination:
         from envactors.cli.check import findings as judge
         from envactors.cli.check.examiner import median
 
-        self.times["start"] = actor.made_in().result()
-        self.findings += judge.judge_pickles(actor.refused_pickles().result())
-        if (refused := actor.refused_actions().result()) is not None:
+        self.times["start"] = self._wait(actor, actor.made_in())
+        if self._max_rss is None:
+            self._max_rss = 2 * actor.stats().rss + _MOST_GROWTH
+        self.findings += judge.judge_pickles(self._wait(actor, actor.refused_pickles()))
+        if (refused := self._wait(actor, actor.refused_actions())) is not None:
             self.findings.append(judge.Finding("no actions", f"{refused}.", "Without it no step can be checked."))
             return
-        first = actor.play(_SEED, None, _PLAYING * self._seconds).result()
+        first = self._play(actor, None)
         self.findings += judge.judge_results(first)
         self.findings += self._repeat(actor, first, judge.judge_repeat)
         memory = actor.stats().rss
-        looks = actor.look(_LOOKING * self._seconds).result()
+        planned = _LOOKING * self._seconds
+        looks = self._wait(actor, actor.options(deadline=planned + self._deadline).look(planned))
         resets = first.reset_seconds + looks.reset_seconds
         self.findings += judge.judge_resets(resets, first.step_seconds)
         leaks, lost = judge.judge_looks(looks)
@@ -154,14 +175,35 @@ class Examination:
         self.times |= {"step": max(first.step_seconds, default=0.0), "step_median": median(first.step_seconds)}
         self.settings, self.line = judge.suggest(self.times, self.findings, lost, memory)
 
+    def _play(self, actor: Any, steps: int | None) -> Trajectory:
+        planned = _PLAYING * self._seconds
+        played = actor.options(deadline=planned + self._deadline).play(_SEED, steps, planned)
+        trajectory: Trajectory = self._wait(actor, played)
+        return trajectory
+
     def _repeat(self, actor: Any, first: Trajectory, judge: Callable[..., list[Finding]]) -> list[Finding]:
         """Repeat a trajectory in the same process, and if that gives the same, in a new one."""
         steps = len(first.events) - 1
-        found = judge(first, actor.play(_SEED, steps, 0.0).result(), is_fresh=False)
+        found = judge(first, self._play(actor, steps), is_fresh=False)
         if found:
             return found
-        actor.renew().result()
-        return judge(first, actor.play(_SEED, steps, 0.0).result(), is_fresh=True)
+        self._wait(actor, actor.renew())
+        return judge(first, self._play(actor, steps), is_fresh=True)
+
+    def _wait(self, actor: Any, future: ActorFuture[Any]) -> Any:
+        """Return the result of a call; kill the actor if its process grows above the limit meanwhile.
+
+        Raises:
+            _OversizeError: The actor was killed.
+        """
+        import envactors as ea
+
+        while not ea.wait([future], _MEMORY_CHECK).done:
+            memory = actor.stats().rss
+            if self._max_rss is not None and memory > self._max_rss:
+                actor.kill()
+                raise _OversizeError(memory, self._max_rss)
+        return future.result()
 
     def record(self) -> dict[str, Any]:
         """Return what was found, as it is written to a file."""
@@ -188,6 +230,10 @@ class Examination:
             for name, key in (("start", "start"), ("reset", "reset_median"), ("step", "step_median"))
         )
         return [*lines, "", f"times: {times}", "", "suggested settings:", f"  {self.line}"]
+
+
+class _OversizeError(Exception):
+    """The env was killed because its process was larger than allowed; the arguments are both sizes in bytes."""
 
 
 def _finding_of(error: ActorError) -> Finding:

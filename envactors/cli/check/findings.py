@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from envactors.cli.check.examiner import Looks, Trajectory, median
-from envactors.cli.units import count, duration
+from envactors.cli.units import count, duration, size
 
 # A reset is slow if it takes longer than this, in seconds, and longer than this number of steps.
 _SLOW_RESET, _SLOW_RESET_IN_STEPS = 0.2, 10
@@ -114,6 +114,15 @@ def judge_resets(reset_seconds: list[float], step_seconds: list[float]) -> list[
             "Use send and recv, so that other envs do not wait for a reset, or make the reset faster.",
         )
     ]
+
+
+def judge_size(memory: int, limit: int) -> Finding:
+    """Return the finding for an env that was killed because of its memory, given in bytes."""
+    return Finding(
+        "leak",
+        f"The env was killed, since its process held {size(memory)} of memory: more than {size(limit)}.",
+        "Fix the leak; if the env needs this much memory, allow it with --max-rss.",
+    )
 
 
 def judge_looks(looks: Looks) -> tuple[list[Finding], dict[str, float]]:

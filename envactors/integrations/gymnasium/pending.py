@@ -16,8 +16,13 @@ from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 
 from envactors.actor.future import ActorFuture
 from envactors.errors import (
+    ActorClosedError,
+    ActorDiedError,
+    ActorStartError,
+    ActorTimeoutError,
     NothingPendingError,
     RemoteTraceback,
+    RestartsExhaustedError,
     VectorStepError,
     VectorTimeoutError,
     cause_of,
@@ -173,11 +178,18 @@ def results_of(calls: Sequence[ActorFuture], timeout: float | None) -> tuple[Any
 
 
 def _logged(failures: Mapping[int, BaseException]) -> BaseException:
-    """Log the exceptions from envs in Gymnasium's wording, and return the last one, which the caller raises."""
+    """Log the exceptions from envs in almost Gymnasium's wording, and return the last one, which the caller raises."""
     for index, failure in failures.items():
         remote = cause_of(failure)
         text = remote.text if isinstance(remote, RemoteTraceback) else "".join(safe_traceback(failure))
-        logger.error("Received the following error from Worker-%s - Shutting it down", index)
+        logger.error("Received the following error from Worker-%s, whose process %s", index, _fate_of_process(failure))
         logger.error("%s", text)
     logger.error("Raising the last exception back to the main process.")
     return list(failures.values())[-1]
+
+
+def _fate_of_process(failure: BaseException) -> str:
+    if isinstance(failure, (ActorClosedError, RestartsExhaustedError)):
+        return "has ended and is not started again"
+    has_ended = isinstance(failure, (ActorDiedError, ActorStartError, ActorTimeoutError))
+    return "has ended: the env needs a reset" if has_ended else "continues"

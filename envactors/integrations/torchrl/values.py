@@ -19,6 +19,7 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 from torchrl.envs import GymWrapper
 
 from envactors.errors import SpaceMismatchError
+from envactors.mailbox.pickling import safe_repr, safe_str
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, leaves, unflatten
 
 # Specs with one dense tensor of fixed shape per env. MultiOneHot is a subclass of OneHot.
@@ -177,13 +178,24 @@ class Infos:
         return {key: spec.expand(num_envs, *spec.shape) for key, spec in self._specs.items()}
 
     def encode(self, infos: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return entries with one row per info; entries that an info does not contain are zero."""
+        """Return entries with one row per env; entries that an env's info does not contain are zero.
+
+        Raises:
+            SpaceMismatchError: An entry does not fit its spec.
+        """
         entries = {}
         for key, spec in self._specs.items():
             rows = entries[key] = spec.zero((len(infos),))
             for i, info in enumerate(infos):
                 if (value := info.get(key)) is not None:
-                    rows[i] = spec.encode(value)
+                    try:
+                        rows[i] = spec.encode(value)
+                    except Exception as error:  # of many types
+                        raise SpaceMismatchError(
+                            f"the info entry {key!r} of env {i} is {safe_repr(value)}, which does not fit its spec in "
+                            f"info_spec, {type(spec).__name__} with shape {tuple(spec.shape)} ({safe_str(error)}): "
+                            "expected numbers. Read strings and other values from infos and reset_infos"
+                        ) from error
         return entries
 
 

@@ -317,6 +317,42 @@ def test_an_info_that_cannot_be_copied_fails_only_its_env(backend, on_failure):
             envs.step([1, 1])
 
 
+class Scribe(Env):
+    """Has observations with a number and objects, one of which cannot be copied at action 5, nor the reward at 6."""
+
+    observation_space = gymnasium.spaces.Dict(
+        count=Env.observation_space,
+        page=gymnasium.spaces.Dict(line=gymnasium.spaces.Text(9), number=gymnasium.spaces.Box(0, 9, (), np.int64)),
+        title=gymnasium.spaces.Text(9),
+    )
+    reward_space = gymnasium.spaces.Text(9)
+
+    def observe(self, obs, title):
+        number = np.int64(obs[0])
+        return {"count": obs, "page": {"line": f"line {number}", "number": number}, "title": title or f"title {number}"}
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        return self.observe(obs, None), info
+
+    def step(self, action):
+        obs, reward, *others = super().step(action)
+        lock = threading.Lock()
+        return self.observe(obs, lock if action == 5 else None), lock if action == 6 else f"{reward}", *others
+
+
+@pytest.mark.parametrize("action", [5, 6], ids=["observation", "reward"])
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_result_that_cannot_be_copied_leaves_nothing_in_the_row(backend, action):
+    with ea.VectorEnv([Scribe, Scribe], backend=backend, on_failure="renew", restart=ALWAYS) as envs:
+        envs.reset(seed=0)
+        envs.step([1, 1])
+        obs, _, _, truncated, infos = envs.step([action, 1])
+        assert (truncated.tolist(), "failure" in infos[0]) == ([True, False], True)
+        assert [obs["count"].tolist(), obs["page"]["number"].tolist()] == [[[1], [2]], [1, 2]]
+        assert [obs["page"]["line"], obs["title"]] == [["line 1", "line 2"], ["title 1", "title 2"]]
+
+
 class Stateful(Env):
     """Has a state of another size."""
 

@@ -1,0 +1,53 @@
+"""The stacks that a fatal error leaves in the stderr of a worker: frames of env code come first."""
+
+from __future__ import annotations
+
+from envactors.actor.evidence import order_fatal_error
+
+DUMP = """\
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f4aab (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 5 in wait
+
+Current thread 0x00007f9cee (most recent call first):
+  File "/home/me/env.py", line 6 in render
+  File "/home/me/env.py", line 4 in step
+  File "/site/envactors/worker/host.py", line 98 in step
+  File "/site/envactors/worker/main.py", line 118 in serve
+  File "<string>", line 8 in <module>
+
+Extension modules: numpy (total: 1)"""
+
+ORDERED = """\
+Fatal Python error: Segmentation fault
+
+Current thread 0x00007f9cee (most recent call first):
+  File "/home/me/env.py", line 6 in render
+  File "/home/me/env.py", line 4 in step
+
+Thread 0x00007f4aab (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 5 in wait
+
+Extension modules: numpy (total: 1)"""
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/site/envactors/worker/host.py", line 98 in step
+    self.env.step()
+  File "/home/me/env.py", line 4, in step
+    raise ValueError
+ValueError
+
+some text"""
+
+
+def test_the_thread_of_the_env_comes_first_without_the_frames_of_this_library():
+    assert order_fatal_error(DUMP) == ORDERED
+    assert order_fatal_error(ORDERED) == ORDERED
+
+
+def test_everything_else_in_stderr_stays_as_it_is():
+    assert order_fatal_error(f"{TRACEBACK}\n{DUMP}\nlast words\n") == f"{TRACEBACK}\n{ORDERED}\nlast words\n"
+    for text in ("", "\n", "last words", TRACEBACK):
+        assert order_fatal_error(text) == text
