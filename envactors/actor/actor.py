@@ -585,7 +585,7 @@ class Actor(ActorBase):
         """Start queued jobs; if the worker is free then, take a job from the shared queue."""
         self.dispatch()
         if self.shared is not None and self.running is None and self.phase is _LIVE and not self.is_closing:
-            job = self.shared.take(self)
+            job = self.shared.take()
             if job is not None and job.future is not None:
                 job.future.owner = self
                 self.enqueue(job)

@@ -176,8 +176,8 @@ class SharedQueue(Protocol):
     def has_jobs(self) -> bool:
         """Whether jobs are waiting."""
 
-    def take(self, actor: Any) -> Job | None:
-        """Remove and return the next job that was not canceled; if there is none, record that the actor is idle."""
+    def take(self) -> Job | None:
+        """Remove and return the next job that was not canceled; None if there is none."""
 
     def fail_unless_served(self) -> None:
         """Fail all jobs if no actor can run any, now or later. An actor calls this when it can run none."""

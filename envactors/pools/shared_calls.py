@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -32,9 +33,11 @@ class SharedCall(Call):
     """A call that any actor of the pool may run.
 
     Attributes:
+        waiting: The calls that wait for any of these actors.
         recycler: Replaces the process of an actor that has run enough calls; None for never.
     """
 
+    waiting: Waiting | None = None
     recycler: Recycler | None = None
 
     def start(self) -> Job | None:
@@ -44,6 +47,8 @@ class SharedCall(Call):
 
     def on_reply(self, frame: Frame) -> bool:
         """Pass the reply to the future."""
+        if self.waiting is not None:
+            self.waiting.record_use(self.actor)
         has_ended = super().on_reply(frame)
         if self.recycler is not None:
             self.recycler.on_call(self.actor)
@@ -133,8 +138,8 @@ class Waiting:
     def __init__(self, actors: Sequence[Any]) -> None:
         self._actors = actors
         self._calls: OrderedDict[ActorFuture[Any], SharedCall] = OrderedDict()  # the next one first
-        # Actors that were idle when they were last seen; the one that was used last is last.
-        self._idle: dict[Any, None] = {}
+        self._last_use: dict[Any, int] = dict.fromkeys(actors, 0)  # the higher, the later
+        self._uses = itertools.count(1)
         self._room: list[Latch] = []
 
     def __len__(self) -> int:
@@ -147,8 +152,10 @@ class Waiting:
 
     def put(self, call: SharedCall) -> None:
         """Have an idle actor run a call, or let it wait for one; wake an actor if there are too few."""
-        actor = self._find_idle()
-        if actor is not None:
+        # While calls wait, no actor is idle: one that becomes idle takes a call.
+        idle = [] if self._calls else [actor for actor in self._actors if actor.is_idle]
+        if idle:
+            actor = max(idle, key=self._last_use.__getitem__)
             call.future.owner = actor
             actor.accept(call)
             return
@@ -158,15 +165,13 @@ class Waiting:
             asleep[0].wake()
         self.fail_unless_served()
 
-    def take(self, actor: Any) -> Job | None:
-        """Remove and return the next call; if there is none, record that the actor is idle."""
+    def take(self) -> Job | None:
+        """Remove and return the next call that was not canceled; None if there is none."""
         while self._calls:
             _, call = self._calls.popitem(last=False)
             self.notify_room()
             if not call.future.done():
                 return call
-        self._idle.pop(actor, None)
-        self._idle[actor] = None
         return None
 
     def remove(self, future: ActorFuture[Any]) -> bool:
@@ -199,14 +204,9 @@ class Waiting:
         while self._room:
             self._room.pop().open()
 
-    def _find_idle(self) -> Any:
-        """Return the idle actor that was used last; None if there is none."""
-        while self._idle:
-            actor = next(reversed(self._idle))
-            if actor.is_idle:
-                return actor
-            del self._idle[actor]
-        return None
+    def record_use(self, actor: Any) -> None:
+        """Record that an actor has run a call: the idle actor that was used last is used next."""
+        self._last_use[actor] = next(self._uses)
 
 
 def _unserved_error(method: str, stats: list[ActorStats]) -> ActorError:
@@ -277,7 +277,7 @@ class SharedCalls(BoundToProcess):
         Raises:
             ActorClosedError: The pool was closed, or belongs to another process.
         """
-        call.recycler = self.recycler
+        call.waiting, call.recycler = self.waiting, self.recycler
         if not pickle_call(self._actors[0], call, message, by_value):  # the same for each actor
             with self._lock:
                 self.counts.submitted += 1
