@@ -92,7 +92,9 @@ class RolloutEngine(abc.ABC):
     def check_free(self) -> None:
         """Raise `AlreadyPendingError` if a rollout is in flight or a result is pending."""
         if busy := self._engine.busy():
-            raise AlreadyPendingError(f"the envs {busy} have results pending: receive them before a rollout")
+            raise AlreadyPendingError(
+                f"the envs {busy} have results pending: receive them, or reset the envs, before a rollout"
+            )
 
     # Evaluations -----------------------------------------------------------------------------------------
 
