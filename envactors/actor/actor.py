@@ -610,7 +610,8 @@ class Actor(ActorBase):
 
     def _exhausted_error(self) -> ActorError:
         """Return the error that jobs get once the restart policy allows no more processes."""
-        return self.errors.exhausted(self._restart_tracker.errors, self.incarnation.index)
+        tracker = self._restart_tracker
+        return self.errors.exhausted(tracker.errors, tracker.failed_starts, self.incarnation.index)
 
     # Starting --------------------------------------------------------------------------------------------
 
@@ -860,7 +861,9 @@ class Actor(ActorBase):
         if incarnation.is_replaced:
             return Plan(Next.START)
         is_hopeless = report.is_refused or (incarnation.failure is not None and incarnation.index == 0)
-        delay = self._restart_tracker.add(error, time.monotonic(), may_restart=not is_hopeless)
+        delay = self._restart_tracker.add(
+            error, time.monotonic(), has_started=incarnation.has_started, may_restart=not is_hopeless
+        )
         return Plan(Next.DIE) if delay is None else Plan(Next.RESTART, delay)
 
     def _lose(self, job: Job | None, ended: ProcessExit) -> None:
