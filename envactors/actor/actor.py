@@ -505,9 +505,18 @@ class Actor(ActorBase):
         worker.kill_corrupted(corruption)
         return None
 
-    def _on_start_deadline(self) -> None:
+    def _on_start_deadline(self, seconds: float) -> None:
+        """End a process that has not started in time, but not while it waits on its node until others have started."""
         if self.phase is Phase.STARTING:
-            self._kill_after_stacks()
+            worker = self.incarnation.worker
+            due = 0.0 if worker is None else worker.launched + seconds
+            if due > time.monotonic():
+                self._set_start_deadline(due, seconds)
+            else:
+                self._kill_after_stacks()
+
+    def _set_start_deadline(self, due: float, seconds: float) -> None:
+        self.timers.set("start", due, functools.partial(self._on_start_deadline, seconds))
 
     def _kill_after_stacks(self) -> None:
         """Ask a late worker for its stacks, and kill it once it has had time to write them."""
@@ -644,7 +653,7 @@ class Actor(ActorBase):
         incarnation.is_standby = True
         incarnation.worker = worker
         worker.report_to(self)
-        self.timers.set("start", incarnation.launched + _ADOPTION_GRACE, self._on_start_deadline)
+        self._set_start_deadline(incarnation.launched + _ADOPTION_GRACE, _ADOPTION_GRACE)
         message = Adopt(config.name, config.first_index, config.env_count, self.tenant.attach)
         worker.send(Frame(Kind.ADOPT, incarnation.index, START_CALL_ID, dumps(tuple(message))))
 
@@ -684,7 +693,7 @@ class Actor(ActorBase):
             is_wanted = self.phase is Phase.STARTING
             incarnation.launched = time.monotonic()
             if is_wanted and config.deadlines.start is not None:
-                self.timers.set("start", incarnation.launched + config.deadlines.start, self._on_start_deadline)
+                self._set_start_deadline(incarnation.launched + config.deadlines.start, config.deadlines.start)
         worker: Worker | None = None
         refusal: BaseException | None = None
         if is_wanted and self._use is not None:
