@@ -17,8 +17,8 @@ PACKAGE = Path(ea.__file__).parent
 CONTRACTS = Path(__file__).parents[2] / "pyproject.toml"
 
 # Lines of code, without docstrings, comments, and blank lines.
-MOST_PACKAGE_LINES = 23_278
-MOST_HEART_LINES = 5_939
+MOST_PACKAGE_LINES = 23_295
+MOST_HEART_LINES = 5_942
 HEART = ("actor", "vector", "loop.py", "runtime.py", "replay.py")
 
 
