@@ -67,13 +67,16 @@ class PoolQueue:
         """Return the error of a call that no actor can run. It did not run, so it is not the error of another call."""
         causes = [one.last_failure for one in stats if one.last_failure is not None]
         unmade = next((cause for cause in causes if isinstance(cause, ActorStartError)), None)
-        if unmade is not None:
+        if unmade is not None and all(one.restarts == 0 for one in stats):
             return copy_error(unmade)
         if all(one.state is ActorState.CLOSED for one in stats):
             return ActorClosedError(f"cannot run {method}: all actors of the pool are closed", method=method)
+        advice = "raise max_restarts of RestartPolicy, or set it to math.inf for no limit"
+        if unmade is not None:
+            advice = f"correct the factory, or set max_restarts and backoff of RestartPolicy. The last time: {unmade}"
         return RestartsExhaustedError(
             f"cannot run {method}: none of the {len(stats)} actors of the pool has a process, and its restart= allows "
-            "no more of them: raise max_restarts of RestartPolicy, or set it to math.inf for no limit",
+            f"no more of them: {advice}",
             method=method,
             causes=causes,
         )

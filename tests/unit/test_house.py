@@ -17,8 +17,8 @@ PACKAGE = Path(ea.__file__).parent
 CONTRACTS = Path(__file__).parents[2] / "pyproject.toml"
 
 # Lines of code, without docstrings, comments, and blank lines.
-MOST_PACKAGE_LINES = 23_299
-MOST_HEART_LINES = 5_916
+MOST_PACKAGE_LINES = 23_380
+MOST_HEART_LINES = 5_945
 HEART = ("actor", "vector", "loop.py", "runtime.py", "replay.py")
 
 
