@@ -385,7 +385,7 @@ class VectorEnv(BoundToProcess):
         Raises:
             TypeError: ``make_policy`` is not callable.
             ValueError: ``seed`` is not an int >= 0.
-            VectorInputError: The envs have no observation space.
+            VectorInputError: The envs have no observation space, and were not reset yet.
             AlreadyPendingError: Rollouts are in flight.
             Exception: Raised by ``make_policy``.
         """

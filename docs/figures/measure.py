@@ -18,6 +18,7 @@ from typing import Any
 import costs
 import dropins
 import sessions
+import spaces
 import suites
 import vectors
 from turns import probe_machine
@@ -60,6 +61,7 @@ QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]
         lambda rounds: dropins.measure(rounds, known("dropins")),
         {f"dropin {name}": functools.partial(dropins.show, name) for name in dropins.LIBRARIES},
     ),
+    "spaces": (lambda rounds: spaces.measure(rounds, known("spaces")), {"spaces": spaces.show}),
     "suites": (
         lambda _: suites.measure(known("suites")),
         {f"suite {name}": functools.partial(suites.show, name) for name in suites.SUITES},

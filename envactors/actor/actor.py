@@ -525,9 +525,18 @@ class Actor(ActorBase):
         worker.kill_corrupted(corruption)
         return None
 
-    def _on_start_deadline(self) -> None:
+    def _on_start_deadline(self, seconds: float) -> None:
+        """End a process that has not started in time, but not while it waits on its node until others have started."""
         if self.phase is Phase.STARTING:
-            self._kill_after_stacks()
+            worker = self.incarnation.worker
+            due = 0.0 if worker is None else worker.launched + seconds
+            if due > time.monotonic():
+                self._set_start_deadline(due, seconds)
+            else:
+                self._kill_after_stacks()
+
+    def _set_start_deadline(self, due: float, seconds: float) -> None:
+        self.timers.set("start", due, functools.partial(self._on_start_deadline, seconds))
 
     def _kill_after_stacks(self) -> None:
         """Ask a late worker for its stacks, and kill it once it has had time to write them."""
@@ -630,7 +639,8 @@ class Actor(ActorBase):
 
     def _exhausted_error(self) -> ActorError:
         """Return the error that jobs get once the restart policy allows no more processes."""
-        return self.errors.exhausted(self._restart_tracker.errors, self.incarnation.index)
+        tracker = self._restart_tracker
+        return self.errors.exhausted(tracker.errors, tracker.failed_starts, self.incarnation.index)
 
     # Starting --------------------------------------------------------------------------------------------
 
@@ -663,7 +673,7 @@ class Actor(ActorBase):
         incarnation.is_standby = True
         incarnation.worker = worker
         worker.report_to(self)
-        self.timers.set("start", incarnation.launched + _ADOPTION_GRACE, self._on_start_deadline)
+        self._set_start_deadline(incarnation.launched + _ADOPTION_GRACE, _ADOPTION_GRACE)
         message = Adopt(config.name, config.first_index, config.env_count, self.tenant.attach)
         worker.send(Frame(Kind.ADOPT, incarnation.index, START_CALL_ID, dumps(tuple(message))))
 
@@ -703,7 +713,7 @@ class Actor(ActorBase):
             is_wanted = self.phase is Phase.STARTING
             incarnation.launched = time.monotonic()
             if is_wanted and config.deadlines.start is not None:
-                self.timers.set("start", incarnation.launched + config.deadlines.start, self._on_start_deadline)
+                self._set_start_deadline(incarnation.launched + config.deadlines.start, config.deadlines.start)
         worker: Worker | None = None
         refusal: BaseException | None = None
         if is_wanted and self._use is not None:
@@ -881,7 +891,9 @@ class Actor(ActorBase):
             return Plan(Next.START)
         is_first = incarnation.index == 0 or self.config.is_on_demand
         is_hopeless = report.is_refused or (incarnation.failure is not None and is_first)
-        delay = self._restart_tracker.add(error, time.monotonic(), may_restart=not is_hopeless)
+        delay = self._restart_tracker.add(
+            error, time.monotonic(), has_started=incarnation.has_started, may_restart=not is_hopeless
+        )
         return Plan(Next.DIE) if delay is None else Plan(Next.RESTART, delay)
 
     def _lose(self, job: Job | None, ended: ProcessExit) -> None:

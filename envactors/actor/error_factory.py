@@ -12,6 +12,7 @@ from typing import Any
 
 from envactors.actor.activity import Activity
 from envactors.actor.config import ActorConfig
+from envactors.actor.exits import is_spinning
 from envactors.actor.future import LazyOutcome
 from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.states import EndReason, is_crash
@@ -205,7 +206,7 @@ class ErrorFactory:
             return lambda _activity: copy_error(crash)
         return functools.partial(self.ended, ExitReport(reason=EndReason.ABORT), incarnation)
 
-    def exhausted(self, crashes: Sequence[ActorError], incarnation: int) -> ActorError:
+    def exhausted(self, crashes: Sequence[ActorError], failed_starts: int, incarnation: int) -> ActorError:
         """Return the error of every call after the last process that the restart policy allows."""
         policy = self._config.restart
         last = crashes[-1]
@@ -224,6 +225,11 @@ class ErrorFactory:
             f"{who} was lost {len(crashes)} times, and restart=RestartPolicy({reached}) allows no more restarts. If "
             f"such losses are to be expected, raise {limit}, or set it to math.inf for no limit. The last time: {last}"
         )
+        if is_spinning(policy, failed_starts):
+            text = (
+                f"{who} failed to start {failed_starts} times in a row, and restart=RestartPolicy(backoff=0) does not "
+                f"delay the next time. If it may start later, set backoff. The last time: {last}"
+            )
         return _caused(RestartsExhaustedError(text, causes=[copy_error(crash) for crash in crashes], **where), last)
 
     def after_last(self, final: ActorError, activity: Activity) -> ActorError:

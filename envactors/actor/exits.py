@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from envactors.actor.activity import Activity
     from envactors.actor.incarnation import ExitReport, Incarnation
 
+# How many failed starts in a row end an actor without a backoff, which would start processes all the time.
+_MOST_FAILED_STARTS = 10
+
 
 class Next(enum.Enum):
     """What the actor does next."""
@@ -84,19 +87,26 @@ def runs_again(*, has_begun: bool, retries: int, is_discard: bool, is_requested:
     return not has_begun or (retries > 0 and not is_discard and not is_requested)
 
 
-def restart_delay(policy: RestartPolicy, granted: Sequence[float], now: float) -> float | None:
+def is_spinning(policy: RestartPolicy, failed_starts: int) -> bool:
+    """Return whether so many starts in a row have failed that another one needs a delay, which the policy rules out."""
+    return failed_starts >= _MOST_FAILED_STARTS and 0 in (policy.backoff, policy.backoff_max)
+
+
+def restart_delay(policy: RestartPolicy, granted: Sequence[float], now: float, failed_starts: int = 0) -> float | None:
     """Decide whether a process may be restarted, and when.
 
     Args:
         policy: The policy.
         granted: When earlier restarts were granted, in seconds of the same clock as ``now``, oldest first.
         now: When the process has ended.
+        failed_starts: How many processes in a row have ended before their envs were made.
 
     Returns:
         The delay in seconds; None if the policy allows no more restarts.
     """
     recent = sum(now - time < policy.window for time in granted)
-    if recent >= policy.max_restarts or len(granted) >= policy.max_lifetime_restarts:
+    is_spent = recent >= policy.max_restarts or len(granted) >= policy.max_lifetime_restarts
+    if is_spent or is_spinning(policy, failed_starts):
         return None
     return float(min(policy.backoff_max, policy.backoff * 2.0 ** min(recent, 64)))  # 2 ** 64 exceeds every limit
 
@@ -109,6 +119,7 @@ class RestartTracker:
 
     Attributes:
         last: The error of the last one; None if there was none.
+        failed_starts: How many of the last ones in a row ended a process before its envs were made.
     """
 
     def __init__(self, policy: RestartPolicy) -> None:
@@ -116,6 +127,7 @@ class RestartTracker:
         # (time of a crash, its error, whether a restart was granted), oldest first.
         self._crashes: list[tuple[float, ActorError, bool]] = []
         self.last: ActorError | None = None
+        self.failed_starts: int = 0
 
     @property
     def errors(self) -> list[ActorError]:
@@ -129,18 +141,20 @@ class RestartTracker:
         limit = "" if min(limits) == math.inf else f" of {min(limits):g}"
         return f"restart {number}{limit} in {delay:.1f} s"
 
-    def add(self, error: ActorError, now: float, *, may_restart: bool = True) -> float | None:
+    def add(self, error: ActorError, now: float, *, has_started: bool, may_restart: bool = True) -> float | None:
         """Count a crash; return the delay of the restart in seconds, or None if there is none.
 
         Args:
             error: Its error.
             now: When the process has ended, in seconds of a clock that never goes back.
+            has_started: Whether the envs of the process were made.
             may_restart: Whether the policy decides; a process that cannot be started is not restarted.
         """
         if self._policy.max_lifetime_restarts == math.inf:  # otherwise that limit bounds the list
             self._crashes = [crash for crash in self._crashes if now - crash[0] < self._policy.window]
         granted = [when for when, _, is_granted in self._crashes if is_granted]
-        delay = restart_delay(self._policy, granted, now) if may_restart else None
+        self.failed_starts = 0 if has_started else self.failed_starts + 1
+        delay = restart_delay(self._policy, granted, now, self.failed_starts) if may_restart else None
         # A copy, since the traceback of a raised error refers to the handles in its frames, and the actor would never
         # be garbage-collected.
         self.last = copy_error(error)

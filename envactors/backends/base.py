@@ -174,6 +174,11 @@ class Worker(ABC):
     outputs: Sequence[Output] = ()
     watches_rings: bool = False
 
+    @property
+    def launched(self) -> float:
+        """When its node started its process (`time.monotonic`), or now while it waits there; 0 without a node."""
+        return 0.0
+
     @abstractmethod
     def report_to(self, events: WorkerEvents) -> None:
         """Report everything to this actor from now on, also what has happened before.

@@ -7,8 +7,8 @@ private attributes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from envactors.vector.inputs import seeds_for
 from envactors.vector.options import Autoreset
 from envactors.vector.results import Batch, StepResults
 from envactors.vector_env import EnvFuture, VectorEnv
+
+_T = TypeVar("_T")
 
 
 def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:
@@ -52,12 +54,12 @@ def discard_process(handle: ActorHandle, incarnation: int, method: str, error: E
     actor.make_change(actor.discard, incarnation, lambda: reason)
 
 
-def warn_of_interrupted() -> None:
-    """Warn that the results of an interrupted step are discarded."""
+def warn_of_interrupted(stacklevel: int = 6) -> None:
+    """Warn that the results of an interrupted step are discarded; ``stacklevel`` is as for `warnings.warn`."""
     warnings.warn(
-        "the last step was interrupted, so its results are discarded. The envs have made it, and continue from there; "
-        "reset them for new episodes",
-        stacklevel=5,
+        "the last step was interrupted, so its results are discarded. The envs continue from where they are; reset "
+        "them for new episodes",
+        stacklevel=stacklevel,
     )
 
 
@@ -88,6 +90,10 @@ class VectorAccess:
         """
         self._envs._check_open()
         return self._envs._engine.busy()
+
+    def receivable(self) -> list[int]:
+        """Return the envs whose results `gather` can deliver, perhaps after a wait."""
+        return self._envs._engine.receivable()
 
     def disable_reset_checks(self) -> None:
         """Allow steps of envs that were never reset or whose episode is over, and leave it to the envs to refuse them.
@@ -126,19 +132,19 @@ class VectorAccess:
 
     def start_step(self, actions: Any) -> None:
         """Start a step of all envs, whose results `finish_step` delivers, also if the last one was interrupted."""
-        try:
-            self.start_steps(None, actions)
-        except AlreadyPendingError:
-            self.discard_interrupted()
-            self.start_steps(None, actions)
+        self.retry_interrupted(lambda: self.start_steps(None, actions))
 
     def step(self, actions: Any, env_ids: list[int] | None = None) -> StepResults:
         """Step envs as `VectorEnv.step` does, also if the last step was interrupted."""
+        return self.retry_interrupted(lambda: self._envs.step(actions, env_ids), env_ids)
+
+    def retry_interrupted(self, step: Callable[[], _T], env_ids: list[int] | None = None) -> _T:
+        """Run or start a step of some envs, or of all for None, also if their last one was interrupted."""
         try:
-            return self._envs.step(actions, env_ids)
+            return step()
         except AlreadyPendingError:
             self.discard_interrupted(env_ids)
-        return self._envs.step(actions, env_ids)
+        return step()
 
     def discard_interrupted(self, env_ids: list[int] | None = None) -> None:
         """Discard the results of a step that Ctrl-C or another exception has interrupted, with a warning."""

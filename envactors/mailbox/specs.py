@@ -125,6 +125,21 @@ def reader(spec: Spec, arrays: Sequence[npt.NDArray[Any]], index: int) -> Callab
     return lambda: unflatten(spec, (read() for read in readers))
 
 
+def row_splitter(spec: Spec) -> Callable[[Any, int], list[Any]]:
+    """Return a function that splits a conforming batch of n envs into n values, without the checks of `split_batch`."""
+    if isinstance(spec, ArraySpec):
+        return lambda batch, _: list(batch)
+    splitters = [(key, row_splitter(spec[key])) for key in _keys(spec)]
+
+    def split(batch: Any, count: int) -> list[Any]:
+        columns = [split_column(batch[key], count) for key, split_column in splitters]
+        return list(zip(*columns, strict=True)) if columns else [()] * count
+
+    if isinstance(spec, tuple):
+        return split
+    return lambda batch, count: [dict(zip(spec, row, strict=True)) for row in split(batch, count)]
+
+
 def spec_of_value(value: Any) -> Spec:
     """Return the spec of a value whose space is not known."""
     if isinstance(value, Mapping):
@@ -163,7 +178,12 @@ def conform(spec: Spec, value: Any, what: str, *, is_exact: bool = False) -> Any
             return value
         return value if _conforms(value, spec.dtype, spec.shape) else _as_array(spec, value, spec.shape, what)
     _check_structure(spec, value, what, is_exact=is_exact)
-    parts = [conform(spec[key], value[key], f"{what}[{key!r}]", is_exact=is_exact) for key in _keys(spec)]
+    parts = []
+    for key in _keys(spec):
+        inner, part = spec[key], value[key]
+        if not (isinstance(inner, ArraySpec) and _conforms(part, inner.dtype, inner.shape)):
+            part = conform(inner, part, f"{what}[{key!r}]", is_exact=is_exact)
+        parts.append(part)
     return _like(spec, parts)
 
 

@@ -187,9 +187,10 @@ class Waiting:
     def fail_unless_served(self) -> None:
         """Fail all calls if no actor can run any, now or later."""
         if self._calls and not any(actor.is_usable for actor in self._actors):
+            is_on_demand = self._actors[0].config.is_on_demand
             stats = [actor.stats() for actor in self._actors]
             for call in list(self._calls.values()):
-                call.future.set_exception(_unserved_error(call.method, stats))
+                call.future.set_exception(_unserved_error(call.method, stats, is_on_demand=is_on_demand))
             self._calls.clear()
             self.notify_room()
 
@@ -209,17 +210,20 @@ class Waiting:
         self._last_use[actor] = next(self._uses)
 
 
-def _unserved_error(method: str, stats: list[ActorStats]) -> ActorError:
+def _unserved_error(method: str, stats: list[ActorStats], *, is_on_demand: bool) -> ActorError:
     """Return the error of a call that no actor can run. It did not run, so it is not the error of another call."""
     causes = [one.last_failure for one in stats if one.last_failure is not None]
     unmade = next((cause for cause in causes if isinstance(cause, ActorStartError)), None)
-    if unmade is not None:
+    if unmade is not None and (is_on_demand or all(one.restarts == 0 for one in stats)):
         return copy_error(unmade)
     if all(one.state is ActorState.CLOSED for one in stats):
         return ActorClosedError(f"cannot run {method}: all actors of the pool are closed", method=method)
+    advice = "raise max_restarts of RestartPolicy, or set it to math.inf for no limit"
+    if unmade is not None:
+        advice = f"correct the factory, or set max_restarts and backoff of RestartPolicy. The last time: {unmade}"
     return RestartsExhaustedError(
         f"cannot run {method}: none of the {len(stats)} actors of the pool has a process, and its restart= allows "
-        "no more of them: raise max_restarts of RestartPolicy, or set it to math.inf for no limit",
+        f"no more of them: {advice}",
         method=method,
         causes=causes,
     )

@@ -191,6 +191,7 @@ class RemoteWorker(Worker):
         self.loss: NodeLoss | None = None
         self.is_over: bool = False
         self.has_ended: bool = False
+        self._launched = 0.0
         self._status = ExitStatus()
         self._lock = threading.RLock()
         self._queue = queue
@@ -212,6 +213,10 @@ class RemoteWorker(Worker):
         self.page = MirroredPage(envs, self._send_rows, self._send_stream)
 
     # The actor's side ------------------------------------------------------------------------------------
+
+    @property
+    def launched(self) -> float:
+        return time.monotonic() if self.node is not None and self.pid is None else self._launched
 
     def report_to(self, events: WorkerEvents) -> None:
         self.events = events
@@ -338,6 +343,7 @@ class RemoteWorker(Worker):
         elif record.kind == RecordKind.OUTPUT:
             self._outputs[record.frame_kind].add(bytes(record.payload))
         elif record.kind == RecordKind.LAUNCHED:
+            self._launched = time.monotonic()
             self.pid = record.call_id
         elif record.kind == RecordKind.EXIT:
             self._on_exit(ExitNotice(*pickle.loads(record.payload)))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, decode_alike
 from envactors.mailbox.slab import slice_of
-from envactors.mailbox.specs import unflatten
+from envactors.mailbox.specs import Spec, flatten, unflatten
 from envactors.rollout.columns import ActorColumns
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import OP_STEP, OP_TRUNCATED, Trajectory
@@ -55,17 +55,18 @@ def assemble(
 
     was_run = np.arange(steps)[:, None] < trajectory.done[mine]
     observations = _observations(trajectory, sidecar)
+    spec = layout.learned or layout.observation
     extra_names = [name for name, _ in layout.extras]
     return Rollout(
         env_ids=np.arange(envs.start, envs.stop),
-        obs=unflatten(layout.observation, map(view, observations)),
+        obs=unflatten(spec, map(view, observations)),
         actions=None if layout.action is None else unflatten(layout.action, map(view, trajectory.actions)),
         rewards=view(trajectory.rewards),
         terminated=view(trajectory.terminated),
         truncated=view(trajectory.truncated),
         starts=view(trajectory.starts),
         extras=dict(zip(extra_names, map(view, trajectory.extras), strict=True)),
-        last_obs=unflatten(layout.observation, (array[steps, mine].copy() for array in observations)),
+        last_obs=unflatten(spec, (array[steps, mine].copy() for array in observations)),
         infos=[(*key, sidecar.infos[key]) for key in sorted(sidecar.infos) if key[1] in envs],
         failures=[(*key, sidecar.failures[key]) for key in sorted(sidecar.failures) if key[1] in envs],
         policy_version=versions,
@@ -81,8 +82,23 @@ def _observations(trajectory: Trajectory, sidecar: Sidecar) -> list[npt.NDArray[
     for key, leaves in sidecar.objects.items():
         for array, leaf in zip(objects, leaves, strict=True):
             array[key] = leaf
+    if layout.learned is not None:
+        return _columns_of(layout.learned, objects[0])
     others = iter(objects)
     return [next(others) if array is None else array for array in trajectory.observations]
+
+
+def _columns_of(spec: Spec, objects: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """Return an array per leaf of observations that are in an array of objects; None stands for no observation."""
+    columns: list[npt.NDArray[Any]] = [
+        np.zeros((*objects.shape, *leaf.shape), leaf.dtype) if leaf.batchable else np.full(objects.shape, None, object)
+        for leaf in flatten(spec, spec)
+    ]
+    for place, obs in np.ndenumerate(objects):
+        if obs is not None:
+            for column, value in zip(columns, flatten(spec, obs), strict=True):
+                column[place] = value
+    return columns
 
 
 def result_of(

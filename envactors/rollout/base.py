@@ -42,15 +42,11 @@ class RolloutEngine(abc.ABC):
     def set_policy(self, make_policy: Any, seed: int) -> None:
         """Make the policy of each actor; see `VectorEnv.set_policy`."""
         self.check_free()
-        if not self._knows_observations():
-            raise VectorInputError("rollouts need envs with an observation space: give the envs one")
+        if self._engine.observation_spec is None:
+            raise VectorInputError("rollouts need envs with an observation space: give them one, or reset them first")
         self._loads = self._make_policies(bytes(dumps_by_value(make_policy)), seed)
         self._seed = seed
         self.next_index = 0
-
-    @abc.abstractmethod
-    def _knows_observations(self) -> bool:
-        """Return whether the spec of observations is known where the policies run."""
 
     @abc.abstractmethod
     def _make_policies(self, make_policy: bytes, seed: int) -> bool:
@@ -92,7 +88,7 @@ class RolloutEngine(abc.ABC):
     def check_free(self) -> None:
         """Raise `AlreadyPendingError` if a rollout is in flight or a result is pending."""
         if busy := self._engine.busy():
-            raise AlreadyPendingError(f"the envs {busy} have results pending: receive them before a rollout")
+            raise AlreadyPendingError(f"the envs {busy} have results pending: receive them, or reset, before a rollout")
 
     # Evaluations -----------------------------------------------------------------------------------------
 

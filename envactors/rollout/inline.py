@@ -63,9 +63,6 @@ class InlineRolloutEngine(RolloutEngine):
         # How often the user has given parameters.
         self._version = 0
 
-    def _knows_observations(self) -> bool:
-        return self._engine.observation_spec is not None
-
     def _make_policies(self, make_policy: bytes, seed: int) -> bool:
         del seed  # `_run` draws the random numbers
         for actor in self._actors:

@@ -70,9 +70,6 @@ class WorkerRolloutEngine(RolloutEngine):
         # Oldest first.
         self._in_flight: list[RolloutInFlight] = []
 
-    def _knows_observations(self) -> bool:
-        return not self._engine.reader.learns  # what a reset shows, workers do not know
-
     def _make_policies(self, make_policy: bytes, seed: int) -> bool:
         policy = Policy(next(self._policy_ids), make_policy, seed)
         futures: list[ActorFuture[Any]] = []
@@ -84,7 +81,8 @@ class WorkerRolloutEngine(RolloutEngine):
         self.policy = policy
         self.parameters = ParameterStore(self._memory, self._table.lock)
         rows = self._table.slab.layout
-        self._layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, extras=(), envs=rows.envs, steps=0)
+        learned = self._engine.observation_spec if self._engine.reader.learns else None
+        self._layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, (), rows.envs, 0, learned)
         return loads
 
     def _set_parameters(self, parameters: Any) -> None:

@@ -44,6 +44,8 @@ class TrajectoryLayout(NamedTuple):
         extras: Names and specs, for one env, of what the policy returns besides the actions.
         envs: Number of envs.
         steps: Number of steps.
+        learned: Spec of one env's observation as a reset has shown it, if envs have no observation space, and
+            ``observation`` is one object; else None.
     """
 
     observation: Spec
@@ -52,6 +54,7 @@ class TrajectoryLayout(NamedTuple):
     extras: tuple[tuple[str, ArraySpec], ...]
     envs: int
     steps: int
+    learned: Spec | None = None
 
 
 class Trajectory:

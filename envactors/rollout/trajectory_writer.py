@@ -14,7 +14,7 @@ from envactors.mailbox.info_codec import Infos, decode
 from envactors.mailbox.messages import Fault, episode_seed
 from envactors.mailbox.pickling import copy_value, pack_failure
 from envactors.mailbox.slab import PLAIN_REWARD, slice_of
-from envactors.mailbox.specs import ArraySpec, flatten, unflatten
+from envactors.mailbox.specs import ArraySpec, conform, flatten, stack, unflatten
 from envactors.rollout.messages import EnvPlan, Order
 from envactors.rollout.policy_output import write_output
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, Trajectory, TrajectoryLayout
@@ -71,6 +71,9 @@ class _ObservationBatches:
         self._seen = seen
 
     def __getitem__(self, step: int) -> Any:
+        learned = self._writer.trajectory.layout.learned
+        if learned is not None:
+            return stack(learned, [obs for (obs,) in self._writer.objects])
         objects = zip(*self._writer.objects, strict=True)
         leaves = (list(next(objects)) if array is None else array[step] for array in self._seen)
         return unflatten(self._writer.trajectory.layout.observation, leaves)
@@ -106,7 +109,7 @@ class TrajectoryWriter:
         self.objects: list[list[Any]] = [[] for _ in hosted]
         self._server = server
         self._infos = Infos(trajectory)
-        self._spec = layout.observation
+        self._spec, self._learned = layout.observation, layout.learned
         self._autoreset = ""
         mine = slice_of(self.envs)
 
@@ -202,6 +205,8 @@ class TrajectoryWriter:
             if self._only is not None:
                 self._only[step + 1, index] = obs
             else:
+                if self._learned is not None:
+                    obs = conform(self._learned, obs, f"the observation of env {index}")
                 for array, leaf in zip(self.trajectory.observations, flatten(self._spec, obs), strict=True):
                     if array is None:
                         objects.append(copy_value(leaf))  # the env may change it later

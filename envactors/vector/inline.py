@@ -135,6 +135,7 @@ class InlineEngine(Engine):
         self._pending_errors: dict[int, BaseException] = {}
         # The running requests, the outermost one first. A request that was interrupted stays until the next one.
         self._unfinished: list[_Requests] = []
+        self._interrupted: set[int] = set()  # the envs of such requests, which have no result to deliver
         self._lock = self.actors[0].config.lock
         self._code = self.actors[0].code
         self._hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv] = [_MissingEnv(self, i) for i in range(count)]
@@ -193,10 +194,11 @@ class InlineEngine(Engine):
     # Requests --------------------------------------------------------------------------------------------
 
     def busy(self) -> list[int]:
+        return [*self.receivable(), *self._interrupted]
+
+    def receivable(self) -> list[int]:
         self._drop_interrupted()
         return [*self._pending_infos, *self._pending_errors]
-
-    receivable = busy
 
     def close(self) -> None:
         """Do nothing: `on_change` has dropped the envs of the closed actors."""
@@ -317,9 +319,9 @@ class InlineEngine(Engine):
         self._drop_interrupted()
         if self._lock.is_held_here():
             self._check_nested(envs.ids)
-        infos, errors = self._pending_infos, self._pending_errors
-        if (infos or errors) and (busy := [index for index in envs.ids if index in infos or index in errors]):
-            raise AlreadyPendingError(f"the envs {busy} have results pending: receive them with recv first")
+        infos, errors, cut = self._pending_infos, self._pending_errors, self._interrupted
+        if (infos or errors or cut) and (busy := [i for i in envs.ids if i in infos or i in errors or i in cut]):
+            raise AlreadyPendingError(f"the envs {busy} have results pending: call recv, or reset after an interrupt")
 
     def _check_nested(self, ids: list[int]) -> None:
         """Check a request that the code of an env makes while this vector steps or resets that env.
@@ -335,13 +337,14 @@ class InlineEngine(Engine):
             raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
 
     def _drop_interrupted(self) -> None:
-        """Drop the results of requests that an interrupt has ended, and require a reset of their envs."""
+        """Drop the results of requests that an interrupt has ended; their envs are pending until `make_idle`."""
         if self._unfinished and not self._lock.is_held_here():
             with self._lock:  # another thread may still run them
                 for interrupted in self._unfinished:
                     self._drop(self.select(interrupted.ids))
-                    for index in interrupted.ids:
-                        self.episodes.lose(index)
+                    self._interrupted.update(interrupted.ids)
+                    if self._is_within_reset(interrupted.index):
+                        self.episodes.lose(interrupted.index, resets_next=True)
                 self._unfinished.clear()
 
     def _is_within_reset(self, index: int) -> bool:
@@ -515,3 +518,4 @@ class InlineEngine(Engine):
         del timeout, deadline
         self._drop_interrupted()
         self._drop(envs)
+        self._interrupted.difference_update(envs.ids)

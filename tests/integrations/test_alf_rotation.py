@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -136,3 +137,26 @@ def test_refusals(make):
             make([1] * 3, places)
     with pytest.raises(ea.VectorEnvError, match="expected 'next_step'"):
         make([1], 1, autoreset="same_step")
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_step_continues_after_an_interrupt_of_a_reset_in_process(make, count):
+    class Interrupted(EchoEnv):
+        def reset(self, **kwargs):
+            if self.steps == 2:
+                self.steps = 0
+                raise KeyboardInterrupt
+            return super().reset(**kwargs)
+
+    envs = ea.VectorEnv([functools.partial(Interrupted, i, 2 if i == 0 else 9) for i in range(count)], backend="inline")
+    with envs:
+        rotation = Rotation(envs, 2)
+        rotation.reset(seed=10)
+        rotation.step([1, 1])
+        with pytest.raises(KeyboardInterrupt):
+            rotation.step([1, 1])
+        with pytest.warns(UserWarning, match="interrupted") if count == 2 else contextlib.nullcontext():
+            obs, *_ = rotation.step([1, 1])
+        # With two envs, the one that was interrupted takes its place again.
+        assert shown(obs) == ([(0, 0), (1, 3)] if count == 2 else [(2, 0), (1, 3)])
+        assert shown(rotation.step([1, 1])[0]) == ([(0, 1), (1, 4)] if count == 2 else [(2, 1), (1, 4)])

@@ -391,6 +391,22 @@ def test_layouts_share_arrays_among_leaves_of_one_shape_and_dtype():
     assert AgentLayout([ArraySpec((), np.dtype(np.int64))] * 5).arrays == (ArraySpec((5,), np.dtype(np.int64)),)
 
 
+def test_a_layout_writes_values_that_fit_and_refuses_the_others():
+    number, grid = ArraySpec((), np.dtype(np.int64)), ArraySpec((2,), np.dtype(np.float32))
+    layout = AgentLayout([grid, {"a": grid, "b": (number,)}])
+    arrays = layout.make_empty()
+    write_array, write_dict = layout.writer(arrays, 0), layout.writer(arrays, 1)
+    fit = np.array([1, 2], np.float32)
+    assert write_array(fit)
+    assert write_dict({"a": fit, "b": (np.int64(3),)})
+    assert equal(layout.get(arrays, 0), fit)
+    assert equal(layout.get(arrays, 1), {"a": fit, "b": (np.int64(3),)})
+    for unfit in ([1.0, 2.0], fit.astype(np.float64), fit[:1], None):
+        assert not write_array(unfit)
+    for unfit in ({"a": fit}, {"a": fit, "c": 3}, {"a": fit, "b": (3,)}, {"a": fit, "b": [np.int64(3)]}, fit):
+        assert not write_dict(unfit)
+
+
 # Resets --------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""After an exception at any line of a drop-in, its `reset` and its `step` work, and mix up no result."""
+"""After an interrupt at any line of a drop-in, or in an env, its `reset` and its `step` work, and mix up no result."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import gymnasium
 import numpy as np
 import pytest
 from alfenvs import AlfEnv
-from helpers import FORK_SERVER
+from helpers import FORK_SERVER, SOON
 from interrupting import UNCOVERED
 from pettingzoo import ParallelEnv
 
@@ -44,8 +45,46 @@ class Counter(gymnasium.Env):
         return self.at.copy(), 1.0, False, False, {}
 
 
-class Hit(Exception):
-    """Comes at a line of a drop-in."""
+class Interrupter(Counter):
+    """Has the caller interrupted as by Ctrl-C, before or after it counts a step, once a file asks for it."""
+
+    def __init__(self, folder, caller):
+        self.folder, self.caller = folder, caller
+
+    def step(self, action):
+        self.interrupt("before")
+        result = super().step(action)
+        self.interrupt("after")
+        return result
+
+    def interrupt(self, moment):
+        if (self.folder / moment).exists():
+            (self.folder / moment).unlink()
+            if os.getpid() == self.caller:
+                signal.raise_signal(signal.SIGINT)
+            (self.folder / "begun").touch()
+            while not (self.folder / "caught").exists():
+                time.sleep(0.001)
+
+
+def interrupt_wait(begun):
+    """Interrupt the main thread as Ctrl-C does, once an env has begun its step and the thread sleeps until it ends."""
+    while not begun.exists() or not is_waiting(sys._current_frames()[threading.main_thread().ident]):
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def is_waiting(frame):
+    """Return whether the main thread, in this frame, waits for an env, and the system has put it to sleep."""
+    functions = {frame.f_code.co_name for frame, _ in traceback.walk_stack(frame)}
+    stat = Path(f"/proc/self/task/{os.getpid()}/stat")
+    return (
+        not functions.isdisjoint(("wait", "wait_for_reply")) and stat.read_text().rpartition(")")[2].split()[0] == "S"
+    )
+
+
+class Hit(BaseException):
+    """Comes at a line of a drop-in, as `KeyboardInterrupt` does."""
 
 
 def interrupted(function, at):
@@ -76,9 +115,9 @@ def interrupted(function, at):
 class Gymnasium:
     """ActorVectorEnv."""
 
-    def __init__(self, backend):
+    def __init__(self, backend, env_fns=(Counter, Counter)):
         module = importlib.import_module("envactors.integrations.gymnasium")
-        self.envs = module.ActorVectorEnv([Counter] * 2, backend=backend, restart=ALWAYS)
+        self.envs = module.ActorVectorEnv(env_fns, backend=backend, restart=ALWAYS)
 
     def reset(self, seed):
         return self.envs.reset(seed=seed)[0]
@@ -96,10 +135,10 @@ class Gymnasium:
 class StableBaselines:
     """ActorVecEnv."""
 
-    def __init__(self, backend):
+    def __init__(self, backend, env_fns=(Counter, Counter)):
         pytest.importorskip("stable_baselines3")
         module = importlib.import_module("envactors.integrations.sb3")
-        self.envs = module.ActorVecEnv([Counter] * 2, backend=backend, restart=ALWAYS)
+        self.envs = module.ActorVecEnv(env_fns, backend=backend, restart=ALWAYS)
 
     def reset(self, seed):
         self.envs.seed(seed)
@@ -112,10 +151,10 @@ class StableBaselines:
 class TorchRL:
     """ActorEnv."""
 
-    def __init__(self, backend):
+    def __init__(self, backend, env_fns=(Counter, Counter)):
         pytest.importorskip("torchrl")
         module = importlib.import_module("envactors.integrations.torchrl")
-        self.envs = module.ActorEnv([Counter] * 2, backend=backend, restart=ALWAYS)
+        self.envs = module.ActorEnv(env_fns, backend=backend, restart=ALWAYS)
 
     def reset(self, seed):
         self.last = self.envs.reset(seed=seed)
@@ -132,8 +171,8 @@ class CounterOfAgents(ParallelEnv):
     metadata = {"name": "counter"}  # noqa: RUF012
     possible_agents = ["a"]  # noqa: RUF012
 
-    def __init__(self):
-        self.env, self.agents = Counter(), ["a"]
+    def __init__(self, make=Counter):
+        self.env, self.agents = make(), ["a"]
 
     def observation_space(self, agent):
         return Counter.observation_space
@@ -151,9 +190,10 @@ class CounterOfAgents(ParallelEnv):
 class PettingZoo:
     """ActorParallelEnv."""
 
-    def __init__(self, backend):
+    def __init__(self, backend, env_fns=(Counter, Counter)):
         module = importlib.import_module("envactors.integrations.pettingzoo")
-        self.envs = module.ActorParallelEnv([CounterOfAgents] * 2, backend=backend, restart=ALWAYS)
+        env_fns = [functools.partial(CounterOfAgents, env_fn) for env_fn in env_fns]
+        self.envs = module.ActorParallelEnv(env_fns, backend=backend, restart=ALWAYS)
 
     def reset(self, seed):
         return self.envs.reset(seed=seed)[0]["a"]
@@ -179,8 +219,8 @@ class CounterOfDing:
     action_space = Counter.action_space
     reward_space = gymnasium.spaces.Box(-9, 9, (1,), np.float32)
 
-    def __init__(self):
-        self.env, self.seeded = Counter(), 0
+    def __init__(self, make=Counter):
+        self.env, self.seeded = make(), 0
 
     def seed(self, seed, dynamic_seed=None):
         self.seeded = seed
@@ -198,9 +238,11 @@ class CounterOfDing:
 class Ding:
     """SyncActorEnvManager."""
 
-    def __init__(self, backend):
+    def __init__(self, backend, env_fns=(Counter, Counter)):
         module = importlib.import_module("envactors.integrations.ding")
-        self.envs = module.SyncActorEnvManager([CounterOfDing] * 2, backend=backend, episode_num=float("inf"))
+        env_fns = [functools.partial(CounterOfDing, env_fn) for env_fn in env_fns]
+        timeouts = dict.fromkeys(("step_timeout", "reset_timeout", "connect_timeout"))
+        self.envs = module.SyncActorEnvManager(env_fns, backend=backend, episode_num=float("inf"), **timeouts)
         self.envs.launch()
 
     def reset(self, seed):
@@ -213,13 +255,26 @@ class Ding:
         return np.array([steps[i].obs for i in range(2)])
 
 
+class CounterOfAlf(AlfEnv):
+    """An env of ALF whose steps a `Counter` counts, too."""
+
+    def __init__(self, env_id, make=Counter):
+        self.counter = make()
+        self.counter.reset()
+        super().__init__(env_id, length=10**6)
+
+    def step(self, action):
+        self.counter.step(action)
+        return super().step(action)
+
+
 class Alf:
     """ActorParallelEnvironment."""
 
-    def __init__(self, backend):
+    def __init__(self, backend, env_fns=(Counter, Counter)):
         module = importlib.import_module("envactors.integrations.alf")
-        factories = [functools.partial(AlfEnv, length=10**6)] * 2
-        self.envs = module.ActorParallelEnvironment(factories, backend=backend)
+        factories = [functools.partial(CounterOfAlf, make=env_fn) for env_fn in env_fns]
+        self.envs = module.ActorParallelEnvironment(factories, backend=backend, torch_num_threads_per_env=None)
 
     def reset(self, seed):
         return np.asarray(self.envs.reset().observation)[:, :3:2]
@@ -228,7 +283,29 @@ class Alf:
         return np.asarray(self.envs.step(np.zeros(2, np.int64)).observation)[:, :3:2]
 
 
-ALL = [Gymnasium, StableBaselines, TorchRL, PettingZoo, PettingZooCopies, Ding, Alf]
+class Tianshou:
+    """ActorVectorEnv."""
+
+    def __init__(self, backend, env_fns=(Counter, Counter), **options):
+        pytest.importorskip("tianshou")
+        module = importlib.import_module("envactors.integrations.tianshou")
+        self.envs = module.ActorVectorEnv(list(env_fns), backend=backend, restart=ALWAYS, **options)
+
+    def reset(self, seed):
+        return np.concatenate([self.envs.reset(i, seed=seed + i)[0] for i in range(2)])
+
+    def step(self):
+        return self.envs.step(np.array([0, 1]))[0]
+
+
+class AsyncTianshou(Tianshou):
+    """ActorVectorEnv that may wait for fewer envs than there are."""
+
+    def __init__(self, backend, env_fns=(Counter, Counter)):
+        super().__init__(backend, env_fns, wait_num=2)
+
+
+ALL = [Gymnasium, StableBaselines, TorchRL, PettingZoo, PettingZooCopies, Ding, Alf, Tianshou, AsyncTianshou]
 
 
 @pytest.mark.parametrize("backend", [FORK_SERVER, "inline"])
@@ -252,11 +329,8 @@ def test_reset_works_after_an_exception_at_any_line(kind, backend):
         driver.envs.close()
 
 
-# In line, the adapters of the other drop-ins would be interrupted, too.
-@pytest.mark.parametrize(
-    ("kind", "backend"),
-    [*((kind, FORK_SERVER) for kind in ALL), *((kind, "inline") for kind in (Gymnasium, StableBaselines, TorchRL))],
-)
+@pytest.mark.parametrize("backend", [FORK_SERVER, "inline"])
+@pytest.mark.parametrize("kind", ALL)
 def test_step_continues_after_an_exception_at_any_line_of_a_step(kind, backend):
     driver = kind(backend)
     try:
@@ -277,6 +351,64 @@ def test_step_continues_after_an_exception_at_any_line_of_a_step(kind, backend):
         assert at > 3
     finally:
         driver.envs.close()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("backend", [FORK_SERVER, "inline"])
+@pytest.mark.parametrize("kind", ALL)
+def test_step_continues_after_ctrl_c_in_an_env_with_one_warning(kind, backend, moment, tmp_path):
+    driver = kind(backend, [Counter, functools.partial(Interrupter, tmp_path, os.getpid())])
+    try:
+        driver.reset(0)
+        before = driver.step()[:, 1]
+        (tmp_path / moment).touch()
+        thread = threading.Thread(target=interrupt_wait, args=[tmp_path / "begun"])
+        if backend != "inline":
+            thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            driver.step()
+        (tmp_path / "caught").touch()
+        if backend != "inline":
+            thread.join(SOON)
+        with pytest.warns(UserWarning, match="interrupted") as caught:
+            obs = driver.step()[:, 1]
+        assert len(caught) == 1
+        # In-process, the interrupt ends the step of the env.
+        was_counted = backend != "inline" or (moment == "after" and kind is not Alf)
+        assert (obs - before).tolist() == [2, 1 + was_counted]
+        assert driver.step()[:, 1].tolist() == (obs + 1).tolist()
+    finally:
+        driver.envs.close()
+
+
+def test_step_resets_an_env_whose_reset_by_autoreset_was_interrupted_in_process():
+    class Short(Counter):
+        is_interrupting = False
+
+        def step(self, action):
+            obs, reward, *_ = super().step(action)
+            return obs, reward, self.at[1] == 2, False, {}
+
+        def reset(self, *, seed=None, options=None):
+            if self.is_interrupting:
+                Short.is_interrupting = False
+                signal.raise_signal(signal.SIGINT)
+            return super().reset(seed=seed, options=options)
+
+    module = importlib.import_module("envactors.integrations.gymnasium")
+    envs = module.ActorVectorEnv([Short], backend="inline", autoreset_mode="SameStep")
+    try:
+        envs.reset(seed=0)
+        envs.step(np.array([0]))
+        Short.is_interrupting = True
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(np.array([0]))
+        with pytest.warns(UserWarning, match="interrupted"):
+            obs = envs.step(np.array([0]))[0]
+        assert obs.tolist() == [[0, 0]]
+        assert envs.step(np.array([0]))[0].tolist() == [[0, 1]]
+    finally:
+        envs.close()
 
 
 def test_sb3_learns_on_after_ctrl_c():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import time
@@ -128,3 +129,13 @@ def test_retries_of_a_call_do_not_repeat_a_first_start_that_raised(tmp_path):
     with ea.spawn(raising(tmp_path / "calls"), restart=GENEROUS) as actor:
         check_error(actor.options(retries=5).add().exception(SOON))
     assert calls_of(tmp_path / "calls") == 1
+
+
+def test_starts_that_fail_all_the_time_end_without_a_backoff(tmp_path):
+    path = tmp_path / "calls"
+    policy = ea.RestartPolicy(max_restarts=math.inf, backoff=0)
+    factory = failing_at(path, *range(100), how=lambda: os.kill(os.getpid(), signal.SIGSEGV))
+    with ea.spawn(factory, restart=policy) as actor:
+        with pytest.raises(ea.RestartsExhaustedError, match=r"10 times in a row, and restart=.*SIGSEGV") as caught:
+            actor.add(1).result(2 * SOON)
+        assert len(caught.value.causes) == calls_of(path) == 10

@@ -392,3 +392,23 @@ def test_calls_of_a_pool_whose_actors_cannot_start_get_the_reason():
         errors = [pool.submit("echo", number).exception(SOON) for number in range(5)]
     assert {type(error) for error in errors} == {ea.ActorStartError}
     assert all("no such simulator" in str(error) for error in errors)
+
+
+def test_calls_of_a_pool_whose_factory_crashes_end_with_an_error_that_names_restart(tmp_path):
+    def crash():
+        with (tmp_path / "starts").open("a") as file:
+            file.write("x")
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    with ea.ActorPool(crash, 2, backend="process") as pool:
+        errors = [pool.submit("echo", number).exception(2 * SOON) for number in range(3)]
+        assert {type(error) for error in errors} == {ea.RestartsExhaustedError}
+        assert all("restart=" in str(error) and "SIGSEGV" in str(error) for error in errors)
+        assert (tmp_path / "starts").stat().st_size == 2 * 10
+
+
+def test_crashes_in_calls_of_a_pool_do_not_count_as_failed_starts():
+    with ea.ActorPool(Worker, 1, backend="process") as pool:
+        for _ in range(12):
+            assert isinstance(pool.submit("crash").exception(SOON), ea.ActorDiedError)
+        assert pool.submit("echo", 1).result(SOON) == 1

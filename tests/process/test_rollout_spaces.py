@@ -180,8 +180,42 @@ def choose_for_bare(obs, context):
     return [digest(row(obs, position)) % 7 + context.env_ids[position] for position in range(len(context.env_ids))]
 
 
+@pytest.mark.parametrize("kind", ["array", "text", "dict"])
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 @pytest.mark.parametrize("backend", ["inline", "process"])
-def test_rollouts_of_envs_without_an_observation_space_are_refused(backend):
-    refused = pytest.raises(ea.VectorInputError, match="rollouts need envs with an observation space")
-    with ea.VectorEnv([lambda: Bare("array")], backend=backend) as envs, refused:
-        envs.set_policy(lambda: lambda obs, context: [0])
+def test_a_reset_shows_the_observations_of_envs_without_a_space(backend, autoreset, kind):
+    options = {"envs_per_actor": 2, "backend": backend, "autoreset": autoreset}
+    steps = 4 if autoreset == "disabled" else 12
+
+    def choose(obs, context):
+        batch = obs["where"] if kind == "dict" else obs
+        assert type(batch) is list if kind == "text" else batch.shape == (len(context.env_ids), 3)
+        return choose_for_bare(obs, context)
+
+    with ea.VectorEnv([lambda: Bare(kind)] * 3, **options) as envs:
+        found, last = loop(envs, choose_for_bare, steps, 5, **options)
+    with ea.VectorEnv([lambda: Bare(kind)] * 3, **options) as envs:
+        with pytest.raises(ea.VectorInputError, match="observation space: give them one, or reset them first"):
+            envs.set_policy(lambda: choose, seed=7)
+        envs.reset(seed=0)
+        envs.set_policy(lambda: choose, seed=7)
+        envs.reset(seed=5)
+        rollout = envs.rollout(steps)
+        check(rollout, found, last, 3)
+        batch = rollout.obs["where"] if kind == "dict" else rollout.obs
+        assert batch.shape == ((steps, 3) if kind == "text" else (steps, 3, 3))
+        assert (batch.dtype == object) == (kind == "text")
+
+
+def test_an_observation_unlike_that_of_the_reset_fails_its_env():
+    class Changing(Bare):
+        def observe(self):
+            return super().observe()[: 3 - self.count // 2]
+
+    with ea.VectorEnv([Bare, Changing]) as envs:
+        envs.reset(seed=0)
+        envs.set_policy(lambda: choose_for_bare)
+        with pytest.raises(ea.VectorStepError, match="observation of env 1 has shape") as failed:
+            envs.rollout(4)
+        assert list(failed.value.failures) == [1]
+        assert failed.value.batch.obs.shape == (4, 2, 3)

@@ -48,14 +48,27 @@ def test_a_node_starts_the_next_worker_once_one_is_ready(tmp_path):
         assert [future.result(SOON) for future in futures] == [1, 1, 1]
 
 
-def test_an_actor_whose_worker_waits_on_its_node_past_its_start_deadline_starts_later(tmp_path):
+def test_the_start_deadline_of_a_worker_that_waits_on_its_node_begins_with_its_own_start(tmp_path):
     backend = ea.RemoteBackend(LocalNodes(1), max_starting=1)
-    policy = ea.RestartPolicy(max_restarts=100, window=1.0, backoff=0.0)
-    options = {"backend": backend, "restart": policy}
-    with ea.spawn(counter_after(tmp_path / "go"), **options) as first:
+    deadlines = ea.Deadlines(start=3.0)
+    with ea.spawn(counter_after(tmp_path / "go"), backend=backend) as first:
         wait_until(lambda: first.pid)
-        with ea.spawn(Counter, **options, deadlines=ea.Deadlines(start=0.3)) as second:
-            wait_until(lambda: second.stats().restarts >= 2)
+        with ea.spawn(Counter, backend=backend, deadlines=deadlines) as second:
+            # It has the same deadline, and begins later.
+            witness = ea.spawn(counter_after(tmp_path / "never"), deadlines=deadlines)
+            assert isinstance(witness.add(1).exception(SOON), ea.ActorStartError)
             (tmp_path / "go").touch()
             assert first.add(1).result(SOON) == 1
             assert second.add(1).result(SOON) == 1
+            assert second.incarnation == 0
+
+
+def test_a_worker_that_has_waited_on_its_node_has_a_start_deadline(tmp_path):
+    backend = ea.RemoteBackend(LocalNodes(1), max_starting=1)
+    with ea.spawn(counter_after(tmp_path / "go"), backend=backend) as first:
+        wait_until(lambda: first.pid)
+        second = ea.spawn(counter_after(tmp_path / "never"), backend=backend, deadlines=ea.Deadlines(start=0.3))
+        (tmp_path / "go").touch()
+        error = second.add(1).exception(SOON)
+        assert isinstance(error, ea.ActorStartError)
+        assert "was not ready within its start deadline of 0.3 s" in str(error)

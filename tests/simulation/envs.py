@@ -85,6 +85,8 @@ class SimulatedEnv(Misbehaving, EchoEnv):
     poison: ClassVar[int] = 0
     # Whether the process of an env that has raised in a step or reset must not be used any more.
     discards: ClassVar[bool] = False
+    # Whether a call that runs again, in another process, often ends that, too: its retries are to run out.
+    ends_retries: ClassVar[bool] = False
     # How long each step takes, in seconds.
     pace: ClassVar[float] = 0.0
     # The most episodes that end in a process before it is replaced; None if it never is.
@@ -147,7 +149,11 @@ class SimulatedEnv(Misbehaving, EchoEnv):
     def note(self, token: int) -> int:
         """Return the token."""
         self.world.note(f"env {self.env_id} in process {self._process.number} notes {token}")
+        has_run = self.ends_retries and any(entry[:2] == (self.env_id, token) for entry in self.world.log)
         self.world.log.append((self.env_id, token, self._process.number))
+        if has_run and self.world.chance(0.5):
+            self.world.troubles += 1
+            self._process.crash()
         self.checksum = zlib.crc32(struct.pack("<q", token), self.checksum)
         self._misbehave()
         return token

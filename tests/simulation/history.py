@@ -118,6 +118,7 @@ class History:
         restart = ea.RestartPolicy(max_restarts=self._most_restarts, backoff=0.01)
         SimulatedEnv.poison = 0 if self._is_hidden else self._random.choice((0, 7))
         SimulatedEnv.discards = self._on_failure == "renew"
+        SimulatedEnv.ends_retries = self._on_failure != "replay"
         # So that a replay takes longer than the deadline of a step.
         SimulatedEnv.pace = 0.3 if hangs and self._on_failure == "replay" and self._random.random() < 0.3 else 0.0
         return {"deadlines": deadlines, "restart": restart, "on_failure": self._on_failure}

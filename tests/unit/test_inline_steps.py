@@ -132,7 +132,7 @@ def test_an_interrupt_in_an_env_reaches_the_caller_and_reset_is_all_that_it_take
     Shared.during = staticmethod(interrupt)
     with pytest.raises(KeyboardInterrupt):
         envs.step([1, 2, 3, 4])
-    with pytest.raises(ea.VectorInputError, match="env 0 needs a reset first"):
+    with pytest.raises(ea.AlreadyPendingError, match="reset after an interrupt"):
         envs.step([1, 2, 3, 4])
     assert envs[1].state is ea.ActorState.IDLE
     envs.reset(seed=0)

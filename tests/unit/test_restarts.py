@@ -102,6 +102,13 @@ def test_the_limit_for_the_lifetime_looks_beyond_the_window():
     assert restart_delay(policy, [0.0, 100.0, 200.0], 300.0) is None
 
 
+def test_only_starts_that_fail_in_a_row_without_a_delay_have_a_limit():
+    policy = ea.RestartPolicy(max_restarts=math.inf, backoff=0)
+    assert restart_delay(policy, [0.0] * 100, 0.0, failed_starts=9) == 0
+    assert restart_delay(policy, [0.0] * 100, 0.0, failed_starts=10) is None
+    assert restart_delay(ea.RestartPolicy(math.inf, backoff=0.1), [0.0], 0.0, failed_starts=11) == 0.2
+
+
 def test_a_restart_policy_without_a_limit_is_valid():
     assert restart_delay(ea.RestartPolicy(max_restarts=math.inf, backoff_max=1.0), [0.0] * 10_000, 0.0) == 1.0
 
@@ -182,7 +189,7 @@ def test_a_closed_actor_is_forgotten_though_an_error_of_its_own_leads_to_its_han
     try:
         raise ea.ActorDiedError("with this frame, and so with the handle")
     except ea.ActorDiedError as error:
-        core._restart_tracker.add(error, 0.0)
+        core._restart_tracker.add(error, 0.0, has_started=True)
     actor.close()
     forgotten = weakref.ref(core)
     del actor, core

@@ -18,6 +18,7 @@ from envactors.mailbox.specs import (
     OBJECT,
     batches_alike,
     conform,
+    row_splitter,
     spec_of_space,
     spec_of_value,
     split_batch,
@@ -198,8 +199,10 @@ def test_split_batch_returns_what_was_stacked(space, count, seed):
     spec, values = spec_of_space(space), samples_of(space, count, seed)
     rows = split_batch(spec, stack(spec, values), count, "x")
     assert len(rows) == count
-    for row, value in zip(rows, values, strict=True):
+    unchecked = row_splitter(spec)(stack(spec, values), count)
+    for row, other, value in zip(rows, unchecked, values, strict=True):
         assert_same(spec, row, value)
+        assert_same(spec, other, value)
 
 
 @quick

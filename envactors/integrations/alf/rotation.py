@@ -9,13 +9,12 @@ its own env back, which has reset between the two steps. `envactors.vector` runs
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from envactors.errors import AlreadyPendingError, VectorInputError
+from envactors.errors import VectorInputError
 from envactors.integrations.access import VectorAccess
 from envactors.mailbox.specs import split_batch
 from envactors.options import is_int
@@ -52,7 +51,7 @@ class Rotation:
             )
         self.env_ids: list[int] = list(range(_check_places(places, envs.num_envs)))
         # The envs without a place, in the order in which they began to reset.
-        self._queue: deque[int] = deque()
+        self._queue: list[int] = []
         # The places whose episodes ended in the last step.
         self._ended: list[int] = []
 
@@ -77,7 +76,7 @@ class Rotation:
         places = len(self.env_ids)
         access.start_reset(everyone, seeds, [None] * len(everyone))
         self.env_ids = everyone[:places]
-        self._queue = deque(everyone[places:])
+        self._queue = everyone[places:]
         self._ended = []
         batch = access.gather(self.env_ids, None, "reset")
         return batch.obs, batch.infos
@@ -96,16 +95,13 @@ class Rotation:
             VectorStepError: An env failed. After a crash, `reset` must be called; after an exception this is optional.
             VectorInputError: The actions are invalid, or an env needs a reset first.
         """
-        try:
-            result = self._step(actions)
-        except AlreadyPendingError:
-            self._access.discard_interrupted(self.env_ids)
-            result = self._step(actions)
-        self._ended = []
+        involved = [*self.env_ids, *self._queue[: len(self._ended)]]
+        result = self._access.retry_interrupted(lambda: self._step(actions), list(dict.fromkeys(involved)))
         if True in result[2].tolist() or True in result[3].tolist():
-            self._ended = np.flatnonzero(result[2] | result[3]).tolist()
-            self._start(actions, self._ended, self.env_ids)
-            self._queue.extend(self.env_ids[place] for place in self._ended)
+            ended: list[int] = np.flatnonzero(result[2] | result[3]).tolist()
+            # One statement, so that no interrupt comes between.
+            self._ended, self._queue = ended, self._queue + [self.env_ids[place] for place in ended]
+            self._start(actions, ended, self.env_ids)
         return result
 
     def _step(self, actions: Any) -> Any:
@@ -115,11 +111,12 @@ class Rotation:
         ended, env_ids = self._ended, self.env_ids.copy()
         for place, env_id in zip(ended, self._queue, strict=False):
             env_ids[place] = env_id
-        self._start(actions, [place for place in range(len(env_ids)) if place not in ended], env_ids)
+        # An interrupt may have left an env of the queue without its reset.
+        reset = self._access.receivable() if ended else []
+        due = [place for place, env_id in enumerate(env_ids) if place not in ended or env_id not in reset]
+        self._start(actions, due, env_ids)
         # All checks have passed, so the places can change.
-        self.env_ids, self._ended = env_ids, []
-        for _ in ended:
-            self._queue.popleft()
+        self.env_ids, self._ended, self._queue = env_ids, [], self._queue[len(ended) :]
         return self._access.gather(env_ids, None, "step")[1:6]
 
     def _start(self, actions: Any, places: list[int], env_ids: list[int]) -> None:

@@ -27,7 +27,7 @@ from envactors.integrations.ding.states import States, require
 from envactors.integrations.ding.values import EnvState, config_dict, read_timesteps, register
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.pickling import safe_str
-from envactors.mailbox.specs import ArraySpec, split_batch
+from envactors.mailbox.specs import ArraySpec, row_splitter
 from envactors.options import RestartPolicy
 from envactors.vector.results import Batch
 
@@ -183,6 +183,8 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
         # restarts it.
         self._start(self._cfg["restart"] if renews else RestartPolicy(self._max_retry - 1))
         self._reward_spec = self._vector.call("envactors_reward_spec", env_ids=[0])[0]
+        assert self._vector.observation_spec is not None, "the adapter has a space"
+        self._split_rows = row_splitter(self._vector.observation_spec)
         self._resets = Resets(self._vector, self._max_retry, self._retry_waiting_time, revives=not renews)
         self._reset_param = {env_id: {} for env_id in range(self._env_num)}
         self._states.launch()
@@ -384,9 +386,7 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
 
     def _make_timesteps(self, ids: Sequence[int], obs: Any, rewards: Any, done: Any, infos: list[Any]) -> list[Any]:
         """Create timesteps, update the states of their envs, and start automatic resets."""
-        if not isinstance(obs, (np.ndarray, list)):
-            obs = split_batch(self._vector.observation_spec, obs, len(ids), "observations")
-        rows = list(obs)
+        rows = obs if isinstance(obs, list) else self._split_rows(obs, len(ids))
         over = done.tolist()
         timesteps = read_timesteps(self._reward_spec, rows, rewards, over, infos)
         if True in over or any(infos):

@@ -152,6 +152,7 @@ class Pending:
                 batch = self._envs.recv(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
             except NothingPendingError:
                 self._has_timed_out = False
+                self._access.discard()  # envs that were interrupted in-process have no results
                 return
             except VectorStepError as error:
                 batch = error.batch

@@ -54,7 +54,9 @@ class ParallelEnvAdapter(EnvAdapter):
         self.reward_space: ArraySpec = ArraySpec((len(names),), np.dtype(np.float64))
         self._labels = [f"the observation of agent {name!r}" for name in names]
         self._arrays = self._observations.make_empty()
+        self._writers = [self._observations.writer(self._arrays, index) for index in range(len(names))]
         self._rows: list[list[bool]] = [[], [], [], []]  # flags of the last result
+        self._all_live = False  # whether the last flags say that all agents are alive, and have observations
         self._flags = np.zeros((FLAGS, len(names)), np.bool_)
         self._flag_bytes = self._flags.view(np.uint8).reshape(-1).data
 
@@ -83,6 +85,8 @@ class ParallelEnvAdapter(EnvAdapter):
 
     def _observe(self, obs: Any, rewards: Any, terminations: Any, truncations: Any) -> tuple[Any, ...]:
         """Return the arrays of the observation. The next call overwrites them."""
+        if self._is_usual(obs, terminations, truncations):
+            return (*self._arrays, self._flags)
         layout, arrays, live = self._observations, self._arrays, set(self._env.agents)
         if not live <= self._index_of.keys():
             raise SpaceMismatchError(
@@ -104,17 +108,29 @@ class ParallelEnvAdapter(EnvAdapter):
             rows[TRUNCATED].append(truncated)
         # This takes a tenth of the time that assigning the lists to an array would take.
         self._flag_bytes[:] = bytes(itertools.chain(*rows))
+        self._all_live = all(rows[LIVE]) and all(rows[REPORTED])
         return (*arrays, self._flags)
 
+    def _is_usual(self, obs: Any, terminations: Any, truncations: Any) -> bool:
+        """Write the observations of a step in which all agents live on, as before; return False for any other step."""
+        return (
+            self._all_live
+            and self._env.agents == self._agents.names
+            and obs.keys() == self._index_of.keys()
+            and not (any(terminations.values()) or any(truncations.values()))
+            and False not in [write(obs[name]) for name, write in zip(self._agents.names, self._writers, strict=True)]
+        )
+
     def _checked(self, method: str, result: Any, expected: str, size: int) -> Any:
-        if isinstance(result, tuple) and len(result) == size and all(map(_is_mapping, result)):
+        # Comparing the types suffices for most results, and takes a third of the time.
+        if (
+            isinstance(result, tuple)
+            and len(result) == size
+            and ({*map(type, result)} == {dict} or all(isinstance(part, Mapping) for part in result))
+        ):
             return result
         given = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
         raise TypeError(f"{method} of {self._env} returned {given}: expected {expected}, each a dict by agent")
-
-
-def _is_mapping(value: Any) -> bool:
-    return type(value) is dict or isinstance(value, Mapping)  # the second check is much slower
 
 
 def action_spec(layout: AgentLayout) -> Spec:

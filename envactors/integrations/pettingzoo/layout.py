@@ -5,7 +5,7 @@ Adapter and batches write and read these arrays; this module only knows where ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -77,6 +77,17 @@ class AgentLayout:
         for (array, position), leaf in zip(self._places[agent], flatten(self.specs[agent], value), strict=True):
             arrays[array][position] = leaf
 
+    def writer(self, arrays: Sequence[Any], agent: int) -> Callable[[Any], bool]:
+        """Return a function that writes the value of an agent into the arrays of one env, unless `conform` must see it.
+
+        It returns whether it has written the value. A value that is refused may be written in part.
+        """
+        rows = (
+            arrays[array][position, ...] if self.arrays[array].batchable else None
+            for array, position in self._places[agent]
+        )
+        return _writer(self.specs[agent], rows)
+
     def put_batch(self, arrays: Sequence[Any], agent: int, values: Any) -> None:
         """Write the values of an agent, one per env, into the arrays of several envs."""
         if (only := self._only[agent]) is not None and self.arrays[only[0]].batchable:
@@ -98,8 +109,34 @@ class AgentLayout:
 
     def get_batch(self, arrays: Sequence[Any], agent: int) -> Any:
         """Return the values of an agent from the arrays of several envs: views, or lists if not batchable."""
+        if (only := self._only[agent]) is not None and self.arrays[only[0]].batchable:
+            return arrays[only[0]][:, only[1]]
         found = (
             arrays[array][:, position] if self.arrays[array].batchable else [row[position] for row in arrays[array]]
             for array, position in self._places[agent]
         )
         return unflatten(self.specs[agent], found)
+
+
+def _writer(spec: Spec, rows: Iterator[Any]) -> Callable[[Any], bool]:
+    """Return a function that writes a value into its rows, in the order of `flatten`; see `AgentLayout.writer`."""
+    if isinstance(spec, ArraySpec):
+        row, kind, dtype, shape = next(rows), np.ndarray if spec.shape else spec.dtype.type, spec.dtype, spec.shape
+
+        def write_leaf(value: Any) -> bool:
+            fits = row is not None and type(value) is kind and value.dtype == dtype and value.shape == shape
+            if fits:
+                row[...] = value
+            return fits
+
+        return write_leaf
+    container: Any = type(spec)
+    keys: Any = spec.keys() if isinstance(spec, dict) else range(len(spec))
+    parts = [(key, _writer(spec[key], rows)) for key in keys]
+
+    def write(value: Any) -> bool:
+        if type(value) is not container or (value.keys() != keys if container is dict else len(value) != len(keys)):
+            return False
+        return False not in [write_part(value[key]) for key, write_part in parts]
+
+    return write

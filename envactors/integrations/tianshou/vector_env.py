@@ -19,6 +19,7 @@ from envactors.actor.bound import BoundToProcess
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle
 from envactors.actor.spawn import next_name
+from envactors.integrations.access import warn_of_interrupted
 from envactors.integrations.adapter import adapted
 from envactors.integrations.options import launch_each
 from envactors.integrations.tianshou.adapter import TianshouEnvAdapter
@@ -196,18 +197,34 @@ class ActorVectorEnv(BoundToProcess, BaseVectorEnv):  # type: ignore[misc] # myp
         def make(env_fn: Factory) -> ActorEnvWorker:
             return ActorEnvWorker(env_fn, seed_episodes=seed_episodes, actor=next(actors))
 
+        self._was_interrupted = False
+        self.waiting_conn: list[ActorEnvWorker]
+        self.waiting_id: list[int]
         super().__init__(env_fns, make, wait_num, timeout)
 
+    def reset(self, env_id: Any = None, **kwargs: Any) -> Any:
+        """Reset envs as ``BaseVectorEnv.reset`` does."""
+        self._was_interrupted &= env_id is not None
+        return super().reset(env_id, **kwargs)
+
     def step(self, action: Any, id: Any = None) -> Any:  # noqa: A002 # tianshou's name
-        """Step envs as ``BaseVectorEnv.step`` does.
+        """Step envs as ``BaseVectorEnv.step`` does. If a step was interrupted before, discard its results and warn.
 
         Raises:
             Exception: The exception from an env. That env can be reset, and the others are not affected.
         """
+        if self._was_interrupted:
+            self._was_interrupted = False
+            warn_of_interrupted(stacklevel=3)
+        waiting = [*self.waiting_conn], [*self.waiting_id]
         try:
             return super().step(action, id)
-        except BaseException:
-            # If `recv` raises or is interrupted, the base class counts the env neither as waiting nor as ready, so that
-            # it could never step again.
-            self.ready_id += [i for i in range(self.env_num) if i not in {*self.ready_id, *self.waiting_id}]
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                # The envs that this step has started become ready, and those that were waiting before wait again.
+                self.waiting_conn, self.waiting_id = waiting
+                self._was_interrupted = action is not None
+            # If `recv` raises, the base class counts the env neither as waiting nor as ready, so that it could never
+            # step again.
+            self.ready_id = [i for i in range(self.env_num) if i not in self.waiting_id]
             raise

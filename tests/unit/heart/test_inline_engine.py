@@ -193,6 +193,9 @@ def test_a_state_is_restored_after_an_interrupted_step(interrupted):
         Faults.in_step.append(KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             envs.step([1, 1], env_ids=[interrupted, 1 - interrupted])
+        with pytest.raises(ea.AlreadyPendingError, match="reset after an interrupt"):
+            envs.restore(snapshots)
+        envs.reset()
         envs.restore(snapshots)
         assert step(envs, 1, 1) == ([2, 2], [False, False], [False, False])
 
@@ -229,7 +232,7 @@ def test_an_interrupt_while_envs_are_replaced_leaves_no_env_that_has_raised(envs
         Faults.in_factory.append(KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             envs.step([1, 1])
-        with pytest.raises(ea.VectorInputError, match="env 0 needs a reset first"):
+        with pytest.raises(ea.AlreadyPendingError, match="reset after an interrupt"):
             envs.step([1, 1])
         envs.reset()
         assert envs.get_attr("is_broken") == [False, False]
