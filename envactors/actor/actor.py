@@ -280,7 +280,8 @@ class Actor(ActorBase):
         if self.runs_this_thread:
             self._check_no_deadlock(future, deadline)
             return
-        if self.queue or (self.shared is not None and self.shared.has_jobs):
+        waits = bool(self.queue) or (self.shared is not None and self.shared.has_jobs)
+        if waits and not self._loan.is_active:
             return  # the loop starts the next job as soon as it has read the reply
         loan_lock = allocate_lock()
         with loan_lock:
