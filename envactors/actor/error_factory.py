@@ -187,13 +187,13 @@ class ErrorFactory:
         return error
 
     def not_begun(self, activity: Activity, crash: ActorError) -> ActorError:
-        """Return the error of a step whose process ended before it could run."""
+        """Return the error of a step whose process ended for another reason before the step had a result."""
         _, where = self._locate(crash.incarnation or 0, crash.pid, activity)
         whose = "" if crash.method is None else f" while {crash.method} of env {crash.index} was running"
         call = f" (call {activity.call_id})" if activity.call_id else ""
         text = (
             f"env {activity.env} of actor {self._config.name!r} was lost with its process{whose}, before its own "
-            f"{activity.method}{call} could run: {crash}"
+            f"{activity.method}{call} had a result: {crash}"
         )
         kind = NodeLostError if isinstance(crash, NodeLostError) else ActorDiedError
         names = {**ActorDiedError.__annotations__, **kind.__annotations__}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from envactors.actor.states import EndReason
 from envactors.errors import ActorError, copy_error
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from envactors.actor.incarnation import ExitReport, Incarnation
 
 # How many failed starts in a row end an actor without a backoff, which would start processes all the time.
-_MOST_FAILED_STARTS = 10
+MOST_FAILED_STARTS: Final = 10
 
 
 class Next(enum.Enum):
@@ -89,7 +89,7 @@ def runs_again(*, has_begun: bool, retries: int, is_discard: bool, is_requested:
 
 def is_spinning(policy: RestartPolicy, failed_starts: int) -> bool:
     """Return whether so many starts in a row have failed that another one needs a delay, which the policy rules out."""
-    return failed_starts >= _MOST_FAILED_STARTS and 0 in (policy.backoff, policy.backoff_max)
+    return failed_starts >= MOST_FAILED_STARTS and 0 in (policy.backoff, policy.backoff_max)
 
 
 def restart_delay(policy: RestartPolicy, granted: Sequence[float], now: float, failed_starts: int = 0) -> float | None:

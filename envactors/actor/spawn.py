@@ -153,7 +153,7 @@ def launch(
         **settings,
     )
     if first == 0:  # the other actors of a vector have the same settings
-        config.warn_of_deadlines(*map(wanted.of, ("call", "step", "reset", "policy")), stacklevel=3)
+        config.warn_of_deadlines(wanted.call, wanted.step, wanted.reset, wanted.policy, stacklevel=3)
     actor: ActorBase = InlineActor(config) if resolved.traits.is_inline else Actor(config)
     handle: ActorHandle = ActorHandle(actor, Lifeline(actor))
     try:

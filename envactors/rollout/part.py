@@ -178,9 +178,11 @@ class RolloutPart(Job):
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
             return self._activity_of_order
         method = METHOD_NAMES[progress.method]
+        deadlines = self._actor.config.deadlines
+        deadline = deadlines.policy if method == "policy" else deadlines.of(method)
         is_of_env = method != "policy" and 0 <= progress.position < len(self.columns.envs)  # env code may overwrite it
         index = self.columns.envs[progress.position if is_of_env else 0]
-        return Activity(method, index, self.call_id, progress.since, self._actor.config.deadlines.of(method))
+        return Activity(method, index, self.call_id, progress.since, deadline)
 
     def on_late(self, activity: Activity) -> None:
         """Ignore later progress of the worker, if its progress is known here."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from envactors.actor.activity import Activity
+from envactors.actor.exits import MOST_FAILED_STARTS
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
@@ -420,6 +421,7 @@ class InlineEngine(Engine):
         error = failure.error.read()[1]
         assert error is not None, "the request has failed"
         attempts = sum(each.activity.env == index for each in running.failures)
+        limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
         facts = Facts(
             cause=failure.cause,
             on_failure=self.on_failure,
@@ -431,7 +433,7 @@ class InlineEngine(Engine):
             asked_reset=asked_reset,
             needs_episode=not in_reset,
             # In-process, the restart policy limits only how often a reset is repeated.
-            has_process=actor.is_usable and attempts <= max(1, actor.config.restart.max_restarts),
+            has_process=actor.is_usable and attempts <= max(1, limit),
             has_last=episodes.has_result(index),
             has_failed=attempts > 1,
             can_replay=False,

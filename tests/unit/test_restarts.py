@@ -161,6 +161,10 @@ def test_a_deadline_of_zero_is_a_deadline():
     assert ea.Deadlines(call=3.0, step=0, reset=0.0).of("reset") == 0
 
 
+def test_a_method_named_policy_has_the_deadline_of_calls():
+    assert ea.Deadlines(call=3.0, policy=1.0).of("policy") == 3
+
+
 def test_defaults_are_those_of_the_api():
     assert dataclasses.astuple(ea.Deadlines()) == (60.0, None, None, None, 5.0, None, 30.0)
     assert dataclasses.astuple(ea.RestartPolicy()) == (3, 600.0, 0.1, 30.0, math.inf)

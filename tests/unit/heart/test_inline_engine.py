@@ -462,3 +462,17 @@ def test_an_interrupt_at_the_end_of_a_step_leaves_no_current_actor_behind():
             assert ea.current_actor() is None, where
             number += 1
     assert number > 3
+
+
+class NeverResets(Env):
+    """Raises in each reset."""
+
+    def reset(self, *, seed=None, options=None):
+        raise ValueError("never")
+
+
+def test_a_reset_that_always_raises_ends_without_a_limit_of_restarts():
+    endless = ea.RestartPolicy(max_restarts=float("inf"), backoff=0)
+    envs = ea.VectorEnv([NeverResets], on_failure="renew", backend="inline", restart=endless)
+    with envs, pytest.raises(ea.VectorStepError, match="never"):
+        envs.reset(seed=0)

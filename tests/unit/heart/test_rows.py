@@ -618,7 +618,7 @@ def test_a_snapshot_of_a_lost_episode_speaks_of_the_snapshot(stages):
     stage.step([1])
     stage.crash()
     stage.run()
-    with pytest.raises(ea.ActorDiedError, match=r"before its own snapshot could run") as caught:
+    with pytest.raises(ea.ActorDiedError, match=r"before its own snapshot had a result") as caught:
         stage.envs.snapshot()
     assert caught.value.method == "snapshot"
 
