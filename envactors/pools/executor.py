@@ -7,6 +7,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 import math
+import os
 import sys
 import time
 import weakref
@@ -34,8 +35,8 @@ from envactors.system.cpus import usable_cores
 S = TypeVar("S")
 # How long starting a worker and its initializer may take, in seconds: initializers load models.
 _START_PATIENCE = 600.0
-# The executors that the exit of the program shuts down.
-_open: weakref.WeakSet[Executor] = weakref.WeakSet()
+# The calls of the executors of this process, which end before the program does.
+_open: weakref.WeakSet[SharedCalls] = weakref.WeakSet()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
             for index in range(max_workers or usable_cores())
         ]
         self._calls = SharedCalls(handles, lock, max_pending, recycle)
-        _open.add(self)
+        _open.add(self._calls)
         atexit.unregister(_shut_down_all)
         atexit.register(_shut_down_all)  # before the actors are closed, which `envactors.runtime` has registered
 
@@ -194,9 +195,12 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         Args:
             wait: Whether to wait until the workers have ended.
             cancel_futures: Whether to cancel the calls that wait for a worker.
+
+        Raises:
+            ActorClosedError: The executor belongs to another process.
         """
-        _open.discard(self)
         calls = self._calls
+        calls.check_owner()
         calls.close_to_calls(cancel=cancel_futures)
         if wait:
             calls.close_once_ended()
@@ -207,7 +211,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         if kind is None or issubclass(kind, Exception):
             self.shutdown(wait=True)
         else:
-            self._abandon_calls()
+            _abandon(self._calls)
 
     def __repr__(self) -> str:
         stats = self.stats()
@@ -260,12 +264,6 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         chunks = iter(lambda: list(itertools.islice(items, chunksize)), [])
         futures = [self._submit(fn, chunk, {}, "run_chunk", *limits) for chunk in chunks]
         return itertools.chain.from_iterable(_results(futures, end))
-
-    def _abandon_calls(self) -> None:
-        """Cancel the calls that wait, and end those that run: the program is ending."""
-        _open.discard(self)
-        self._calls.close_to_calls(cancel=True)
-        self._calls.close_actors(0)
 
 
 class ExecutorOptions:
@@ -327,9 +325,23 @@ def _results(futures: list[ActorFuture[S]], end: float | None) -> Iterator[S]:
             future.cancel()
 
 
+def _abandon(calls: SharedCalls) -> None:
+    """Cancel the calls that wait, and end those that run: the program is ending."""
+    calls.close_to_calls(cancel=True)
+    calls.close_actors(0)
+
+
 def _shut_down_all() -> None:
-    """Let the calls end at the exit of the program, unless Ctrl-C or the like ends it."""
-    error = getattr(sys, "last_type", None)
+    """Let all calls end at the exit of the program, unless Ctrl-C or the like ends it."""
+    # An interactive session keeps the exception of an earlier statement.
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_type", None)
     is_interrupted = error is not None and not issubclass(error, Exception)
-    for executor in list(_open):
-        executor._abandon_calls() if is_interrupted else executor.shutdown()
+    for calls in list(_open):
+        if is_interrupted:
+            _abandon(calls)
+        else:
+            calls.close_to_calls(cancel=False)
+            calls.close_once_ended()
+
+
+os.register_at_fork(after_in_child=_open.clear)

@@ -8,6 +8,7 @@ each worker loads it once.
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import types
 import zlib
@@ -22,7 +23,7 @@ from envactors.pools.namespaces import global_names, globals_for_load
 
 # How many functions stay pickled.
 _MOST_FUNCTIONS = 256
-# What a module's globals have in common with those of its functions elsewhere, as cloudpickle has it.
+# The globals of a module that cloudpickle passes on with each of its functions.
 _OF_MODULES = ("__package__", "__name__", "__path__", "__file__")
 _MISSING: Final = object()
 _CACHED_FUNCTION: Final = type(functools.cache(lambda: None))
@@ -89,9 +90,9 @@ class _Pickle:
 
     def __init__(self, function: types.FunctionType) -> None:
         self._globals: list[tuple[dict[str, Any], str, Any]] = []
-        self._functions: list[tuple[types.FunctionType, tuple[Any, ...]]] = []
+        self._functions: list[tuple[types.FunctionType, list[Any]]] = []
         is_constant = self._add(function)
-        # Compressed, so that `dumps` does not take a message with it for one that refers to ``__main__``.
+        # Compressed, since `dumps` looks for ``__main__`` in the bytes of a message: it would pickle it by value.
         self.pickled: bytes = zlib.compress(dumps(function, FunctionPickler)) if is_constant else b""
 
     def is_current(self) -> bool:
@@ -99,7 +100,7 @@ class _Pickle:
         return (
             bool(self.pickled)
             and all(values.get(name, _MISSING) is value for values, name, value in self._globals)
-            and all(_parts(function) == parts for function, parts in self._functions)
+            and all(_is_same(_parts(function), parts) for function, parts in self._functions)
         )
 
     def _add(self, function: types.FunctionType) -> bool:
@@ -117,7 +118,8 @@ class _Pickle:
 
     def _is_constant(self, value: Any) -> bool:
         if isinstance(value, types.ModuleType):
-            return sys.modules.get(value.__name__) is value
+            name = value.__name__
+            return sys.modules.get(name) is value and name not in cloudpickle.list_registry_pickle_by_value()
         if isinstance(value, _NAMED) and has_importable_name(value):
             return True
         if isinstance(value, type):
@@ -128,6 +130,11 @@ class _Pickle:
         return isinstance(inner, types.FunctionType) and self._add(inner)
 
 
-def _parts(function: types.FunctionType) -> tuple[Any, ...]:
-    """Return the parts of a function that can be replaced; they are compared by identity first."""
-    return function.__code__, function.__defaults__, {**(function.__kwdefaults__ or {})}
+def _parts(function: types.FunctionType) -> list[Any]:
+    """Return the parts of a function that can be replaced, and whether it has attributes."""
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return [function.__code__, bool(vars(function)), *defaults]
+
+
+def _is_same(parts: list[Any], others: list[Any]) -> bool:
+    return len(parts) == len(others) and all(map(operator.is_, parts, others))

@@ -29,8 +29,8 @@ class Namespace:
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values: dict[str, Any] = values
-        # The values as they were after the last load, and those that code in this worker has assigned since it began.
-        self._loaded = dict(values)
+        # The values after the last load, and all values that code in this worker has assigned.
+        self._known = dict(values)
         self._assigned: dict[str, Any] = {}
         self._is_loading = False
 
@@ -38,7 +38,7 @@ class Namespace:
         """Note which values were assigned, since a load is about to write others."""
         self.finish_load()
         for name, value in self.values.items():
-            if self._loaded.get(name, _MISSING) is not value:
+            if self._known.get(name, _MISSING) is not value:
                 self._assigned[name] = value
         self._is_loading = True
 
@@ -46,8 +46,8 @@ class Namespace:
         """Put back the values that were assigned, if a load has written others; return whether one has."""
         was_loading, self._is_loading = self._is_loading, False
         if was_loading:
-            self._loaded = {**self.values}
             self.values.update(self._assigned)
+            self._known = {**self.values}
         return was_loading
 
 

@@ -253,6 +253,46 @@ def test_the_program_ends_after_its_calls():
     assert not done.stderr
 
 
+def test_the_program_ends_after_the_calls_of_an_executor_that_was_shut_down():
+    done = run_script(
+        """
+        import time, envactors as ea
+        def work():
+            time.sleep(3.5)
+            print("apple", flush=True)
+        pool = ea.Executor(1)
+        pool.submit(work)
+        pool.submit(print, "pear", flush=True)
+        pool.shutdown(wait=False)
+        del pool
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert "apple" in done.stdout
+    assert "pear" in done.stdout
+
+
+def test_a_forked_child_leaves_the_executor_alone():
+    done = run_script(
+        """
+        import os, sys, time, envactors as ea
+        pool = ea.Executor(1)
+        running = pool.submit(time.sleep, 0.5)
+        child = os.fork()
+        if child == 0:
+            try:
+                pool.shutdown()
+            except ea.ActorClosedError:
+                sys.exit(7)
+            sys.exit(8)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        running.result()
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+
+
 @pytest.mark.parametrize("place", ["submit", "result", "with"])
 def test_ctrl_c_ends_the_program(place):
     code = f"""
@@ -654,6 +694,44 @@ def test_functions_of_the_main_script_keep_what_they_assign():
         assert [pool.submit(count).result() for _ in range(3)] == [1, 2, 3]
         assert pool.submit(scale, 1).result() == 4
         assert pool.submit(count).result() == 4
+        """
+    )
+
+
+def test_a_value_that_is_assigned_back_stays():
+    run_in_main(
+        """
+    state = 0
+
+    def set_state(value):
+        global state
+        state = value
+
+    def get_state():
+        return state
+
+    with ea.Executor(1) as pool:
+        for value in (7, 0, None, 7):
+            pool.submit(set_state, value).result()
+            assert pool.submit(get_state).result() == value
+            assert pool.submit(scale, 1).result() == 4
+        """
+    )
+
+
+def test_functions_of_the_main_script_have_their_attributes_and_defaults():
+    run_in_main(
+        """
+    def work(number=1):
+        return number * getattr(work, "scale", 1)
+
+    with ea.Executor(1) as pool:
+        assert pool.submit(work).result() == 1
+        work.scale = 10
+        assert pool.submit(work).result() == 10
+        del work.scale
+        work.__defaults__ = (1.0,)
+        assert isinstance(pool.submit(work).result(), float)
         """
     )
 
