@@ -59,7 +59,8 @@ _ADOPTION_GRACE = 1.0
 _EVIDENCE_PERIOD = 1.0
 # Before Python 3.12, looking up a member of an enum takes as long as a function call.
 _WITHOUT_PROCESS = (Phase.ASLEEP, Phase.ENDING, Phase.BACKOFF, Phase.DEAD)
-_LIVE, _FAILED, _REPLIES = Phase.LIVE, Kind.FAILED, (Kind.RESULT, Kind.FAILED)
+_ASLEEP, _LIVE, _DEAD = Phase.ASLEEP, Phase.LIVE, Phase.DEAD
+_FAILED, _REPLIES = Kind.FAILED, (Kind.RESULT, Kind.FAILED)
 
 
 class Actor(ActorBase):
@@ -128,6 +129,8 @@ class Actor(ActorBase):
     def wake(self) -> None:
         with self.lock, self.lock.change(self):
             if self.is_asleep:
+                if self.phase is _DEAD:
+                    self.incarnation = Incarnation(self.incarnation.index + 1)
                 self.phase = Phase.NEW
                 self.proceed_soon()
 
@@ -160,7 +163,7 @@ class Actor(ActorBase):
 
     @property
     def is_asleep(self) -> bool:
-        return self.phase is Phase.ASLEEP and not self.is_closing
+        return (self.phase is _ASLEEP or self.phase is _DEAD) and self.config.is_on_demand and not self.is_closing
 
     @property
     def is_starting(self) -> bool:
@@ -620,7 +623,6 @@ class Actor(ActorBase):
                 self._start_next_process()
                 return
             self._fail(job, error_of)
-        self._fail_shared()
 
     def _fail_renewal(self, error_of: ErrorOf) -> None:
         """Fail the renewal that waits for the next process, if there is one."""
@@ -634,9 +636,9 @@ class Actor(ActorBase):
             self._fail(self.queue.popleft(), error_of)
 
     def _fail_shared(self) -> None:
-        """Fail the jobs of the shared queue if no other actor can take them."""
+        """Fail the jobs of the shared queue that no other actor can take."""
         if self.shared is not None:
-            self.shared.fail_unless_served()
+            self.shared.on_unusable(self)
 
     def _exhausted_error(self) -> ActorError:
         """Return the error that jobs get once the restart policy allows no more processes."""
@@ -935,9 +937,8 @@ class Actor(ActorBase):
                 text = f"{self.name} cannot be restarted; the actors that it served continue: {self._exhausted_error()}"
                 self.runtime.log(lambda: _notices.warning("%s", text))
             self._fail_queue_until_renewal()
-            if self.config.is_on_demand and self.phase is Phase.DEAD:
-                self.phase = Phase.ASLEEP
-                self.incarnation = Incarnation(self.incarnation.index + 1)
+            if self.phase is Phase.DEAD:  # no renewal was queued
+                self._fail_shared()
         else:
             closing = report if report.reason is None else report._replace(reason=EndReason.CLOSE)
             self._close(functools.partial(self.errors.ended, closing, ended.incarnation.index))

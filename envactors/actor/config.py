@@ -29,7 +29,7 @@ class ActorConfig:
         standbys: `Actor.give_process` of each standby whose process it may take; they share its lock.
         is_standby: Whether it only holds a process for others.
         permits: The permits that steps and resets need; None if any number of actors may run.
-        is_on_demand: Whether it starts a process only when it is woken, also after starts have failed.
+        is_on_demand: Whether it starts a process only when it is woken, also once it is dead.
         maker: The name of what makes its envs, in errors.
         has_warned: Whether the user was warned of deadlines that the backend does not enforce.
     """

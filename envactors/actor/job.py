@@ -179,5 +179,5 @@ class SharedQueue(Protocol):
     def take(self) -> Job | None:
         """Remove and return the next job that was not canceled; None if there is none."""
 
-    def fail_unless_served(self) -> None:
-        """Fail all jobs if no actor can run any, now or later. An actor calls this when it can run none."""
+    def on_unusable(self, actor: Any) -> None:
+        """Fail the jobs that no actor can run, now or later. An actor calls this when it can run none."""

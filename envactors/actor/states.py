@@ -68,7 +68,7 @@ class Phase(enum.Enum):
 
     NEW ──▶ STARTING ──▶ LIVE ──▶ STOPPING ──▶ ENDING ──▶ STARTING, BACKOFF, DEAD, or CLOSED
 
-    An actor that starts processes on demand is ASLEEP before NEW, and in place of DEAD.
+    An actor that starts processes on demand is ASLEEP before NEW. To wake it leads from ASLEEP and DEAD to NEW.
     A kill or a close leads from every phase to ENDING. Without a process, the loop then continues at once.
     """
 
@@ -79,7 +79,7 @@ class Phase(enum.Enum):
     STOPPING = enum.auto()  # it closes its envs, or writes its stacks after a deadline; it takes no more requests
     ENDING = enum.auto()  # it was killed, or is about to be, and its exit was not reported yet
     BACKOFF = enum.auto()  # the next process starts after a delay
-    DEAD = enum.auto()  # no other process may start, unless the user renews the actor
+    DEAD = enum.auto()  # no other process may start, unless the actor is renewed or woken
     CLOSED = enum.auto()
 
 

@@ -32,9 +32,11 @@ class Timers:
 
     def set(self, name: str, when: float, callback: Callable[[], object]) -> None:
         """Run a callback at a time of `time.monotonic`, in place of an earlier timer of this name."""
+        timer: Timer | None = None
 
         def fire() -> None:
-            if self._timers.get(name) is timer:  # else it was canceled while the loop waited for the lock
+            # Else it was canceled while the loop waited for the lock, or an interrupt came before it was stored.
+            if timer is not None and self._timers.get(name) is timer:
                 del self._timers[name]
                 callback()
 

@@ -1,6 +1,6 @@
 """The calls that several equal actors share: which actor runs which call, which calls wait, and how calls have ended.
 
-`ActorPool` and `Executor` are the interfaces for users.
+`ActorPool`, `Executor`, and `SessionPool` are the interfaces for users.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from envactors.actor.bound import BoundToProcess
 from envactors.actor.change import ChangeLock
@@ -27,6 +27,8 @@ from envactors.options import RecyclePolicy
 from envactors.pools.failure_kinds import FailureKind, kind_of
 from envactors.runtime import Runtime
 
+AnyCall = TypeVar("AnyCall", bound=Call)
+
 
 @dataclasses.dataclass(eq=False)
 class SharedCall(Call):
@@ -37,7 +39,7 @@ class SharedCall(Call):
         recycler: Replaces the process of an actor that has run enough calls; None for never.
     """
 
-    waiting: Waiting | None = None
+    waiting: Waiting[SharedCall] | None = None
     recycler: Recycler | None = None
 
     def start(self) -> Job | None:
@@ -126,10 +128,11 @@ class SharedFuture(ActorFuture[R]):
         super().set_canceled()
 
 
-class Waiting:
+class Waiting(Generic[AnyCall]):
     """The calls that wait for any actor of a pool, and the actors that wait for a call.
 
-    It implements `envactors.actor.job.SharedQueue`. Use it under the lock of the actors.
+    It implements `envactors.actor.job.SharedQueue`, for the actors whose `shared` it is. Use it under the lock of the
+    actors.
 
     Args:
         actors: The actors.
@@ -137,7 +140,7 @@ class Waiting:
 
     def __init__(self, actors: Sequence[Any]) -> None:
         self._actors = actors
-        self._calls: OrderedDict[ActorFuture[Any], SharedCall] = OrderedDict()  # the next one first
+        self._calls: OrderedDict[ActorFuture[Any], AnyCall] = OrderedDict()  # the next one first
         self._last_use: dict[Any, int] = dict.fromkeys(actors, 0)  # the higher, the later
         self._uses = itertools.count(1)
         self._room: list[Latch] = []
@@ -150,7 +153,7 @@ class Waiting:
         """Whether calls are waiting."""
         return bool(self._calls)
 
-    def put(self, call: SharedCall) -> None:
+    def put(self, call: AnyCall) -> None:
         """Have an idle actor run a call, or let it wait for one; wake an actor if there are too few."""
         # While calls wait, no actor is idle: one that becomes idle takes a call.
         idle = [] if self._calls else [actor for actor in self._actors if actor.is_idle]
@@ -160,12 +163,16 @@ class Waiting:
             actor.accept(call)
             return
         self._calls[call.future] = call
-        asleep = [actor for actor in self._actors if actor.is_asleep]
-        if asleep and len(self._calls) > sum(actor.is_starting for actor in self._actors):
-            asleep[0].wake()
+        self.wake()
         self.fail_unless_served()
 
-    def take(self) -> Job | None:
+    def wake(self) -> None:
+        """Start the process of another actor if fewer are starting than calls are waiting."""
+        asleep = [actor for actor in self._actors if actor.is_asleep and actor.shared is self]
+        if asleep and len(self._calls) > sum(actor.is_starting for actor in self._actors):
+            asleep[0].wake()
+
+    def take(self) -> AnyCall | None:
         """Remove and return the next call that was not canceled; None if there is none."""
         while self._calls:
             _, call = self._calls.popitem(last=False)
@@ -184,9 +191,14 @@ class Waiting:
         """Return the futures of the calls."""
         return list(self._calls)
 
+    def on_unusable(self, actor: Any) -> None:
+        """Fail the calls that no actor can run, after an actor has become unusable."""
+        del actor
+        self.fail_unless_served()
+
     def fail_unless_served(self) -> None:
         """Fail all calls if no actor can run any, now or later."""
-        if self._calls and not any(actor.is_usable for actor in self._actors):
+        if self._calls and not any(actor.is_usable or actor.shared is not self for actor in self._actors):
             is_on_demand = self._actors[0].config.is_on_demand
             stats = [actor.stats() for actor in self._actors]
             for call in list(self._calls.values()):
@@ -260,7 +272,7 @@ class SharedCalls(BoundToProcess):
         # In-process calls run in the thread that makes them, and never wait. Their actors have their own locks, which
         # they hold while code of users runs.
         self._is_inline: bool = self._actors[0].config.backend.traits.is_inline
-        self.waiting: Waiting = Waiting(self._actors)
+        self.waiting: Waiting[SharedCall] = Waiting(self._actors)
         if not self._is_inline:
             for actor in self._actors:
                 actor.shared = self.waiting

@@ -10,7 +10,7 @@ import concurrent.futures
 from typing import Any, Generic, Protocol
 
 from envactors.actor.type_variables import T_co
-from envactors.sessions.places import Request
+from envactors.sessions.requests import Request
 from envactors.sessions.session import Session
 
 

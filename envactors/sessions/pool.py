@@ -1,32 +1,34 @@
 """The pool of actors that sessions lease. It starts and ends sessions, and prepares actors for the next ones.
 
-The bookkeeping lives in `envactors.sessions.places`, and the loop over tasks in `envactors.sessions.runs`.
+Which session gets which actor is decided in `envactors.sessions.requests`; the loop over tasks is in
+`envactors.sessions.runs`.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
-import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic
 
+from envactors.actor.base import ActorBase
 from envactors.actor.bound import BoundToProcess
-from envactors.actor.handle import ActorHandle, close_all
+from envactors.actor.change import ChangeLock
+from envactors.actor.handle import close_all, send_request
+from envactors.actor.job import Renewal
 from envactors.actor.spawn import launch
 from envactors.actor.type_variables import T_co
 from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, ActorTimeoutError
-from envactors.mailbox.messages import Get, Kind
+from envactors.mailbox.messages import Call, Frame, Kind
 from envactors.options import Deadlines, RestartPolicy, as_deadlines, check_timeout
 from envactors.pools.failure_kinds import kind_of
 from envactors.sessions.arguments import check_episode, check_options
 from envactors.sessions.lease import Lease
 from envactors.sessions.outcomes import Completed, Failed, failed
-from envactors.sessions.places import Phase, Place, Places, Request, Waiter
+from envactors.sessions.requests import Request, Requests, SessionRequest
 from envactors.sessions.runs import Run
 from envactors.sessions.session import Session
 from envactors.sessions.statistics import SessionBooks, SessionStats
@@ -82,20 +84,21 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         self.size = size
         self._fresh = fresh
         self._idle_timeout = idle_timeout
-        # Guards the places and the books. Reentrant, since signal handlers may use the pool; never held while an actor
-        # is called. Only the loop starts sessions and prepares actors, so that no interrupt of a caller loses one.
-        self._lock = threading.RLock()
+        # Guards the pool and its actors. Only the loop starts sessions and prepares actors, so that no interrupt of a
+        # caller loses one.
+        self._lock = lock = ChangeLock()
         self._is_closed = False  # no session may begin any more
         self._books = SessionBooks()
         limits = dataclasses.replace(as_deadlines(deadlines), start=start_timeout)
-        start = functools.partial(
-            launch, [factory], backend=resolved, deadlines=limits, restart=_NO_RESTARTS, env_vars=env_vars
-        )
-        self._places = Places([start(name=f"{name}-{i}", first=i) for i in range(int(size) + int(standbys))], size)
-        self._actor = self._places.all[0].actor._actor
+        options: dict[str, Any] = {"backend": resolved, "deadlines": limits, "restart": _NO_RESTARTS}
+        self._handles = [
+            launch([factory], name=f"{name}-{i}", first=i, lock=lock, env_vars=env_vars, is_on_demand=True, **options)
+            for i in range(int(size) + int(standbys))
+        ]
+        self._sessions: dict[Session[Any], None] = {}  # those that lease an actor
+        self._requests = Requests([handle._actor for handle in self._handles], int(size), self._books)
+        self._actor = self._handles[0]._actor
         self._loop = self._actor.runtime.loop
-        for place in self._places.all:
-            self._prepare(place, functools.partial(_readiness, place.actor))
 
     # Leasing ---------------------------------------------------------------------------------------------
 
@@ -120,7 +123,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
 
     def make_request(self) -> Request[Session[Any]]:
         """Return the future of a session."""
-        return Request(self._places.all[0].actor)
+        return Request(self._handles[0])
 
     def request(self, name: Any, request: Request[Session[Any]]) -> None:
         """Queue for an actor. A caller that does not use the session must call `give_up`.
@@ -131,15 +134,15 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         self._actor.check_owner()
         with self._lock:
             if not self._is_closed:
-                self._places.waiting.append(Waiter(name, request, time.monotonic()))
+                self._requests.add(SessionRequest(self, name, request))
         if self._is_closed:
             raise _refusal(name)
-        self._loop.call_soon(self._serve)
+        self._loop.call_soon(self._requests.serve)
 
     def give_up(self, request: Request[Session[Any]], error: BaseException) -> None:
         """Stop waiting; end the session if it has already begun. Calling it again does nothing."""
         with self._lock:
-            self._places.forget(request)
+            self._requests.remove(request)
         self._loop.call_soon(lambda: self._withdraw(request, error))
 
     def end(self, session: Session[Any], error: BaseException | None = None) -> None:
@@ -180,83 +183,48 @@ class SessionPool(BoundToProcess, Generic[T_co]):
     def _finish(self, session: Session[Any], outcome: Completed | Failed) -> None:
         """Set the outcome of a session, and prepare its actor for the next one."""
         self._set_outcome(session, outcome)
-        with self._lock:
-            place = self._places.take_back(session)
-        if place is None:
-            return
-        is_running = session.cancel_calls()
-        if self._is_closed:
-            if is_running:
-                place.actor.kill()
-        elif is_running:
-            place.actor.kill(restart=True)
-            self._prepare(place, functools.partial(_readiness, place.actor))
-        elif self._fresh == "reset" and place.actor._actor.is_usable:
-            self._prepare(place, functools.partial(place.actor.call, "reset"))
-        else:
-            self._prepare(place, place.actor.renew)
-        self._serve()
-
-    def _prepare(self, place: Place, begin: Callable[[], concurrent.futures.Future[Any]]) -> None:
         try:
-            preparation = begin()
+            with self._lock:
+                if session in self._sessions:
+                    del self._sessions[session]
+                    self._requests.release(session._actor)
+                    self._prepare(session._actor, is_running=session.cancel_calls())
+                    self._requests.serve()
         except ActorClosedError:  # the program is ending, and nobody has closed the pool
             self._shut()
-            return
-        with self._lock:
-            place.phase = Phase.PREPARING
-            place.preparation = preparation
 
-        def report(_: object) -> None:
-            # Here and not in the loop, since reading what a reset returned runs code of users.
-            error = None if preparation.cancelled() else preparation.exception()
-            self._loop.call_soon(lambda: self._on_prepared(place, preparation, error))
+    def _prepare(self, actor: ActorBase, *, is_running: bool) -> None:
+        """Prepare an actor for the next session, unless the pool is closed; kill what is running in any case."""
+        if is_running:
+            actor.kill(restart=not self._is_closed)
+        elif self._is_closed:
+            pass
+        elif actor.is_asleep:
+            actor.wake()  # its process crashed
+        elif self._fresh == "reset":
+            check = functools.partial(_renew_if_failed, actor)
+            send_request(actor, Kind.CALL, Call(0, "reset", (), {}), "reset", take_reply=check)
+        else:
+            self._handles[actor.config.first_index].renew()
 
-        preparation.add_done_callback(report)
-
-    def _on_prepared(
-        self, place: Place, preparation: concurrent.futures.Future[Any], error: BaseException | None
-    ) -> None:
-        """Offer a prepared actor to the waiting requests, or fail one of them if the start failed."""
-        if self._is_closed or place.preparation is not preparation:
-            return
-        waiter: Waiter | None = None
-        with self._lock:
-            place.preparation = None
-            place.phase = Phase.READY if error is None else Phase.FAILED
-            if error is not None and kind_of(error) == "start" and self._places.lacking() > 0:
-                waiter = self._places.next_waiter()
-            if error is not None and waiter is not None:
-                self._books.count(failed(waiter.name, "start", error, time.monotonic() - waiter.since))
-        if waiter is not None:
-            assert error is not None, "it was not prepared"
-            waiter.request.set_exception(error)
-        self._serve()
-
-    def _serve(self) -> None:
-        """Assign ready actors to waiting requests; restart failed actors if there are too few."""
-        while not self._is_closed:
-            with self._lock:
-                broken = self._places.take_broken()
-                waiter, place = self._places.match()
-                if waiter is not None and place is not None:
-                    place.session = session = Session(place.actor, waiter.name)
-                    self._books.start_seconds.append(time.monotonic() - waiter.since)
-            for lost in broken:
-                self._prepare(lost, lost.actor.renew)
-            if waiter is None:
-                return
-            if self._idle_timeout is not None:
-                self._check_idle_at(session, time.monotonic() + self._idle_timeout)
-            waiter.request.set_result(session)
+    def grant(self, request: SessionRequest) -> None:
+        """Begin a session on the actor that has taken the request. The lock must be held, within a change."""
+        actor = request.actor
+        self._requests.lease(actor)
+        session: Session[Any] = Session(self._handles[actor.config.first_index], request.name)
+        self._sessions[session] = None
+        self._books.start_seconds.append(time.monotonic() - request.since)
+        if self._idle_timeout is not None:
+            self._check_idle_at(session, time.monotonic() + self._idle_timeout)
+        request.future.set_result(session)
 
     def _shut(self) -> None:
         """Reject the waiting requests and end all sessions, but do not close the actors."""
         with self._lock:
             self._is_closed = True
-            waiting, sessions = self._places.take_waiting(), self._places.sessions()
-        for waiter in waiting:
-            waiter.request.set_exception(_refusal(waiter.name))
+            requests, sessions = self._requests.clear(), list(self._sessions)
+        for request in requests:
+            request.future.set_exception(_refusal(request.name))
         closed = ActorClosedError("the pool is closed")
         for session in sessions:
             self._finish(session, failed(session.name, "cancelled", closed, session.seconds))
@@ -341,9 +309,8 @@ class SessionPool(BoundToProcess, Generic[T_co]):
     def stats(self) -> SessionStats:
         """Return how sessions ended, what the actors are doing, and how long starts and sessions take."""
         with self._lock:
-            places = self._places
-            leased = sum(session.outcome is None for session in places.sessions())
-            return self._books.stats(len(places.waiting), leased, places.count(Phase.READY))
+            leased = sum(session.outcome is None for session in self._sessions)
+            return self._books.stats(len(self._requests), leased, len(self._requests.ready()))
 
     def close(self, timeout: float | None = None) -> None:
         """End all sessions as cancelled and close the actors; calling it again does nothing.
@@ -354,7 +321,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         check_timeout(timeout, "close(timeout=...)")
         self._actor.check_owner()
         self._shut()
-        close_all([place.actor for place in self._places.all], timeout)
+        close_all(self._handles, timeout)
 
     def __enter__(self) -> SessionPool[T_co]:
         return self
@@ -376,7 +343,7 @@ def _refusal(name: Any) -> ActorClosedError:
     return ActorClosedError(f"cannot start session {name!r}: the pool is closed")
 
 
-def _readiness(actor: ActorHandle[Any]) -> concurrent.futures.Future[Any]:
-    """Return a future that completes once the env exists, or fails if it cannot be created."""
-    # Every object has this attribute, and reading it runs no code of the env.
-    return actor._submit(Kind.GET, Get(0, "__module__"), "get")
+def _renew_if_failed(actor: Any, reply: Frame) -> None:
+    """Replace the process of an actor whose reset has raised."""
+    if reply.kind == Kind.FAILED:
+        actor.enqueue(Renewal(actor.config.first_index, reason="its reset has failed"), first=True)

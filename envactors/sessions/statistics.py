@@ -8,6 +8,7 @@ from collections import deque
 import numpy as np
 
 from envactors.pools.failure_kinds import KINDS
+from envactors.pools.shared_calls import Counts
 from envactors.sessions.outcomes import Completed, Failed
 
 # How many of the most recent starts and sessions the percentiles cover.
@@ -47,20 +48,23 @@ class SessionBooks:
     """
 
     def __init__(self) -> None:
-        self._outcomes = dict.fromkeys(("completed", *KINDS), 0)
+        self._counts = Counts()
         self.start_seconds: deque[float] = deque(maxlen=_KEPT)
         self._session_seconds: deque[float] = deque(maxlen=_KEPT)
 
     def count(self, outcome: Completed | Failed) -> None:
         """Count a session that has ended."""
-        self._outcomes["completed" if isinstance(outcome, Completed) else outcome.kind] += 1
+        self._counts.on_end(None if isinstance(outcome, Completed) else outcome.kind)
         self._session_seconds.append(outcome.seconds)
 
     def stats(self, waiting: int, leased: int, idle: int) -> SessionStats:
         """Return the statistics, together with the state of the pool."""
+        counts = self._counts
+        outcomes: dict[str, int] = {"completed": counts.completed}
+        outcomes.update((kind, counts.failed.get(kind, 0)) for kind in KINDS)
         starts = _percentiles(self.start_seconds)
         sessions = _percentiles(self._session_seconds)
-        return SessionStats(self._outcomes.copy(), waiting, leased, idle, *starts, *sessions)
+        return SessionStats(outcomes, waiting, leased, idle, *starts, *sessions)
 
 
 def _percentiles(seconds: deque[float]) -> tuple[float, float]:

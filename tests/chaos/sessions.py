@@ -229,7 +229,7 @@ class SessionStorm:
             return
         self._has_stalled = True
         nodes = [] if self._keeper is None else self._keeper.nodes
-        places = [f"{place.phase.name} {place.actor.stats()}" for place in pool._places.all]
+        places = [str(handle.stats()) for handle in pool._handles]
         print(f"stalled, on the nodes {nodes}: {pool.stats()}", *places, sep="\n", file=sys.stderr, flush=True)
         faulthandler.dump_traceback()
 

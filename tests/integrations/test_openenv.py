@@ -153,7 +153,7 @@ def test_an_environment_that_nobody_closes_gives_its_actor_back(kind):
             env.reset()
             assert getattr(env, "mcp_client", env) is not None
             del env
-        assert shared.get().stats().outcomes["cancelled"] == 2
+        wait_until(lambda: shared.get().stats().outcomes["cancelled"] == 2)
 
 
 def test_a_session_without_a_free_actor_gets_a_protocol_error():

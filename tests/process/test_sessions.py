@@ -14,7 +14,7 @@ import threading
 import time
 
 import pytest
-from helpers import SOON, wait_until
+from helpers import SOON, wait_for_path, wait_until
 
 import envactors as ea
 from envactors.testing import FAULTS
@@ -155,7 +155,7 @@ def test_with_fresh_reset_the_process_stays_and_reset_is_called_between_sessions
 def test_a_process_that_crashes_between_sessions_is_replaced(helper_processes):
     with small_pool() as pool:
         wait_until(lambda: pool.stats().idle == 1)
-        actor = pool._places.all[0].actor
+        actor = pool._handles[0]
         os.kill(actor.pid, signal.SIGKILL)
         wait_until(lambda: actor.state is ea.ActorState.DEAD)
         with pool.session(timeout=SOON) as env:
@@ -202,6 +202,41 @@ def test_a_factory_that_raises_fails_the_session_that_waits(helper_processes):
                 pass
             assert "no license" in str(info.value.__cause__)
         assert pool.stats().outcomes["start"] == 2
+
+
+def test_a_failed_start_fails_one_of_the_sessions_that_wait(tmp_path, helper_processes):
+    def fail_once():
+        with contextlib.suppress(FileExistsError):
+            (tmp_path / "started").mkdir()
+            wait_for_path(tmp_path / "requested")
+            raise RuntimeError("no license")
+        return Desk()
+
+    def use(name):
+        with pool.session(name, timeout=SOON) as env:
+            return env.put(name).result(SOON)
+
+    with small_pool(fail_once) as pool, concurrent.futures.ThreadPoolExecutor(3) as threads:
+        futures = []
+        for name in range(3):
+            futures.append(threads.submit(use, name))
+            wait_until(lambda: pool.stats().waiting == len(futures))
+        (tmp_path / "requested").touch()
+        with pytest.raises(ea.ActorStartError):
+            futures[0].result(SOON)
+        assert [future.result(SOON) for future in futures[1:]] == [[1], [2]]
+
+
+def test_a_process_whose_reset_raises_is_replaced(helper_processes):
+    class Stuck(Desk):
+        def reset(self):
+            raise ValueError("it cannot be cleared")
+
+    with small_pool(Stuck, fresh="reset") as pool:
+        for _ in range(3):
+            with pool.session(timeout=SOON) as env:
+                assert env.put(1).result(SOON) == [1]
+        assert pool.stats().outcomes["completed"] == 3
 
 
 def test_a_wedged_start_ends_after_its_timeout(helper_processes):
