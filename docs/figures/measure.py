@@ -17,6 +17,7 @@ from typing import Any
 
 import costs
 import dropins
+import executors
 import sessions
 import spaces
 import suites
@@ -50,6 +51,7 @@ QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]
     "steps": (vectors.measure_steps, {"steps": vectors.show_steps}),
     "counts": (vectors.measure_counts, {"counts": vectors.show_counts}),
     "calls": (costs.measure_calls, {"calls": costs.show_calls}),
+    "executor": (executors.measure, {"executor": executors.show}),
     "start": (costs.measure_start, {"start": costs.show_start}),
     "nodes": (costs.measure_nodes, {"nodes": costs.show_nodes}),
     "inside": (costs.measure_inside, {"inside": costs.show_inside}),

@@ -60,6 +60,13 @@ def test_turns_alternate_after_a_warm_up():
     assert taken == [("a", turns.WARM_UP), ("b", turns.WARM_UP), ("a", 3.0), ("b", 3.0), ("b", 3.0), ("a", 3.0)]
 
 
+@pytest.mark.parametrize("case", [1, 2])
+def test_an_executor_makes_calls(case):
+    executors = importlib.import_module("executors")
+    with executors.calling("envactors", [*executors.CASES][case]) as turn:
+        assert turn(0.01) > 0
+
+
 @pytest.mark.parametrize("name", ["nothing", "image", "busy_100us", "busy_1ms", "sleeping", "pong", "humanoid"])
 def test_workloads(name, workloads):
     if name == "pong":

@@ -97,6 +97,22 @@ def pools() -> None:
     assert_type(pool.actors[0].call(Counter.name), ea.ActorFuture[str])
 
 
+def verify(answer: str, *, strict: bool = False) -> float:
+    return float(answer == "right" or not strict)
+
+
+async def executors() -> None:
+    with ea.Executor(2, deadline=1.0, recycle=ea.RecyclePolicy(max_calls=10), initializer=print) as pool:
+        assert_type(pool, ea.Executor)
+    standard: concurrent.futures.Executor = pool
+    assert_type(pool.submit(verify, "right", strict=True), ea.ActorFuture[float])
+    assert_type(await pool.options(deadline=2.0, retries=1).submit(verify, "right"), float)
+    assert_type(pool.submit(Counter, 3).result(timeout=1.0), Counter)
+    assert_type(pool.map(verify, ["right", "wrong"], chunksize=2), Iterator[float])
+    assert_type(pool.stats().completed, int)
+    print(standard)
+
+
 async def futures(actor: ea.ActorHandle[Counter]) -> None:
     assert_type(await actor.call(Counter.add, 1), int)
     several = [actor.call(Counter.add, n) for n in range(3)]

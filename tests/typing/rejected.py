@@ -73,6 +73,23 @@ def pools(pool: ea.ActorPool[Counter]) -> None:
     pool.map(Other.grow, [1])  # E: arg-type
 
 
+def verify(answer: str, *, strict: bool = False) -> float:
+    return float(answer == "right" or not strict)
+
+
+def executors(pool: ea.Executor) -> None:
+    ea.Executor(deadlines=1.0)  # E: call-arg
+    ea.Executor(deadline="1")  # E: arg-type
+    pool.submit(verify)  # E: call-arg
+    pool.submit(verify, 1)  # E: arg-type
+    pool.submit(verify, "right", stric=True)  # E: call-arg
+    pool.submit("verify", "right")  # E: arg-type
+    pool.options(deadline=1.0).submit(verify, 1)  # E: arg-type
+    future: ea.ActorFuture[str] = pool.submit(verify, "right")  # E: arg-type
+    pool.submit(verify, "right").result().upper()  # E: attr-defined
+    print(future)
+
+
 async def futures(actor: ea.ActorHandle[Counter]) -> None:
     text: str = await actor.call(Counter.add, 1)  # E: call-overload
     async for future in ea.as_completed_async([actor.call(Counter.add, 1)]):
