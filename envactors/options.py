@@ -52,7 +52,7 @@ class Deadlines:
             check_timeout(value, f"Deadlines({name}=...)")
 
     def of(self, method: str) -> float | None:
-        """Return the deadline of a method in seconds; None if it has none. That of a policy is `policy`."""
+        """Return the deadline of a method in seconds; None if it has none. That of a policy is ``policy``."""
         own = self.step if method == "step" else self.reset if method == "reset" else None
         return self.call if own is None else own
 

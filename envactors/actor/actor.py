@@ -40,6 +40,7 @@ from envactors.errors import ActorError
 from envactors.mailbox.control_page import FINISHED
 from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, unpack_failure
+from envactors.threads import runs_library_code_only
 
 # Users also get these messages as errors and results, so the null handler keeps them off stderr by default.
 _log = logging.getLogger("envactors.actors")
@@ -589,8 +590,10 @@ class Actor(ActorBase):
         if job.on_reply(frame):
             self.unfinished.pop(job, None)
         if self.queue or self.shared is not None or self.permits is not None:
-            if self._loan.is_active:
-                self.proceed_soon()  # the borrower returns with its result; the loop starts the jobs of others
+            # A borrower returns with its result, and an interrupt may end a change of a thread of users: the loop takes
+            # and starts the jobs of others.
+            if self._loan.is_active or (self.shared is not None and not runs_library_code_only()):
+                self.proceed_soon()
             else:
                 self._dispatch_with_shared()
 
@@ -906,7 +909,7 @@ class Actor(ActorBase):
                 job.call_id = 0
                 self.queue.appendleft(job)
             else:
-                self.failed += job.future is not None
+                self.failed += job.future is not None and job.future.done()
                 self.unfinished.pop(job, None)
         if ended.plan.next is Next.CLOSE or ended.reason is EndReason.ABORT:
             self._fail_renewal(lambda _activity: ended.error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import as_completed, wait
+from concurrent.futures import as_completed
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
 from envactors import backends
@@ -132,7 +132,7 @@ class ActorPool(BoundToProcess, Generic[T_co]):
                 deadline.
         """
         check_timeout(timeout, "close(timeout=...)")
-        self._calls.close_to_calls(cancel=True)
+        self._calls.refuse_calls(cancel=True)
         self._calls.close_actors(timeout)
 
     def __enter__(self) -> ActorPool[T_co]:
@@ -140,7 +140,7 @@ class ActorPool(BoundToProcess, Generic[T_co]):
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is None:
-            wait(self._calls.waiting.futures())
+            self._calls.wait_ended()
         self.close()
 
     def __len__(self) -> int:

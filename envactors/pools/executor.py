@@ -183,7 +183,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
 
     def stats(self) -> ExecutorStats:
         """Return how calls have ended, and what the workers are doing."""
-        counts, waiting = self._calls.counts, len(self._calls.waiting)
+        counts, waiting = self._calls.counts, len(self._calls.queue)
         completed, failed = counts.completed, dict(counts.failed)
         running = max(0, counts.submitted - completed - sum(failed.values()) - waiting)
         restarts = sum(handle.stats().restarts for handle in self._calls.handles)
@@ -201,7 +201,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         """
         calls = self._calls
         calls.check_owner()
-        calls.close_to_calls(cancel=cancel_futures)
+        calls.refuse_calls(cancel=cancel_futures)
         if wait:
             calls.close_once_ended()
         else:
@@ -327,7 +327,7 @@ def _results(futures: list[ActorFuture[S]], end: float | None) -> Iterator[S]:
 
 def _abandon(calls: SharedCalls) -> None:
     """Cancel the calls that wait, and end those that run: the program is ending."""
-    calls.close_to_calls(cancel=True)
+    calls.refuse_calls(cancel=True)
     calls.close_actors(0)
 
 
@@ -340,7 +340,7 @@ def _shut_down_all() -> None:
         if is_interrupted:
             _abandon(calls)
         else:
-            calls.close_to_calls(cancel=False)
+            calls.refuse_calls(cancel=False)
             calls.close_once_ended()
 
 

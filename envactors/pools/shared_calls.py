@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from envactors.actor.bound import BoundToProcess
 from envactors.actor.change import ChangeLock
+from envactors.actor.exits import ProcessExit
 from envactors.actor.future import ActorFuture, Outcome, ReadyOutcome
 from envactors.actor.handle import ActorHandle, close_all, pickle_call
 from envactors.actor.job import Job, Renewal
@@ -35,12 +37,10 @@ class SharedCall(Call):
     """A call that any actor of the pool may run.
 
     Attributes:
-        waiting: The calls that wait for any of these actors.
-        recycler: Replaces the process of an actor that has run enough calls; None for never.
+        pool: The calls of the pool; None before it is submitted.
     """
 
-    waiting: Waiting[SharedCall] | None = None
-    recycler: Recycler | None = None
+    pool: SharedCalls | None = None
 
     def start(self) -> Job | None:
         """Send the message, to the actor that has taken it."""
@@ -49,15 +49,24 @@ class SharedCall(Call):
 
     def on_reply(self, frame: Frame) -> bool:
         """Pass the reply to the future."""
-        if self.waiting is not None:
-            self.waiting.record_use(self.actor)
+        assert self.pool is not None, "it was submitted"
+        self.pool.queue.record_use(self.actor)
         has_ended = super().on_reply(frame)
-        if self.recycler is not None:
-            self.recycler.on_call(self.actor)
+        if self.pool.recycler is not None:
+            self.pool.recycler.on_call(self.actor)
         return has_ended
 
+    def after_exit(self, ended: ProcessExit) -> bool:
+        """If the call may run again, let any actor of the pool do so: the first one that is free."""
+        assert self.pool is not None, "it was submitted"
+        if super().after_exit(ended):
+            self.call_id = 0
+            self.future.owner = self.pool
+            self.pool.queue.put_back(self)
+        return False
 
-class Recycler:
+
+class CallRecycler:
     """Replaces the processes that have reached a limit, between two calls.
 
     Args:
@@ -90,16 +99,18 @@ class Counts:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()  # calls that cannot be pickled end without the lock of the pool
         self.submitted: int = 0
         self.completed: int = 0
         self.failed: dict[FailureKind, int] = {}
 
     def on_end(self, failure: FailureKind | None) -> None:
         """Count a call that has ended, with a result if there is no failure."""
-        if failure is None:
-            self.completed += 1
-        else:
-            self.failed[failure] = self.failed.get(failure, 0) + 1
+        with self._lock:
+            if failure is None:
+                self.completed += 1
+            else:
+                self.failed[failure] = self.failed.get(failure, 0) + 1
 
 
 class SharedFuture(ActorFuture[R]):
@@ -111,24 +122,30 @@ class SharedFuture(ActorFuture[R]):
 
     def __init__(self, calls: SharedCalls) -> None:
         super().__init__(calls, calls)
-        self._counts = calls.counts
+        self._pool: SharedCalls | None = calls
 
     def set_outcome(self, outcome: Outcome) -> None:
         """End the call, and count how it has ended."""
-        if not self.done():
-            error = outcome.read()[1] if isinstance(outcome, ReadyOutcome) else None
-            failure: FailureKind | None = "exception" if outcome.is_failure else None
-            self._counts.on_end(failure if error is None else kind_of(error))
+        error = outcome.read()[1] if isinstance(outcome, ReadyOutcome) else None
+        failure: FailureKind | None = "exception" if outcome.is_failure else None
+        self._leave(failure if error is None else kind_of(error))
         super().set_outcome(outcome)
 
     def set_canceled(self) -> None:
         """End the call as canceled, and count it."""
-        if not self.done():
-            self._counts.on_end("cancelled")
+        self._leave("cancelled")
         super().set_canceled()
 
+    def _leave(self, failure: FailureKind | None) -> None:
+        """Count the end, and do not keep the actors of the pool alive any more."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.counts.on_end(failure)
+            if self.owner is pool:
+                self.owner = pool.first_actor
 
-class Waiting(Generic[AnyCall]):
+
+class CallQueue(Generic[AnyCall]):
     """The calls that wait for any actor of a pool, and the actors that wait for a call.
 
     It implements `envactors.actor.job.SharedQueue`, for the actors whose `shared` it is. Use it under the lock of the
@@ -176,16 +193,35 @@ class Waiting(Generic[AnyCall]):
         """Remove and return the next call that was not canceled; None if there is none."""
         while self._calls:
             _, call = self._calls.popitem(last=False)
-            self.notify_room()
+            self.wake_submitters()
             if not call.future.done():
                 return call
         return None
 
-    def remove(self, future: ActorFuture[Any]) -> bool:
-        """Remove a call; return whether it was waiting."""
-        was_waiting = self._calls.pop(future, None) is not None
-        self.notify_room()
-        return was_waiting
+    def put_back(self, call: AnyCall) -> None:
+        """Let a call that an actor has not completed wait before all others."""
+        self._calls[call.future] = call
+        self._calls.move_to_end(call.future, last=False)
+        call.actor.runtime.loop.call_soon(self.serve)
+
+    def serve(self) -> None:
+        """Have idle actors take the calls that wait; wake an actor if there are too few. It takes the lock."""
+        with self._actors[0].lock:
+            for actor in self._actors:
+                call = self.take() if actor.is_idle and actor.shared is self else None
+                if call is not None:
+                    call.future.owner = actor
+                    actor.accept(call)
+            self.wake()
+            self.fail_unless_served()
+
+    def remove(self, future: ActorFuture[Any]) -> None:
+        """Remove a call that has ended."""
+        self._calls.pop(future, None)
+        self.wake_submitters()
+
+    def __contains__(self, future: object) -> bool:
+        return future in self._calls
 
     def futures(self) -> list[ActorFuture[Any]]:
         """Return the futures of the calls."""
@@ -204,15 +240,15 @@ class Waiting(Generic[AnyCall]):
             for call in list(self._calls.values()):
                 call.future.set_exception(_unserved_error(call.method, stats, is_on_demand=is_on_demand))
             self._calls.clear()
-            self.notify_room()
+            self.wake_submitters()
 
-    def room(self) -> Latch:
+    def latch_for_room(self) -> Latch:
         """Return a latch that opens once a call is removed."""
         latch = Latch()
         self._room.append(latch)
         return latch
 
-    def notify_room(self) -> None:
+    def wake_submitters(self) -> None:
         """Let the threads continue that wait for a call to be removed, or for the end of the pool."""
         while self._room:
             self._room.pop().open()
@@ -265,17 +301,22 @@ class SharedCalls(BoundToProcess):
         self.counts: Counts = Counts()
         self.is_closed: bool = False
         self.handles: list[ActorHandle[Any]] = list(handles)
-        self.recycler: Recycler | None = None if recycle is None else Recycler(recycle)
+        self.recycler: CallRecycler | None = None if recycle is None else CallRecycler(recycle)
         self._actors: list[Any] = [handle._actor for handle in handles]
         self._lock = lock
         self._max_waiting = max_waiting
         # In-process calls run in the thread that makes them, and never wait. Their actors have their own locks, which
         # they hold while code of users runs.
         self._is_inline: bool = self._actors[0].config.backend.traits.is_inline
-        self.waiting: Waiting[SharedCall] = Waiting(self._actors)
+        self.queue: CallQueue[SharedCall] = CallQueue(self._actors)
         if not self._is_inline:
             for actor in self._actors:
-                actor.shared = self.waiting
+                actor.shared = self.queue
+
+    @property
+    def first_actor(self) -> Any:
+        """One of the actors, which all have the same settings."""
+        return self._actors[0]
 
     @property
     def runtime(self) -> Runtime:
@@ -293,7 +334,7 @@ class SharedCalls(BoundToProcess):
         Raises:
             ActorClosedError: The pool was closed, or belongs to another process.
         """
-        call.waiting, call.recycler = self.waiting, self.recycler
+        call.pool = self
         if not pickle_call(self._actors[0], call, message, by_value):  # the same for each actor
             with self._lock:
                 self.counts.submitted += 1
@@ -302,12 +343,12 @@ class SharedCalls(BoundToProcess):
             with self._lock:
                 self._check_open(call.method)
                 room = None
-                if self._max_waiting is None or len(self.waiting) < self._max_waiting:
+                if self._max_waiting is None or len(self.queue) < self._max_waiting:
                     self.counts.submitted += 1
                     if not self._is_inline:
-                        self.waiting.put(call)
+                        self.queue.put(call)
                 else:
-                    room = self.waiting.room()
+                    room = self.queue.latch_for_room()
             if room is None:
                 break
             self._lock.reset_if_interrupted()
@@ -323,7 +364,7 @@ class SharedCalls(BoundToProcess):
         """
         self._actors[0].check_owner()
 
-    def close_to_calls(self, *, cancel: bool) -> None:
+    def refuse_calls(self, *, cancel: bool) -> None:
         """Take no more calls.
 
         Args:
@@ -331,22 +372,28 @@ class SharedCalls(BoundToProcess):
         """
         with self._lock:
             self.is_closed = True
-            self.waiting.notify_room()
-            for future in self.waiting.futures() if cancel else ():
-                self.waiting.remove(future)
+            self.queue.wake_submitters()
+            for future in self.queue.futures() if cancel else ():
                 future.set_canceled()
+                self.queue.remove(future)
 
     def close_once_ended(self) -> None:
         """Wait until all calls have ended, then close the actors."""
+        self.wait_ended()
+        self.close_actors()
+
+    def wait_ended(self) -> None:
+        """Wait until all calls have ended."""
+        if not self._is_inline:
+            self.queue.serve()  # an interrupt may have come between the last call and the start of a process for it
         while futures := self._unfinished():
             for future in futures:
                 future.wait_ended()
-        self.close_actors()
 
     def _unfinished(self) -> list[ActorFuture[Any]]:
         with self._lock:
             jobs = [] if self._is_inline else [job for actor in self._actors for job in actor.unfinished]
-            return [*self.waiting.futures(), *(job.future for job in jobs if job.future is not None)]
+            return [*self.queue.futures(), *(job.future for job in jobs if job.future is not None)]
 
     def close_actors(self, timeout: float | None = None) -> None:
         """Close the actors; see `ActorHandle.close`."""
@@ -357,8 +404,9 @@ class SharedCalls(BoundToProcess):
     def cancel(self, future: ActorFuture[Any]) -> bool:
         """Cancel a call that waits for an actor, or is queued at one."""
         with self._lock:
-            if self.waiting.remove(future):
+            if future in self.queue:
                 future.set_canceled()
+                self.queue.remove(future)
             owner = future.owner
         return future.cancelled() if owner is self else owner.cancel(future)
 
@@ -367,7 +415,9 @@ class SharedCalls(BoundToProcess):
         return self.cancel(future) or (future.owner is not self and future.owner.abort(future))
 
     def read_reply(self, future: ActorFuture[Any], deadline: float | None) -> None:
-        """Do nothing: the loop reads the reply."""
+        """Leave the reply to the loop; raise where waiting would block it."""
+        del future, deadline
+        self._lock.reset_if_interrupted()
 
     # Sending ---------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from envactors.actor.jobs import Call
 from envactors.actor.type_variables import T
 from envactors.errors import ActorStartError, copy_error
 from envactors.mailbox.messages import Kind
-from envactors.pools.shared_calls import Waiting
+from envactors.pools.shared_calls import CallQueue
 from envactors.sessions.outcomes import failed
 from envactors.sessions.session import Session
 from envactors.sessions.statistics import SessionBooks
@@ -62,7 +62,7 @@ class SessionRequest(Call):
         self._pool.grant(self)
 
 
-class Requests(Waiting[SessionRequest]):
+class Requests(CallQueue[SessionRequest]):
     """The requests that wait for an actor, and the actors that wait for a request.
 
     A leased actor takes no requests.
@@ -98,17 +98,6 @@ class Requests(Waiting[SessionRequest]):
     def add(self, request: SessionRequest) -> None:
         """Let a request wait until `serve` is called."""
         self._calls[request.future] = request
-
-    def serve(self) -> None:
-        """Have ready actors take the requests that wait; wake an actor if there are too few. It takes the lock."""
-        with self._actors[0].lock:
-            for actor in self.ready():
-                request = self.take()
-                if request is not None:
-                    request.future.owner = actor
-                    actor.accept(request)
-            self.wake()
-            self.fail_unless_served()
 
     def clear(self) -> list[SessionRequest]:
         """Remove and return all requests."""

@@ -413,6 +413,25 @@ def test_retries_cover_crashes_and_deadlines_and_no_exceptions(pool, tmp_path):
         pool.submit(crash_first).result(SOON)
 
 
+def test_another_worker_that_is_idle_runs_a_call_again(pool, tmp_path):
+    gates = [str(tmp_path / name) for name in "ab"]
+    started = [pool.submit(functions.announce, f"{gate}-started", gate) for gate in gates]
+    for gate in gates:
+        wait_for_path(tmp_path / f"{gate}-started")
+    for gate in gates:
+        (tmp_path / gate).touch()
+    workers = {future.result(SOON) for future in started}
+    path = tmp_path / "lines"
+
+    def crash_first():
+        functions.append_line(path, functions.pid())
+        if len(path.read_text().split()) == 1:
+            functions.exit_at_once()
+
+    pool.options(retries=1).submit(crash_first).result(SOON)
+    assert set(map(int, path.read_text().split())) == workers
+
+
 @pytest.mark.parametrize("where", ["pickle", "load", "load elsewhere"])
 @pytest.mark.parametrize("act", [functions.exit_at_once, functions.segfault, functions.fail])
 def test_arguments_and_results_that_end_a_worker_or_fail_fail_their_own_call(pool, where, act):

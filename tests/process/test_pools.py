@@ -204,6 +204,14 @@ def test_a_pool_that_closes_anywhere_while_an_actor_becomes_idle_sends_nothing_t
     assert lines.count > 5
 
 
+def test_the_end_of_a_block_waits_for_calls_that_run():
+    with ea.ActorPool(Worker, 1, deadlines=ea.Deadlines(close=0.1)) as pool:
+        running = pool.submit("wait")
+        threading.Timer(1.0, GATE.set).start()
+    assert running.result(0) is None
+    GATE.clear()
+
+
 def test_who_waits_for_a_call_that_cannot_be_sent_learns_that():
     with ea.ActorPool(Worker, 1, backend=BACKEND) as pool:
         first = pool.submit("wait")
