@@ -112,6 +112,11 @@ class ErrorFactory:
         text = f"{problem}, {who}{_after(where)}: {failure.text}\n{failure.traceback}".rstrip()
         return _caused(SerializationError(text, **where), cause)
 
+    def at(self, activity: Activity, incarnation: int, pid: int | None) -> ActorError:
+        """Return an error that only says where env code has raised."""
+        who, where = self._locate(incarnation, pid, activity)
+        return ActorError(who, **where)
+
     def out_of_memory(self, activity: Activity, incarnation: int, cause: OSError) -> ActorError:
         """Return the error of a step whose results have no room."""
         who, where = self._locate(incarnation, activity=activity)
@@ -230,7 +235,8 @@ class ErrorFactory:
                 f"{who} failed to start {failed_starts} times in a row, and restart=RestartPolicy(backoff=0) does not "
                 f"delay the next time. If it may start later, set backoff. The last time: {last}"
             )
-        return _caused(RestartsExhaustedError(text, causes=[copy_error(crash) for crash in crashes], **where), last)
+        causes = [copy_error(crash) for crash in crashes]
+        return _caused(RestartsExhaustedError(text, causes=causes, bundle=last.bundle, **where), last)
 
     def after_last(self, final: ActorError, activity: Activity) -> ActorError:
         """Return the error of a call to a dead actor, given the error of its last process."""

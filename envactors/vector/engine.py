@@ -410,7 +410,7 @@ class RowEngine(Engine):
         with self._lock, self._lock.change(*envs.actors):
             if version != table.version:
                 return None
-            if table.replays:
+            if table.keeps_journals:
                 self._record(envs.ids, table.ops[at])
             table.episodes.record_batch(envs.ids, at, batch.terminated, batch.truncated)
             for group, ids in envs.groups:
@@ -531,5 +531,5 @@ class RowEngine(Engine):
             self.reader.put_back(index, last)
         table.episodes.restore(index, snapshot)
         table.restore(index, reply.incarnation, starts=snapshot.starts)
-        if table.replays:
+        if table.keeps_journals:
             table.journals[index].begin_with_state(snapshot.check, snapshot.state)

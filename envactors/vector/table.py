@@ -115,10 +115,12 @@ class EnvTable:
         infos: Reads the parts of results that have no fixed size.
         episodes: The episodes of the envs.
         deadlines: How long requests may run.
+        keeps_journals: Whether journals are kept even if nothing is replayed.
 
     Attributes:
         attach: The part of the first message that tells a worker where the rows are.
         autoreset, on_failure: As of the episodes.
+        keeps_journals: Whether steps and resets are recorded, for replays or for crash bundles.
         replays: Whether lost episodes are brought back by replay.
         status: The status of each env.
         version: Grows with each transition. A thread that copies results without the lock reads the version under the
@@ -149,7 +151,15 @@ class EnvTable:
         rollouts: Number of rollouts in flight.
     """
 
-    def __init__(self, lock: ChangeLock, slab: Slab, infos: Infos, episodes: Episodes, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        lock: ChangeLock,
+        slab: Slab,
+        infos: Infos,
+        episodes: Episodes,
+        deadlines: Deadlines,
+        keeps_journals: bool = False,
+    ) -> None:
         count = slab.layout.envs
         self.lock = lock
         self.slab = slab
@@ -159,6 +169,7 @@ class EnvTable:
         self.attach: Attach = Attach(slab.layout, episodes.autoreset == "same_step")
         self.on_failure: OnFailure = episodes.on_failure
         self.replays: bool = episodes.on_failure == "replay"
+        self.keeps_journals: bool = self.replays or keeps_journals
         self.status: bytearray = bytearray(count)
         self.version: int = 0
         self.call_ids: npt.NDArray[np.int64] = np.zeros(count, np.int64)
