@@ -244,13 +244,15 @@ def describe_bundle(path: str) -> str:
 
 
 def name_bundle(error: BaseException, path: str) -> None:
-    """Have an exception of env code name its crash bundle, as far as its class allows."""
+    """Have an exception of env code name its crash bundle, as far as its class allows. Do so once."""
     with contextlib.suppress(Exception):
         if not hasattr(error, "bundle") or isinstance(error, ActorError):
             error.bundle = path  # type: ignore[attr-defined] # of an exception of any class
+    note = describe_bundle(path)
     if sys.version_info >= (3, 11) and not isinstance(error, ActorError):
         with contextlib.suppress(Exception):
-            error.add_note(describe_bundle(path))
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
 
 
 def copy_error(error: ActorError) -> ActorError:

@@ -25,7 +25,7 @@ from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
 from envactors.actor.evidence import evidence_of
 from envactors.actor.exits import Next, Plan, ProcessExit, RestartTracker
-from envactors.actor.future import ActorFuture, NamedOutcome, Outcome
+from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import START_CALL_ID, ExitReport, Incarnation
 from envactors.actor.job import Close, ErrorOf, Job, Renewal, SharedQueue
 from envactors.actor.loan import ChannelLoan
@@ -124,6 +124,8 @@ class Actor(ActorBase):
         runtimes.join(self)
         self._use = self.config.backend.use(self.config.env_vars, self.runtime)
         self._use.open()
+        if self.config.crashes is not None:
+            self.config.crashes.submit = self.runtime.printer.submit
         if self.config.is_on_demand:
             self.phase = Phase.ASLEEP
         self.proceed_soon()
@@ -867,7 +869,9 @@ class Actor(ActorBase):
         # 2. Describe: find out what was running, and make the error.
         culprit = None if job is None else job.culprit(incarnation)
         error = self._describe_exit(report, culprit)
-        error.bundle = self._leave_bundle(report, error, job, culprit)
+        if self.config.crashes is not None and is_crash(report.reason) and report.pid is not None:
+            find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
+            error.bundle = self.config.crashes.report(error, find_inputs, incarnation.failure)
         # 3. Decide: start another process now, later, or never.
         plan = self._plan(report, error)
         ended = ProcessExit(incarnation, report, culprit, error, plan)
@@ -891,43 +895,6 @@ class Actor(ActorBase):
         if incarnation.has_started:
             return self.errors.ended(report, incarnation.index, culprit)
         return self.errors.start(report, incarnation)
-
-    def _leave_bundle(
-        self, report: ExitReport, error: ActorError, job: Job | None, culprit: Activity | None
-    ) -> str | None:
-        """Leave a crash bundle if the process has crashed or missed a deadline; return its path, or None."""
-        crashes, failure = self.config.crashes, self.incarnation.failure
-        has_crashed = is_crash(report.reason) and report.pid is not None and report.status.loss is None
-        if crashes is None or not has_crashed:
-            return error.bundle
-        find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
-        return crashes.report(error, find_inputs, self.runtime.printer.submit, failure)
-
-    def with_bundle(
-        self,
-        outcome: Outcome,
-        activity: Activity,
-        incarnation: int,
-        failure: Failure,
-        find_inputs: Callable[[], Inputs],
-    ) -> Outcome:
-        """Leave a crash bundle if env code has raised an exception that left none before.
-
-        Args:
-            outcome: The outcome with the exception.
-            activity: The request in which it was raised.
-            incarnation: The process.
-            failure: The exception, pickled.
-            find_inputs: Returns the requests that led to it.
-
-        Returns:
-            The outcome, whose exception names the bundle.
-        """
-        if self.config.crashes is None:
-            return outcome
-        where = self.errors.at(activity, incarnation, self.pid)
-        path = self.config.crashes.report(where, find_inputs, self.runtime.printer.submit, failure)
-        return outcome if path is None else NamedOutcome(outcome, path)
 
     def _plan(self, report: ExitReport, error: ActorError) -> Plan:
         """Decide whether and when to start another process; count the exit if it is a crash."""

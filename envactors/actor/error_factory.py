@@ -112,11 +112,6 @@ class ErrorFactory:
         text = f"{problem}, {who}{_after(where)}: {failure.text}\n{failure.traceback}".rstrip()
         return _caused(SerializationError(text, **where), cause)
 
-    def at(self, activity: Activity, incarnation: int, pid: int | None) -> ActorError:
-        """Return an error that only says where env code has raised."""
-        who, where = self._locate(incarnation, pid, activity)
-        return ActorError(who, **where)
-
     def out_of_memory(self, activity: Activity, incarnation: int, cause: OSError) -> ActorError:
         """Return the error of a step whose results have no room."""
         who, where = self._locate(incarnation, activity=activity)

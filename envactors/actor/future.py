@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from envactors.actor.change import RLock
 from envactors.actor.latch import Latch
 from envactors.actor.type_variables import R, T
-from envactors.errors import name_bundle
 from envactors.options import check_patience
 from envactors.runtime import Runtime
 from envactors.system.polling import remaining
@@ -324,28 +323,6 @@ class LazyOutcome:
         if self._content is None:
             self._content = self._read()
         return self._content
-
-
-class NamedOutcome(LazyOutcome):
-    """The outcome of a call whose exception names its crash bundle.
-
-    Args:
-        outcome: The outcome as such.
-        bundle: The path of the bundle.
-    """
-
-    __slots__ = ("bundle",)
-
-    def __init__(self, outcome: Outcome, bundle: str) -> None:
-        self.bundle: str = bundle
-
-        def read() -> tuple[Any, BaseException | None]:
-            value, error = outcome.read()
-            if error is not None:
-                name_bundle(error, bundle)
-            return value, error
-
-        super().__init__(read, is_failure=True)
 
 
 def results_of(futures: Sequence[ActorFuture[T]]) -> list[T]:

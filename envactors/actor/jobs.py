@@ -79,9 +79,9 @@ class Call(Job):
         recording.recorder.on_span(actor, self.method, self.started)
         outcome: Outcome = actor.errors.outcome(self.activity(), frame, actor.pid)
         if actor.config.crashes is not None and frame.kind == _FAILED and self.kind == Kind.CALL:
-            activity, failure = self.activity(), Failure(*loads(frame.payload))
-            find_inputs = functools.partial(self.inputs, activity)
-            outcome = actor.with_bundle(outcome, activity, frame.incarnation, failure, find_inputs)
+            failure, find_inputs = Failure(*loads(frame.payload)), functools.partial(self.inputs, self.activity())
+            place = self.activity(), frame.incarnation, actor.pid
+            outcome = actor.config.crashes.name(outcome, failure, find_inputs, *place)
         actor.tenant.on_call(self.kind, self.index, self.payload, frame)
         if self.take_reply is not None:
             self.take_reply(frame)

@@ -16,12 +16,12 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from envactors.crashes import files
 from envactors.crashes.files import SavedInputs
 from envactors.crashes.inputs import Inputs
-from envactors.errors import ActorError, ActorStartError, ActorTimeoutError
+from envactors.errors import ActorError, ActorStartError, ActorTimeoutError, NodeLostError, name_bundle
 from envactors.mailbox.messages import Failure, Kind, RecordedSteps, Replay, Start
 from envactors.mailbox.pickling import dumps, loads, safe_repr
 from envactors.mailbox.recorded import input_of
@@ -98,6 +98,52 @@ class CrashDirectory:
             _log.warning(text, self._skipped, self._path, CRASH_LIMIT)
 
 
+class Request(Protocol):
+    """An `envactors.actor.activity.Activity`: the request that env code was running."""
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def env(self) -> int: ...
+
+    @property
+    def call_id(self) -> int: ...
+
+
+class Outcome(Protocol):
+    """An `envactors.actor.future.Outcome`."""
+
+    is_failure: bool
+
+    def read(self) -> tuple[Any, BaseException | None]:
+        """Return the result, or the exception."""
+
+
+AnyOutcome = TypeVar("AnyOutcome", bound=Outcome)
+
+
+class NamedOutcome:
+    """The outcome of a request whose exception names its crash bundle.
+
+    Args:
+        outcome: The outcome as such, which is read more than once.
+        bundle: The path of the bundle.
+    """
+
+    def __init__(self, outcome: Outcome, bundle: str) -> None:
+        self.is_failure: bool = True
+        self.bundle = bundle
+        self._outcome = outcome
+
+    def read(self) -> tuple[Any, BaseException | None]:
+        """Return the exception, the same one each time."""
+        value, error = self._outcome.read()
+        if error is not None:
+            name_bundle(error, self.bundle)
+        return value, error
+
+
 class CrashReporter:
     """Leaves the crash bundles of one actor.
 
@@ -106,6 +152,9 @@ class CrashReporter:
         start: The first message to its workers.
         env_vars: The environment variables of its workers.
         deadlines: The time limits of its requests.
+
+    Attributes:
+        submit: Has a thread of the library call a function. The actor sets it.
 
     Raises:
         TypeError: ``crash_dir`` is not a path.
@@ -121,22 +170,48 @@ class CrashReporter:
         self._start = start
         self._env_vars = dict(env_vars)
         self._deadlines = deadlines
+        self.submit: Callable[[Callable[[], object]], object]
 
-    def report(
+    def name(
         self,
-        error: ActorError,
+        outcome: AnyOutcome,
+        failure: Failure,
         find_inputs: Callable[[], Inputs],
-        submit: Callable[[Callable[[], object]], object],
-        failure: Failure | None = None,
-    ) -> str | None:
+        request: Request,
+        incarnation: int,
+        pid: int | None,
+    ) -> AnyOutcome | NamedOutcome:
+        """Leave a bundle of an exception that env code has raised; return the outcome with it, which names the bundle.
+
+        Args:
+            outcome: The outcome with the exception, not unpickled yet.
+            failure: The exception.
+            find_inputs: As for `report`.
+            request: The request in which it was raised.
+            incarnation: The index of the process.
+            pid: Its process id.
+        """
+        where = ActorError(
+            actor=self._start.name,
+            index=request.env,
+            pid=pid,
+            incarnation=incarnation,
+            method=request.method,
+            call_id=request.call_id,
+        )
+        path = self.report(where, find_inputs, failure)
+        return outcome if path is None else NamedOutcome(outcome, path)
+
+    def report(self, error: ActorError, find_inputs: Callable[[], Inputs], failure: Failure | None) -> str | None:
         """Leave a bundle, unless the same exception has left one; return its path, or None if there are enough.
 
         Args:
             error: The error of the failure, or only its place if env code has raised.
             find_inputs: Returns the inputs. It is called only if the bundle is written, and before this returns.
-            submit: Has a thread call a function.
             failure: The exception that env code has raised; None if there was none.
         """
+        if isinstance(error, NodeLostError):
+            return None
         kind = "died" if failure is None else "exception"
         if isinstance(error, (ActorStartError, ActorTimeoutError)):
             kind = "start" if isinstance(error, ActorStartError) else "timeout"
@@ -146,7 +221,7 @@ class CrashReporter:
             kind = "poison" if inputs.is_poison else kind
         path, is_new = self._directory.reserve(self._start.name, kind, failure)
         if path is None:
-            submit(self._directory.log_skipped)
+            self.submit(self._directory.log_skipped)
         if path is None or not is_new:
             return path
         inputs = find_inputs() if inputs is None else inputs
@@ -155,7 +230,7 @@ class CrashReporter:
         ending = error.__cause__ if isinstance(error.__cause__, ActorTimeoutError) else error
         facts |= {name: getattr(ending, name, None) for name in ("timeout", "stacks")}
         _pending[path] = threading.Event()
-        submit(lambda: self._write(path, kind, facts, inputs, failure))
+        self.submit(lambda: self._write(path, kind, facts, inputs, failure))
         return path
 
     def _write(self, path: str, kind: str, facts: dict[str, Any], inputs: Inputs, failure: Failure | None) -> None:

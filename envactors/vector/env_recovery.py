@@ -16,7 +16,7 @@ import numpy.typing as npt
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.exits import ProcessExit
-from envactors.actor.future import LazyOutcome, NamedOutcome, Outcome, ReadyOutcome
+from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
 from envactors.actor.incarnation import ExitReport
 from envactors.actor.job import ErrorOf
 from envactors.actor.states import EndReason
@@ -170,12 +170,11 @@ class EnvRecovery:
         """
         table, journal = self._table, self._table.journals[index]
         request = table.request_of(index)
-        if failure.raised is not None:
+        crashes = self._actor.config.crashes
+        if crashes is not None and failure.raised is not None:
             find_inputs = functools.partial(self.inputs, index, posted, actions)
-            named = self._actor.with_bundle(
-                failure.error, failure.activity, failure.incarnation, failure.raised, find_inputs
-            )
-            failure = failure._replace(error=named)
+            place = failure.activity, failure.incarnation, self._actor.pid
+            failure = failure._replace(error=crashes.name(failure.error, failure.raised, find_inputs, *place))
         can_retry = table.replays and not failure.has_run and journal.can_retry(posted)
         gives_up = table.replays and not can_retry
         error = self._with_inputs(index, failure, posted, actions) if gives_up else failure.error
@@ -241,8 +240,7 @@ class EnvRecovery:
         cause = failure.error.read()[1]
         assert cause is not None, "the env has raised"
         error = self._actor.errors.discarded(failure.activity, failure.incarnation, pid, cause, failure.text)
-        if isinstance(failure.error, NamedOutcome):
-            error.bundle = failure.error.bundle
+        error.bundle = getattr(failure.error, "bundle", None)
         return error
 
     def raised_failure(self, activity: Activity, failure: Failure) -> FailedRequest:
