@@ -231,11 +231,6 @@ class Journal:
             self._crashed_at = self._size if has_failed else None
         self._has_crashed_in_replay = crashed and self.can_replay
 
-    def copy(self, attach: Attach) -> Replay | None:
-        """Return what `replay` returns, as a copy that does not grow with the journal."""
-        message = self.replay(attach)
-        return None if message is None else message._replace(entries=list(map(_copy, message.entries)))
-
     def is_poison(self, failed: PostedRequest) -> bool:
         """Return whether a failed request has failed before, at the same point of the same inputs."""
         return (self.can_replay or failed.is_seeded_reset) and not self.can_retry(failed)
@@ -260,9 +255,3 @@ class Journal:
         if posted.is_reset:
             return Kind.RESET, bytes(dumps((self._position, posted.seed, content)))
         return Kind.STEP, bytes(dumps((self._position, content, posted.autoreset, posted.seed)))
-
-
-def _copy(entry: RecordedSteps | tuple[int, bytes]) -> RecordedSteps | tuple[int, bytes]:
-    if not isinstance(entry, RecordedSteps):
-        return entry
-    return RecordedSteps([bytearray(column) for column in entry.columns], bytearray(entry.resets))

@@ -155,9 +155,8 @@ def launch(
         )
     wanted = as_deadlines(deadlines)
     enforced = wanted if resolved.traits.can_kill else Deadlines(start=None, close=wanted.close, slow=wanted.slow)
-    if crash_dir is not None and resolved.traits.is_inline:
-        raise ValueError(f"crash_dir for {name!r}: {resolved!r} runs envs in your process. Leave crash_dir out.")
-    crashes = None if crash_dir is None else CrashReporter(crash_dir, start, variables, enforced)
+    is_inline = resolved.traits.is_inline
+    crashes = None if crash_dir is None else CrashReporter(crash_dir, start, variables, enforced, is_inline=is_inline)
     config = ActorConfig(
         name=name,
         backend=resolved,

@@ -152,17 +152,27 @@ class CrashReporter:
         start: The first message to its workers.
         env_vars: The environment variables of its workers.
         deadlines: The time limits of its requests.
+        is_inline: Whether its envs run in the threads of callers, which keep no inputs.
 
     Attributes:
         submit: Has a thread of the library call a function. The actor sets it.
 
     Raises:
         TypeError: ``crash_dir`` is not a path.
+        ValueError: ``is_inline`` is True.
     """
 
     def __init__(
-        self, crash_dir: str | os.PathLike[str], start: Start, env_vars: Mapping[str, str], deadlines: Deadlines
+        self,
+        crash_dir: str | os.PathLike[str],
+        start: Start,
+        env_vars: Mapping[str, str],
+        deadlines: Deadlines,
+        *,
+        is_inline: bool,
     ) -> None:
+        if is_inline:
+            raise ValueError(f"crash_dir for {start.name!r}, whose envs run in your process: leave crash_dir out")
         if not isinstance(crash_dir, (str, os.PathLike)):
             raise TypeError(f"crash_dir is {crash_dir!r}: expected the path of a directory, or None")
         path = os.path.abspath(crash_dir)  # noqa: PTH100 # the env may leave the working directory

@@ -22,6 +22,17 @@ def requests_of(replay: Replay) -> Iterator[Any]:
             yield REQUESTS[kind](*loads(payload))
 
 
+def copy_replay(replay: Replay) -> Replay:
+    """Return a copy that does not grow with the journal."""
+    return replay._replace(entries=list(map(_copy, replay.entries)))
+
+
+def _copy(entry: RecordedSteps | tuple[int, bytes]) -> RecordedSteps | tuple[int, bytes]:
+    if not isinstance(entry, RecordedSteps):
+        return entry
+    return RecordedSteps([bytearray(column) for column in entry.columns], bytearray(entry.resets))
+
+
 def _steps_of(replay: Replay, steps: RecordedSteps) -> Iterator[Any]:
     action, count = replay.action, len(steps.resets)
     pairs = zip([] if action is None else leaves(action), steps.columns, strict=True)

@@ -26,7 +26,7 @@ from envactors.options import Deadlines, RestartPolicy
 from envactors.reruns.worker import SkippedFactory, run_request, wait_for_start
 
 # Where a rerun has ended, if not in the request that failed.
-_BEFORE = "the requests before"
+_BEFORE = "in the requests before"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +97,10 @@ class Bundle:
     def _where(self) -> str:
         method = self.report["method"]
         if method == "start":
-            return "the factory"
-        return f"step {self.report['step']}" if method == "step" else str(method or "no request")
+            return "in the factory"
+        if method is None:
+            return "while idle"
+        return f"in step {self.report['step']}" if method == "step" else f"in {method}"
 
     def check_complete(self) -> None:
         """Raise if the inputs begin in the middle.
@@ -169,14 +171,14 @@ class Bundle:
                 ending = _ending_of(replies, future, actor)
                 if ending is not None:
                     has_started = actor.incarnation.has_started
-                    return _describe(ending, where if has_started else "the factory"), differs
+                    return _describe(ending, where if has_started else "in the factory"), differs
                 differs |= where == _BEFORE and load_plain(replies[0].payload) is False
         return _describe({}, self._where), differs
 
     def _requests(self) -> Iterator[tuple[str, _Request]]:
         """Yield the requests to the worker, each with where it ends if it does."""
         journal, request = self.inputs.journal, self.inputs.request
-        yield "the factory", _Request(Kind.EXTEND, dumps((wait_for_start, ())), "start")
+        yield "in the factory", _Request(Kind.EXTEND, dumps((wait_for_start, ())), "start")
         if journal is not None:
             yield _BEFORE, _Request(Kind.REPLAY, journal, "replay", self._deadline_of_journal(journal))
         if request is not None:
@@ -234,7 +236,7 @@ def _describe(ending: dict[str, Any], where: str) -> str:
         how = _name_of(ending["signal"])
     else:
         how = "no failure" if ending.get("exitcode") is None else f"exit code {ending['exitcode']}"
-    return f"{how} in {where}"
+    return f"{how} {where}"
 
 
 def _name_of(number: int) -> str:

@@ -168,7 +168,8 @@ def share_rows(
     recyclers = [Recycler(actor, choices.recycle) for actor in actors]
     recycler_of = [one for one in recyclers for _ in one.envs] if recyclers[0].may_be_due else []
     episodes = Episodes(count, choices.autoreset, choices.on_failure, recycler_of)
-    table = EnvTable(config.lock, slab, infos, episodes, config.deadlines, choices.crash_dir is not None)
+    table = EnvTable(config.lock, slab, infos, episodes, config.deadlines)
+    table.keeps_journals |= choices.crash_dir is not None
     reader = RowReader(table, described, copies=choices.copy)
     groups = [ActorEnvs(table, reader, actor, one) for actor, one in zip(actors, recyclers, strict=True)]
     table.waiters.groups = groups

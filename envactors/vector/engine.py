@@ -409,7 +409,7 @@ class RowEngine(Engine):
             if version != table.version:
                 return None
             if table.keeps_journals:
-                table.record_batch(envs)
+                table.steps.record(envs.ids, is_all=envs.is_all)
             table.episodes.record_batch(envs.ids, at, batch.terminated, batch.truncated)
             for group, ids in envs.groups:
                 group.actor.completed += len(ids)

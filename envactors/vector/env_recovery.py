@@ -24,7 +24,7 @@ from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.pickling import try_to_read
-from envactors.mailbox.recorded import inputs_of
+from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
 from envactors.vector.fates import Cause, Decision, EnvFate, Facts, FailedRequest, lost_with, settle
 from envactors.vector.results import EnvStep
@@ -218,7 +218,8 @@ class EnvRecovery:
         last = None if table.rollouts else reader.copy_last(index, has_info=False)
         is_complete = journal.can_replay or not table.episodes.has_result(index)
         read = None if last is None else lambda: reader.read(last).obs
-        return Inputs(journal.copy(table.attach), request, is_complete, read_observation=read)
+        replay = journal.replay(table.attach)
+        return Inputs(replay and copy_replay(replay), request, is_complete, read_observation=read)
 
     # Errors ----------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from envactors.mailbox.info_codec import OVERFLOW, Infos
 from envactors.mailbox.messages import Attach, Pickled
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab, slice_of
-from envactors.mailbox.step_buffer import MOST_STEPS, StepBuffer
+from envactors.mailbox.step_buffer import StepBuffer
 from envactors.options import Deadlines
 from envactors.replay import Journal, PostedRequest
 from envactors.vector.episodes import Episodes
@@ -116,7 +116,6 @@ class EnvTable:
         infos: Reads the parts of results that have no fixed size.
         episodes: The episodes of the envs.
         deadlines: How long requests may run.
-        keeps_journals: Whether journals are kept even if nothing is replayed.
 
     Attributes:
         attach: The part of the first message that tells a worker where the rows are.
@@ -146,20 +145,13 @@ class EnvTable:
         overdue: The envs that missed a deadline. Their results are ignored until their process has ended.
         last_contents: The info and the object leaves of each env's last result, pickled; None if there are none. They
             are kept only where they may have to be returned again; see `RowReader.keeps_contents`.
+        steps: The steps that are not in the journals yet.
         saves_due: The envs whose journals are long enough to be replaced by a saved state.
         waiters: The threads that wait for results.
         rollouts: Number of rollouts in flight.
     """
 
-    def __init__(
-        self,
-        lock: ChangeLock,
-        slab: Slab,
-        infos: Infos,
-        episodes: Episodes,
-        deadlines: Deadlines,
-        keeps_journals: bool = False,
-    ) -> None:
+    def __init__(self, lock: ChangeLock, slab: Slab, infos: Infos, episodes: Episodes, deadlines: Deadlines) -> None:
         count = slab.layout.envs
         self.lock = lock
         self.slab = slab
@@ -169,7 +161,7 @@ class EnvTable:
         self.attach: Attach = Attach(slab.layout, episodes.autoreset == "same_step")
         self.on_failure: OnFailure = episodes.on_failure
         self.replays: bool = episodes.on_failure == "replay"
-        self.keeps_journals: bool = self.replays or keeps_journals
+        self.keeps_journals: bool = self.replays
         self.status: bytearray = bytearray(count)
         self.version: int = 0
         self.call_ids: npt.NDArray[np.int64] = np.zeros(count, np.int64)
@@ -188,8 +180,7 @@ class EnvTable:
         self.overflow: dict[int, memoryview] = {}
         self.overdue: set[int] = set()
         self.last_contents: list[bytes | None] = [None] * count
-        self._journals: list[Journal] = []
-        self._steps: StepBuffer | None = None
+        self.steps: StepBuffer[Journal] = StepBuffer(slab, self.ops)
         self.saves_due: set[int] = set()
         self.waiters: ResultWaiters = ResultWaiters(slab, self.streams)
         self.rollouts: int = 0
@@ -207,28 +198,14 @@ class EnvTable:
         """Add the journals of an actor's envs. See `Journal` for the other arguments."""
         for position, index in enumerate(ids):
             on_save_due = functools.partial(self.saves_due.add, index)
-            self._journals.append(Journal(position, max_journal, save_every, on_save_due))
-        if self.keeps_journals:
-            self._steps = StepBuffer(self.slab, self.ops, MOST_STEPS if save_every is None else 1)
+            self.steps.journals.append(Journal(position, max_journal, save_every, on_save_due))
+        if save_every is not None:
+            self.steps.size = 1
 
     @property
     def journals(self) -> list[Journal]:
         """The journal of each env."""
-        if self._steps is not None and self._steps.count:
-            self._steps.move_to(self._journals)
-        return self._journals
-
-    def record_batch(self, envs: Selection) -> None:
-        """Record plain steps and autoresets. Those of all envs get into the journals later, several at once."""
-        if self._steps is not None and envs.is_all:
-            self._steps.add()
-            if not self._steps.is_full:
-                return
-        slab, journals = self.slab, self.journals
-        for index in () if envs.is_all else envs.ids:
-            op = self.op_of[index]
-            check = int(slab.checks[op & BUFFER, index])
-            journals[index].record_step(slab, index, check, is_reset=op & RESET != 0)
+        return self.steps.move_to_journals()
 
     # Facts -----------------------------------------------------------------------------------------------
 

@@ -165,6 +165,18 @@ def test_a_kill_from_outside_does_not_end_in_the_same_way(tmp_path, replay):
     assert status == 1
 
 
+def test_a_crash_while_idle_has_no_request(tmp_path, replay):
+    with vector(tmp_path, [FaultyEnv]) as envs:
+        envs.reset(seed=3)
+        os.kill(envs[0].pid, signal.SIGKILL)
+        with pytest.raises(ea.VectorStepError):
+            envs.step([1])
+        wait_until(lambda: list(tmp_path.glob("crashes/*/report.json")))
+    line, status = replay(bundles(tmp_path)[0])
+    assert line == "does not end in the same way: SIGKILL while idle, 0 of 1; instead: no failure while idle"
+    assert status == 1
+
+
 def test_a_step_that_has_raised_is_one_of_the_inputs(tmp_path, replay):
     for parity in (0, 1):  # one of which ends the process only if all steps have run
         with vector(tmp_path, [Moody] * 2, deadlines=ea.Deadlines()) as envs:
