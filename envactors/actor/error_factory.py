@@ -198,7 +198,7 @@ class ErrorFactory:
         kind = NodeLostError if isinstance(crash, NodeLostError) else ActorDiedError
         names = {**ActorDiedError.__annotations__, **kind.__annotations__}
         ending = {name: value for name, value in vars(crash).items() if name in names}
-        return _caused(kind(text, **ending, **where), copy_error(crash))
+        return _caused(kind(text, bundle=crash.bundle, **ending, **where), copy_error(crash))
 
     def lost_process(self, crash: ActorError | None, incarnation: int) -> Callable[[Activity], ActorError]:
         """Return a function that makes the errors of calls which only an earlier process could run."""

@@ -227,14 +227,14 @@ class CrashReporter:
             kind = "start" if isinstance(error, ActorStartError) else "timeout"
         inputs = None
         if kind in ("died", "timeout"):
-            inputs = find_inputs()
+            inputs = self._find(find_inputs)
             kind = "poison" if inputs.is_poison else kind
         path, is_new = self._directory.reserve(self._start.name, kind, failure)
         if path is None:
             self.submit(self._directory.log_skipped)
         if path is None or not is_new:
             return path
-        inputs = find_inputs() if inputs is None else inputs
+        inputs = self._find(find_inputs) if inputs is None else inputs
         # Without what the actor may change, and without the traceback of an error that is raised.
         facts = {**vars(error), "type": type(error).__name__, "text": str(error)}
         ending = error.__cause__ if isinstance(error.__cause__, ActorTimeoutError) else error
@@ -242,6 +242,15 @@ class CrashReporter:
         _pending[path] = threading.Event()
         self.submit(lambda: self._write(path, kind, facts, inputs, failure))
         return path
+
+    def _find(self, find_inputs: Callable[[], Inputs]) -> Inputs:
+        """Return the inputs. What fails here must cost the bundle, not the actor."""
+        try:
+            return find_inputs()
+        except Exception as error:
+            text = safe_repr(error)
+            self.submit(lambda: _log.warning("the inputs of a crash bundle are missing: %s", text))
+            return Inputs(is_complete=False)
 
     def _write(self, path: str, kind: str, facts: dict[str, Any], inputs: Inputs, failure: Failure | None) -> None:
         try:

@@ -237,7 +237,7 @@ class RolloutPart(Job):
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the step that an ended process was running, and the requests before it; nothing of the policy."""
-        if culprit.method not in ("step", "reset"):
+        if culprit.method == "policy" or culprit.env not in self._envs_failed_in(culprit):
             return Inputs()
         return self._group.recovery.inputs(culprit.env, *self._posted(culprit.env))
 
