@@ -21,7 +21,7 @@ import envactors as ea
 from envactors.cli import main
 from envactors.testing import EchoEnv, FaultyEnv
 
-DEADLINE = 0.4
+DEADLINE = 1.0
 CRASHES = {"segfault": "SIGSEGV", "exit": "exit code 3", "crash": "SIGKILL"}
 HANGS = dict.fromkeys(("sleep", "stop", "hang_in_c"), f"missed deadline of {DEADLINE} s")
 RAISES = {
@@ -49,9 +49,8 @@ def replay(capfd):
 
 
 def vector(tmp_path, factories, **options):
-    deadlines = ea.Deadlines(step=DEADLINE, reset=DEADLINE)
     restart = ea.RestartPolicy(max_restarts=100, backoff=0.0)
-    given = {"backend": FORK_SERVER, "deadlines": deadlines, "restart": restart, "crash_dir": tmp_path / "crashes"}
+    given = {"backend": FORK_SERVER, "restart": restart, "crash_dir": tmp_path / "crashes"}
     return ea.VectorEnv(factories, **{**given, **options})
 
 
@@ -88,7 +87,8 @@ class Moody(EchoEnv):
 @pytest.mark.parametrize("where", ["step", "reset"])
 @pytest.mark.parametrize("fault", ENDINGS)
 def test_a_fault_ends_in_the_same_way_in_a_fresh_process(fault, where, envs_per_actor, tmp_path, replay):
-    with vector(tmp_path, [FaultyEnv] * 2, envs_per_actor=envs_per_actor) as envs:
+    deadlines = ea.Deadlines(step=DEADLINE, reset=DEADLINE) if fault in HANGS else ea.Deadlines()
+    with vector(tmp_path, [FaultyEnv] * 2, envs_per_actor=envs_per_actor, deadlines=deadlines) as envs:
         envs.reset(seed=3)
         for step in range(4):
             envs.step([step, step + 1])
@@ -145,7 +145,7 @@ class Grim(EchoEnv):
 
 
 def test_a_kill_from_outside_does_not_end_in_the_same_way(tmp_path, replay):
-    with vector(tmp_path, [FaultyEnv] * 2, deadlines=ea.Deadlines()) as envs:
+    with vector(tmp_path, [FaultyEnv] * 2) as envs:
         envs.reset(seed=3)
         envs.send([1, 1])
         envs.recv()
@@ -178,7 +178,7 @@ def test_a_crash_while_idle_has_no_request(tmp_path, replay):
 
 def test_a_step_that_has_raised_is_one_of_the_inputs(tmp_path, replay):
     for parity in (0, 1):  # one of which ends the process only if all steps have run
-        with vector(tmp_path, [Moody] * 2, deadlines=ea.Deadlines()) as envs:
+        with vector(tmp_path, [Moody] * 2) as envs:
             envs.set_attr("parity", parity)
             envs.reset(seed=2)
             with pytest.raises(ea.VectorStepError):
@@ -303,7 +303,7 @@ def test_the_call_of_an_executor_ends_in_the_same_way(tmp_path, replay):
 
 
 def test_threads_leave_bundles_of_exceptions_and_envs_in_this_process_take_no_directory(tmp_path, replay):
-    with vector(tmp_path, [Moody] * 2, backend="thread", deadlines=ea.Deadlines()) as envs:
+    with vector(tmp_path, [Moody] * 2, backend="thread") as envs:
         envs.reset(seed=1)
         with pytest.raises(ea.VectorStepError) as caught:
             envs.step([1, 3])
