@@ -1,7 +1,7 @@
 """Every error of the library.
 
     EnvActorsError(Exception)
-    ├── ActorError                    .actor (its name) .index .pid .incarnation .method .call_id .elapsed
+    ├── ActorError                    .actor (its name) .index .pid .incarnation .method .call_id .elapsed .bundle
     │   ├── ActorStartError           the factory raised, or the worker did not start in time
     │   ├── ActorDiedError            .exitcode .signal .stderr_tail .aborted
     │   │   └── NodeLostError         .node .reason
@@ -25,8 +25,10 @@ is the caller's job.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import copy
 import copyreg
+import shlex
 import signal as signals
 import sys
 from collections.abc import Callable
@@ -79,6 +81,7 @@ class ActorError(EnvActorsError):
         call_id: The id of that call, None if the actor was idle.
         elapsed: How long the call had been running, or the process had been starting, in seconds; None if neither was
             in progress.
+        bundle: The path of its crash bundle, for ``envactors replay``; None without one.
         read_inputs: Returns ``inputs``, which are not unpickled before; None without any.
     """
 
@@ -89,7 +92,12 @@ class ActorError(EnvActorsError):
     method: str | None = None
     call_id: int | None = None
     elapsed: float | None = None
+    bundle: str | None = None
     read_inputs: Callable[[], list[tuple[Any, ...]]] | None = None
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if self.bundle is None or self.bundle in text else f"{text}\n{describe_bundle(self.bundle)}"
 
     @property
     def inputs(self) -> list[tuple[Any, ...]] | None:
@@ -228,6 +236,23 @@ def describe_end(exitcode: int | None, signal: int | None) -> str:
         return "ended with an unknown status" if exitcode is None else f"ended with exit code {exitcode}"
     names = {int(known): known.name for known in signals.Signals}
     return f"was killed by signal {signal} ({names.get(signal, 'a real-time signal')})"
+
+
+def describe_bundle(path: str) -> str:
+    """Return what users do with a crash bundle."""
+    return f"to run it again: envactors replay {shlex.quote(path)}"
+
+
+def name_bundle(error: BaseException, path: str) -> None:
+    """Have an exception of env code name its crash bundle, as far as its class allows. Do so once."""
+    with contextlib.suppress(Exception):
+        if not hasattr(error, "bundle") or isinstance(error, ActorError):
+            error.bundle = path  # type: ignore[attr-defined] # of an exception of any class
+    note = describe_bundle(path)
+    if sys.version_info >= (3, 11) and not isinstance(error, ActorError):
+        with contextlib.suppress(Exception):
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
 
 
 def copy_error(error: ActorError) -> ActorError:

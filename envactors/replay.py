@@ -8,7 +8,6 @@ of the vector.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ import numpy.typing as npt
 
 from envactors.mailbox.messages import Attach, Kind, Pickled, RecordedSteps, Replay, Set
 from envactors.mailbox.pickling import dumps, loads
-from envactors.mailbox.recorded import inputs_of
 from envactors.mailbox.slab import BUFFER, RESET, Slab
 from envactors.mailbox.specs import reader
 
@@ -106,10 +104,7 @@ class Journal:
         if seed is not None and (resets_within or is_reset):
             self.begin(seed, check, None if resets_within or payload is None else Pickled(payload))
         elif payload is not None:
-            message: tuple[Any, ...] = self._position, None, Pickled(payload)
-            if not is_reset:
-                message = self._position, Pickled(payload), autoreset, None
-            self._record_message(Kind.RESET if is_reset else Kind.STEP, bytes(dumps(message)), check)
+            self._record_message(*self._message_of(posted, Pickled(payload)), check)
         else:
             self.record_step(slab, index, check, is_reset=is_reset)
 
@@ -153,6 +148,10 @@ class Journal:
         steps.resets.extend(resets)
         self._grow(check, sum(map(len, actions)), len(resets))
 
+    def record_failed(self, request: tuple[int, bytes]) -> None:
+        """Record a step that has raised in an env whose episode continues."""
+        self._record_message(*request, self._check)
+
     def record_action(self, action: Any, *, autoreset: bool, check: int) -> None:
         """Record a step whose action does not fit into rows."""
         message = self._position, Pickled(bytes(dumps(action))), autoreset, None
@@ -184,6 +183,11 @@ class Journal:
         self.length += count
         if every is not None and self.length // every > before // every:
             self._on_save_due()
+
+    def forget_all(self) -> None:
+        """Discard the attributes, too: a new process has none of them."""
+        self.forget()
+        self._attributes = {}
 
     def forget(self) -> None:
         """Discard all requests but the attributes. Only a seeded reset or a saved state begins the journal again."""
@@ -227,30 +231,27 @@ class Journal:
             self._crashed_at = self._size if has_failed else None
         self._has_crashed_in_replay = crashed and self.can_replay
 
-    def inputs(
-        self, actions: Sequence[npt.NDArray[Any]], index: int, failed: PostedRequest, attach: Attach
-    ) -> Callable[[], list[tuple[Any, ...]]] | None:
-        """Return a function that returns the requests which reproduce a failure; None if they are not known.
+    def is_poison(self, failed: PostedRequest) -> bool:
+        """Return whether a failed request has failed before, at the same point of the same inputs."""
+        return (self.can_replay or failed.is_seeded_reset) and not self.can_retry(failed)
 
-        The function unpickles, and must not be called under the lock.
+    def request(
+        self, attach: Attach, actions: Sequence[npt.NDArray[Any]], index: int, posted: PostedRequest
+    ) -> tuple[int, bytes]:
+        """Return the message that repeats a step or a reset: its kind, and its fields, pickled.
 
         Args:
+            attach: The message that has workers use the rows.
             actions: The array of the envs' actions, for each leaf of the action.
             index: The env.
-            failed: The request that has failed.
-            attach: The message that has workers use the rows.
+            posted: The request.
         """
-        if not (self.can_replay or failed.is_seeded_reset):
-            return None
-        return functools.partial(inputs_of, self.replay(attach), _last_input(attach, actions, index, failed))
+        content = posted.payload
+        if content is None and not posted.is_reset and attach.layout.action is not None:
+            content = bytes(dumps(reader(attach.layout.action, actions, index)()))
+        return self._message_of(posted, None if content is None else Pickled(content))
 
-
-def _last_input(
-    attach: Attach, actions: Sequence[npt.NDArray[Any]], index: int, failed: PostedRequest
-) -> tuple[Any, ...]:
-    content = None if failed.payload is None else Pickled(failed.payload)
-    if failed.is_reset:
-        return "reset", failed.seed, content
-    if content is not None or attach.layout.action is None:
-        return "step", content
-    return "step", reader(attach.layout.action, actions, index)()
+    def _message_of(self, posted: PostedRequest, content: Pickled | None) -> tuple[int, bytes]:
+        if posted.is_reset:
+            return Kind.RESET, bytes(dumps((self._position, posted.seed, content)))
+        return Kind.STEP, bytes(dumps((self._position, content, posted.autoreset, posted.seed)))

@@ -36,7 +36,8 @@ from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Judgment, Timers
 from envactors.backends.base import ExitStatus, LendingWorker, Use, Worker
 from envactors.backends.log_records import handle_record
-from envactors.errors import ActorError
+from envactors.crashes.inputs import Inputs
+from envactors.errors import ActorError, describe_bundle
 from envactors.mailbox.control_page import FINISHED
 from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
 from envactors.mailbox.pickling import dumps, load_plain, loads, unpack_failure
@@ -123,6 +124,8 @@ class Actor(ActorBase):
         runtimes.join(self)
         self._use = self.config.backend.use(self.config.env_vars, self.runtime)
         self._use.open()
+        if self.config.crashes is not None:
+            self.config.crashes.submit = self.runtime.printer.submit
         if self.config.is_on_demand:
             self.phase = Phase.ASLEEP
         self.proceed_soon()
@@ -866,6 +869,9 @@ class Actor(ActorBase):
         # 2. Describe: find out what was running, and make the error.
         culprit = None if job is None else job.culprit(incarnation)
         error = self._describe_exit(report, culprit)
+        if self.config.crashes is not None and is_crash(report.reason) and report.pid is not None:
+            find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
+            error.bundle = self.config.crashes.report(error, find_inputs, incarnation.failure)
         # 3. Decide: start another process now, later, or never.
         plan = self._plan(report, error)
         ended = ProcessExit(incarnation, report, culprit, error, plan)
@@ -1019,7 +1025,8 @@ class Actor(ActorBase):
         else:
             # One warning tells of all actors whose helper was lost.
             level = logging.INFO if ended.reason is EndReason.HELPER_LOST else logging.WARNING
-            self.log(level, str(ended.error).partition("\n")[0], of=ended.error)
+            text, bundle = str(ended.error).partition("\n")[0], ended.error.bundle
+            self.log(level, text if bundle is None else f"{text}; {describe_bundle(bundle)}", of=ended.error)
 
     def log(self, level: int, text: str, bug: BaseException | None = None, of: ActorError | None = None) -> None:
         """Log a message in the thread for printing: handlers may block, and evidence runs code of users.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from envactors.actor.change import ChangeLock
 from envactors.actor.permits import Permits
 from envactors.backends.base import Backend, RowMemory, Worker
+from envactors.crashes.writer import CrashReporter
 from envactors.mailbox.messages import Start
 from envactors.options import Deadlines, RestartPolicy
 
@@ -30,6 +31,7 @@ class ActorConfig:
         is_standby: Whether it only holds a process for others.
         permits: The permits that steps and resets need; None if any number of actors may run.
         is_on_demand: Whether it starts a process only when it is woken, also once it is dead.
+        crashes: Leaves its crash bundles; None without ``crash_dir``.
         maker: The name of what makes its envs, in errors.
         has_warned: Whether the user was warned of deadlines that the backend does not enforce.
     """
@@ -46,6 +48,7 @@ class ActorConfig:
     is_standby: bool = False
     permits: Permits | None = None
     is_on_demand: bool = False
+    crashes: CrashReporter | None = None
     maker: str = "factory"
     has_warned: bool = False
 

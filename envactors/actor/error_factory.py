@@ -198,7 +198,7 @@ class ErrorFactory:
         kind = NodeLostError if isinstance(crash, NodeLostError) else ActorDiedError
         names = {**ActorDiedError.__annotations__, **kind.__annotations__}
         ending = {name: value for name, value in vars(crash).items() if name in names}
-        return _caused(kind(text, **ending, **where), copy_error(crash))
+        return _caused(kind(text, bundle=crash.bundle, **ending, **where), copy_error(crash))
 
     def lost_process(self, crash: ActorError | None, incarnation: int) -> Callable[[Activity], ActorError]:
         """Return a function that makes the errors of calls which only an earlier process could run."""
@@ -230,7 +230,8 @@ class ErrorFactory:
                 f"{who} failed to start {failed_starts} times in a row, and restart=RestartPolicy(backoff=0) does not "
                 f"delay the next time. If it may start later, set backoff. The last time: {last}"
             )
-        return _caused(RestartsExhaustedError(text, causes=[copy_error(crash) for crash in crashes], **where), last)
+        causes = [copy_error(crash) for crash in crashes]
+        return _caused(RestartsExhaustedError(text, causes=causes, bundle=last.bundle, **where), last)
 
     def after_last(self, final: ActorError, activity: Activity) -> ActorError:
         """Return the error of a call to a dead actor, given the error of its last process."""

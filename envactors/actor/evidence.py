@@ -11,7 +11,8 @@ _FRAME = re.compile(r"^  File ", re.MULTILINE)
 _STACKS = re.compile(r"(?:^.*\(most recent call first\):(?:\n  .*)*\n*)+", re.MULTILINE)
 # The modules that call env code.
 _LIBRARY = re.compile(
-    r"^.*[/\\]envactors[/\\](vector_env\.py|(actor|backends|integrations|mailbox|pools|rollout|vector|worker)[/\\])"
+    r"^.*[/\\]envactors[/\\](vector_env\.py|"
+    r"(actor|backends|integrations|mailbox|pools|reruns|rollout|vector|worker)[/\\])"
 )
 
 

@@ -13,6 +13,7 @@ from envactors.actor.exits import ProcessExit
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import Incarnation
 from envactors.actor.states import EndReason, blames_request
+from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Frame
 
@@ -76,6 +77,11 @@ class Job:
         worker = incarnation.worker
         has_begun = worker is None or worker.page.progress().call_id == self.call_id
         return self.activity() if has_begun or blames_request(incarnation.end_reason) else None
+
+    def inputs(self, culprit: Activity) -> Inputs:
+        """Return the requests that led to the end of a process, for its crash bundle."""
+        del culprit
+        return Inputs()
 
     def on_late(self, activity: Activity) -> None:
         """Ignore all later progress of the worker: an activity has missed its deadline."""

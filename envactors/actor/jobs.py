@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 
@@ -10,12 +11,14 @@ from envactors.actor import recording
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.exits import ProcessExit, runs_again
-from envactors.actor.future import ActorFuture
+from envactors.actor.future import ActorFuture, Outcome
 from envactors.actor.job import ErrorOf, Job
 from envactors.actor.states import EndReason
+from envactors.crashes.inputs import Inputs
+from envactors.mailbox import messages
 from envactors.mailbox.control_page import METHOD_NAMES
-from envactors.mailbox.messages import Frame, Kind
-from envactors.mailbox.pickling import load_plain
+from envactors.mailbox.messages import Failure, Frame, Kind
+from envactors.mailbox.pickling import load_plain, loads
 
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
 _FAILED = Kind.FAILED
@@ -74,11 +77,20 @@ class Call(Job):
         """Pass the reply to the future."""
         actor = self.actor
         recording.recorder.on_span(actor, self.method, self.started)
+        outcome: Outcome = actor.errors.outcome(self.activity(), frame, actor.pid)
+        if actor.config.crashes is not None and frame.kind == _FAILED and self.kind == Kind.CALL:
+            failure, find_inputs = Failure(*loads(frame.payload)), functools.partial(self.inputs, self.activity())
+            place = self.activity(), frame.incarnation, actor.pid
+            outcome = actor.config.crashes.name(outcome, failure, find_inputs, *place)
         actor.tenant.on_call(self.kind, self.index, self.payload, frame)
         if self.take_reply is not None:
             self.take_reply(frame)
-        self.future.set_outcome(actor.errors.outcome(self.activity(), frame, actor.pid))
+        self.future.set_outcome(outcome)
         return True
+
+    def inputs(self, culprit: Activity) -> Inputs:
+        """Return the call, and the requests before it as far as they are known."""
+        return self.actor.tenant.inputs_of_call(culprit.env, (self.kind, bytes(self.payload)))
 
     def after_exit(self, ended: ProcessExit) -> bool:
         """Run again if the worker had not begun it, or if it has retries."""
@@ -135,6 +147,11 @@ class Replay(Job):
             return Activity("reset", self.index, self.call_id, self.started, deadlines.of("reset"))
         method = METHOD_NAMES.get(progress.method, "call")
         return Activity(method, self.index, self.call_id, progress.since, deadlines.of(method))
+
+    def inputs(self, culprit: Activity) -> Inputs:
+        """Return the journal, one of whose requests has ended the process."""
+        del culprit
+        return Inputs(messages.Replay(*loads(self._payload)))
 
     def on_reply(self, frame: Frame) -> bool:
         """Pass the result on."""

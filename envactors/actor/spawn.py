@@ -18,6 +18,7 @@ from envactors.actor.inline import InlineActor
 from envactors.actor.type_variables import T
 from envactors.backends.base import Backend
 from envactors.backends.log_records import levels_of_loggers
+from envactors.crashes.writer import CrashDir, CrashReporter
 from envactors.errors import SerializationError
 from envactors.mailbox import registry
 from envactors.mailbox.factory import Factory, as_callable
@@ -41,6 +42,7 @@ class SpawnOptions(TypedDict, total=False):
     deadlines: Deadlines | float
     restart: RestartPolicy
     env_vars: Mapping[str, str] | None
+    crash_dir: CrashDir
 
 
 @overload
@@ -59,6 +61,7 @@ def spawn(  # type: ignore[misc] # mypy does not accept Any for the types of sev
     deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
     restart: RestartPolicy = RestartPolicy(max_restarts=0),  # noqa: B008 # frozen
     env_vars: Mapping[str, str] | None = None,
+    crash_dir: CrashDir = None,
 ) -> ActorHandle[Any]:
     """Start an actor and return at once; the worker makes the env in the background.
 
@@ -71,6 +74,7 @@ def spawn(  # type: ignore[misc] # mypy does not accept Any for the types of sev
         deadlines: Time limits in seconds; a number means ``Deadlines(call=number)``.
         restart: How often a process that crashed or missed a deadline is replaced.
         env_vars: Environment variables of the worker, set before it imports anything.
+        crash_dir: Directory for crash bundles, which ``envactors replay`` runs again; None for none.
 
     Raises:
         TypeError: ``factory`` is neither a callable nor a string, or ``env_vars`` is not a mapping of strings.
@@ -83,7 +87,14 @@ def spawn(  # type: ignore[misc] # mypy does not accept Any for the types of sev
     if args:
         factory = functools.partial(as_callable(factory, f"actor {name!r}"), *args)
     return launch(
-        [factory], name=name, first=0, backend=backend, deadlines=deadlines, restart=restart, env_vars=env_vars
+        [factory],
+        name=name,
+        first=0,
+        backend=backend,
+        deadlines=deadlines,
+        restart=restart,
+        env_vars=env_vars,
+        crash_dir=crash_dir,
     )
 
 
@@ -101,6 +112,7 @@ def launch(
     deadlines: Deadlines | float,
     restart: RestartPolicy,
     env_vars: Mapping[str, str] | None,
+    crash_dir: CrashDir = None,
     has_journal: bool = False,
     seed_episodes: bool = False,
     snapshot: SnapshotPolicy | None = None,
@@ -117,6 +129,7 @@ def launch(
         deadlines: As for `spawn`.
         restart: As for `spawn`.
         env_vars: As for `spawn`.
+        crash_dir: As for `spawn`.
         has_journal: Whether workers compute checksums over observations.
         seed_episodes: Whether the infos of resets contain their seeds.
         snapshot: How to save and restore the states of the envs; None if that is not used.
@@ -142,6 +155,8 @@ def launch(
         )
     wanted = as_deadlines(deadlines)
     enforced = wanted if resolved.traits.can_kill else Deadlines(start=None, close=wanted.close, slow=wanted.slow)
+    is_inline = resolved.traits.is_inline
+    crashes = None if crash_dir is None else CrashReporter(crash_dir, start, variables, enforced, is_inline=is_inline)
     config = ActorConfig(
         name=name,
         backend=resolved,
@@ -149,6 +164,7 @@ def launch(
         deadlines=enforced,
         restart=restart,
         env_vars=variables,
+        crashes=crashes,
         lock=lock or ChangeLock(),
         **settings,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from envactors.crashes.inputs import Inputs
 from envactors.mailbox.messages import Attach, Frame, Kind
 
 if TYPE_CHECKING:
@@ -45,6 +46,16 @@ class Tenant:
             payload: Its message, pickled.
             frame: The reply.
         """
+
+    def inputs_of_call(self, index: int, request: tuple[int, bytes]) -> Inputs:
+        """Return a call of an env with the requests before it, for a crash bundle.
+
+        Args:
+            index: The index of the env.
+            request: The kind of the message, and its fields, pickled.
+        """
+        del index
+        return Inputs(request=request)
 
     def on_overflow(self, frame: Frame) -> None:
         """Keep a part of a result that did not fit into its row."""

@@ -20,6 +20,7 @@ from envactors.cli.arguments import fail
 _COMMANDS = {
     "top": ("top", "watch the actors of a running program"),
     "stacks": ("stacks", "print the stacks of the workers of a running program"),
+    "replay": ("replay", "run the inputs of a crash bundle again, also in a debugger"),
     "check": ("check.command", "find defects of an env, and suggest settings"),
     "doctor": ("doctor", "show resources and limits of this machine, and warn of problems"),
     "tune": ("tune", "find the fastest settings for an env on this machine"),

@@ -139,6 +139,7 @@ def launch_each(
             deadlines=choices.deadlines,
             restart=choices.restart,
             env_vars=env_vars,
+            crash_dir=choices.crash_dir,
             lock=lock,
             permits=permits,
         )

@@ -22,6 +22,17 @@ def requests_of(replay: Replay) -> Iterator[Any]:
             yield REQUESTS[kind](*loads(payload))
 
 
+def copy_replay(replay: Replay) -> Replay:
+    """Return a copy that does not grow with the journal."""
+    return replay._replace(entries=list(map(_copy, replay.entries)))
+
+
+def _copy(entry: RecordedSteps | tuple[int, bytes]) -> RecordedSteps | tuple[int, bytes]:
+    if not isinstance(entry, RecordedSteps):
+        return entry
+    return RecordedSteps([bytearray(column) for column in entry.columns], bytearray(entry.resets))
+
+
 def _steps_of(replay: Replay, steps: RecordedSteps) -> Iterator[Any]:
     action, count = replay.action, len(steps.resets)
     pairs = zip([] if action is None else leaves(action), steps.columns, strict=True)
@@ -34,15 +45,20 @@ def _steps_of(replay: Replay, steps: RecordedSteps) -> Iterator[Any]:
             yield Step(replay.env, reader(action, columns, row)(), replay.autoreset, None)
 
 
-def inputs_of(replay: Replay | None, last: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return the requests of a replay, and the one after it, as errors show them: methods and arguments."""
+def inputs_of(replay: Replay | None, last: tuple[int, bytes]) -> list[tuple[Any, ...]]:
+    """Return the requests of a replay, and the message after it, as errors show them: methods and arguments."""
     requests = [] if replay is None else [*(Set(*loads(one)) for one in replay.attributes), *requests_of(replay)]
-    return [tuple(map(content_of, one)) for one in (*map(_as_input, requests), last)]
+    return [*map(_as_input, requests), input_of(*last)]
+
+
+def input_of(kind: int, payload: bytes) -> tuple[Any, ...]:
+    """Return a pickled message as errors show it: its method, and its arguments, unpickled."""
+    return _as_input(REQUESTS[kind](*loads(payload)))
 
 
 def _as_input(message: Any) -> tuple[Any, ...]:
     if isinstance(message, Reset):
-        return "reset", message.seed, message.options
+        return "reset", message.seed, content_of(message.options)
     if isinstance(message, Step):
-        return "step", message.action
-    return (type(message).__name__.lower(), *message[1:])
+        return "step", content_of(message.action)
+    return (type(message).__name__.lower(), *map(content_of, message[1:]))

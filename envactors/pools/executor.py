@@ -22,6 +22,7 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.spawn import launch
 from envactors.actor.type_variables import P, R
 from envactors.backends.base import Backend
+from envactors.crashes.writer import CrashDir
 from envactors.errors import ActorClosedError, SerializationError
 from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import dumps, safe_repr
@@ -83,6 +84,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         env_vars: Environment variables of the workers.
         backend: Where the workers run: the name of a backend, or a backend.
         name: The prefix of the workers' names.
+        crash_dir: Directory for crash bundles of calls; see `envactors.spawn`.
 
     Raises:
         TypeError: ``initializer`` cannot be called.
@@ -103,6 +105,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         env_vars: Mapping[str, str] | None = None,
         backend: str | Backend = "process",
         name: str = "executor",
+        crash_dir: CrashDir = None,
     ) -> None:
         if max_workers is not None and not is_int(max_workers):
             raise ValueError(f"Executor(max_workers={max_workers!r}): expected an int >= 1, or None for one per core")
@@ -125,6 +128,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
                 deadlines=Deadlines(start=_START_PATIENCE, call=deadline),
                 restart=RestartPolicy(max_restarts=math.inf, backoff=0),
                 env_vars=env_vars,
+                crash_dir=crash_dir,
                 lock=None if is_inline else lock,
                 is_on_demand=True,
                 maker="initializer",

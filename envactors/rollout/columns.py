@@ -208,7 +208,7 @@ class ActorColumns:
             ops: What happened in each.
         """
         table, episodes = self._table, self._table.episodes
-        if table.replays:
+        if table.keeps_journals:
             self._record(index, first, ends, ops)
         resets = _without_repeats(ops, ops)
         if resets:

@@ -16,6 +16,7 @@ from envactors.actor.activity import Activity
 from envactors.actor.exits import ProcessExit
 from envactors.actor.future import Outcome
 from envactors.actor.job import ErrorOf, Job, Renewal
+from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES
@@ -28,6 +29,7 @@ from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Parameters, Policy, Stop
 from envactors.vector.actor_envs import ActorEnvs
+from envactors.vector.env_recovery import Actions
 from envactors.vector.fates import Cause, EnvFate, FailedRequest, lost_with
 
 
@@ -233,6 +235,12 @@ class RolloutPart(Job):
         if self._late is not None:
             self.columns.forget_later()
 
+    def inputs(self, culprit: Activity) -> Inputs:
+        """Return the step that an ended process was running, and the requests before it; nothing of the policy."""
+        if culprit.method == "policy" or culprit.env not in self._envs_failed_in(culprit):
+            return Inputs()
+        return self._group.recovery.inputs(culprit.env, *self._posted(culprit.env))
+
     def after_exit(self, ended: ProcessExit) -> bool:
         """Decide about the envs of an ended process, and continue in the next one."""
         self._late = None
@@ -281,11 +289,8 @@ class RolloutPart(Job):
 
     def _decide(self, index: int, failure: FailedRequest, *, has_process: bool) -> None:
         """Decide about the step of an env that has failed."""
-        table, columns = self._table, self.columns
-        op = RESET_BIT if columns.resets_next(index) else 0
-        posted = PostedRequest(op, columns.seeds[index], None, table.autoreset == "same_step")
-        actions = [array[columns.counted[index]] for array in columns.trajectory.actions]
-        decision, error = self._group.recovery.decide(index, failure, posted, actions, has_process=has_process)
+        columns = self.columns
+        decision, error = self._group.recovery.decide(index, failure, *self._posted(index), has_process=has_process)
         fate = decision.fate
         if fate is EnvFate.REDO:
             return
@@ -297,6 +302,13 @@ class RolloutPart(Job):
             columns.truncate(index)
         else:
             self.errors[index] = error
+
+    def _posted(self, index: int) -> tuple[PostedRequest, Actions]:
+        """Return the next step of an env as rows would have it, and the actions of all envs in that step."""
+        columns = self.columns
+        op = RESET_BIT if columns.resets_next(index) else 0
+        posted = PostedRequest(op, columns.seeds[index], None, self._table.autoreset == "same_step")
+        return posted, [array[columns.counted[index]] for array in columns.trajectory.actions]
 
     def _activity_of(self, index: int) -> Activity:
         """Return the next step of an env, for errors."""

@@ -19,6 +19,7 @@ from envactors.actor.incarnation import Incarnation
 from envactors.actor.job import ErrorOf, Job, Renewal
 from envactors.actor.states import blames_request
 from envactors.actor.tenant import Tenant
+from envactors.crashes.inputs import Inputs
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, METHOD_RESET, ControlPage
 from envactors.mailbox.durations import Histograms
@@ -251,7 +252,7 @@ class ActorEnvs(Job, Tenant):
         if request.failure is not None and request.method == "step" and request.ending is None:
             before = reader.copy_last(index)  # from the buffer that was current until now
         table.swap_buffers(index)
-        if table.replays:
+        if table.keeps_journals:
             table.journals[index].record_row(slab, index, table.posted_request(index))
         ends = bool(slab.terminated[index]) or bool(slab.truncated[index])
         if ends and op & NO_AUTORESET:
@@ -384,8 +385,17 @@ class ActorEnvs(Job, Tenant):
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
         """Record a call in the journal of its env."""
-        if self.table.replays:
+        if self.table.keeps_journals:
             self.journal_keeper.record_call(kind, index, payload, frame)
+
+    def inputs(self, culprit: Activity) -> Inputs:
+        """Return the row that an ended process was running, and the requests before it."""
+        posted = self.table.posted_request(culprit.env)
+        return self.recovery.inputs(culprit.env, posted, self.table.slab.actions)
+
+    def inputs_of_call(self, index: int, request: tuple[int, bytes]) -> Inputs:
+        """Return a call of an env with the requests before it."""
+        return self.recovery.inputs_until(index, request)
 
     def culprit(self, incarnation: Incarnation) -> Activity | None:
         """Return the step that an ended process was running, or that missed its deadline; None if it ran none.

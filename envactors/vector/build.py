@@ -77,6 +77,7 @@ def launch_actors(
         lock=ChangeLock(),
         standbys=standbys,
         permits=limit_running(choices.max_running, len(groups), backend),
+        crash_dir=choices.crash_dir,
         has_journal=choices.on_failure == "replay",
         seed_episodes=choices.seed_episodes,
         snapshot=choices.snapshot,
@@ -168,10 +169,11 @@ def share_rows(
     recycler_of = [one for one in recyclers for _ in one.envs] if recyclers[0].may_be_due else []
     episodes = Episodes(count, choices.autoreset, choices.on_failure, recycler_of)
     table = EnvTable(config.lock, slab, infos, episodes, config.deadlines)
+    table.keeps_journals |= choices.crash_dir is not None
     reader = RowReader(table, described, copies=choices.copy)
     groups = [ActorEnvs(table, reader, actor, one) for actor, one in zip(actors, recyclers, strict=True)]
     table.waiters.groups = groups
-    save_every = None if choices.snapshot is None else choices.snapshot.every
+    save_every = None if choices.snapshot is None or not table.replays else choices.snapshot.every
     futures = []
     for group in groups:
         table.add_journals(group.range, choices.max_journal, save_every)

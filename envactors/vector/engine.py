@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
@@ -26,7 +25,6 @@ from envactors.mailbox.durations import Histograms
 from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import dumps, safe_repr, try_to_read
-from envactors.mailbox.slab import BUFFER, RESET
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.actor_envs import ActorEnvs, post_rows
 from envactors.vector.base import Engine, Futures, Options, Seeds
@@ -410,8 +408,8 @@ class RowEngine(Engine):
         with self._lock, self._lock.change(*envs.actors):
             if version != table.version:
                 return None
-            if table.replays:
-                self._record(envs.ids, table.ops[at])
+            if table.keeps_journals:
+                table.steps.record(envs.ids, is_all=envs.is_all)
             table.episodes.record_batch(envs.ids, at, batch.terminated, batch.truncated)
             for group, ids in envs.groups:
                 group.actor.completed += len(ids)
@@ -423,15 +421,6 @@ class RowEngine(Engine):
                 for group, _ in envs.groups:
                     group.journal_keeper.queue_saves()
         return batch
-
-    def _record(self, ids: list[int], ops: npt.NDArray[np.uint8]) -> None:
-        """Record plain steps and autoresets in the journals of envs, whose operations are ``ops``."""
-        table = self.table
-        slab = table.slab
-        checks = slab.checks[ops & BUFFER, ids].tolist()
-        resets = (ops & RESET).tolist()
-        for index, check, reset in zip(ids, checks, resets, strict=True):
-            table.journals[index].record_step(slab, index, check, is_reset=reset != 0)
 
     def _collect(self, envs: Selection) -> None:
         """Record all complete rows of the actors that these envs belong to."""
@@ -531,5 +520,5 @@ class RowEngine(Engine):
             self.reader.put_back(index, last)
         table.episodes.restore(index, snapshot)
         table.restore(index, reply.incarnation, starts=snapshot.starts)
-        if table.replays:
+        if table.keeps_journals:
             table.journals[index].begin_with_state(snapshot.check, snapshot.state)

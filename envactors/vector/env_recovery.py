@@ -20,9 +20,11 @@ from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
 from envactors.actor.incarnation import ExitReport
 from envactors.actor.job import ErrorOf
 from envactors.actor.states import EndReason
+from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.pickling import try_to_read
+from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
 from envactors.vector.fates import Cause, Decision, EnvFate, Facts, FailedRequest, lost_with, settle
 from envactors.vector.results import EnvStep
@@ -168,6 +170,11 @@ class EnvRecovery:
         """
         table, journal = self._table, self._table.journals[index]
         request = table.request_of(index)
+        crashes = self._actor.config.crashes
+        if crashes is not None and failure.raised is not None:
+            find_inputs = functools.partial(self.inputs, index, posted, actions)
+            place = failure.activity, failure.incarnation, self._actor.pid
+            failure = failure._replace(error=crashes.name(failure.error, failure.raised, find_inputs, *place))
         can_retry = table.replays and not failure.has_run and journal.can_retry(posted)
         gives_up = table.replays and not can_retry
         error = self._with_inputs(index, failure, posted, actions) if gives_up else failure.error
@@ -189,11 +196,30 @@ class EnvRecovery:
         )
         # This may clear the journal, which the facts and the error were read from.
         decision = settle(facts, table.episodes, index, journal)
+        if table.keeps_journals and decision.fate is EnvFate.REPORT and failure.raised is not None:
+            journal.record_failed(journal.request(table.attach, actions, index, posted))
         self._actor.failed += failure.cause is Cause.RUNNING and decision.fate is not EnvFate.REDO
         if decision.replaces_process:
             pid = self._actor.pid
             self._actor.discard(failure.incarnation, lambda: self._discard_error(failure, pid))
         return decision, error
+
+    def inputs(self, index: int, posted: PostedRequest, actions: Actions) -> Inputs:
+        """Return a failed step or reset with the requests before it, for a crash bundle; see `decide`."""
+        table, journal = self._table, self._table.journals[index]
+        inputs = self.inputs_until(index, journal.request(table.attach, actions, index, posted))
+        is_poison = table.replays and journal.is_poison(posted)
+        return inputs._replace(is_complete=inputs.is_complete or posted.is_seeded_reset, is_poison=is_poison)
+
+    def inputs_until(self, index: int, request: tuple[int, bytes]) -> Inputs:
+        """Return a message with the requests before it, for a crash bundle."""
+        table, journal, reader = self._table, self._table.journals[index], self._reader
+        # In a rollout the rows are behind.
+        last = None if table.rollouts else reader.copy_last(index, has_info=False)
+        is_complete = journal.can_replay or not table.episodes.has_result(index)
+        read = None if last is None else lambda: reader.read(last).obs
+        replay = journal.replay(table.attach)
+        return Inputs(replay and copy_replay(replay), request, is_complete, read_observation=read)
 
     # Errors ----------------------------------------------------------------------------------------------
 
@@ -201,9 +227,11 @@ class EnvRecovery:
         """Return the error of a request that is not retried, with the inputs that led to the crash if it crashed."""
         if failure.cause is not Cause.RUNNING or not failure.counts_as_crash:
             return failure.error
-        inputs = self._table.journals[index].inputs(actions, index, posted, self._table.attach)
-        if inputs is None:
+        table, journal = self._table, self._table.journals[index]
+        if not journal.is_poison(posted):
             return failure.error
+        request = journal.request(table.attach, actions, index, posted)
+        inputs = functools.partial(inputs_of, journal.replay(table.attach), request)
         crash = failure.error.read()[1]
         assert isinstance(crash, ActorError), "a running request fails only with its process"
         return ReadyOutcome(None, self._actor.errors.poison(crash, inputs))
@@ -212,14 +240,16 @@ class EnvRecovery:
         """Return the error of a process that is discarded since an env raised. Runs code of users, without the lock."""
         cause = failure.error.read()[1]
         assert cause is not None, "the env has raised"
-        return self._actor.errors.discarded(failure.activity, failure.incarnation, pid, cause, failure.text)
+        error = self._actor.errors.discarded(failure.activity, failure.incarnation, pid, cause, failure.text)
+        error.bundle = getattr(failure.error, "bundle", None)
+        return error
 
     def raised_failure(self, activity: Activity, failure: Failure) -> FailedRequest:
         """Return the failure of a request in which the env raised, without unpickling the exception."""
         errors, incarnation, pid = self._actor.errors, int(self._table.posted_in[activity.env]), self._actor.pid
         error = LazyOutcome(lambda: (None, errors.raised(activity, incarnation, pid, failure)), is_failure=True)
         in_reset = failure.fault == Fault.RESET
-        return FailedRequest(Cause.RAISED, error, incarnation, activity, failure.text, in_reset=in_reset)
+        return FailedRequest(Cause.RAISED, error, incarnation, activity, failure.text, failure, in_reset=in_reset)
 
     def lost_failure(self, activity: Activity) -> FailedRequest:
         """Return the failure of a request that needs an episode which ended with an earlier process."""

@@ -21,6 +21,7 @@ from envactors.actor.exits import ProcessExit
 from envactors.actor.future import Outcome, ReadyOutcome
 from envactors.actor.states import EndReason, is_crash
 from envactors.errors import ActorError
+from envactors.mailbox.messages import Failure
 from envactors.replay import Journal
 from envactors.vector.episodes import Episodes
 from envactors.vector.options import Autoreset, OnFailure
@@ -43,6 +44,7 @@ class FailedRequest(NamedTuple):
         incarnation: The process in which it failed, or whose end it did not survive.
         activity: The request.
         text: Description of an exception that an env raised.
+        raised: That exception, pickled; None if the worker has not sent it.
         reason: Why the parent ended the process, if that concerns the request.
         counts_as_crash: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
         in_reset: Whether the env raised in a reset, perhaps within a step.
@@ -54,6 +56,7 @@ class FailedRequest(NamedTuple):
     incarnation: int
     activity: Activity
     text: str = ""
+    raised: Failure | None = None
     reason: EndReason | None = None
     counts_as_crash: bool = True
     in_reset: bool = False

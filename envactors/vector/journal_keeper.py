@@ -68,11 +68,15 @@ class JournalKeeper:
     def replays_for_process(self, *, is_renewal: bool) -> list[Replay]:
         """Return the jobs that a new process runs first, to bring the envs to where they were.
 
+        Without replays, the journals begin anew with it.
+
         Args:
             is_renewal: Whether the user has asked for a fresh process, in which only attributes are set again.
         """
-        if is_renewal:
-            for index in self._range:
+        for index in self._range:
+            if not self._table.replays:
+                self._table.journals[index].forget_all()
+            elif is_renewal:
                 self._table.journals[index].forget()
         return [replay for index in self._range for replay in self._replays_of(index)]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypedDict
 
 from envactors.backends.base import Backend
+from envactors.crashes.writer import CrashDir
 from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, SnapshotPolicy
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
@@ -34,6 +35,7 @@ class CommonOptions(TypedDict, total=False):
     seed_episodes: bool
     snapshot: SnapshotPolicy | None
     name: str | None
+    crash_dir: CrashDir
 
 
 class VectorOptions(CommonOptions, total=False):
@@ -83,6 +85,9 @@ class VectorOptions(CommonOptions, total=False):
             that env's next step.
         name: Prefix of the actors' names, by which logs and ``envactors top`` tell vectors apart: ``"eval"`` gives
             ``"eval-env-0"``.
+        crash_dir: Directory for crash bundles: each crash and missed deadline, and the first exception of each type and
+            line, leaves the inputs of its env, which ``envactors replay`` runs again. ``max_journal`` limits them. None
+            (default) for none.
     """
 
     copy: bool
@@ -105,6 +110,7 @@ class Choices(NamedTuple):
     seed_episodes: bool = False
     snapshot: SnapshotPolicy | None = None
     name: str | None = None
+    crash_dir: CrashDir = None
     copy: bool = True
 
     def actor_name(self, name: str) -> str:

@@ -31,6 +31,7 @@ from envactors.mailbox.info_codec import OVERFLOW, Infos
 from envactors.mailbox.messages import Attach, Pickled
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab, slice_of
+from envactors.mailbox.step_buffer import StepBuffer
 from envactors.options import Deadlines
 from envactors.replay import Journal, PostedRequest
 from envactors.vector.episodes import Episodes
@@ -119,6 +120,7 @@ class EnvTable:
     Attributes:
         attach: The part of the first message that tells a worker where the rows are.
         autoreset, on_failure: As of the episodes.
+        keeps_journals: Whether steps and resets are recorded, for replays or for crash bundles.
         replays: Whether lost episodes are brought back by replay.
         status: The status of each env.
         version: Grows with each transition. A thread that copies results without the lock reads the version under the
@@ -143,7 +145,7 @@ class EnvTable:
         overdue: The envs that missed a deadline. Their results are ignored until their process has ended.
         last_contents: The info and the object leaves of each env's last result, pickled; None if there are none. They
             are kept only where they may have to be returned again; see `RowReader.keeps_contents`.
-        journals: The journal of each env.
+        steps: The steps that are not in the journals yet.
         saves_due: The envs whose journals are long enough to be replaced by a saved state.
         waiters: The threads that wait for results.
         rollouts: Number of rollouts in flight.
@@ -159,6 +161,7 @@ class EnvTable:
         self.attach: Attach = Attach(slab.layout, episodes.autoreset == "same_step")
         self.on_failure: OnFailure = episodes.on_failure
         self.replays: bool = episodes.on_failure == "replay"
+        self.keeps_journals: bool = self.replays
         self.status: bytearray = bytearray(count)
         self.version: int = 0
         self.call_ids: npt.NDArray[np.int64] = np.zeros(count, np.int64)
@@ -177,7 +180,7 @@ class EnvTable:
         self.overflow: dict[int, memoryview] = {}
         self.overdue: set[int] = set()
         self.last_contents: list[bytes | None] = [None] * count
-        self.journals: list[Journal] = []
+        self.steps: StepBuffer[Journal] = StepBuffer(slab, self.ops)
         self.saves_due: set[int] = set()
         self.waiters: ResultWaiters = ResultWaiters(slab, self.streams)
         self.rollouts: int = 0
@@ -195,7 +198,14 @@ class EnvTable:
         """Add the journals of an actor's envs. See `Journal` for the other arguments."""
         for position, index in enumerate(ids):
             on_save_due = functools.partial(self.saves_due.add, index)
-            self.journals.append(Journal(position, max_journal, save_every, on_save_due))
+            self.steps.journals.append(Journal(position, max_journal, save_every, on_save_due))
+        if save_every is not None:
+            self.steps.size = 1
+
+    @property
+    def journals(self) -> list[Journal]:
+        """The journal of each env."""
+        return self.steps.move_to_journals()
 
     # Facts -----------------------------------------------------------------------------------------------
 

@@ -311,7 +311,8 @@ class Host:
         if method == METHOD_RESET:
             hosted.reset(request.seed, content_of(request.options))
         elif method == METHOD_STEP:
-            hosted.step(content_of(request.action), request.autoreset, request.next_seed)
+            with contextlib.suppress(Exception):  # under ``on_failure="raise"`` the episode continues after one
+                hosted.step(content_of(request.action), request.autoreset, request.next_seed)
         elif isinstance(request, messages.Call):
             with contextlib.suppress(Exception):  # the call may have raised the first time, too
                 self.call(*request)

@@ -7,6 +7,8 @@ import importlib.util
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,6 +145,25 @@ def test_code_blocks_run_alone(page, interpreter, tmp_path):
     done = interpreter.run(script, [], tmp_path)
     assert done.stderr == ""
     assert done.returncode == 0
+
+
+def test_commands_lead_from_the_log_to_a_debugger(interpreter, tmp_path):
+    page = ROOT / "docs/guides/debugging.md"
+    script = write_script(page, tmp_path)
+    assert interpreter.run(script, [], tmp_path).returncode == 0
+    text = blocks(page)[0].partition("with ea.")[0].replace("3 - self.position", "4 - self.position")
+    (tmp_path / "my_envs.py").write_text(f"{text}\n\nFixed = Maze\n")
+    commands = re.findall(r"^envactors (replay .*)$", page.read_text(), flags=re.MULTILINE)
+    outputs = []
+    for command in commands:
+        line = f"{sys.executable} -m envactors.cli {command}"
+        done = subprocess.run(
+            line, shell=True, input="p self.position\ncontinue\n", capture_output=True, text=True, cwd=tmp_path
+        )
+        outputs.append(done.stdout)
+    assert "ends in the same way: ZeroDivisionError('float division by zero') in step 3, 3 of 3" in outputs[0]
+    assert "(Pdb) 2\n" in outputs[1]
+    assert "instead: no failure in step 3" in outputs[2]
 
 
 def examples(page: Path) -> list[tuple[str, str]]:

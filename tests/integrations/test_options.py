@@ -332,6 +332,13 @@ def name(make, kind, log, tmp_path):
     assert driver.envs.actors[1].name.startswith("mine-")
 
 
+def crash_dir(make, kind, log, tmp_path):
+    driver = make(kind, crash_dir=tmp_path / "crashes", restart=KEPT)
+    driver.reset()
+    os.kill(driver.envs.actors[1].pid, signal.SIGKILL)
+    wait_until(lambda: list((tmp_path / "crashes").glob("*/report.json")))
+
+
 EFFECTS = {option: globals()[option] for option in OPTIONS}
 
 

@@ -12,7 +12,7 @@ from nodes import preloading_backend, standing
 import envactors as ea
 from envactors.integrations.access import VectorAccess
 from envactors.remote import LocalNodes
-from envactors.testing import EchoEnv
+from envactors.testing import EchoEnv, FaultyEnv
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -157,3 +157,15 @@ def test_options_and_infos_with_arrays_pass(make):
                 np.testing.assert_equal(info, {"small": np.arange(3), "large": np.full(20_000, action)})
         for future in envs.submit(np.full(3, 7)):
             assert (future.result(SOON).info["large"] == 7).all()
+
+
+def test_a_fault_on_a_node_leaves_a_bundle_that_ends_in_the_same_way_here(tmp_path):
+    backend = preloading_backend(LocalNodes(1))
+    with ea.VectorEnv([FaultyEnv] * 2, backend=backend, crash_dir=tmp_path) as envs:
+        envs.reset(seed=3)
+        envs.step([1, 2])
+        envs[1].arm("segfault").result(SOON)
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.step([1, 2])
+        rerun = ea.load_bundle(caught.value.failures[1].bundle).replay()
+    assert str(rerun) == "ends in the same way: SIGSEGV in step 2, 1 of 1"

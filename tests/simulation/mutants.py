@@ -224,7 +224,7 @@ MUTANTS = [
     Mutant(TABLE + "deliver_ids", "self.outcomes.pop(index, None)", "pass", STATES),
     Mutant(ENVS + "repair", "future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
     # The engine.
-    Mutant(ENGINE + "_take_rows", "self._record(envs.ids, table.ops[at])", "pass", REPLAYS),
+    Mutant(ENGINE + "_take_rows", "table.steps.record(envs.ids, is_all=envs.is_all)", "pass", REPLAYS),
     Mutant(ENGINE + "make_idle", "table.deliver_ids(done)", "pass", HANGS),
     Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
     # Episodes and recovery.

@@ -35,6 +35,7 @@ CONFIG: dict[str, Any] = {
     "snapshot": None,
     "env_vars": None,
     "name": None,
+    "crash_dir": None,
     "backend": None,
 }
 

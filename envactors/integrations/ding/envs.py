@@ -25,7 +25,7 @@ from envactors.vector.options import EnvVars
 from envactors.vector_env import VectorEnv
 
 # Entries of the configuration that are options of the vector.
-_PASSED_ON = ("seed_episodes", "max_running", "recycle", "standbys", "snapshot", "name")
+_PASSED_ON = ("seed_episodes", "max_running", "recycle", "standbys", "snapshot", "name", "crash_dir")
 
 
 class Reference:

@@ -1,0 +1,1 @@
+"""Crash bundles: a directory for each failure, with a report and the inputs that reproduce it."""
