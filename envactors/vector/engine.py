@@ -247,7 +247,7 @@ class RowEngine(Engine):
         if min_envs is None:
             self._spin_for(self.all)
         while True:
-            in_time = table.waiters.wait(lambda: self._count_missing_to_receive(min_envs), deadline)
+            in_time = table.waiters.wait(lambda: self._count_missing_to_receive(min_envs), deadline, until_failure=True)
             ready = [index for index in self.receivable() if table.has_outcome(index)]
             if not ready and in_time and min_envs != 0:
                 if self.receivable():

@@ -57,9 +57,10 @@ class ResultWaiters:
 
     A thread that needs `m` more outcomes while `c` rows are complete *wants* `c + m` complete rows. Workers get the
     smallest number that any thread wants. A worker whose row makes the rows of all workers reach it rings its
-    doorbell, which all threads watch; each counts again, and sleeps on if outcomes are missing. Workers also ring for
-    each failure, and at the end of the rows of a `step`. The loop rings the doorbell of this object after all other
-    changes: outcomes that are in no row, rows that were posted or taken, and new processes.
+    doorbell, which all threads watch; each counts again, and sleeps on if outcomes are missing. Workers with such a
+    number also ring for each failure, and all workers ring at the end of the rows of a `step`. The loop rings the
+    doorbell of this object after all other changes: outcomes that are in no row, rows that were posted or taken, and
+    new processes.
 
     Args:
         slab: The rows.
@@ -103,12 +104,13 @@ class ResultWaiters:
         with contextlib.suppress(AttributeError):  # an exception has interrupted its making
             self._bell.close()
 
-    def wait(self, count_missing: Callable[[], int], deadline: float | None) -> bool:
+    def wait(self, count_missing: Callable[[], int], deadline: float | None, *, until_failure: bool = False) -> bool:
         """Sleep until nothing is missing or the deadline has passed; return whether nothing is.
 
         Args:
             count_missing: Returns how many more outcomes are needed, at least. Called after each ring.
             deadline: A time of `time.monotonic`; None for no limit.
+            until_failure: Whether nothing is missing once an env has failed.
 
         Raises:
             RuntimeError: The thread runs code of an env, and without a limit it would wait for envs of the same actor.
@@ -130,8 +132,8 @@ class ResultWaiters:
                 # sum, and the thread would sleep forever.
                 if missing and wanted < len(streams) and complete != self._count_complete():
                     continue
-                # At the end of the rows of `step`, workers ring anyway.
-                if missing and (wanted < len(streams) or 1 in streams):
+                # At the end of the rows of `step`, workers ring anyway; they have to be told to ring for a failure.
+                if missing and (until_failure or wanted < len(streams) or 1 in streams):
                     self._wanted[sleeper] = wanted
                     self._publish_wanted()
                     # A row that became complete before the worker could read that number has woken nobody.

@@ -97,8 +97,8 @@ def test_recv_waits_for_a_reset_that_another_thread_has_found_to_run_again(monke
             engine, is_first = envs._engine, [True]
             waiters = engine.table.waiters
 
-            def wait(count_missing, deadline, engine=engine, waiters=waiters, is_first=is_first):
-                in_time = type(waiters).wait(waiters, count_missing, deadline)
+            def wait(count_missing, deadline, engine=engine, waiters=waiters, is_first=is_first, **options):
+                in_time = type(waiters).wait(waiters, count_missing, deadline, **options)
                 if is_first:
                     is_first.clear()
                     found.append(engine.table.has_failed(0))

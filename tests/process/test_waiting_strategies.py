@@ -91,13 +91,13 @@ def send_and_receive(envs):
 def test_a_thread_that_slept_through_a_restart_hears_the_new_process(monkeypatch, tmp_path, ask):
     wait = ResultWaiters.wait
 
-    def wait_late(self, count_missing, deadline):
+    def wait_late(self, count_missing, deadline, **options):
         monkeypatch.undo()
         assert count_missing()
         (tmp_path / "waits").touch()
         wait_until(lambda: envs.actors[0].stats().restarts == 1 and set(envs._engine.table.status) == {POSTED})
         when_this_thread_sleeps((tmp_path / "go").touch)
-        return wait(self, count_missing, deadline)
+        return wait(self, count_missing, deadline, **options)
 
     deadlines = ea.Deadlines(slow=None)  # nothing else wakes the thread
     with ea.VectorEnv(

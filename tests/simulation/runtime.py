@@ -246,11 +246,11 @@ class SimulatedWaiters(ResultWaiters):
 
     world: World
 
-    def wait(self, count_missing: Callable[[], int], deadline: float | None) -> bool:
+    def wait(self, count_missing: Callable[[], int], deadline: float | None, *, until_failure: bool = False) -> bool:
         conditions = self.world.conditions
         conditions.append(count_missing)
         try:
-            return super().wait(count_missing, deadline)
+            return super().wait(count_missing, deadline, until_failure=until_failure)
         finally:
             conditions.remove(count_missing)
 

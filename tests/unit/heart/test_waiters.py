@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from fakes import SOON, wait_until
+from fakes import RAISE, SOON, RowError, wait_until
 
 import envactors as ea
 from envactors.mailbox.control_page import RING_AT
@@ -130,6 +130,20 @@ def test_workers_ring_for_the_least_that_any_thread_wants(stages):
     first.join(SOON)
     assert sorted(of_first[0].env_ids.tolist()) == [1, 2]
     assert stage.worker(0).page.counters[RING_AT] == 0
+
+
+def test_recv_of_a_step_raises_a_failure_although_the_next_env_of_its_worker_still_runs(stages):
+    stage = stages(2, envs_per_actor=2)
+    stage.start([RAISE, 1])
+    thread, results = waiting(stage, stage.envs.recv)
+    worker = stage.worker()
+    wait_until(lambda: worker.page.counters[RING_AT])
+    worker.run_row(0)
+    thread.join(SOON)
+    assert isinstance(results[0].failures[0], RowError)
+    worker.run_row(1)
+    worker.end_rows()
+    assert stage.envs.recv(timeout=SOON).env_ids.tolist() == [1]
 
 
 def test_the_bell_stays_open_while_a_thread_waits(stages):
