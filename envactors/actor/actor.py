@@ -166,11 +166,6 @@ class Actor(ActorBase):
         return self.phase is _LIVE and self.running is None and not self.queue and not self.is_closing
 
     @property
-    def _has_jobs(self) -> bool:
-        """Whether jobs wait for this actor, or for any actor of its pool."""
-        return bool(self.queue) or (self.shared is not None and self.shared.has_jobs)
-
-    @property
     def is_asleep(self) -> bool:
         return (self.phase is _ASLEEP or self.phase is _DEAD) and self.config.is_on_demand and not self.is_closing
 
@@ -292,7 +287,7 @@ class Actor(ActorBase):
         if self.runs_this_thread:
             self._check_no_deadlock(future, deadline)
             return
-        if self._has_jobs and not self._loan.is_active:
+        if self.shared is not None and self.shared.has_jobs and not self._loan.is_active:
             return  # the loop starts the next job as soon as it has read the reply
         loan_lock = allocate_lock()
         with loan_lock:
@@ -596,10 +591,13 @@ class Actor(ActorBase):
         self.spin.complete(time.monotonic())
         if job.on_reply(frame):
             self.unfinished.pop(job, None)
-        if self._has_jobs or self.permits is not None:
+        if self.permits is None:
+            self._start_jobs()
+        has_shared_jobs = self.shared is not None and self.shared.has_jobs
+        if has_shared_jobs or self.permits is not None:
             # A borrower returns with its result, and an interrupt may end a change of a thread of users: the loop takes
-            # and starts the jobs of others.
-            if self._loan.is_active or (self.shared is not None and not runs_library_code_only()):
+            # the jobs of others.
+            if self._loan.is_active or not runs_library_code_only():
                 self.proceed_soon()
             else:
                 self._dispatch_with_shared()
