@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envactors.mailbox.control_page import ASLEEP, SPINNING
+from envactors.mailbox.control_page import NO_SPIN, SPINNING
 from envactors.system.cpus import STORES_IN_ORDER
 
 # A pause between two requests, in seconds, that is short enough for a worker to spin through.
@@ -31,7 +31,7 @@ class SpinPolicy:
     def start(self, now: float) -> int:
         """Record the start of a request; return how the worker waits for the one after it."""
         self._started_at = now
-        return SPINNING if self.enabled and now - self._completed_at < _SHORT_PAUSE else ASLEEP
+        return SPINNING if self.enabled and now - self._completed_at < _SHORT_PAUSE else NO_SPIN
 
     def complete(self, now: float) -> None:
         """Record that the caller has the result."""

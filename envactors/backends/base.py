@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from envactors.backends.output import Output
-from envactors.mailbox.control_page import ASLEEP, TIMED, ControlPage
+from envactors.mailbox.control_page import NO_SPIN, TIMED, ControlPage
 from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.messages import Frame
 from envactors.mailbox.slab import Layout, Slab
@@ -188,7 +188,7 @@ class Worker(ABC):
         """
 
     @abstractmethod
-    def send(self, frame: Frame, wait: int = ASLEEP) -> None:
+    def send(self, frame: Frame, wait: int = NO_SPIN) -> None:
         """Send a frame, or as much of it as fits; the rest follows.
 
         Args:

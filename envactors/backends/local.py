@@ -12,7 +12,7 @@ from envactors.backends.base import ExitStatus, LendingWorker, WorkerEvents
 from envactors.backends.output import Output, Stream
 from envactors.loop import Loop
 from envactors.mailbox.channel import Channel, ChannelCorruptError
-from envactors.mailbox.control_page import ASLEEP, FINISHED, ControlPage, spin_until_all
+from envactors.mailbox.control_page import FINISHED, NO_SPIN, ControlPage, spin_until_all
 from envactors.mailbox.messages import Frame
 from envactors.system.polling import READABLE, WRITABLE, is_disconnect, remaining
 
@@ -71,7 +71,7 @@ class LocalWorker(LendingWorker):
             self.reap()
             raise
 
-    def send(self, frame: Frame, wait: int = ASLEEP) -> None:
+    def send(self, frame: Frame, wait: int = NO_SPIN) -> None:
         page = self.page
         page.last_call = max(page.last_call, frame.call_id)
         try:

@@ -78,7 +78,7 @@ METHOD_NAMES: Final = {METHOD_CALL: "call", METHOD_STEP: "step", METHOD_RESET: "
 _MOST_READS = 100
 
 # Values of `WAIT`. A round takes about a microsecond.
-ASLEEP: Final = 0
+NO_SPIN: Final = 0
 SPINNING: Final = 150
 
 

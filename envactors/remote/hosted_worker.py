@@ -17,7 +17,7 @@ from envactors.backends.output import Stream
 from envactors.backends.process import ProcessWorker
 from envactors.mailbox import bundle
 from envactors.mailbox.channel import ChannelCorruptError
-from envactors.mailbox.control_page import ASLEEP, FINISHED, LEASE, OVERFLOWS, TIMED
+from envactors.mailbox.control_page import FINISHED, LEASE, NO_SPIN, OVERFLOWS, TIMED
 from envactors.mailbox.info_codec import FAILED
 from envactors.mailbox.messages import Frame, Kind
 from envactors.remote.link import Link, LinkLostError
@@ -218,7 +218,7 @@ class HostedWorker:
         self._page.last_call = max(self._page.last_call, frame.call_id)
         with contextlib.suppress(OSError):  # it has ended, which its sentinel reports
             self._channel.send(frame)
-            self._page.post_frame(ASLEEP)
+            self._page.post_frame(NO_SPIN)
             if self._channel.backlog:
                 self._watches.want_write(self._channel.fileno(), True)
 
@@ -232,7 +232,7 @@ class HostedWorker:
         self._page.ring_at(int(any(streams for _, streams, _ in self._steps)))
         if streams:
             self._page.ring_at_end(record.call_id)
-        self._page.post_step(record.call_id, ASLEEP, streams, rows)
+        self._page.post_step(record.call_id, NO_SPIN, streams, rows)
 
     def send_measured(self) -> None:
         """Send the durations and spans of its steps and resets, if they are measured."""

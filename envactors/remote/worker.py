@@ -19,9 +19,9 @@ from envactors.backends.base import ExitStatus, LaunchRefusedError, MirroredPart
 from envactors.backends.output import Output, Stream
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import (
-    ASLEEP,
     FINISHED,
     METHOD_STEP,
+    NO_SPIN,
     OVERFLOWS,
     STEP,
     STREAM,
@@ -235,7 +235,7 @@ class RemoteWorker(Worker):
             if self.is_over:
                 self.events.on_certain_end(self)
 
-    def send(self, frame: Frame, wait: int = ASLEEP) -> None:
+    def send(self, frame: Frame, wait: int = NO_SPIN) -> None:
         del wait
         self.page.last_call = max(self.page.last_call, frame.call_id)
         request, refusal = fit_request(frame)

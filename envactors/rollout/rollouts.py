@@ -81,7 +81,7 @@ class WorkerRolloutEngine(RolloutEngine):
         self.policy = policy
         self.parameters = ParameterStore(self._memory, self._table.lock)
         rows = self._table.slab.layout
-        learned = self._engine.observation_spec if self._engine.reader.learns else None
+        learned = self._engine.observation_spec if self._engine.reader.infers_spec else None
         self._layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, (), rows.envs, 0, learned)
         return loads
 
@@ -93,7 +93,7 @@ class WorkerRolloutEngine(RolloutEngine):
         with lock, lock.change(*self._actors):
             if not self._in_flight:  # else an evaluation was interrupted
                 for index in self._engine.all.ids:
-                    table.episodes.lose(index)
+                    table.episodes.end_without_result(index)
 
     def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
         lock = self._table.lock

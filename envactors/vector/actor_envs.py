@@ -21,7 +21,7 @@ from envactors.actor.states import blames_request
 from envactors.actor.tenant import Tenant
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import bundle
-from envactors.mailbox.control_page import ASLEEP, METHOD_RESET, ControlPage
+from envactors.mailbox.control_page import METHOD_RESET, NO_SPIN, ControlPage
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Frame, Kind
 from envactors.mailbox.slab import NO_AUTORESET, RESET, slice_of
@@ -178,11 +178,11 @@ class ActorEnvs(Job, Tenant):
     def post_queued(self, ids: list[int], call_id: int) -> None:
         """Post queued envs, except those whose requests need an episode that was lost."""
         table = self.table
-        self.recovery.recover_lost(ids)
+        self.recovery.settle_lost_episodes(ids)
         queued = [index for index in ids if table.status[index] == QUEUED]
         if queued:
             envs = Selection(queued, queued, groups=[(self, queued)])
-            post_rows(table, envs, call_id, ASLEEP, streams=True)
+            post_rows(table, envs, call_id, NO_SPIN, streams=True)
             table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
 
     def queue(self, ids: list[int]) -> None:
@@ -190,7 +190,7 @@ class ActorEnvs(Job, Tenant):
         self.table.queue(ids)
         if self._is_renewal_due(ids):
             self.actor.enqueue(Renewal(self._first, reason=self.recycler.reason))
-        self.recovery.recover_lost(ids)
+        self.recovery.settle_lost_episodes(ids)
         self.actor.enqueue(QueuedRows(self, ids))
 
     def queue_first(self, ids: list[int]) -> None:
@@ -200,7 +200,7 @@ class ActorEnvs(Job, Tenant):
 
     def must_queue(self, ids: list[int]) -> bool:
         """Return whether envs must not be posted directly: an episode was lost, or a renewal of the process is due."""
-        return any(map(self.table.episodes.is_lost, ids)) or self._is_renewal_due(ids)
+        return any(map(self.table.episodes.is_loss_unreported, ids)) or self._is_renewal_due(ids)
 
     def _is_renewal_due(self, ids: list[int]) -> bool:
         """Return whether the process must be replaced before these envs run: only between episodes, at a reset."""
@@ -380,7 +380,7 @@ class ActorEnvs(Job, Tenant):
             self.begin_timing()
         replays = self.journal_keeper.replays_for_process(is_renewal=is_renewal)
         if is_renewal:
-            self.recovery.recover_lost(self.range)
+            self.recovery.settle_lost_episodes(self.range)
         return [*replays]
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
@@ -426,7 +426,7 @@ class ActorEnvs(Job, Tenant):
         if again:
             self.queue_first(again)
         if ended.plan.has_process:
-            self.recovery.recover_lost([index for index in self.range if index not in again])
+            self.recovery.settle_lost_episodes([index for index in self.range if index not in again])
         self.table.waiters.ring()
 
     def withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:

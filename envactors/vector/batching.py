@@ -22,12 +22,12 @@ class Batcher:
 
     Attributes:
         observation_spec: Spec of one env's observation; None until the first observation, if envs have no space.
-        learns: Whether that spec follows from the first observation.
+        infers_spec: Whether that spec follows from the first observation.
     """
 
     def __init__(self, described: Description) -> None:
         self.observation_spec: Spec | None = described.observation
-        self.learns: bool = described.observation is None
+        self.infers_spec: bool = described.observation is None
         self._reward_spec = described.reward
         # The env whose first reset fixed the spec, if it is not declared.
         self._first_env: int = 0
@@ -43,7 +43,7 @@ class Batcher:
             try:
                 what = f"the observation of env {step.env_id}"
                 obs = step.obs
-                if self.learns:
+                if self.infers_spec:
                     obs = conform_to_first(self.observation_spec, obs, what, self._first_env)
                 conforming.append(step._replace(obs=obs))
             except SpaceMismatchError as error:

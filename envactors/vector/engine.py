@@ -322,7 +322,7 @@ class RowEngine(Engine):
         in its row.
         """
         table = self.table
-        if self.reader.learns or table.overdue or not table.are_plain(envs):
+        if self.reader.infers_spec or table.overdue or not table.are_plain(envs):
             return False
         encodings, completed, call_ids = table.infos.encodings, table.completed_of, table.call_id_of
         if envs.is_all and table.are_all(POSTED):
@@ -513,7 +513,7 @@ class RowEngine(Engine):
         """
         table = self.table
         if reply.kind == Kind.FAILED:
-            table.episodes.lose(index)
+            table.episodes.end_without_result(index)
             table.journals[index].forget()
             return
         if last is not None:

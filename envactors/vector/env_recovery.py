@@ -82,7 +82,7 @@ class EnvRecovery:
         for activity in unfinished:
             is_culprit = culprit is not None and activity.env == culprit.env and not is_discard
             error = ended.error if is_culprit else self.crash_error_for(activity)
-            cause = Cause.RUNNING if activity.env in begun else Cause.WAITING
+            cause = Cause.RUNNING if activity.env in begun else Cause.NOT_BEGUN
             reason = ended.reason if is_culprit or is_discard else None
             failure = lost_with(ended, cause, error, activity, reason)
             if self._recover(activity.env, failure, has_process=ended.plan.has_process):
@@ -96,10 +96,10 @@ class EnvRecovery:
             # A closing actor reports the failure that led to the retry, rather than that it is closed.
             earlier = self._table.request_of(index).failure if self._actor.is_closing else None
             error = earlier or ReadyOutcome(None, error_of(activity))
-            failure = FailedRequest(Cause.WAITING, error, self._actor.incarnation.index, activity)
+            failure = FailedRequest(Cause.NOT_BEGUN, error, self._actor.incarnation.index, activity)
             self._recover(index, failure, has_process=False)
 
-    def recover_lost(self, ids: Sequence[int]) -> None:
+    def settle_lost_episodes(self, ids: Sequence[int]) -> None:
         """Handle the queued requests of these envs that need a lost episode.
 
         Each gets its outcome now, or becomes a reset and stays in the queue.
@@ -115,7 +115,7 @@ class EnvRecovery:
 
     def is_lost_for_good(self, index: int) -> bool:
         """Return whether the episode of an env was lost, and no replay can bring it back."""
-        return self._table.episodes.is_lost(index) and not self._table.journals[index].can_replay
+        return self._table.episodes.is_loss_unreported(index) and not self._table.journals[index].can_replay
 
     # Decisions and their effects -------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ class EnvRecovery:
         ended = actor.incarnation.index
         if actor.last_crash is not None and actor.last_crash.incarnation is not None:
             ended = actor.last_crash.incarnation
-        return FailedRequest(Cause.WAITING, ReadyOutcome(None, self.crash_error_for(activity)), ended, activity)
+        return FailedRequest(Cause.NOT_BEGUN, ReadyOutcome(None, self.crash_error_for(activity)), ended, activity)
 
     def crash_error_for(self, activity: Activity) -> ActorError:
         """Return the error of a request that its process did not complete: its own crash, or that of another request.

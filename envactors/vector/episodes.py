@@ -18,19 +18,22 @@ from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot
 
 # The bits of `Episodes.flags`. Other modules call predicates, or test whether an env has any of them: one without them
-# only needs an action to make a step. `Episodes` makes an env with all but `LOST`, `RETIRING`, and `SEEDED`.
+# only needs an action to make a step. `Episodes` makes an env with all but `LOSS_UNREPORTED`, `RETIRING`, and `SEEDED`.
 #
-#               set by                                          cleared by
-# NO_EPISODE    `lose`                                          a result, `resume`, `restore`
-# LOST          `lose_process`, if it had an episode            a result, `lose`, `resume`, `restore`
-# NEEDS_RESET   `lose`, unless the next step resets it;         a result, `lose`, `restore`, `disable_reset_checks`
-#               the end of an episode without autoreset
-# UNRESET       `lose_process`                                  the result of a reset, `resume`, `restore`
-# RETIRING      the end of an episode, if its recycler says so  the result of a reset, `record_end`, `resume`, `restore`
-# SEEDED        `seed_episodes`                                 nothing
-# NO_RESULT     nothing                                         a result, `restore` with a last result
+#                 set by                                  cleared by
+# NO_EPISODE      `end_without_result`                    a result, `resume`, `restore`
+# LOSS_UNREPORTED `on_process_lost`, if it had an         a result, `end_without_result`, `resume`, `restore`
+#                 episode
+# NEEDS_RESET     `end_without_result`, unless the next   a result, `end_without_result`, `restore`,
+#                 step resets it; the end of an episode   `disable_reset_checks`
+#                 without autoreset
+# UNRESET         `on_process_lost`                       the result of a reset, `resume`, `restore`
+# RETIRING        the end of an episode, if its recycler  the result of a reset, `record_end`, `resume`, `restore`
+#                 says so
+# SEEDED          `seed_episodes`                         nothing
+# NO_RESULT       nothing                                 a result, `restore` with a last result
 NO_EPISODE: Final = 1  # it has no episode
-LOST: Final = 2  # its episode was lost with its process, and the user does not know yet
+LOSS_UNREPORTED: Final = 2  # its episode was lost with its process, and the user does not know yet
 NEEDS_RESET: Final = 4  # the user has to reset it
 UNRESET: Final = 8  # it was not reset yet in its current process
 RETIRING: Final = 16  # its process is to be replaced before its next episode; has no effect on one that is `UNRESET`
@@ -88,12 +91,12 @@ class Episodes:
         return self.flags != self._no_flags
 
     def has_episode(self, index: int) -> bool:
-        """Return whether an env has an episode. One that was lost counts until the user learns of that."""
+        """Return whether an env has an episode. One that was lost counts until the user infers_spec of that."""
         return not self.flags[index] & NO_EPISODE
 
-    def is_lost(self, index: int) -> bool:
+    def is_loss_unreported(self, index: int) -> bool:
         """Return whether the episode of an env was lost with its process, and the user does not know yet."""
-        return bool(self.flags[index] & LOST)
+        return bool(self.flags[index] & LOSS_UNREPORTED)
 
     def needs_reset(self, index: int) -> bool:
         """Return whether the user has to reset an env."""
@@ -171,7 +174,7 @@ class Episodes:
             ends: For each result, 1 if it ended an episode, else 0.
             resets: For each result, 1 if it was that of a reset, rather than a step.
         """
-        cleared = NO_EPISODE | LOST | NEEDS_RESET | NO_RESULT
+        cleared = NO_EPISODE | LOSS_UNREPORTED | NEEDS_RESET | NO_RESULT
         for _ in range(resets.count(1)):
             cleared |= UNRESET | RETIRING
             self.advance(index)
@@ -217,9 +220,9 @@ class Episodes:
 
     # Losses ----------------------------------------------------------------------------------------------
 
-    def lose(self, index: int, *, resets_next: bool = False) -> None:
+    def end_without_result(self, index: int, *, resets_next: bool = False) -> None:
         """End an episode without a result. If the env's next step does not reset it, the user has to."""
-        self.flags[index] = (self.flags[index] & ~(LOST | NEEDS_RESET)) | NO_EPISODE
+        self.flags[index] = (self.flags[index] & ~(LOSS_UNREPORTED | NEEDS_RESET)) | NO_EPISODE
         if not resets_next:
             self.flags[index] |= NEEDS_RESET
         self.resets_next_of[index] = resets_next
@@ -232,13 +235,13 @@ class Episodes:
         """Return whether the process of an env is to be replaced after the episode that it runs or has just run."""
         return bool(self.flags[index] & RETIRING)
 
-    def lose_process(self, index: int) -> None:
+    def on_process_lost(self, index: int) -> None:
         """Record that the process of an env has ended, and with it the episode."""
-        self.flags[index] |= UNRESET | (LOST if self.has_episode(index) else 0)
+        self.flags[index] |= UNRESET | (LOSS_UNREPORTED if self.has_episode(index) else 0)
 
     def resume(self, index: int) -> None:
         """Record that a replay has brought an env back to where it was, in a process that is not due to retire."""
-        self.flags[index] &= ~(NO_EPISODE | LOST | UNRESET | RETIRING)
+        self.flags[index] &= ~(NO_EPISODE | LOSS_UNREPORTED | UNRESET | RETIRING)
 
     def step_needs_episode(self, index: int) -> bool:
         """Return whether the next step of an env needs the episode that it has, or had.
@@ -257,7 +260,7 @@ class Episodes:
         self.numbers[index] = number
         if self.flags[index] & SEEDED and root_seed is not None:
             self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed
-        self.flags[index] &= ~(NO_EPISODE | LOST | NEEDS_RESET | UNRESET | RETIRING)
+        self.flags[index] &= ~(NO_EPISODE | LOSS_UNREPORTED | NEEDS_RESET | UNRESET | RETIRING)
         if snapshot.last is not None:
             self.flags[index] &= ~NO_RESULT
         self.resets_next_of[index] = snapshot.resets_next

@@ -31,7 +31,7 @@ class Cause(enum.Enum):
     """Why a request has no result."""
 
     RUNNING = enum.auto()  # its process ended while it ran
-    WAITING = enum.auto()  # its process ended before it began
+    NOT_BEGUN = enum.auto()  # its process ended before it began
     RAISED = enum.auto()  # the env raised, or its result cannot be read
 
 
@@ -135,11 +135,11 @@ def choose_fate(facts: Facts) -> EnvFate:
     replays = facts.on_failure == "replay"
     if not facts.has_process:
         return EnvFate.FAIL
-    if facts.cause is Cause.WAITING and (not facts.needs_episode or (replays and facts.can_replay)):
+    if facts.cause is Cause.NOT_BEGUN and (not facts.needs_episode or (replays and facts.can_replay)):
         return EnvFate.REDO
     if replays and facts.reason is EndReason.DISCARD and facts.can_replay:
         return EnvFate.REDO
-    if replays and facts.can_retry and facts.cause is not Cause.WAITING and facts.reason is not EndReason.ABORT:
+    if replays and facts.can_retry and facts.cause is not Cause.NOT_BEGUN and facts.reason is not EndReason.ABORT:
         return EnvFate.REDO
     if facts.on_failure == "raise":
         return EnvFate.REPORT if facts.cause is Cause.RAISED and not facts.ran_reset else EnvFate.FAIL
@@ -158,10 +158,10 @@ def settle(facts: Facts, episodes: Episodes, index: int, journal: Journal | None
         journal: Its journal; None without one.
     """
     fate = choose_fate(facts)
-    has_begun = facts.cause is not Cause.WAITING
+    has_begun = facts.cause is not Cause.NOT_BEGUN
     is_lost = fate in (EnvFate.FAIL, EnvFate.RESET, EnvFate.TRUNCATE)
     if is_lost:
-        episodes.lose(index, resets_next=fate is EnvFate.TRUNCATE and facts.autoreset == "next_step")
+        episodes.end_without_result(index, resets_next=fate is EnvFate.TRUNCATE and facts.autoreset == "next_step")
     if journal is not None and is_lost:
         journal.forget()
     elif journal is not None and fate is EnvFate.REDO and has_begun and facts.counts_as_crash:

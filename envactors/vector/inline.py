@@ -174,7 +174,7 @@ class InlineEngine(Engine):
         if actor.closed.is_open:
             self._closed.update(actor.range)
         for index in actor.range:
-            self.episodes.lose_process(index)
+            self.episodes.on_process_lost(index)
             self._starts[index] = False
 
     def count_requests(self, actor: InlineActor) -> int:
@@ -207,7 +207,7 @@ class InlineEngine(Engine):
     # Snapshots -------------------------------------------------------------------------------------------
 
     def process_with_episode(self, index: int) -> None:
-        if self.episodes.is_lost(index):
+        if self.episodes.is_loss_unreported(index):
             raise self._lost_episode_error(index)
 
     def starts_episode(self, index: int) -> bool:
@@ -218,7 +218,7 @@ class InlineEngine(Engine):
 
     def _on_restored(self, index: int, snapshot: EnvSnapshot, last: EnvStep | None, reply: Frame) -> None:
         if reply.kind == Kind.FAILED:
-            self.episodes.lose(index)
+            self.episodes.end_without_result(index)
             return
         self._starts[index] = snapshot.starts
         if last is not None:
@@ -236,12 +236,12 @@ class InlineEngine(Engine):
     def last_observations(self, envs: range) -> Any:
         """Return the last observations of envs that have one, as a batch."""
         observations, spec = read_column(self._observations, slice_of(envs)), self.observation_spec
-        return stack(spec, observations) if self.batcher.learns and spec is not None else observations
+        return stack(spec, observations) if self.batcher.infers_spec and spec is not None else observations
 
     def end_episodes(self) -> None:
         """Require a reset of every env before its next step."""
         for index in self.all.ids:
-            self.episodes.lose(index)
+            self.episodes.end_without_result(index)
 
     # Running ---------------------------------------------------------------------------------------------
 
@@ -269,8 +269,8 @@ class InlineEngine(Engine):
             self._unfinished.append(running)
             for index, action in zip(envs.ids, split, strict=True):
                 running.index = index
-                if flags[index] and episodes.is_lost(index) and episodes.step_needs_episode(index):
-                    running.fail(index, Cause.WAITING, self._lost_episode_error(index))
+                if flags[index] and episodes.is_loss_unreported(index) and episodes.step_needs_episode(index):
+                    running.fail(index, Cause.NOT_BEGUN, self._lost_episode_error(index))
                     continue
                 if resets_next[index]:
                     self._run_reset(running, index)
@@ -345,7 +345,7 @@ class InlineEngine(Engine):
                     self._drop(self.select(interrupted.ids))
                     self._interrupted.update(interrupted.ids)
                     if self._is_within_reset(interrupted.index):
-                        self.episodes.lose(interrupted.index, resets_next=True)
+                        self.episodes.end_without_result(interrupted.index, resets_next=True)
                 self._unfinished.clear()
 
     def _is_within_reset(self, index: int) -> bool:
@@ -491,7 +491,7 @@ class InlineEngine(Engine):
                 f"{caller} has nothing to wait for, or the results were taken meanwhile"
             ) from None
         self._drop(envs)
-        if not failures and not self.batcher.learns:
+        if not failures and not self.batcher.infers_spec:
             at = envs.at
             obs, rewards = read_column(self._observations, at), read_column(self._rewards, at)
             flags = self._terminated[at].copy(), self._truncated[at].copy()

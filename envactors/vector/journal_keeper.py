@@ -45,7 +45,7 @@ class JournalKeeper:
         failed = reply.kind == Kind.FAILED
         if kind != Kind.SAVE:
             table.journals[index].record_call(kind, bytes(payload), failed=failed)
-        elif not failed and table.episodes.has_episode(index) and not table.episodes.is_lost(index):
+        elif not failed and table.episodes.has_episode(index) and not table.episodes.is_loss_unreported(index):
             table.journals[index].begin_with_state(*loads(reply.payload))
         self.queue_saves()
 
@@ -101,7 +101,7 @@ class JournalKeeper:
         elif could_replay:
             for attributes in self._replays_of(index):  # the replay may have ended before all of them were set
                 self._actor.enqueue(attributes, first=True)
-        self._recovery.recover_lost([index])
+        self._recovery.settle_lost_episodes([index])
 
     def record_exit(self, ended: ProcessExit) -> None:
         """Record the replay that has ended a process, if it was one."""

@@ -46,14 +46,14 @@ class RowReader:
 
     Attributes:
         copies: As above.
-        learns: Whether the spec of observations follows from the first one. Workers do not know it.
+        infers_spec: Whether the spec of observations follows from the first one. Workers do not know it.
         has_objects: Whether observations or rewards have leaves without a place in rows.
         keeps_contents: Whether infos and objects may have to be returned again.
     """
 
     def __init__(self, table: EnvTable, description: Description, *, copies: bool) -> None:
         self.copies: bool = copies
-        self.learns: bool = description.observation is None
+        self.infers_spec: bool = description.observation is None
         arrays = (*table.slab.observations, table.slab.layout.reward)
         self.has_objects: bool = any(array is None for array in arrays)
         self.keeps_contents: bool = table.on_failure != "raise" or self.has_objects
@@ -63,7 +63,7 @@ class RowReader:
         self._reward_spec: Spec = description.reward
         self._all_ids = np.arange(self._layout.envs)
         # The array of observations, if an observation is a single array.
-        is_array = isinstance(self._layout.observation, ArraySpec) and not self.learns
+        is_array = isinstance(self._layout.observation, ArraySpec) and not self.infers_spec
         self._only = self._slab.observations[0] if is_array else None
 
     # Batches ---------------------------------------------------------------------------------------------

@@ -455,7 +455,7 @@ class EnvTable:
             if self.status[index] == POSTED:
                 self.status[index] = QUEUED
             self.overdue.discard(index)
-            self.episodes.lose_process(index)
+            self.episodes.on_process_lost(index)
         # A worker runs all rows that are posted and not completed. The next one must find none.
         mine = slice_of(ids)
         self.slab.posted[mine] = self.slab.completed[mine] = self.call_ids[mine]
@@ -493,8 +493,8 @@ class EnvTable:
         """Make an env idle, whatever its state. It needs a reset, which another process will run."""
         self.overdue.discard(index)
         self.deliver_ids([index])
-        self.episodes.lose(index)
-        self.episodes.lose_process(index)
+        self.episodes.end_without_result(index)
+        self.episodes.on_process_lost(index)
         self.journals[index].forget()
 
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:

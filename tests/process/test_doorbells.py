@@ -12,7 +12,7 @@ from helpers import FORK_SERVER, SOON, wait_until
 
 import envactors as ea
 from envactors.backends.thread import ThreadWorker
-from envactors.mailbox.control_page import ASLEEP, FINISHED
+from envactors.mailbox.control_page import FINISHED, NO_SPIN
 from envactors.system.bells import BaseDoorbell
 from envactors.system.portable.polling import Doorbell, Poller
 from envactors.testing import EchoEnv
@@ -52,7 +52,7 @@ def test_the_doorbells_of_a_thread_that_has_ended_stay_open_until_the_parent_is_
     worker._thread.join(SOON)
     try:
         os.fstat(bell.fileno())
-        worker.page.post_step(1, ASLEEP, False)
+        worker.page.post_step(1, NO_SPIN, False)
     finally:
         worker.reap()
     with pytest.raises(OSError, match="Bad file descriptor"):

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from envactors.mailbox.messages import episode_seed, renewed_seed
-from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, NO_RESULT, RETIRING, SEEDED, UNRESET, Episodes
+from envactors.vector.episodes import (
+    LOSS_UNREPORTED,
+    NEEDS_RESET,
+    NO_EPISODE,
+    NO_RESULT,
+    RETIRING,
+    SEEDED,
+    UNRESET,
+    Episodes,
+)
 
 
 def test_a_new_env_needs_a_reset_and_then_only_actions():
@@ -66,15 +75,15 @@ def test_a_batch_counts_as_one_by_one():
 def test_a_lost_process_ends_the_episode_until_a_replay_or_a_reset():
     episodes = Episodes(1, "next_step", "raise")
     episodes.record(0, ends=False, is_reset=True)
-    episodes.lose_process(0)
-    assert episodes.flags[0] == LOST | UNRESET
+    episodes.on_process_lost(0)
+    assert episodes.flags[0] == LOSS_UNREPORTED | UNRESET
     episodes.resume(0)
     assert episodes.flags[0] == 0
-    episodes.lose_process(0)
-    episodes.lose(0, resets_next=True)
+    episodes.on_process_lost(0)
+    episodes.end_without_result(0, resets_next=True)
     assert episodes.flags[0] == NO_EPISODE | UNRESET
     assert episodes.resets_next.tolist() == [True]
-    episodes.lose(0)
+    episodes.end_without_result(0)
     assert episodes.flags[0] & NEEDS_RESET
     assert episodes.resets_next.tolist() == [False]
 
@@ -127,5 +136,5 @@ def test_without_reset_checks_only_a_crash_needs_a_reset():
     episodes.disable_reset_checks()
     episodes.record(0, ends=True, is_reset=False)
     assert not episodes.flags[0] & NEEDS_RESET
-    episodes.lose(0)
+    episodes.end_without_result(0)
     assert episodes.flags[0] & NEEDS_RESET

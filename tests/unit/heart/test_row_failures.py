@@ -28,7 +28,7 @@ from fakes import (
 import envactors as ea
 from envactors.actor.states import ActorState, Phase
 from envactors.mailbox.messages import renewed_seed
-from envactors.vector.episodes import LOST, NEEDS_RESET, NO_EPISODE, RETIRING, UNRESET
+from envactors.vector.episodes import LOSS_UNREPORTED, NEEDS_RESET, NO_EPISODE, RETIRING, UNRESET
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED
 
 # The worker ends at each line with this distance.
@@ -193,7 +193,7 @@ def test_an_idle_crash_is_reported_by_the_next_step(stages):
     stage.step([1, 1])
     stage.crash()
     stage.run()
-    assert stage.episodes.flags[0] & LOST
+    assert stage.episodes.flags[0] & LOSS_UNREPORTED
     assert stage.table.are_all(IDLE)
     _, _, _, truncated, infos = stage.step([2, 2])
     assert truncated.tolist() == [True, False]
