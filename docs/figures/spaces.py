@@ -191,8 +191,13 @@ def step_ding(name: str, space: spaces.Space[Any], packed: int) -> tuple[Any, Ca
 
     manager = getattr(ding, name)([functools.partial(DingStill, space)] * NUM_ENVS)
     manager.launch()
-    actions = dict(enumerate(ACTIONS))
-    return manager, lambda: manager.step(actions)
+
+    def step() -> None:
+        left = NUM_ENVS
+        while left > 0:  # the asynchronous one steps the envs that are ready
+            left -= len(manager.step(dict.fromkeys(manager.ready_obs, 0)))
+
+    return manager, step
 
 
 def step_pettingzoo(space: spaces.Space[Any], packed: int) -> tuple[Any, Callable[[], Any]]:
