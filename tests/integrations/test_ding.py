@@ -170,7 +170,7 @@ def test_cfg_has_the_defaults_of_di_engine():
         "restart": ea.RestartPolicy(max_restarts=10, backoff_max=5.0),
     }
     ours |= {"seed_episodes": False, "max_running": None, "backend": None}
-    ours |= {"recycle": None, "standbys": 0, "snapshot": None, "env_vars": None, "name": None}
+    ours |= {"recycle": None, "standbys": 0, "snapshot": None, "env_vars": None, "name": None, "crash_dir": None}
     waits = {"wait_num": 2, "step_wait_timeout": 0.01}
     waits_for_all = {"wait_num": float("inf"), "step_wait_timeout": None}
     assert AsyncActorEnvManager.config == {**alike, **waits, **ours}

@@ -83,8 +83,7 @@ class Moody(EchoEnv):
 # Vectors -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("envs_per_actor", [1, 2])
-@pytest.mark.parametrize("where", ["step", "reset"])
+@pytest.mark.parametrize(("where", "envs_per_actor"), [("step", 1), ("reset", 2)])
 @pytest.mark.parametrize("fault", ENDINGS)
 def test_a_fault_ends_in_the_same_way_in_a_fresh_process(fault, where, envs_per_actor, tmp_path, replay):
     deadlines = ea.Deadlines(step=DEADLINE, reset=DEADLINE) if fault in HANGS else ea.Deadlines()

@@ -223,7 +223,7 @@ POOL_CALLS = {
     "several": lambda pool, value: [one.result(SOON) for one in [pool.submit(functions.identity, 1) for _ in range(5)]],
     "map": lambda pool, value: list(pool.map(functions.identity, range(4), chunksize=2)),
     "cancel": lambda pool, value: [one.cancel() for one in [pool.submit(functions.identity, 1) for _ in range(4)]],
-    "abort": lambda pool, value: pool.submit(functions.sleep_in_c).abort(),
+    "abort": lambda pool, value: pool.options(deadline=1).submit(functions.sleep_in_c).abort(),
     "stats": lambda pool, value: pool.stats(),
 }
 
