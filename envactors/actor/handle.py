@@ -19,7 +19,7 @@ from envactors.actor.type_variables import P, R, T_co
 from envactors.errors import VectorInputError
 from envactors.mailbox import messages
 from envactors.mailbox.messages import Kind
-from envactors.mailbox.pickling import Sealed, ValuePickler, dumps, safe_repr
+from envactors.mailbox.pickling import PicklerClass, Sealed, ValuePickler, dumps, safe_repr
 from envactors.options import check_timeout, is_int
 
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
@@ -265,9 +265,7 @@ def send_call(actor: ActorBase, call: Call, message: tuple[Any, ...]) -> None:
         actor.accept(call)
 
 
-def pickle_call(
-    actor: ActorBase, call: Call, message: tuple[Any, ...], by_value: type[ValuePickler] = ValuePickler
-) -> bool:
+def pickle_call(actor: ActorBase, call: Call, message: tuple[Any, ...], by_value: PicklerClass = ValuePickler) -> bool:
     """Pickle the message of a call; if that fails, end the call with the error. Return whether it may be sent.
 
     Args:

@@ -146,7 +146,8 @@ class Renewal(Close):
 
     def __init__(self, index: int, future: ActorFuture | None = None, reason: str = "on request") -> None:
         super().__init__(index)
-        self.future, self.reason = future, reason
+        self.future: ActorFuture | None = future
+        self.reason: str = reason
         self.is_of_process: bool = future is None
 
     def start(self) -> Job:

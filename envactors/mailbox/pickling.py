@@ -18,7 +18,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -55,6 +55,10 @@ _OF_WRAPPERS: Final = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__"}
 UNREAD: Final = object()
 # An attempt that has taken longer, in seconds, is not repeated.
 _QUICK: Final = 0.5
+
+
+# Makes a pickler of a file, the protocol, and a callback for buffers: a class like `ValuePickler`.
+PicklerClass: TypeAlias = Callable[..., Any]
 
 
 class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no annotations
@@ -126,7 +130,7 @@ def load_plain(pickled: bytes | bytearray | memoryview) -> Any:
         return UNREAD
 
 
-def dumps(value: Any, by_value: type[ValuePickler] = ValuePickler) -> bytes | bytearray:
+def dumps(value: Any, by_value: PicklerClass = ValuePickler) -> bytes | bytearray:
     """Pickle a value so that the other process can load it.
 
     Values that refer to ``__main__`` are pickled by value with cloudpickle, since workers never import the caller's
@@ -167,7 +171,7 @@ def dumps_by_value(value: Any) -> bytes:
     return _dump(ValuePickler, value)
 
 
-def _dump(pickler: type[ValuePickler], value: Any, place_buffer: Callable[[Any], bool] | None = None) -> bytes:
+def _dump(pickler: PicklerClass, value: Any, place_buffer: Callable[[Any], bool] | None = None) -> bytes:
     buffer = io.BytesIO()
     pickler(buffer, PROTOCOL, place_buffer).dump(value)
     return buffer.getvalue()

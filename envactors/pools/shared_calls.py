@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from envactors.actor.bound import BoundToProcess
 from envactors.actor.change import ChangeLock
 from envactors.actor.exits import ProcessExit
-from envactors.actor.future import ActorFuture, Outcome, ReadyOutcome
+from envactors.actor.future import ActorFuture, Outcome, Owner, ReadyOutcome
 from envactors.actor.handle import ActorHandle, close_all, pickle_call
 from envactors.actor.job import Job, Renewal
 from envactors.actor.jobs import Call
@@ -24,7 +24,7 @@ from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.type_variables import R
 from envactors.errors import ActorClosedError, ActorError, ActorStartError, RestartsExhaustedError, copy_error
 from envactors.mailbox.messages import Frame
-from envactors.mailbox.pickling import ValuePickler
+from envactors.mailbox.pickling import PicklerClass, ValuePickler
 from envactors.options import RecyclePolicy
 from envactors.pools.failure_kinds import FailureKind, kind_of
 from envactors.runtime import Runtime
@@ -44,7 +44,7 @@ class SharedCall(Call):
 
     def start(self) -> Job | None:
         """Send the message, to the actor that has taken it."""
-        self.index = self.actor.config.first_index
+        self.index: int = self.actor.config.first_index
         return super().start()
 
     def on_reply(self, frame: Frame) -> bool:
@@ -142,7 +142,7 @@ class SharedFuture(ActorFuture[R]):
         if pool is not None:
             pool.counts.on_end(failure)
             if self.owner is pool:
-                self.owner = pool.first_actor
+                self.owner: Owner = pool.first_actor
 
 
 class CallQueue(Generic[AnyCall]):
@@ -323,7 +323,7 @@ class SharedCalls(BoundToProcess):
         runtime: Runtime = self._actors[0].runtime
         return runtime
 
-    def submit(self, call: SharedCall, message: tuple[Any, ...], by_value: type[ValuePickler] = ValuePickler) -> None:
+    def submit(self, call: SharedCall, message: tuple[Any, ...], by_value: PicklerClass = ValuePickler) -> None:
         """Pickle a call, and have an actor run it or let it wait; wait first while too many calls wait.
 
         Args:

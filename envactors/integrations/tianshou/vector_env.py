@@ -226,5 +226,5 @@ class ActorVectorEnv(BoundToProcess, BaseVectorEnv):  # type: ignore[misc] # myp
                 self._was_interrupted = action is not None
             # If `recv` raises, the base class counts the env neither as waiting nor as ready, so that it could never
             # step again.
-            self.ready_id = [i for i in range(self.env_num) if i not in self.waiting_id]
+            self.ready_id: list[int] = [i for i in range(self.env_num) if i not in self.waiting_id]
             raise
