@@ -228,6 +228,12 @@ SIDES: dict[str, tuple[str | None, str, Start]] = {
 UNPACKED = ("DI-engine, `SyncActorEnvManager`", "DI-engine, `AsyncActorEnvManager`", "tianshou")
 
 
+def takes(side: str, space: str, packed: int) -> bool:
+    """Return whether a side takes a space and a number of envs per process; tianshou takes no tuples."""
+    package, is_tuple = SIDES[side][0], isinstance(SPACES[space], spaces.Tuple)
+    return is_installed(package) and not (packed > 1 and side in UNPACKED) and not (is_tuple and side == "tianshou")
+
+
 @contextlib.contextmanager
 def stepping(side: str, space: str, packed: int) -> Iterator[Turn]:
     """Step all envs of one side."""
@@ -248,9 +254,7 @@ def measure(rounds: int, known: dict[str, Any]) -> dict[str, Any]:
         for packed in PACKINGS:
             name = f"{space}, {packed} per process"
             sides = {
-                side: functools.partial(stepping, side, space, packed)
-                for side, (package, _, _) in SIDES.items()
-                if is_installed(package) and not (packed > 1 and side in UNPACKED)
+                side: functools.partial(stepping, side, space, packed) for side in SIDES if takes(side, space, packed)
             }
             measured[name] = known.get(name, {}) | compare(sides, rounds)
     return measured
@@ -266,6 +270,6 @@ def show(measured: dict[str, Any]) -> str:
             cells = []
             for space in SPACES:
                 rates = [measured[f"{space}, {packed} per process"] for packed in PACKINGS]
-                cells.append(", ".join(times(each[base], each[side]) for each in rates if side in each))
+                cells.append(", ".join(times(each[base], each[side]) for each in rates if side in each) or "-")
             rows.append([side, *cells])
     return table(["8 envs that do nothing; 1 and 4 per process", *SPACES], rows)
