@@ -26,18 +26,11 @@ def wait_for_start(server: Server) -> None:
     del server
 
 
-class PickledFactory:
-    """Stands for a factory that only the worker unpickles."""
+class SkippedFactory:
+    """Stands for the factory of another env of the same process, which is not made. Only the worker unpickles it."""
 
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return pickle.loads, (self._pickled,)
-
-
-class SkippedFactory(PickledFactory):
-    """Stands for the factory of another env of the same process, which is not made."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return skip_factory, (self._pickled,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import random
 import statistics
@@ -14,10 +13,9 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import envactors as ea
 from chaos.deeds import DeedError, work
+from chaos.leftovers import descendants, find_leftovers
 
 _FAULTS = ("raise", "hang", "segfault", "exit", "allocate", "unpicklable", "print", "child", "abort")
 # The exceptions of the calls that fail; the others return their number.
@@ -76,7 +74,7 @@ class ExecutorStorm:
 
     def run(self) -> ExecutorReport:
         """Run all functions; return the result."""
-        before = _descendants()
+        before = descendants()
         fates = [
             self._dice.choice(_FAULTS) if self._dice.random() < self._share else "return"
             for _ in range(self.report.calls)
@@ -99,10 +97,7 @@ class ExecutorStorm:
             self._complain(f"the statistics are {stats}")
         if self._latencies:
             self.report.p99 = statistics.quantiles(self._latencies, n=100)[-1]
-        deadline = time.monotonic() + _PATIENCE
-        while (left := _descendants() - before) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if left:
+        if left := find_leftovers(before, _PATIENCE):
             self._complain(f"processes are left: {left}")
         return self.report
 
@@ -154,11 +149,3 @@ class ExecutorStorm:
 
     def _complain(self, text: str) -> None:
         self.report.wrong.append(text)
-
-
-def _descendants() -> set[int]:
-    """Return the processes that this one has started, and those that they have."""
-    found: set[int] = set()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        found = {process.pid for process in psutil.Process().children(recursive=True)}
-    return found

@@ -13,10 +13,9 @@ import sys
 import time
 from typing import Any
 
-import psutil
-
 import envactors as ea
 from chaos.ledger import Ledger
+from chaos.leftovers import descendants, find_leftovers
 from chaos.machine_watch import MachineWatch
 from chaos.node_keeper import NodeKeeper
 from envactors.remote import LocalNodes
@@ -86,7 +85,7 @@ class SessionStorm:
 
     def run(self) -> SessionReport:
         """Play all sessions; return the result."""
-        before = _descendants()
+        before = descendants()
         with contextlib.ExitStack() as stack:
             backend: Any = "process"
             if self._nodes:
@@ -109,10 +108,7 @@ class SessionStorm:
                 self._check_pool(pool)
             if self._keeper is not None and self._keeper.unexplained:
                 self._complain(f"the nodes {self._keeper.unexplained} were lost while the machine was not late")
-        deadline = time.monotonic() + _PATIENCE
-        while (left := _descendants() - before) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if left:
+        if left := find_leftovers(before, _PATIENCE):
             self._complain(f"processes are left: {left}")
         return self.report
 
@@ -240,8 +236,3 @@ class SessionStorm:
 def _cancel(task: asyncio.Task[Any] | None) -> None:
     if task is not None:
         task.cancel()
-
-
-def _descendants() -> set[int]:
-    """Return the processes that this one has started, and those that they have."""
-    return {process.pid for process in psutil.Process().children(recursive=True)}
