@@ -138,6 +138,6 @@ class DeadlineWatch:
 
 
 def _shortest(deadlines: Deadlines) -> float:
-    """Return the shortest deadline of a call, step, or reset, or the slow threshold, in seconds; infinity if none."""
-    limits = [*map(deadlines.of, METHOD_NAMES.values()), deadlines.slow]
+    """Return the shortest deadline of what a worker runs, or the slow threshold, in seconds; infinity if none."""
+    limits = [*map(deadlines.of, METHOD_NAMES.values()), deadlines.policy, deadlines.slow]
     return min((limit for limit in limits if limit is not None), default=math.inf)

@@ -641,7 +641,7 @@ def test_the_exception_of_a_policy_is_raised(tmp_path, on_failure):
 @pytest.mark.parametrize("fault", ["die", "hang"])
 @pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
 def test_an_error_says_that_the_policy_was_running(tmp_path, fault, on_failure):
-    deadlines = ea.Deadlines(policy=1.0)
+    deadlines = ea.Deadlines(policy=1.0, slow=None)  # no other limit makes the actor look at the time
     with ea.VectorEnv([Walk] * 4, envs_per_actor=2, on_failure=on_failure, deadlines=deadlines, restart=ALWAYS) as envs:
         envs.reset(seed=1)
         envs.set_policy(make_faulty_policy(tmp_path / "orders", fault))
