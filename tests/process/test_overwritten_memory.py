@@ -26,7 +26,7 @@ from envactors.testing import EchoEnv, expected_checksum
 pytestmark = pytest.mark.skipif(PORTABLE, reason="finds the memory by its name in /proc")
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 # Ends workers that no longer react; all other damage is noticed at once.
-DEADLINE = 2.0
+DEADLINE = 0.5
 
 
 def step_and_catch(envs, actions):

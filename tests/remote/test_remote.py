@@ -316,7 +316,7 @@ def test_a_lost_node_is_replayed(launcher):
 def test_without_any_node_the_error_describes_the_nodes():
     launcher = LocalNodes(1)
     backend = ea.RemoteBackend(launcher, lease=1.0, heartbeat=0.2)
-    policy = ea.RestartPolicy(max_restarts=2)
+    policy = ea.RestartPolicy(max_restarts=1)
     with contextlib.ExitStack() as stack:
         # The first actor waits for the agents and their servers, so that the other one starts at once.
         stack.enter_context(ea.spawn(Counter, backend=backend)).add(1).result(SOON)
