@@ -743,7 +743,7 @@ def test_a_renewal_revives_a_dead_actor(stages):
 
 
 def test_rows_wait_for_a_process_that_starts_after_a_delay(stages):
-    stage = stages(1, restart=ea.RestartPolicy(max_restarts=9, backoff=0.05))
+    stage = stages(1, restart=ea.RestartPolicy(max_restarts=9, backoff=0.5))
     stage.crash()
     assert stage.actor().phase is Phase.BACKOFF
     stage.access.start_reset([0], [3], [None])
