@@ -235,7 +235,8 @@ def lines_with(caplog, text):
         (3, "SIGABRT", "in step"),
     ],
 )
-def test_the_log_shows_where_the_env_was_when_its_process_was_lost(action, kind, evidence, caplog):
+def test_the_log_shows_where_the_env_was_when_its_process_was_lost(action, kind, evidence, caplog, monkeypatch):
+    monkeypatch.setattr("envactors.actor.actor._STACKS_GRACE", 1.0)  # a worker on a busy machine may not run for 0.2 s
     restart = ea.RestartPolicy(max_restarts=9, backoff=0.2)
     options = {"on_failure": "renew", "deadlines": ea.Deadlines(step=0.5), "restart": restart}
     with ea.VectorEnv([Failing], **options) as envs:
