@@ -271,7 +271,7 @@ class RolloutPart(Job):
     def _envs_failed_in(self, running: Activity) -> list[int]:
         """Return the envs whose next step fails because the process has ended in this activity."""
         columns, step = self.columns, self.columns.next_step
-        left = [index for index, counted in columns.counted.items() if counted == step]
+        left = [index for index, counted in columns.counted.items() if counted == step < columns.steps]
         if running.method == "policy" and not columns.are_chosen:
             return [index for index in left if not columns.repeats(index)]
         if running.method in ("step", "reset") and running.env in left:

@@ -231,6 +231,31 @@ def test_a_fault_in_a_rollout_ends_in_the_same_way(tmp_path, replay):
     assert replay(error.bundle) == ("ends in the same way: exit code 7 in step 6, 1 of 1", 0)
 
 
+class LastReward(float):
+    """Ends its process once the worker has no use for it any more."""
+
+    def __del__(self):
+        os._exit(3)
+
+
+class ExitsAfterwards(EchoEnv):
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return (obs, LastReward(reward) if self.steps == 5 else reward, *rest)
+
+
+def test_a_crash_after_the_last_step_of_a_rollout_has_no_request(tmp_path, caplog):
+    with vector(tmp_path, [ExitsAfterwards]) as envs:
+        envs.reset(seed=3)
+        envs.set_policy(lambda: lambda obs, context: np.ones(len(obs), np.int64))
+        envs.rollout(5)
+        wait_until(lambda: [path for path in bundles(tmp_path) if not path.name.startswith(".")])
+        bundle = ea.load_bundle(bundles(tmp_path)[0])
+    assert "inputs of a crash bundle are missing" not in caplog.text
+    assert not bundle.report["begins_in_the_middle"]
+    assert str(bundle.replay()).startswith("does not end in the same way: exit code 3")
+
+
 @pytest.mark.slow
 def test_two_hundred_faults_end_in_the_same_way(tmp_path):
     choose = random.Random(1)
