@@ -128,6 +128,9 @@ def _parser() -> argparse.ArgumentParser:
         "--rollouts", action="store_true", help="run the policy in the workers, and check every row of the rollouts"
     )
     parser.add_argument(
+        "--bundles", action="store_true", help="have each fault leave a crash bundle, and run all of them again"
+    )
+    parser.add_argument(
         "--sessions",
         type=at_least(1),
         metavar="N",
@@ -201,6 +204,7 @@ def _run_chaos(arguments: argparse.Namespace) -> ChaosReport:
             nodes=arguments.nodes,
             observed=arguments.observed,
             rollouts=arguments.rollouts,
+            bundles=arguments.bundles,
             watch=view.changed,
         )
         view.over(report)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import os
-import signal
 from collections.abc import Iterable
 
 from chaos.faults import ArmedFault, FaultTable, Place
@@ -171,8 +168,7 @@ class ActorDriver:
             self._fault_table.arm(fault.env_id, fault.place, ArmedFault(fault.kind))
             self.process_ends += 1
         self._process_watch.add_worker(pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        self._fault_table.kill(fault.env_id, pid)
         return True
 
     def _record_fault(self, fault: PlannedFault) -> None:

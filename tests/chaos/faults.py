@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import faulthandler
+import json
 import mmap
 import os
 import signal
@@ -57,16 +59,38 @@ class ArmedFault(NamedTuple):
     Attributes:
         kind: What happens.
         seconds: Duration of a sleep.
+        visit: The point at which it happens, as `FiredFault.visit`; 0 for the next time.
     """
 
     kind: FaultKind
     seconds: float = 0.0
+    visit: int = 0
+
+
+class FiredFault(NamedTuple):
+    """A fault that has happened.
+
+    Attributes:
+        kind: What has happened.
+        env_id: To which env.
+        place: Where.
+        pid: In which process.
+        visit: A checksum over the last seed of the env and the numbers of its resets and steps since; never 0.
+    """
+
+    kind: FaultKind
+    env_id: int
+    place: Place | None
+    pid: int
+    visit: int
 
 
 _KINDS = list(FaultKind)
 # Index of the word after those of the places: the pid of the last child that was left running.
 _CHILD = len(Place)
-_WORDS = _CHILD + 1
+# Index of the word with the visit at which the armed fault happens.
+_VISIT = _CHILD + 1
+_WORDS = _VISIT + 1
 
 
 class FaultTable:
@@ -86,6 +110,7 @@ class FaultTable:
         with open(path, "r+b") as file:  # noqa: PTH123
             self._map = mmap.mmap(file.fileno(), 8 * _WORDS * num_envs)
         self._words = memoryview(self._map).cast("q")
+        self._log = f"{path}.log"
 
     @classmethod
     def make(cls, num_envs: int) -> FaultTable:
@@ -93,28 +118,61 @@ class FaultTable:
         file, path = tempfile.mkstemp(prefix="envactors-chaos-")
         os.write(file, bytes(8 * _WORDS * num_envs))
         os.close(file)
-        return cls(path, num_envs)
+        table = cls(path, num_envs)
+        os.close(os.open(table._log, os.O_CREAT))
+        return table
 
     def remove(self) -> None:
         """Unmap and delete the file."""
         self._words.release()
         self._map.close()
         os.unlink(self.path)  # noqa: PTH108
+        os.unlink(self._log)  # noqa: PTH108
 
     def arm(self, env_id: int, place: Place, armed: ArmedFault) -> None:
         """Arm a fault for the next time that the env is at a place."""
         milliseconds = round(armed.seconds * 1000)
+        self._words[_WORDS * env_id + _VISIT] = armed.visit
         self._words[_WORDS * env_id + place] = milliseconds * 256 + _KINDS.index(armed.kind) + 1
+
+    def disarm(self, env_id: int) -> None:
+        """Remove the armed faults of an env."""
+        for place in Place:
+            self._words[_WORDS * env_id + place] = 0
 
     def is_armed(self, env_id: int, place: Place) -> bool:
         """Return whether a fault is armed and has not happened yet."""
         return self._words[_WORDS * env_id + place] != 0
 
-    def take_fault(self, env_id: int, place: Place) -> ArmedFault | None:
-        """Remove and return the armed fault, or None."""
+    def take_fault(self, env_id: int, place: Place, visit: int) -> ArmedFault | None:
+        """Remove and return the armed fault, or None if there is none for this visit."""
         index = _WORDS * env_id + place
+        if self._words[_WORDS * env_id + _VISIT] not in (0, visit):
+            return None
         word, self._words[index] = self._words[index], 0
         return ArmedFault(_KINDS[word % 256 - 1], word // 256 / 1000) if word else None
+
+    def kill(self, env_id: int, pid: int) -> None:
+        """Kill the process of an env from outside, and record that."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            self.record_fired(FiredFault(FaultKind.KILL_IDLE, env_id, None, pid, 1))
+
+    def record_fired(self, fault: FiredFault) -> None:
+        """Record a fault that is about to happen."""
+        name = None if fault.place is None else fault.place.name
+        line = json.dumps([fault.kind.value, fault.env_id, name, fault.pid, fault.visit])
+        file = os.open(self._log, os.O_WRONLY | os.O_APPEND)
+        os.write(file, f"{line}\n".encode())
+        os.close(file)
+
+    def fired(self) -> list[FiredFault]:
+        """Return the faults that have happened."""
+        with open(self._log) as file:  # noqa: PTH123
+            lines = [json.loads(line) for line in file]
+        return [
+            FiredFault(FaultKind(kind), env_id, place and Place[place], *rest) for kind, env_id, place, *rest in lines
+        ]
 
     def record_child(self, env_id: int, pid: int) -> None:
         """Record a child process that an env has left running."""
@@ -140,6 +198,8 @@ class FaultInjectingEnv:
     def __init__(self, factory: Callable[[], Any], path: str, num_envs: int, env_id: int) -> None:
         self._fault_table = FaultTable(path, num_envs)
         self._env_id = env_id
+        self._seed: int | None = None
+        self._visits = [0] * len(Place)
         self._run_armed_fault(Place.FACTORY, None, {})
         self.env = factory()
 
@@ -151,6 +211,9 @@ class FaultInjectingEnv:
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the wrapped env, then run the armed fault, if any."""
+        if kwargs.get("seed") is not None:
+            self._seed = kwargs["seed"]
+            self._visits = [0] * len(Place)
         obs, info = self.env.reset(**kwargs)
         return self._run_armed_fault(Place.RESET, obs, info)
 
@@ -160,9 +223,12 @@ class FaultInjectingEnv:
         return getattr(self.env, name)
 
     def _run_armed_fault(self, place: Place, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        armed = self._fault_table.take_fault(self._env_id, place)
+        self._visits[place] += 1
+        visit = zlib.crc32(repr((self._seed, self._visits)).encode()) or 1
+        armed = self._fault_table.take_fault(self._env_id, place, visit)
         if armed is None:
             return obs, info
+        self._fault_table.record_fired(FiredFault(armed.kind, self._env_id, place, os.getpid(), visit))
         faulthandler.disable()  # its output would disturb the live view
         if armed.kind is FaultKind.UNPICKLABLE:
             return obs, {**info, "lock": threading.Lock()}

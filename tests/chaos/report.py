@@ -37,6 +37,8 @@ class ChaosReport:
         longest_stall: Longest time from a request to its result, in seconds.
         stalls: Number of results that took longer than the deadline plus 2 s, plus the start of a process if one had
             to start, plus the time by which the machine was late meanwhile.
+        reproduced: Number of crash bundles that end as their faults did, or not, after a kill from outside.
+        wrong_bundles: Number of faults without a bundle, and of bundles that end in another way or are of no fault.
         leaks: Descriptions of what was left behind.
         problems: Descriptions of the first problems.
         seconds: Duration of the run.
@@ -60,6 +62,8 @@ class ChaosReport:
     replaced_nodes: int
     longest_stall: float
     stalls: int
+    reproduced: int
+    wrong_bundles: int
     leaks: Sequence[str]
     problems: Sequence[str]
     seconds: float
@@ -86,6 +90,7 @@ class ChaosReport:
             "lost without a fault": self.unexplained,
             "miscounted": self.miscounted,
             "stalls": self.stalls,
+            "wrong bundles": self.wrong_bundles,
             "leaks": len(self.leaks),
         }
 
@@ -107,6 +112,7 @@ class ReportBuilder:
         self.compared = True
         self.lost = self.duplicated = self.mixed_up = self.torn_observations = 0
         self.not_replayed = self.unexplained = self.miscounted = self.stalls = self.replaced_nodes = 0
+        self.reproduced = self.wrong_bundles = 0
         self.longest_stall = 0.0
         self.leaks: list[str] = []
         self.problems: list[str] = []
@@ -127,6 +133,11 @@ class ReportBuilder:
     def count_miscounted(self, problem: str) -> None:
         """Count a number that does not add up."""
         self.miscounted += 1
+        self.add_problem(problem)
+
+    def count_wrong_bundle(self, problem: str) -> None:
+        """Count a fault whose bundle does not lead to it again."""
+        self.wrong_bundles += 1
         self.add_problem(problem)
 
     def count_lost_nodes(self, replaced: Sequence[str], unexplained: Sequence[str]) -> None:
@@ -162,6 +173,8 @@ class ReportBuilder:
             replaced_nodes=self.replaced_nodes,
             longest_stall=self.longest_stall,
             stalls=self.stalls,
+            reproduced=self.reproduced,
+            wrong_bundles=self.wrong_bundles,
             leaks=list(self.leaks),
             problems=list(self.problems),
             seconds=time.monotonic() - self.begun if self.seconds is None else self.seconds,

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
-import os
-import signal
 import struct
 import time
 import zlib
@@ -128,8 +125,7 @@ class RolloutRunner:
                     seconds = self._limits.deadline + fault.overrun
                     self._fault_table.arm(fault.env_id, fault.place, ArmedFault(fault.kind, seconds))
                 if fault.place in (None, Place.FACTORY) and (pid := self._envs.actors[number].pid) is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                    self._fault_table.kill(fault.env_id, pid)
 
     # Results ---------------------------------------------------------------------------------------------
 

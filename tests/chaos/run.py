@@ -18,6 +18,7 @@ import functools
 import gc
 import math
 import multiprocessing.resource_tracker
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,7 @@ import loky.backend.resource_tracker
 from leaks import Inventory, describe, inventory, settled_inventory
 
 import envactors as ea
+from chaos.bundles import BundleCheck
 from chaos.checker import Limits
 from chaos.faults import FaultInjectingEnv, FaultTable, LargeEcho
 from chaos.machine_watch import MachineWatch
@@ -61,6 +63,7 @@ def run_chaos(
     nodes: int = 0,
     observed: bool = False,
     rollouts: bool = False,
+    bundles: bool = False,
     watch: Callable[[ChaosReport], None] | None = None,
 ) -> ChaosReport:
     """Run a vector env under faults and check every result.
@@ -82,6 +85,7 @@ def run_chaos(
             another one joins in its place. Not with ``backend``.
         observed: Whether threads read stats and stacks and ask the monitor all the time, while a trace is recorded.
         rollouts: Whether the policy runs in the workers, of echo envs; no node is ended then.
+        bundles: Whether each fault leaves a crash bundle, which is run again afterwards. Not with ``nodes``.
         watch: Called with the report so far, a few times per second.
 
     Raises:
@@ -93,6 +97,8 @@ def run_chaos(
             raise ValueError(f"{name} is {value}: expected at least 1")
     if rollouts and factory is not None:
         raise ValueError(f"rollouts is True and factory is {factory!r}: expected None, as the echo env is checked")
+    if bundles and nodes:
+        raise ValueError(f"bundles is True and nodes is {nodes}: expected 0, as a lost node leaves no bundles")
     if on_failure == "raise":
         raise ValueError("on_failure is 'raise': expected 'renew' or 'replay'; with 'raise' the first fault is the end")
     if not 0 < deadline < float("inf"):
@@ -114,6 +120,11 @@ def run_chaos(
         )
         fault_table = FaultTable.make(num_envs)
         stack.callback(fault_table.remove)
+        check = None
+        if bundles:
+            crash_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="envactors-chaos-"))
+            check = BundleCheck(crash_dir, fault_table, report_builder, deadline)
+            stack.enter_context(check.no_limits())
         makers = [functools.partial(LargeEcho, i) if factory is None else factory for i in range(num_envs)]
         begun = time.monotonic()
         with ea.VectorEnv(
@@ -130,6 +141,7 @@ def run_chaos(
             # Else a replay repeats all steps since the first reset, and each takes longer than the one before.
             seed_episodes=rollouts and on_failure == "replay",
             backend=backend or near,
+            crash_dir=None if check is None else check.path,
         ) as envs:
             # All processes started at once: a single one takes less, unless the machine is busier than now.
             start_seconds = time.monotonic() - begun
@@ -148,6 +160,8 @@ def run_chaos(
                 runner.run()
         if keeper is not None:
             report_builder.count_lost_nodes(keeper.replaced, keeper.unexplained)
+        if check is not None:
+            check.run()
         runner.report_leftover_processes()
         del envs, runner
     gc.collect()

@@ -33,7 +33,9 @@ from chaos.oracle import ReferenceEnvs
 from chaos.plan import plan_faults
 from chaos.report import ReportBuilder
 from chaos.run import run_chaos
+from envactors.crashes.writer import CrashReporter
 from envactors.remote import LocalNodes
+from envactors.replay import Journal
 from envactors.system.cpus import cores
 from envactors.testing import EchoEnv
 
@@ -149,6 +151,22 @@ def test_a_run_with_rollouts(on_failure, envs_per_actor):
         backend=FORK_SERVER,
     )
     assert report.ok, report
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("faults", "options"),
+    [
+        (ALL_KINDS, {"on_failure": "replay"}),
+        pytest.param(200, {}, marks=pytest.mark.slow),
+        pytest.param(60, {"envs_per_actor": 2}, marks=pytest.mark.slow),
+        pytest.param(60, {"rollouts": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_bundles_of_a_run_end_as_its_faults_did(faults, options):
+    report = run_chaos(faults=faults, seed=2, bundles=True, deadline=DEADLINE, backend=FORK_SERVER, **options)
+    assert report.ok, "\n".join(report.problems) or report
+    assert report.reproduced >= faults - MAY_PASS * report.faults["sleep"]
 
 
 @pytest.mark.soak
@@ -306,6 +324,15 @@ def test_the_checker_detects_a_duplicate_result(monkeypatch):
     report = small_run()
     assert only(report, duplicated=1)
     assert "nobody asked for" in report.problems[0]
+
+
+def test_the_checker_detects_a_bundle_without_a_step_and_a_fault_without_a_bundle(monkeypatch):
+    monkeypatch.setattr(Journal, "record_steps", lambda *_: None)
+    assert small_run(bundles=True, num_envs=1, seed=1).wrong["wrong bundles"]
+    monkeypatch.setattr(CrashReporter, "report", lambda *_: None)
+    report = small_run(bundles=True)
+    assert only(report, **{"wrong bundles": 2})
+    assert "has left no bundle" in report.problems[0]
 
 
 def test_the_checker_detects_a_result_of_another_env(monkeypatch):

@@ -114,6 +114,7 @@ def _counts(report: ChaosReport) -> list[tuple[str, str]]:
         ("results delivered", f"{report.delivered:,}"),
         ("of them failures", f"{report.failures:,}"),
         *((name, str(number)) for name, number in report.wrong.items()),
+        *([("bundles", str(report.reproduced))] if report.reproduced else []),
         *([("nodes replaced", str(report.replaced_nodes))] if report.replaced_nodes else []),
         ("longest stall", f"{report.longest_stall:.2f} s"),
     ]
