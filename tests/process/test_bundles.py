@@ -7,10 +7,12 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import functions
 import numpy as np
@@ -249,7 +251,7 @@ def test_a_crash_after_the_last_step_of_a_rollout_has_no_request(tmp_path, caplo
         envs.reset(seed=3)
         envs.set_policy(lambda: lambda obs, context: np.ones(len(obs), np.int64))
         envs.rollout(5)
-        wait_until(lambda: [path for path in bundles(tmp_path) if not path.name.startswith(".")])
+        wait_until(lambda: [*tmp_path.glob("crashes/[!.]*")])
         bundle = ea.load_bundle(bundles(tmp_path)[0])
     assert "inputs of a crash bundle are missing" not in caplog.text
     assert not bundle.report["begins_in_the_middle"]
@@ -369,6 +371,56 @@ def test_a_directory_that_cannot_be_written_costs_only_the_bundle(tmp_path, capl
         wait_until(lambda: "could not be written" in caplog.text)
         envs.reset(seed=3)
         envs.step([1, 1])
+
+
+def fail_and_go_on(crash_dir):
+    """Has an env crash twice in a program whose crash_dir cannot be written."""
+    logging.basicConfig()
+    restart = ea.RestartPolicy(backoff=0.0)
+    with ea.VectorEnv([FaultyEnv] * 2, on_failure="renew", restart=restart, crash_dir=crash_dir) as envs:
+        envs.reset(seed=3)
+        for _ in range(2):
+            envs[1].arm("exit").result()
+            error = envs.step([1, 1])[4][1]["failure"]
+            try:
+                ea.load_bundle(error.bundle)
+            except OSError as missing:
+                print("no bundle:", type(missing).__name__)
+            envs.step([1, 1])  # resets the env
+            print("goes on:", envs.step([1, 1])[1].tolist())
+    print("left:", [*Path(crash_dir).iterdir()])
+
+
+def run_elsewhere(command, crash_dir):
+    """Returns the output and the log of `fail_and_go_on` in a process that the command starts."""
+    places = map(str, (Path(ea.__file__).parents[1], *map(Path, sys.path)))
+    code = (
+        f"import sys; sys.path += {list(places)}; import test_bundles; test_bundles.fail_and_go_on({str(crash_dir)!r})"
+    )
+    command = [*command, sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SOON)
+    assert done.returncode == 0, done.stderr
+    lines = ["no bundle: FileNotFoundError", "goes on: [1.0, 1.0]"] * 2
+    assert done.stdout.splitlines() == [*lines, "left: []"]
+    return done.stderr
+
+
+def test_a_directory_that_its_user_may_not_write_costs_only_the_bundles(tmp_path):
+    tmp_path.chmod(0o555)
+    # Modes do not bind root, unless it has no capabilities.
+    command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.getuid() == 0 else []
+    if command and shutil.which("setpriv") is None:
+        pytest.skip("root may write, and there is no setpriv")
+    log = run_elsewhere(command, tmp_path)
+    assert log.count("could not be written: PermissionError") == 2
+
+
+def test_a_full_disk_costs_only_the_bundles(tmp_path):
+    command = ["unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o size=4k tmpfs {tmp_path} && exec "$@"', "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("no user namespaces")
+    log = run_elsewhere(command, tmp_path)
+    assert log.count("could not be written: OSError(28") == 2
 
 
 def test_a_bundle_has_the_variables_that_were_given_and_no_others(tmp_path, monkeypatch, replay):
