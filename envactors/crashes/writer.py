@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import datetime as dt
-import itertools
 import logging
 import math
 import os
@@ -15,7 +15,7 @@ import platform
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from envactors.crashes import files
@@ -29,6 +29,8 @@ from envactors.options import Deadlines
 
 # The option ``crash_dir``.
 CrashDir: TypeAlias = "str | os.PathLike[str] | None"
+# Has a thread of the library call a function.
+Submit: TypeAlias = Callable[[Callable[[], object]], object]
 
 # The parts of a report that say how the request ended. All are None if it returned.
 ENDINGS = ("exception", "deadline", "signal", "exitcode")
@@ -40,7 +42,7 @@ CRASH_LIMIT = 20
 _PACKAGES = ("envactors", "numpy", "gymnasium", "torch", "jax")
 _FRAME = re.compile(r'^  File "(.*?)", line (\d+)', re.MULTILINE)
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
-# How long a reader waits for the thread that writes a bundle, in seconds.
+# How long a reader, or the end of the program, waits for the thread that writes bundles, in seconds.
 _WRITE_PATIENCE = 10.0
 
 # By path, the directories of this program.
@@ -56,6 +58,23 @@ def wait_written(path: str) -> None:
         pending.wait(_WRITE_PATIENCE)
 
 
+@atexit.register
+def _finish_writing() -> None:
+    """Wait at the end of the program for the bundles that are not written yet: daemon threads end with it."""
+    pending = list(_pending.values())
+    if pending:
+        pending[-1].wait(_WRITE_PATIENCE)
+
+
+def _reset_after_fork() -> None:
+    """Forget the parent's bundles, which no thread of this process writes, and its locks, which may be held."""
+    _directories.clear()
+    _pending.clear()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
+
+
 class CrashDirectory:
     """The bundles that this program leaves in one directory.
 
@@ -66,36 +85,33 @@ class CrashDirectory:
     def __init__(self, path: str) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._names: set[str] = set()
+        # How many failures there were, except repeated exceptions.
+        self._failures = 0
         # By type and line, the bundle of the first exception.
         self._exceptions: dict[tuple[str, str], str] = {}
-        self._skipped = 0
 
-    def reserve(self, actor: str, kind: str, failure: Failure | None) -> tuple[str | None, bool]:
+    def reserve(self, actor: str, kind: str, failure: Failure | None, submit: Submit) -> tuple[str | None, bool]:
         """Return the path of a new bundle, and True; or that of an earlier one of the same exception, and False.
 
-        If there are enough bundles, the path is None.
+        If there are enough bundles, the path is None. The 1st, the 10th, the 100th such failure, and so on, is logged.
         """
-        name = re.sub(r"[^\w.-]+", "_", f"{dt.datetime.now():%Y%m%d-%H%M%S}-{actor}-{kind}")
+        # Other programs may use the same directory, and actors of the same name: a second is not unique.
+        name = re.sub(r"[^\w.-]+", "_", f"{dt.datetime.now():%Y%m%d-%H%M%S.%f}-{actor}-{kind}")
+        path = os.path.join(self._path, name)  # noqa: PTH118
         key = None if failure is None else (failure.text.partition("(")[0], _line_of(failure.traceback))
         with self._lock:
             if key in self._exceptions:
                 return self._exceptions[key], False
-            if len(self._names) >= CRASH_LIMIT:
-                self._skipped += 1
-                return None, False
-            unique = next(one for one in _numbered(name) if one not in self._names)
-            self._names.add(unique)
-            path = os.path.join(self._path, unique)  # noqa: PTH118
-            if key is not None:
+            self._failures += 1
+            skipped = self._failures - CRASH_LIMIT
+            if skipped <= 0 and key is not None:
                 self._exceptions[key] = path
-        return path, True
-
-    def log_skipped(self) -> None:
-        """Log how many failures have left no bundle, at the 1st, the 10th, the 100th, and so on."""
-        if self._skipped and math.log10(self._skipped).is_integer():
-            text = "%d failures have left no bundle in %s: one run leaves at most %d"
-            _log.warning(text, self._skipped, self._path, CRASH_LIMIT)
+        if skipped <= 0:
+            return path, True
+        if math.log10(skipped).is_integer():
+            text = "one run leaves at most %d crash bundles in %s; failures without one so far: %d"
+            submit(lambda: _log.warning(text, CRASH_LIMIT, self._path, skipped))
+        return None, False
 
 
 class Request(Protocol):
@@ -180,7 +196,7 @@ class CrashReporter:
         self._start = start
         self._env_vars = dict(env_vars)
         self._deadlines = deadlines
-        self.submit: Callable[[Callable[[], object]], object]
+        self.submit: Submit
 
     def name(
         self,
@@ -222,16 +238,14 @@ class CrashReporter:
         """
         if isinstance(error, NodeLostError):
             return None
+        # Exceptions may be frequent: only a new bundle needs the inputs of one.
+        inputs = self._find(find_inputs) if failure is None else None
         kind = "died" if failure is None else "exception"
         if isinstance(error, (ActorStartError, ActorTimeoutError)):
             kind = "start" if isinstance(error, ActorStartError) else "timeout"
-        inputs = None
-        if kind in ("died", "timeout"):
-            inputs = self._find(find_inputs)
-            kind = "poison" if inputs.is_poison else kind
-        path, is_new = self._directory.reserve(self._start.name, kind, failure)
-        if path is None:
-            self.submit(self._directory.log_skipped)
+        if inputs is not None and inputs.is_poison:
+            kind = "poison"
+        path, is_new = self._directory.reserve(self._start.name, kind, failure, self.submit)
         if path is None or not is_new:
             return path
         inputs = self._find(find_inputs) if inputs is None else inputs
@@ -290,7 +304,6 @@ class CrashReporter:
         start = self._start
         index = facts["index"]
         position = index - start.first
-        observation = None if inputs.read_observation is None else bytes(dumps(inputs.read_observation()))
         return SavedInputs(
             name=start.name,
             env=index,
@@ -302,7 +315,7 @@ class CrashReporter:
             journal=None if inputs.journal is None else bytes(dumps(tuple(inputs.journal))),
             has_checks=start.journal,
             request=inputs.request,
-            observation=observation,
+            observation=_pickle_observation(inputs),
             env_vars=self._env_vars,
             sys_path=[*sys.path],
         )
@@ -325,11 +338,6 @@ def ending_of(facts: Mapping[str, Any], failure: Failure | None) -> dict[str, An
     return ending
 
 
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    yield from (f"{name}-{number}" for number in itertools.count(2))
-
-
 def _line_of(traceback: str) -> str:
     """Return the file and the line that raised an exception."""
     found = _FRAME.findall(traceback)
@@ -347,6 +355,14 @@ def _requests_of(inputs: Inputs) -> list[tuple[str, int | None]]:
             fields = loads(entry[1])
             found.append(("reset", fields[1]) if entry[0] == Kind.RESET else ("step", None))
     return found
+
+
+def _pickle_observation(inputs: Inputs) -> bytes | None:
+    """Return the last observation, pickled; None if there is none, or it is not readable here. Runs code of users."""
+    try:
+        return None if inputs.read_observation is None else bytes(dumps(inputs.read_observation()))
+    except Exception:
+        return None
 
 
 def _show_arguments(inputs: Inputs) -> str:

@@ -26,7 +26,7 @@ from envactors.options import Deadlines, RestartPolicy
 from envactors.reruns.worker import SkippedFactory, run_request, wait_for_start
 
 # Where a rerun has ended, if not in the request that failed.
-_BEFORE = "in the requests before"
+_FACTORY, _BEFORE = "in the factory", "in the requests before"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +59,16 @@ class Rerun:
 
 
 class _Request(NamedTuple):
-    """A request of a rerun: its message, its method, and its deadline (None for that of `Deadlines`)."""
+    """A request of a rerun.
 
+    Attributes:
+        where: The place that a rerun names which ends in this request.
+        kind, payload: The message.
+        method: The method, for errors.
+        deadline: Its deadline; None for that of `Deadlines`.
+    """
+
+    where: str
     kind: Kind
     payload: bytes | bytearray
     method: str
@@ -89,15 +97,16 @@ class Bundle:
     @property
     def ending(self) -> str:
         """How the inputs ended, such as ``"SIGSEGV in step 52"``."""
-        is_in_journal = self.inputs.request is None and self.inputs.journal is not None
+        # A process that has ended in a replay has a journal only.
+        was_replaying = self.inputs.request is None and self.inputs.journal is not None
         ending = {name: self.report[name] for name in ENDINGS}
-        return _describe(ending, _BEFORE if is_in_journal else self._where)
+        return _describe(ending, _BEFORE if was_replaying else self._where)
 
     @property
     def _where(self) -> str:
         method = self.report["method"]
         if method == "start":
-            return "in the factory"
+            return _FACTORY
         if method is None:
             return "while idle"
         return f"in step {self.report['step']}" if method == "step" else f"in {method}"
@@ -161,7 +170,7 @@ class Bundle:
         differs = False
         with ActorHandle(actor, lifeline):
             actor.begin()
-            for where, request in self._requests():
+            for request in self._requests():
                 replies: list[Frame] = []
                 future: ActorFuture[Any] = ActorFuture(actor, lifeline)
                 call = Call(request.method, self.inputs.env, request.kind, future, request.deadline)
@@ -170,25 +179,22 @@ class Bundle:
                 future.wait_ended()
                 ending = _ending_of(replies, future, actor)
                 if ending is not None:
-                    has_started = actor.incarnation.has_started
-                    return _describe(ending, where if has_started else "in the factory"), differs
-                differs |= where == _BEFORE and load_plain(replies[0].payload) is False
+                    where = request.where if actor.incarnation.has_started else _FACTORY
+                    return _describe(ending, where), differs
+                differs |= request.kind == Kind.REPLAY and load_plain(replies[0].payload) is False
         return _describe({}, self._where), differs
 
-    def _requests(self) -> Iterator[tuple[str, _Request]]:
-        """Yield the requests to the worker, each with where it ends if it does."""
+    def _requests(self) -> Iterator[_Request]:
+        """Yield the requests to the worker."""
         journal, request = self.inputs.journal, self.inputs.request
-        yield "in the factory", _Request(Kind.EXTEND, dumps((wait_for_start, ())), "start")
+        yield _Request(_FACTORY, Kind.EXTEND, dumps((wait_for_start, ())), "start")
         if journal is not None:
-            yield _BEFORE, _Request(Kind.REPLAY, journal, "replay", self._deadline_of_journal(journal))
+            yield _Request(_BEFORE, Kind.REPLAY, journal, "replay", self._deadline_of_journal(journal))
         if request is not None:
             kind, payload = request
             if kind in (Kind.STEP, Kind.RESET):
                 kind, payload = Kind.EXTEND, bytes(dumps((run_request, request)))
-            yield (
-                self._where,
-                _Request(Kind(kind), payload, self.report["method"], self.report["deadline"]),
-            )
+            yield _Request(self._where, Kind(kind), payload, self.report["method"], self.report["deadline"])
 
     def _deadline_of_journal(self, journal: bytes) -> float | None:
         """Return a deadline that the requests together meet if each one meets its own; None for no limit."""
@@ -233,14 +239,8 @@ def _describe(ending: dict[str, Any], where: str) -> str:
     elif ending.get("deadline") is not None:
         how = f"missed deadline of {ending['deadline']} s"
     elif ending.get("signal") is not None:
-        how = _name_of(ending["signal"])
+        names = {int(known): known.name for known in signal.Signals}
+        how = names.get(ending["signal"], f"signal {ending['signal']}")
     else:
         how = "no failure" if ending.get("exitcode") is None else f"exit code {ending['exitcode']}"
     return f"{how} {where}"
-
-
-def _name_of(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

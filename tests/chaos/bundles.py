@@ -20,8 +20,8 @@ _OVERRUN = 2.0
 class _EveryCrashDirectory(writer.CrashDirectory):
     """A directory that gets a bundle of each exception, not only of the first one of its type and line."""
 
-    def reserve(self, actor: str, kind: str, failure: Failure | None) -> tuple[str | None, bool]:
-        return super().reserve(actor, kind, None)
+    def reserve(self, actor: str, kind: str, failure: Failure | None, submit: writer.Submit) -> tuple[str | None, bool]:
+        return super().reserve(actor, kind, None, submit)
 
 
 class BundleCheck:

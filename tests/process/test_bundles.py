@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import functions
@@ -21,6 +22,7 @@ from helpers import FORK_SERVER, SOON, wait_until
 
 import envactors as ea
 from envactors.cli import main
+from envactors.crashes import files, writer
 from envactors.testing import EchoEnv, FaultyEnv
 
 DEADLINE = 1.0
@@ -207,6 +209,33 @@ def test_a_journal_that_is_full_says_so(tmp_path, replay, capfd):
     assert "begins in the middle" in capfd.readouterr().err
 
 
+class Opaque:
+    """Arrives as a lock, which cannot be pickled again."""
+
+    def __reduce__(self):
+        return threading.Lock, ()
+
+
+class OpaqueEnv:
+    observation_space = None
+
+    def reset(self, *, seed=None, options=None):
+        return Opaque(), {}
+
+    def step(self, action):
+        os._exit(8)
+
+
+def test_a_last_observation_that_cannot_be_pickled_costs_only_itself(tmp_path, replay):
+    with vector(tmp_path, [OpaqueEnv]) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.step([0])
+        bundle = ea.load_bundle(caught.value.failures[0].bundle)
+    assert bundle.last_observation is None
+    assert replay(bundle.path) == ("ends in the same way: exit code 8 in step 1, 1 of 1", 0)
+
+
 def test_attributes_and_calls_are_inputs_until_a_new_process(tmp_path, replay):
     with vector(tmp_path, [Moody] * 2, on_failure="renew") as envs:
         envs.set_attr("parity", 2)  # no checksum is equal to it
@@ -357,8 +386,45 @@ def test_a_run_leaves_at_most_twenty_bundles(tmp_path, caplog):
     with ea.Executor(2, backend=FORK_SERVER, crash_dir=tmp_path / "crashes") as pool:
         errors = [pool.submit(os._exit, 1).exception(SOON) for _ in range(22)]
     assert [error.bundle is not None for error in errors] == [True] * 20 + [False] * 2
-    wait_until(lambda: "1 failures have left no bundle" in caplog.text)
+    wait_until(lambda: "failures without one so far: 1" in caplog.text)
     assert len(bundles(tmp_path)) == 20
+
+
+def test_skipped_bundles_are_logged_however_late_the_thread_that_logs_is(tmp_path, caplog):
+    directory, submitted = writer.CrashDirectory(str(tmp_path)), []
+    paths = [directory.reserve("env-0", "died", None, submitted.append)[0] for _ in range(20 + 11)]
+    for log in submitted:
+        log()
+    assert [record.args[-1] for record in caplog.records] == [1, 10]
+    assert len({*paths[:20]}) == 20
+    assert {*paths[20:]} == {None}
+
+
+def test_two_programs_that_use_one_directory_do_not_share_bundles(tmp_path):
+    directories = [writer.CrashDirectory(str(tmp_path)) for _ in range(2)]
+    first, second = (one.reserve("env-0", "died", None, print)[0] for one in directories)
+    assert first != second
+
+
+def test_a_forked_process_waits_for_no_bundle_of_its_parent(tmp_path, monkeypatch):
+    monkeypatch.setitem(writer._pending, str(tmp_path), threading.Event())
+    pid = os.fork()
+    if pid == 0:
+        os._exit(len(writer._pending) + len(writer._directories))
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def end_with_a_bundle(crash_dir):
+    """Has an env crash in a program that ends at once, while the bundle takes longer than its threads may."""
+    write = files.write
+    files.write = lambda *args: (time.sleep(2.0), write(*args))
+    with ea.VectorEnv([FaultyEnv], crash_dir=crash_dir) as envs:
+        failure_of(envs, "exit", "reset", 0)
+
+
+def test_the_end_of_the_program_waits_for_its_bundles(tmp_path):
+    run_elsewhere("end_with_a_bundle", tmp_path)
+    assert ea.load_bundle(next(tmp_path.iterdir())).report["exitcode"] == 3
 
 
 def test_a_directory_that_cannot_be_written_costs_only_the_bundle(tmp_path, caplog):
@@ -391,18 +457,16 @@ def fail_and_go_on(crash_dir):
     print("left:", [*Path(crash_dir).iterdir()])
 
 
-def run_elsewhere(command, crash_dir):
-    """Returns the output and the log of `fail_and_go_on` in a process that the command starts."""
-    places = map(str, (Path(ea.__file__).parents[1], *map(Path, sys.path)))
-    code = (
-        f"import sys; sys.path += {list(places)}; import test_bundles; test_bundles.fail_and_go_on({str(crash_dir)!r})"
-    )
-    command = [*command, sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SOON)
+GOES_ON = [*["no bundle: FileNotFoundError", "goes on: [1.0, 1.0]"] * 2, "left: []"]
+
+
+def run_elsewhere(function, crash_dir, command=()):
+    """Runs a function of this module in a process that the command starts; returns its output and its log."""
+    places = [str(Path(place).absolute()) for place in (Path(ea.__file__).parents[1], *sys.path)]
+    code = f"import sys; sys.path += {places}; import test_bundles; test_bundles.{function}({str(crash_dir)!r})"
+    done = subprocess.run([*command, sys.executable, "-c", code], capture_output=True, text=True, timeout=SOON)
     assert done.returncode == 0, done.stderr
-    lines = ["no bundle: FileNotFoundError", "goes on: [1.0, 1.0]"] * 2
-    assert done.stdout.splitlines() == [*lines, "left: []"]
-    return done.stderr
+    return done.stdout.splitlines(), done.stderr
 
 
 def test_a_directory_that_its_user_may_not_write_costs_only_the_bundles(tmp_path):
@@ -411,7 +475,8 @@ def test_a_directory_that_its_user_may_not_write_costs_only_the_bundles(tmp_path
     command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.getuid() == 0 else []
     if command and shutil.which("setpriv") is None:
         pytest.skip("root may write, and there is no setpriv")
-    log = run_elsewhere(command, tmp_path)
+    output, log = run_elsewhere("fail_and_go_on", tmp_path, command)
+    assert output == GOES_ON
     assert log.count("could not be written: PermissionError") == 2
 
 
@@ -419,7 +484,8 @@ def test_a_full_disk_costs_only_the_bundles(tmp_path):
     command = ["unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o size=4k tmpfs {tmp_path} && exec "$@"', "sh"]
     if shutil.which("unshare") is None or subprocess.run([*command, "true"], capture_output=True).returncode:
         pytest.skip("no user namespaces")
-    log = run_elsewhere(command, tmp_path)
+    output, log = run_elsewhere("fail_and_go_on", tmp_path, command)
+    assert output == GOES_ON
     assert log.count("could not be written: OSError(28") == 2
 
 
