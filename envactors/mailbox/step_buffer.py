@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from envactors.mailbox.slab import BUFFER, RESET, Slab
-
-# How many steps of all envs are recorded at once.
-_MOST_STEPS: Final = 64
 
 
 class Journal(Protocol):
@@ -36,13 +33,15 @@ class StepBuffer(Generic[J]):
 
     Attributes:
         journals: The journal of each env.
-        size: How many steps of all envs are kept.
+        size: How many steps of all envs are kept, and then recorded at once.
     """
 
     def __init__(self, slab: Slab, ops: npt.NDArray[np.uint8]) -> None:
         self.journals: list[J] = []
-        self.size: int = _MOST_STEPS
-        self._arrays: list[npt.NDArray[Any]] = [ops, slab.checks, *slab.actions]
+        self.size: int = 64
+        # Not copied: until the next step of an env is recorded, its worker writes the other buffer only.
+        self._checks = slab.checks
+        self._arrays: list[npt.NDArray[Any]] = [ops, *slab.actions]
         # The memory of the arrays: to copy it as bytes takes a third of the time of a copy into another array.
         self._memory = [array.reshape(-1).view(np.uint8).data for array in self._arrays]
         self._kept: list[tuple[bytes, ...]] = []
@@ -56,11 +55,11 @@ class StepBuffer(Generic[J]):
                 self.move_to_journals()
             return
         journals = self.move_to_journals()
-        ops, checks, *actions = self._arrays
+        ops, *actions = self._arrays
         for index in ids:
             op = int(ops[index])
             row = [leaf[index].tobytes() for leaf in actions]
-            journals[index].record_steps(row, bytes([op & RESET != 0]), int(checks[op & BUFFER, index]))
+            journals[index].record_steps(row, bytes([op & RESET != 0]), int(self._checks[op & BUFFER, index]))
 
     def move_to_journals(self) -> list[J]:
         """Record in the journals what is kept here; return them."""
@@ -71,9 +70,9 @@ class StepBuffer(Generic[J]):
                 journal.forget()
         self._is_moving = True
         columns = zip(self._arrays, zip(*self._kept, strict=True), strict=True)
-        ops, checks, *actions = [np.ndarray((len(kept), *a.shape), a.dtype, b"".join(kept)) for a, kept in columns]
+        ops, *actions = [np.ndarray((len(kept), *a.shape), a.dtype, b"".join(kept)) for a, kept in columns]
         for index, journal in enumerate(self.journals):
-            check = int(checks[-1, ops[-1, index] & BUFFER, index])
+            check = int(self._checks[ops[-1, index] & BUFFER, index])
             resets = (ops[:, index] & RESET != 0).tobytes()
             journal.record_steps([leaf[:, index].tobytes() for leaf in actions], resets, check)
         self._kept.clear()
