@@ -19,6 +19,8 @@ from envactors.threads import LibraryThread
 
 # A callback of a descriptor that raises this often is removed: the descriptor would be reported again at once.
 _MOST_ERRORS = 2
+# How long events may delay what `Loop.wake_others` was given, in seconds.
+_MOST_DELAY = 0.0005
 
 
 class Timer:
@@ -83,6 +85,8 @@ class Loop:
         self._wake = Doorbell()
         self._descriptors: dict[int, _Descriptor] = {}
         self._soon: deque[Callable[[], object]] = deque()
+        self._wakes: list[Callable[[], object]] = []
+        self._wakes_due = math.inf
         # Guards the descriptors and the timers. Reentrant, since a signal handler may interrupt a thread that holds it.
         self._lock = threading.RLock()
         self._timers: list[tuple[float, int, Timer]] = []
@@ -150,6 +154,19 @@ class Loop:
         self._soon.append(callback)
         self._wake.ring()
 
+    def wake_others(self, wake: Callable[[], object]) -> None:
+        """Run a callback that wakes other threads: in the loop's thread before it waits again, in others immediately.
+
+        To wake a thread takes longer than to handle an event. If it waits for the results of several events, waking it
+        once is enough.
+        """
+        if not self.is_current_thread():
+            wake()
+            return
+        if not self._wakes:
+            self._wakes_due = time.monotonic() + _MOST_DELAY
+        self._wakes.append(wake)
+
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         """Run a callback in the loop's thread at a time of `time.monotonic`."""
         timer = Timer(when, callback)
@@ -178,6 +195,7 @@ class Loop:
     def _run(self) -> None:
         while not self._is_stopping:
             self._contain(self._run_once)
+        self._wake_others()
         self._wake.close()
         self._poller.close()
         # A reference to an ended loop must not keep the actors of its callbacks alive.
@@ -187,7 +205,11 @@ class Loop:
 
     def _run_once(self) -> None:
         """Wait for events, and run the callbacks of descriptors, timers, and `call_soon`, in this order."""
-        events = self._poller.poll(self._timeout())
+        events = self._poller.poll(0.0) if self._wakes else []
+        if not events or time.monotonic() > self._wakes_due:
+            self._wake_others()
+        if not events:
+            events = self._poller.poll(self._timeout())
         self._wakes_at = -math.inf  # nobody has to wake a thread that is awake
         # Looked up first: a callback may close a descriptor, and another one may get its number.
         ready = [(self._descriptors.get(fd), mask) for fd, mask in events]
@@ -200,6 +222,11 @@ class Loop:
             self._contain(timer.run)
         for _ in range(len(self._soon)):
             self._contain(self._soon.popleft())
+
+    def _wake_others(self) -> None:
+        wakes, self._wakes, self._wakes_due = self._wakes, [], math.inf
+        for wake in wakes:
+            self._contain(wake)
 
     def _timeout(self) -> float | None:
         """Return how many seconds to wait for events; None for no limit."""

@@ -260,8 +260,12 @@ class ActorFuture(concurrent.futures.Future[R]):
 
     def _notify(self) -> None:
         """Wake threads that wait, and have callbacks run in another thread. Calling this again does no harm."""
-        self._ended.open()
         self._keep_alive = None
+        if self._ended.mark_open() or self._condition.was_acquired or self._done_callbacks:
+            self.owner.runtime.loop.wake_others(self._wake_others)
+
+    def _wake_others(self) -> None:
+        self._ended.open()
         if self._condition.was_acquired or self._done_callbacks:
             self.owner.runtime.callbacks.submit(self._notify_others)
 

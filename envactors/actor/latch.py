@@ -19,6 +19,11 @@ class Latch:
         self.is_open: bool = False
         self._gates: list[LockType] = []
 
+    def mark_open(self) -> bool:
+        """Have no more threads wait; return whether any are waiting, which `open` lets continue."""
+        self.is_open = True
+        return bool(self._gates)
+
     def open(self) -> None:
         """Let all threads continue. It may be called again, also to complete an interrupted call."""
         self.is_open = True

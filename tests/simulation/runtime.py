@@ -49,11 +49,13 @@ class SimulatedLoop:
         self._lent: set[int] = set()
         self._writable: set[int] = set()
         self._soon: deque[Callable[[], object]] = deque()
+        self._wakes: deque[Callable[[], object]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         # The bells that were rung, and not heard; see `Bell`.
         self.rung: set[Bell] = set()
         self._soon_event: Event = "the loop runs what was queued", self._run_soon
+        self._wakes_event: Event = "the loop wakes other threads", self._run_wakes
         self._timer_event: Event = "the loop runs a timer", self._run_timer
         world.sources.append(self)
 
@@ -86,6 +88,12 @@ class SimulatedLoop:
     def call_soon(self, callback: Callable[[], object]) -> None:
         self._soon.append(callback)
 
+    def wake_others(self, wake: Callable[[], object]) -> None:
+        if self.is_current_thread():
+            self._wakes.append(wake)
+        else:
+            wake()
+
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         timer = Timer(when, callback)
         heapq.heappush(self._timers, (when, next(self._order), timer))
@@ -96,6 +104,7 @@ class SimulatedLoop:
 
     def stop(self) -> None:
         self._world.sources.remove(self)
+        self._run_wakes()
 
     def join(self, timeout: float) -> None:
         """Do nothing: there is no thread."""
@@ -116,6 +125,8 @@ class SimulatedLoop:
                 )
         if self._soon:
             events.append(self._soon_event)
+        if self._wakes:
+            events.append(self._wakes_event)
         if self._timers and self._timers[0][0] <= self._world.now:
             events.append(self._timer_event)
 
@@ -133,6 +144,10 @@ class SimulatedLoop:
 
     def _run_soon(self) -> None:
         self._serve(self._soon.popleft())
+
+    def _run_wakes(self) -> None:
+        while self._wakes:
+            self._serve(self._wakes.popleft())
 
     def _run_timer(self) -> None:
         self._serve(heapq.heappop(self._timers)[2].run)

@@ -11,14 +11,15 @@ import pytest
 
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.latch import Latch
+from envactors.loop import Loop
 from envactors.runtime import ThreadPool
 
 SOON = 10.0
 
 
 class Owner:
-    def __init__(self, pool):
-        self.runtime = SimpleNamespace(callbacks=pool)
+    def __init__(self, pool, loop):
+        self.runtime = SimpleNamespace(callbacks=pool, loop=loop)
 
     def read_reply(self, future, deadline):
         pass
@@ -26,10 +27,13 @@ class Owner:
 
 @pytest.fixture
 def make():
-    pool = ThreadPool("callbacks", runs_user_code=True)
-    yield lambda: ActorFuture(Owner(pool), None)
-    pool.stop()
-    pool.join(SOON)
+    errors = []
+    pool, loop = ThreadPool("callbacks", runs_user_code=True), Loop(errors.append)
+    yield lambda: ActorFuture(Owner(pool, loop), None)
+    for part in (pool, loop):
+        part.stop()
+        part.join(SOON)
+    assert errors == []
 
 
 def in_thread(function):
@@ -39,11 +43,13 @@ def in_thread(function):
     return thread, found
 
 
+@pytest.mark.parametrize("is_in_loop", [False, True])
 @pytest.mark.parametrize("count", [1, 5])
-def test_all_threads_that_wait_get_the_result(make, count):
+def test_all_threads_that_wait_get_the_result(make, count, is_in_loop):
     future = make()
     threads = [in_thread(lambda: future.result(SOON)) for _ in range(count)]
-    future.set_outcome(ReadyOutcome(3))
+    run = future.owner.runtime.loop.call_soon if is_in_loop else lambda function: function()
+    run(lambda: future.set_outcome(ReadyOutcome(3)))
     for thread, found in threads:
         thread.join(SOON)
         assert found == [3]

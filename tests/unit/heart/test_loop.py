@@ -56,6 +56,45 @@ def test_callbacks_run_in_order(loop):
     assert seen == [0, 1, 2]
 
 
+def test_the_loop_wakes_others_once_it_has_handled_what_was_ready(loop):
+    seen, done, gate = [], threading.Event(), threading.Event()
+    loop.call_soon(lambda: gate.wait(SOON))
+    for i in range(3):
+        loop.call_soon(lambda i=i: (seen.append(i), loop.wake_others(lambda: seen.append(f"woken {i}"))))
+    loop.call_soon(lambda: loop.wake_others(done.set))
+    gate.set()
+    assert done.wait(SOON)
+    assert seen == [0, 1, 2, "woken 0", "woken 1", "woken 2"]
+
+
+def test_other_threads_wake_others_immediately(loop):
+    seen = []
+    loop.wake_others(lambda: seen.append(1))
+    assert seen == [1]
+
+
+def test_events_without_end_do_not_keep_the_loop_from_waking_others(loop, pipe):
+    woken = threading.Event()
+    loop.watch(pipe[0], lambda _events: None)  # it stays readable
+    os.write(pipe[1], b"x")
+    loop.call_soon(lambda: loop.wake_others(woken.set))
+    assert woken.wait(SOON)
+    loop.unwatch(pipe[0])
+
+
+def test_a_loop_that_ends_wakes_others(loop):
+    woken = threading.Event()
+    loop.call_soon(lambda: (loop.wake_others(woken.set), loop.stop()))
+    assert woken.wait(SOON)
+
+
+def test_an_error_in_waking_one_thread_leaves_the_others(loop, errors):
+    woken = threading.Event()
+    loop.call_soon(lambda: (loop.wake_others(lambda: 1 / 0), loop.wake_others(woken.set)))
+    assert woken.wait(SOON)
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+
+
 def test_an_ended_loop_does_not_keep_the_objects_of_its_callbacks(loop, pipe):
     class Owner:
         def on_event(self, *_):
