@@ -9,6 +9,8 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from envactors.mailbox.messages import Frame
 from envactors.system.sockets import SEND_FLAGS, prevent_sigpipe
 
@@ -127,7 +129,8 @@ class Channel:
         if start == end:
             self._buffer = _EMPTY
         elif start > 0 or wanted > len(self._buffer):
-            self._buffer = memoryview(bytearray(wanted))
+            # Not a bytearray, since other threads would wait while it is filled with zeros.
+            self._buffer = np.empty(wanted, np.uint8).data
             self._buffer[: end - start] = content[start:end]
         self._filled = end - start
         return frames

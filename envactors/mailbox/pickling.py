@@ -41,6 +41,11 @@ IMMUTABLE: Final = frozenset(
 # writable, since `envactors.mailbox.channel` reads each large frame into a new buffer.
 _LARGE = 1 << 16
 
+# In bytes. Other threads would wait while a longer pickle is loaded in one piece.
+_HUGE = 1 << 24
+# In bytes. How much of it is copied before other threads may run.
+_PIECE = 1 << 20
+
 # In bytes. Longer pickles take too long to read or to search.
 _SHORT = 1 << 10
 
@@ -180,9 +185,27 @@ def _dump(pickler: PicklerClass, value: Any, place_buffer: Callable[[Any], bool]
 def loads(data: bytes | bytearray | memoryview) -> Any:
     """Load what `dumps` has pickled; large arrays are writable views of ``data``, or of a copy if that is constant."""
     if data[0] != bundle.MARK:
-        return pickle.loads(data)
+        return pickle.loads(data) if len(data) < _HUGE else pickle.Unpickler(_PieceReader(data)).load()
     pickled, *large = (part for _, part in bundle.unpack(bytearray(data) if memoryview(data).readonly else data))
     return pickle.loads(pickled, buffers=large)
+
+
+class _PieceReader(io.RawIOBase):
+    """A file of bytes that lets other threads run while it copies many, as a pickle of large `bytes` has it do."""
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        super().__init__()
+        self._left = memoryview(data)
+
+    def readinto(self, target: Any) -> int:
+        """Fill a buffer with the next bytes; return how many there were."""
+        filled = 0
+        while self._left and filled < len(target):
+            piece = self._left[: min(_PIECE, len(target) - filled)]
+            target[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            self._left = self._left[len(piece) :]
+        return filled
 
 
 def try_to_read(

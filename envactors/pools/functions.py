@@ -97,11 +97,13 @@ class _Pickle:
 
     def is_current(self) -> bool:
         """Return whether a new pickle would be the same."""
-        return (
-            bool(self.pickled)
-            and all(values.get(name, _MISSING) is value for values, name, value in self._globals)
-            and all(_is_same(_parts(function), parts) for function, parts in self._functions)
-        )
+        for values, name, value in self._globals:
+            if values.get(name, _MISSING) is not value:
+                return False
+        for function, parts in self._functions:
+            if not _is_same(_parts(function), parts):
+                return False
+        return bool(self.pickled)
 
     def _add(self, function: types.FunctionType) -> bool:
         """Add what a function depends on; return False if that may change without notice."""
@@ -132,8 +134,7 @@ class _Pickle:
 
 def _parts(function: types.FunctionType) -> list[Any]:
     """Return the parts of a function that can be replaced, and whether it has attributes."""
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return [function.__code__, bool(vars(function)), *defaults]
+    return [function.__code__, bool(vars(function)), function.__defaults__, *(function.__kwdefaults__ or {}).values()]
 
 
 def _is_same(parts: list[Any], others: list[Any]) -> bool:

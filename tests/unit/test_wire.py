@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -337,6 +338,46 @@ def test_large_arrays_can_be_written_to_however_they_were_sent():
     within = content_of(loads(dumps(Pickled(bytes(data)))))
     for (array,) in (loads(data), loads(bytes(data)), loads(memoryview(bytes(data))), within):
         array[0] = 1
+
+
+class Moment:
+    """Is loaded as the time then."""
+
+    def __reduce__(self):
+        return time.perf_counter, ()
+
+
+def test_other_threads_run_while_large_bytes_are_loaded():
+    pickled = dumps([Moment(), bytes(50_000_000), Moment()])
+    ticks, is_over = [0.0], threading.Event()
+
+    def tick():
+        while not is_over.is_set():
+            ticks.append(time.perf_counter())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    has_run = False
+    for _ in range(100):  # the system may let other processes run at the wrong time
+        ticks.clear()
+        begun, _, ended = loads(pickled)
+        has_run = any(begun < when < ended for when in tuple(ticks))
+        if has_run:
+            break
+    is_over.set()
+    thread.join()
+    assert has_run
+
+
+@pytest.mark.parametrize("size", [20_000_000, 1 << 24, (1 << 24) - 1])
+def test_large_pickles_arrive_unchanged_and_no_part_of_one_does(size):
+    value = [bytes([1]) * size, "text", b"2" * 70_000, {3: "x" * 70_000}]
+    pickled = dumps(value)
+    assert loads(pickled) == value
+    with pytest.raises(pickle.UnpicklingError):
+        loads(pickled[: len(pickled) // 2])
+    with pytest.raises((pickle.UnpicklingError, EOFError)):
+        loads(pickled[:-1])
 
 
 def test_cached_functions_arrive_with_their_parameters():
