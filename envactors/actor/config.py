@@ -32,7 +32,7 @@ class ActorConfig:
         permits: The permits that steps and resets need; None if any number of actors may run.
         is_on_demand: Whether it starts a process only when it is woken, also once it is dead.
         crashes: Leaves its crash bundles; None without ``crash_dir``.
-        maker: The name of what makes its envs, in errors.
+        is_executor: Whether it runs functions in place of envs, for errors.
         has_warned: Whether the user was warned of deadlines that the backend does not enforce.
     """
 
@@ -49,7 +49,7 @@ class ActorConfig:
     permits: Permits | None = None
     is_on_demand: bool = False
     crashes: CrashReporter | None = None
-    maker: str = "factory"
+    is_executor: bool = False
     has_warned: bool = False
 
     @property

@@ -130,7 +130,8 @@ class ErrorFactory:
         if failure is not None:
             cause = incarnation.failure_cause
             ending = {"stderr_tail": report.stderr_tail}
-            text = f"the {self._config.maker} of {who} raised {failure.text}{_after(where)}"
+            maker = "initializer" if self._config.is_executor else "factory"
+            text = f"the {maker} of {who} raised {failure.text}{_after(where)}"
             text += "" if cause is not None else f"\n{failure.traceback.rstrip()}"
             advice = self._config.backend.traits.import_advice if isinstance(cause, ImportError) else ""
             text += f": {advice}" if advice else ""
@@ -140,7 +141,8 @@ class ErrorFactory:
         elif cause is not None:
             text = f"{who} could not be started: {cause if report.is_refused else repr(cause)}"
         else:
-            text = f"{who} {_how(report)}{_after(where)} before its env was made"
+            begun = "its initializer had returned" if self._config.is_executor else "its env was made"
+            text = f"{who} {_how(report)}{_after(where)} before {begun}"
         text += _appendix(report)
         if is_late:
             cause = _timeout(text, seconds, report, where)
@@ -249,8 +251,9 @@ class ErrorFactory:
         """Return where an error happened, in which activity if any: in words, and as the attributes of `ActorError`."""
         name = self._config.name
         at = activity or Activity("", self._config.first_index)
+        env = "" if self._config.is_executor else f"env {at.env}, "
         process = "" if pid is None else f"pid {pid}, "
-        return f"actor {name!r} (env {at.env}, {process}incarnation {incarnation})", {
+        return f"actor {name!r} ({env}{process}incarnation {incarnation})", {
             "actor": name,
             "index": at.env,
             "pid": pid,

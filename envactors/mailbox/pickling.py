@@ -69,7 +69,8 @@ PicklerClass: TypeAlias = Callable[..., Any]
 class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no annotations
     """Pickles what cloudpickle does not pickle well: code and cached functions.
 
-    Code has the tag of the interpreters that can run it; others would run it as other code. Functions wrapped by
+    Code has the tag of the interpreters that can run it; others would run it as other code. It keeps the name of its
+    file for tracebacks, in place of ``<dynamic-code>``. Functions wrapped by
     `functools.lru_cache` are pickled by value where functions are; cloudpickle pickles them by name.
     """
 
@@ -81,7 +82,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has
         if isinstance(obj, types.CodeType):
             _, arguments = self.dispatch_table[types.CodeType](obj)
             place = f"{obj.co_name} ({obj.co_filename}:{obj.co_firstlineno})"
-            return load_code_by_value, (sys.implementation.cache_tag, place, arguments)
+            return load_code_by_value, (sys.implementation.cache_tag, place, obj.co_filename, arguments)
         return super().reducer_override(obj)
 
 
@@ -103,7 +104,7 @@ def _cache_function(function: Callable[..., Any], maxsize: int | None, typed: bo
     return functools.lru_cache(maxsize, typed)(function)
 
 
-def load_code_by_value(tag: str, place: str, arguments: tuple[Any, ...]) -> types.CodeType:
+def load_code_by_value(tag: str, place: str, filename: str, arguments: tuple[Any, ...]) -> types.CodeType:
     """Rebuild code that was pickled by value.
 
     Raises:
@@ -114,7 +115,7 @@ def load_code_by_value(tag: str, place: str, arguments: tuple[Any, ...]) -> type
             f"{place} was pickled by value, as code of {tag}, but {sys.executable} runs code of "
             f"{sys.implementation.cache_tag}: put it into a module that both sides can import"
         )
-    return types.CodeType(*arguments)
+    return types.CodeType(*arguments).replace(co_filename=filename)
 
 
 def has_code(pickled: bytes) -> bool:

@@ -131,7 +131,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
                 crash_dir=crash_dir,
                 lock=None if is_inline else lock,
                 is_on_demand=True,
-                maker="initializer",
+                is_executor=True,
             )
             for index in range(max_workers or usable_cores())
         ]

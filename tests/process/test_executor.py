@@ -339,7 +339,7 @@ def test_a_function_that_ends_its_worker_fails_its_own_future_and_no_other(pool,
     for number, future in enumerate(futures):
         if number != 7:
             assert future.result(SOON) == ()
-    with pytest.raises(ea.ActorDiedError, match=f"{text}.* in {function.__name__}"):
+    with pytest.raises(ea.ActorDiedError, match=rf"\(pid \d+, incarnation \d+\) .*{text}.* in {function.__name__}"):
         futures[7].result(SOON)
     assert pool.submit(functions.identity, 1).result(SOON) == 1
     stats = pool.stats()
@@ -618,6 +618,13 @@ def test_an_initializer_runs_once_in_each_process():
         with pytest.raises(ea.ActorDiedError):
             pool.submit(functions.exit_at_once).result(SOON)
         assert pool.submit(functions.get_state).result(SOON) == "loaded"
+
+
+def test_a_worker_that_ends_in_its_initializer_says_so():
+    with executor(1, initializer=functions.exit_at_once) as pool:
+        future = pool.submit(functions.identity, 1)
+        with pytest.raises(ea.ActorStartError, match=r"exit code 3 .*before its initializer had returned"):
+            future.result(SOON)
 
 
 def test_futures_that_wait_get_the_error_of_an_initializer_and_later_ones_try_again(tmp_path):

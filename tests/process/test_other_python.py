@@ -269,12 +269,12 @@ def test_code_pickled_by_value_runs_in_the_same_python_version(same):
 
 
 def test_code_of_another_version_is_never_loaded():
-    tag, place, parts = pickling.ValuePickler(io.BytesIO()).reducer_override((lambda: 1).__code__)[1]
-    assert eval(pickling.load_code_by_value(tag, place, parts)) == 1
+    _, *arguments = pickling.ValuePickler(io.BytesIO()).reducer_override((lambda: 1).__code__)[1]
+    assert eval(pickling.load_code_by_value(sys.implementation.cache_tag, *arguments)) == 1
     with pytest.raises(
         TypeError, match=r"<lambda> \(.*test_other_python.py:\d+\) was pickled by value, as code of cp-1"
     ):
-        pickling.load_code_by_value("cp-1", place, parts)
+        pickling.load_code_by_value("cp-1", *arguments)
 
 
 # Vectors ----------------------------------------------------------------------------------------------------

@@ -417,6 +417,10 @@ def test_lambdas_and_local_classes_arrive():
     assert loads(dumps({"class": Local}))["class"](6).value == 6
 
 
+def test_functions_that_arrive_by_value_keep_their_file_for_tracebacks():
+    assert loads(dumps(lambda: 1)).__code__.co_filename == __file__
+
+
 def test_dumps_raises_for_values_that_do_not_pickle():
     with pytest.raises(TypeError, match="pickle"):
         dumps([1, threading.Lock()])
