@@ -20,6 +20,7 @@ from envactors.errors import AlreadyPendingError, NothingPendingError
 from envactors.mailbox import messages
 from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import safe_repr
+from envactors.mailbox.specs import ArraySpec
 from envactors.options import deadline_after
 from envactors.vector.inputs import seeds_for
 from envactors.vector.options import Autoreset
@@ -126,6 +127,36 @@ class VectorAccess:
         self._envs._engine.start_resets(self._envs._select([env_id]), seeds, [options], [future])
         return future
 
+    def submit_steps(self, env_ids: list[int], actions: Sequence[Any]) -> list[EnvFuture]:
+        """Start steps with one action per env, which the envs get as they are, and return the futures of the results.
+
+        Raises:
+            AlreadyPendingError: An env has a result pending.
+            VectorInputError: An env needs a reset first.
+        """
+        futures = [self._envs._make_future(env_id) for env_id in env_ids]
+        self._start_as_given(env_ids, actions, futures)
+        return futures
+
+    def _start_as_given(self, env_ids: list[int] | None, actions: Sequence[Any], futures: Sequence[Any] = ()) -> None:
+        envs, engine, streams = self._envs._select(env_ids), self._envs._engine, bool(futures)
+        batch = self.as_batch(actions) if isinstance(actions[0], (np.ndarray, np.generic)) else None
+        if batch is not None:
+            engine.start_steps(envs, batch, streams=streams, futures=futures)
+        else:
+            engine.start_steps(envs, list(actions), streams=streams, futures=futures, is_checked=False)
+
+    def as_batch(self, actions: Any) -> npt.NDArray[Any] | None:
+        """Return actions as one array if they fit the action spec exactly, else None."""
+        spec = self._envs.action_spec
+        if not isinstance(spec, ArraySpec) or not spec.batchable:
+            return None
+        try:
+            batch = np.asarray(actions)
+        except ValueError:  # rows of different shapes
+            return None
+        return batch if batch.dtype == spec.dtype and batch.shape[1:] == spec.shape else None
+
     def start_steps(self, env_ids: list[int] | None, actions: Any) -> None:
         """Start steps of some envs, or of all for None, whose results `gather` delivers."""
         self._envs._engine.start_steps(self._envs._select(env_ids), actions, streams=False)
@@ -137,6 +168,11 @@ class VectorAccess:
     def step(self, actions: Any, env_ids: list[int] | None = None) -> StepResults:
         """Step envs as `VectorEnv.step` does, also if the last step was interrupted."""
         return self.retry_interrupted(lambda: self._envs.step(actions, env_ids), env_ids)
+
+    def step_as_given(self, actions: Sequence[Any], env_ids: list[int] | None = None) -> StepResults:
+        """Do the same with one action per env, which the envs get as they are, whatever their spaces say."""
+        self.retry_interrupted(lambda: self._start_as_given(env_ids, actions), env_ids)
+        return self.gather(env_ids, None, "step")[1:6]
 
     def retry_interrupted(self, step: Callable[[], _T], env_ids: list[int] | None = None) -> _T:
         """Run or start a step of some envs, or of all for None, also if their last one was interrupted."""
@@ -164,7 +200,7 @@ class VectorAccess:
         """
         return self.gather(None, timeout, "step_wait")[1:6]
 
-    def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
+    def start_unchecked_steps(self, env_ids: list[int] | None, actions: Sequence[Any]) -> None:
         """Start steps with one unchecked and unconverted action per env. `gather` delivers their results."""
         self._envs._engine.start_steps(self._envs._select(env_ids), actions, streams=True, is_checked=False)
 

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from envactors.mailbox.factory import Factory, as_callable, as_factories
+from envactors.mailbox.specs import ArraySpec
 from envactors.options import SnapshotPolicy
+
+# A space for values of any kind, which are pickled.
+ANY: Final = ArraySpec((), np.dtype(object))
 
 
 class EnvAdapter:
@@ -52,8 +58,8 @@ def adapted(adapter: Callable[..., EnvAdapter], factory: Factory, *args: Any) ->
     return functools.partial(adapter, as_callable(factory, "an env"), *args)
 
 
-def adapter_factories(adapter: Callable[..., EnvAdapter], env_fns: Iterable[Factory]) -> list[Any]:
-    """Return a factory of adapters for each env factory.
+def adapter_factories(adapter: Callable[..., EnvAdapter], env_fns: Iterable[Factory], *args: Any) -> list[Any]:
+    """Return a factory of adapters, which get ``args`` too, for each env factory.
 
     Equal env factories give the same object, since standbys can only replace workers with the same factory.
 
@@ -62,4 +68,6 @@ def adapter_factories(adapter: Callable[..., EnvAdapter], env_fns: Iterable[Fact
         ValueError: An element is a string that does not have the form ``"module:callable"``.
     """
     made: dict[int, Any] = {}
-    return [made.setdefault(id(factory), adapted(adapter, factory)) for factory in as_factories(env_fns, "env_fns")]
+    return [
+        made.setdefault(id(factory), adapted(adapter, factory, *args)) for factory in as_factories(env_fns, "env_fns")
+    ]

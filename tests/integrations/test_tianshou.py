@@ -111,6 +111,50 @@ def test_observations_of_any_kind(make):
     assert (obs.dtype, [len(one) for one in obs]) == (object, [1, 2])
 
 
+class Scripted(gymnasium.Env):
+    """Returns what it is told to: the action is the index of a step."""
+
+    action_space = gymnasium.spaces.Discrete(9)
+
+    def __init__(self, space, *steps):
+        self.observation_space, self.steps = space, steps
+
+    def reset(self, *, start=0, **kwargs):
+        return self.steps[start][0], {"kwargs": kwargs}
+
+    def step(self, action):
+        return *self.steps[action], {"type of the action": type(action)}
+
+
+TWO, ONES = gymnasium.spaces.Box(-1, 1, (2,), np.float32), np.ones(2, np.float32)
+NUMBER, NEST = gymnasium.spaces.Discrete(3), {"a": ONES, "b": np.int64(1)}
+STEPS = [
+    *[(ONES, reward, False, True) for reward in (1.0, np.float64(1), np.float32(1), 1, True, np.ones(2))],
+    *[(np.ones(2), 1.0, False, False), (np.ones(2), 1, np.True_, False), (ONES, 1.0, np.ones(2, bool), False)],
+]
+SCRIPTS = {
+    "array": [(TWO, *STEPS)] * 2,
+    "int": [(NUMBER, (2, 0.0, False, False), (np.int64(1), 0.0, True, False))] * 2,
+    "dict": [(gymnasium.spaces.Dict(a=TWO, b=NUMBER), (NEST, 0.0, False, False), ({**NEST, "c": 1}, 1, False, True))]
+    * 2,
+    "different spaces": [(TWO, *STEPS), (gymnasium.spaces.Text(9), *[("text", *one[1:]) for one in STEPS])],
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("kind", [ActorVectorEnv, functools.partial(ActorVectorEnv, timeout=SOON), of_workers])
+def test_values_of_any_type_are_those_of_one_process(make, kind, script):
+    fns = [functools.partial(Scripted, *script) for script in SCRIPTS[script]]
+    ours, theirs = make(fns, kind=kind), DummyVectorEnv(fns)
+    for kwargs in ({}, {"start": 1, "seed": 3}, {"options": {"a": 1}}):
+        assert repr(ours.reset(**kwargs)) == repr(theirs.reset(**kwargs))
+    for index in range(len(SCRIPTS[script][0]) - 1):
+        for actions in (np.full(2, index), np.full(2, index, np.int32), torch.full((2,), index)):
+            one, other = ours.step(actions), theirs.step(actions)
+            assert repr(one) == repr(other)
+            assert [part.dtype for part in one] == [part.dtype for part in other]
+
+
 @pytest.mark.parametrize("kind", [ActorVectorEnv, of_workers])
 def test_wait_num_and_timeout(make, tmp_path, kind):
     envs = make(tellers(3), wait_num=2, timeout=0.2, kind=kind)
@@ -180,7 +224,10 @@ def test_a_crashed_worker_needs_a_reset_and_the_others_continue(make, idle):
             envs.step([1, 1])
         assert caught.value.signal == signal.SIGKILL
     envs.workers[1].actor.get("index").result()  # on the new process
-    with pytest.raises(ea.VectorInputError, match=r"Call reset\(\) first"):
+    if idle:
+        with pytest.raises(ea.ActorDiedError):
+            envs.step([1, 1])
+    with pytest.raises(ea.VectorInputError, match="needs a reset first"):
         envs.step([1, 1])
     assert envs.reset([1])[0].tolist() == [[1, 0, 0]]
     assert envs.step([2], [1])[0].tolist() == [[1, 1, 2]]

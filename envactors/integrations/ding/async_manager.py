@@ -27,7 +27,7 @@ from envactors.integrations.ding.states import States, require
 from envactors.integrations.ding.values import EnvState, config_dict, read_timesteps, register
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.pickling import safe_str
-from envactors.mailbox.specs import ArraySpec, row_splitter
+from envactors.mailbox.specs import row_splitter
 from envactors.options import RestartPolicy
 from envactors.vector.results import Batch
 
@@ -331,20 +331,9 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
                 break
         return timesteps
 
-    def _as_batch(self, actions: list[Any]) -> Any:
-        """Return the actions as one array if they fit the action spec exactly, else None."""
-        spec = self._vector.action_spec
-        if not isinstance(spec, ArraySpec) or not spec.batchable:
-            return None
-        try:
-            batch = np.array(actions)
-        except ValueError:  # rows of different shapes
-            return None
-        return batch if batch.dtype == spec.dtype and batch.shape[1:] == spec.shape else None
-
     def _send(self, actions: Mapping[int, Any]) -> None:
         each = list(actions.values())
-        batch = self._as_batch(each)
+        batch = self._access.as_batch(each)
         if batch is not None:
             self._vector.send(batch, actions)
         else:

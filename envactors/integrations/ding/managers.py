@@ -30,7 +30,7 @@ class SyncActorEnvManager(AsyncActorEnvManager):
         all_ids = range(self._env_num)
         batch = None
         if len(actions) == self._env_num:
-            batch = self._as_batch([actions[env_id] for env_id in all_ids])
+            batch = self._access.as_batch([actions[env_id] for env_id in all_ids])
         timesteps: Any
         if batch is not None:
             timesteps = self._step_all(all_ids, batch)

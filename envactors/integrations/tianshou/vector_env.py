@@ -1,6 +1,7 @@
 """`ActorEnvWorker` and `ActorVectorEnv`: tianshou's workers and vector envs on actors, one actor per env.
 
-tianshou's base class keeps track of which workers are stepping. A worker keeps only the future of its last request.
+`envactors.vector_env.VectorEnv` runs the envs, with ``autoreset="disabled"``. tianshou's base class keeps track of
+which workers are stepping. A worker keeps only the future of its last request.
 """
 
 from __future__ import annotations
@@ -16,41 +17,46 @@ from tianshou.env import BaseVectorEnv
 from tianshou.env.worker import EnvWorker
 
 from envactors.actor.bound import BoundToProcess
-from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle
+from envactors.actor.handle import ActorHandle, public_name
 from envactors.actor.spawn import next_name
-from envactors.integrations.access import warn_of_interrupted
-from envactors.integrations.adapter import adapted
-from envactors.integrations.options import launch_each
-from envactors.integrations.tianshou.adapter import TianshouEnvAdapter
+from envactors.errors import SpaceMismatchError
+from envactors.integrations.access import VectorAccess, warn_of_interrupted
+from envactors.integrations.adapter import adapter_factories
+from envactors.integrations.failures import or_first_failure
+from envactors.integrations.options import make_vector
+from envactors.integrations.tianshou.adapter import MISFIT, TianshouEnvAdapter
 from envactors.mailbox.factory import Factory, as_factories
-from envactors.mailbox.messages import episode_seed
+from envactors.mailbox.specs import row_splitter
 from envactors.vector.options import VectorOptions
+from envactors.vector_env import EnvFuture, VectorEnv
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_CALLS = "tianshou calls each env separately"
 _REFUSED = {
-    "envs_per_actor": f"{_CALLS}, and envs in one process would run one after the other",
-    "autoreset": "tianshou's collectors reset envs themselves",
-    "on_failure": f"{_CALLS}, and a failed call raises the error; reset the env then",
-    "max_journal": f"{_CALLS}, and calls are not replayed",
-    "recycle": f"{_CALLS}, and an actor does not know when an episode ends",
-    "standbys": f"{_CALLS}, and actors do not share standbys",
-    "copy": f"{_CALLS}, and results are always copies",
-    "snapshot": f"{_CALLS}, and single actors do not take snapshots",
+    "envs_per_actor": "each worker of tianshou is a process, which can be closed alone",
+    "autoreset": "tianshou's collectors reset envs themselves, which is autoreset='disabled'",
+    "on_failure": "in tianshou a step that fails raises the error; reset the env then",
+    "max_journal": "in tianshou a step that fails raises the error, and is not replayed",
+    "copy": "tianshou keeps observations, and views of the shared memory would change",
 }
 _OF_ONE = {**_REFUSED, "max_running": "a worker has one env. Pass it to ActorVectorEnv"}
 
 
-def _launch(
+def _make_vector(
     whose: str, env_fns: Sequence[Factory], options: VectorOptions, refused: Mapping[str, str]
-) -> list[ActorHandle]:
-    seeds_episodes = options.get("seed_episodes", False)
-    factories = [adapted(TianshouEnvAdapter, env_fn, seeds_episodes) for env_fn in env_fns]
-    return launch_each(whose, factories, [next_name() for _ in factories], options, refused)
+) -> VectorEnv:
+    def make(shares: bool) -> VectorEnv:
+        factories = adapter_factories(TianshouEnvAdapter, env_fns, shares)
+        vector = make_vector(VectorEnv, whose, factories, options, refused, autoreset="disabled")
+        VectorAccess(vector).disable_reset_checks()
+        return vector
+
+    try:
+        return make(shares=True)
+    except SpaceMismatchError:
+        return make(shares=False)  # tianshou lets envs have different spaces
 
 
 class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # mypy skips its module
@@ -61,11 +67,13 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # mypy skips its module
 
     Args:
         env_fn: Creates the env; called only in the worker.
-        actor: The actor of the env, if it already exists.
+        vector: The vector of the env, if it already exists.
+        env_id: The index of the env in the vector.
         **options: See `envactors.VectorOptions`. With ``seed_episodes`` each reset gets a different seed, and `seed`
             starts again with episode 0.
 
     Attributes:
+        actor: The handle of the process.
         future: The future of the last request; None before the first.
 
     Raises:
@@ -76,23 +84,25 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # mypy skips its module
         self,
         env_fn: Factory,
         *,
-        actor: ActorHandle | None = None,
+        vector: VectorEnv | None = None,
+        env_id: int = 0,
         **options: Unpack[VectorOptions],
     ) -> None:
-        seeds_episodes = options.get("seed_episodes", False)
-        self.actor: ActorHandle[Any] = (
-            _launch("ActorEnvWorker", [env_fn], options, _OF_ONE)[0] if actor is None else actor
-        )
-        self.future: ActorFuture | None = None
-        self._seeds_episodes = seeds_episodes
-        # The seed of episode 0, and the index of the next episode.
-        self._root_seed, self._episode = int(np.random.SeedSequence().generate_state(1)[0]), 0
+        self._own: VectorEnv | None = None
+        if vector is None:
+            options.setdefault("name", next_name())
+            vector = self._own = _make_vector("ActorEnvWorker", [env_fn], options, _OF_ONE)
+        self.actor: ActorHandle[Any] = vector.actors[env_id]
+        self.future: EnvFuture | None = None
+        self._env_id = env_id
+        self._access = VectorAccess(vector)
+        self._is_reset = False  # whether the last request was a reset
         super().__init__(env_fn)
 
     def get_env_attr(self, key: str) -> Any:
         """Return an attribute of the env, even if wrappers hide it, or None if the env does not have it."""
         try:
-            return self.actor.get(key).result()
+            return self.actor.call("envactors_get", public_name(key)).result()
         except AttributeError:
             return None
 
@@ -102,21 +112,20 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # mypy skips its module
 
     def send(self, action: Any, **kwargs: Any) -> None:
         """Start a step, or a reset if the action is None; `recv` returns the result."""
-        if action is not None:
-            self.future = self.actor.call("step", action)
-            return
-        if "seed" in kwargs:
-            super().seed(kwargs["seed"])
-        if self._seeds_episodes:
-            kwargs["seed"] = self._next_seed(kwargs.get("seed"))
-        self.future = self.actor.call("reset", **kwargs)
+        if action is None:
+            if "seed" in kwargs:
+                super().seed(kwargs["seed"])
+            self._send_reset(kwargs.get("seed"), kwargs or None)
+        else:
+            self.expect(self._access.submit_steps([self._env_id], [action])[0])
 
-    def _next_seed(self, seed: int | None) -> int:
-        """Return the seed of the episode that begins. A seed from the user starts again with episode 0."""
-        if seed is not None:
-            self._root_seed, self._episode = seed, 0
-        episode, self._episode = self._episode, self._episode + 1
-        return episode_seed(self._root_seed, episode) if episode else self._root_seed
+    def expect(self, future: EnvFuture) -> None:
+        """Have `recv` return the result of a step that was started."""
+        self.future, self._is_reset = future, False
+
+    def _send_reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        self._access.discard([self._env_id])
+        self.future, self._is_reset = self._access.submit_reset(self._env_id, seed, options), True
 
     def recv(self) -> Any:
         """Return the result of the last `send`.
@@ -125,7 +134,8 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # mypy skips its module
             Exception: The exception from the env.
         """
         assert self.future is not None, "cannot call recv(): nothing was sent. Call send(action) first"
-        return self.future.result()
+        _, obs, *others, info, _ = self.future.result()
+        return _restore((obs, info) if self._is_reset else (obs, *others, info))
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the env and return the result."""
@@ -153,9 +163,8 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # mypy skips its module
     def seed(self, seed: int | None = None) -> Any:
         """Seed the env and its action space, with the env's own ``seed`` or, if it has none, with a reset."""
         super().seed(seed)
-        if self._seeds_episodes:
-            seed = self._next_seed(seed)
-        return self.actor.call("envactors_seed", seed).result()
+        self._send_reset(seed, {})
+        return self.recv()[0]
 
     def render(self, **kwargs: Any) -> Any:
         """Return a frame of the env."""
@@ -163,7 +172,7 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # mypy skips its module
 
     def close_env(self) -> None:
         """Wait for the pending request, close the env, and end its process, within the close deadline."""
-        self.actor.close()
+        (self._own or self.actor).close()
 
 
 class ActorVectorEnv(BoundToProcess, BaseVectorEnv):  # type: ignore[misc] # mypy skips its module
@@ -173,10 +182,11 @@ class ActorVectorEnv(BoundToProcess, BaseVectorEnv):  # type: ignore[misc] # myp
         env_fns: One callable per env; called only in the workers, which start in parallel.
         wait_num: Number of envs that a step waits for; None for all.
         timeout: How long a step waits for them, in seconds; it returns at least one result in any case.
-        **options: See `envactors.VectorOptions`. Options about batches are rejected.
+        **options: See `envactors.VectorOptions`. Some of them are rejected.
 
     Attributes:
         actors: The handle of each process.
+        vector: The vector behind this class, with handles of the envs (``vector[i]``) and ``stats()``.
 
     Raises:
         ActorStartError: An env could not be created.
@@ -190,22 +200,19 @@ class ActorVectorEnv(BoundToProcess, BaseVectorEnv):  # type: ignore[misc] # myp
         **options: Unpack[VectorOptions],
     ) -> None:
         env_fns = as_factories(env_fns, "env_fns")
-        self.actors: list[ActorHandle[Any]] = _launch("ActorVectorEnv", env_fns, options, _REFUSED)
-        actors = iter(self.actors)
-        seed_episodes = options.get("seed_episodes", False)
-
-        def make(env_fn: Factory) -> ActorEnvWorker:
-            return ActorEnvWorker(env_fn, seed_episodes=seed_episodes, actor=next(actors))
-
+        self.vector: VectorEnv = _make_vector("ActorVectorEnv", env_fns, options, _REFUSED)
+        self.actors: list[ActorHandle[Any]] = self.vector.actors
+        self._access = VectorAccess(self.vector)
+        assert self.vector.observation_spec is not None, "the adapter has a space"
+        self._split_rows = row_splitter(self.vector.observation_spec)
         self._was_interrupted = False
         self.waiting_conn: list[ActorEnvWorker]
         self.waiting_id: list[int]
-        super().__init__(env_fns, make, wait_num, timeout)
-
-    def reset(self, env_id: Any = None, **kwargs: Any) -> Any:
-        """Reset envs as ``BaseVectorEnv.reset`` does."""
-        self._was_interrupted &= env_id is not None
-        return super().reset(env_id, **kwargs)
+        self.ready_id: list[int]
+        ids = iter(range(len(env_fns)))
+        super().__init__(
+            env_fns, lambda env_fn: ActorEnvWorker(env_fn, vector=self.vector, env_id=next(ids)), wait_num, timeout
+        )
 
     def step(self, action: Any, id: Any = None) -> Any:  # noqa: A002 # tianshou's name
         """Step envs as ``BaseVectorEnv.step`` does. If a step was interrupted before, discard its results and warn.
@@ -213,18 +220,75 @@ class ActorVectorEnv(BoundToProcess, BaseVectorEnv):  # type: ignore[misc] # myp
         Raises:
             Exception: The exception from an env. That env can be reset, and the others are not affected.
         """
-        if self._was_interrupted:
-            self._was_interrupted = False
-            warn_of_interrupted(stacklevel=3)
-        waiting = [*self.waiting_conn], [*self.waiting_id]
+        self._assert_is_not_closed()
+        ids = self._wrap_id(id)
+        if self.is_async:
+            return self._step_async(action, ids)
+        if action is None:
+            raise ValueError("action must be not-None for non-async")
+        assert len(action) == len(ids)
+        env_ids = None if id is None else list(ids)
+        obs, *flags, infos = or_first_failure(lambda: self._access.step_as_given(action, env_ids))
+        if not isinstance(obs, np.ndarray):
+            obs = self._split_rows(obs, len(ids))
+        if any(MISFIT in info for info in infos if info):
+            obs, *flags, _ = zip(*map(_restore, zip(obs, *flags, infos, strict=True)), strict=True)
+            flags = list(map(np.stack, flags))
+        for env_id, info in zip(ids, infos, strict=True):
+            info["env_id"] = env_id
+        return obs if isinstance(obs, np.ndarray) else _stack(obs), *flags, _as_objects(infos)
+
+    def _step_async(self, action: Any, ids: Sequence[int]) -> Any:
+        before = [*self.waiting_conn], [*self.waiting_id]
         try:
-            return super().step(action, id)
+            if action is not None:
+                self._assert_id(ids)
+                assert len(action) == len(ids)
+                if self._was_interrupted:
+                    warn_of_interrupted(stacklevel=4)
+                    self._access.discard(list(ids))
+                    self._was_interrupted = False
+                for env_id, future in zip(ids, self._access.submit_steps(list(ids), action), strict=True):
+                    self.workers[env_id].expect(future)
+                    self.waiting_conn.append(self.workers[env_id])
+                    self.waiting_id.append(env_id)
+            return super().step(None)
         except BaseException as error:
             if not isinstance(error, Exception):
                 # The envs that this step has started become ready, and those that were waiting before wait again.
-                self.waiting_conn, self.waiting_id = waiting
+                self.waiting_conn, self.waiting_id = before
                 self._was_interrupted = action is not None
+            raise
+        finally:
             # If `recv` raises, the base class counts the env neither as waiting nor as ready, so that it could never
             # step again.
-            self.ready_id: list[int] = [i for i in range(self.env_num) if i not in self.waiting_id]
-            raise
+            self.ready_id = [i for i in range(self.env_num) if i not in self.waiting_id]
+
+    def close(self) -> None:
+        """Wait for pending requests, close the envs, and end their processes, within the close deadline."""
+        self._assert_is_not_closed()
+        self.vector.close()
+        super().close()
+
+
+def _restore(fields: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a result with the values that its row does not hold; see `MISFIT`."""
+    *others, info = fields
+    misfit = info.pop(MISFIT, ())
+    return *others[: len(others) - len(misfit)], *misfit, info
+
+
+def _stack(rows: Sequence[Any]) -> Any:
+    """Stack observations as tianshou does."""
+    if type(rows[0]) is dict:
+        return _as_objects(rows)
+    try:
+        return np.stack(rows)
+    except ValueError:  # of different shapes
+        return np.array(rows, dtype=object)
+
+
+def _as_objects(values: Sequence[Any]) -> Any:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
