@@ -228,15 +228,15 @@ class ActorVectorEnv(BoundToProcess, BaseVectorEnv):  # type: ignore[misc] # myp
             raise ValueError("action must be not-None for non-async")
         assert len(action) == len(ids)
         env_ids = None if id is None else list(ids)
-        obs, *flags, infos = or_first_failure(lambda: self._access.step_as_given(action, env_ids))
+        obs, *arrays, infos = or_first_failure(lambda: self._access.step_as_given(action, env_ids))
         if not isinstance(obs, np.ndarray):
             obs = self._split_rows(obs, len(ids))
         if any(MISFIT in info for info in infos if info):
-            obs, *flags, _ = zip(*map(_restore, zip(obs, *flags, infos, strict=True)), strict=True)
-            flags = list(map(np.stack, flags))
+            obs, *columns, _ = zip(*map(_restore, zip(obs, *arrays, infos, strict=True)), strict=True)
+            arrays = [np.stack(column) for column in columns]
         for env_id, info in zip(ids, infos, strict=True):
             info["env_id"] = env_id
-        return obs if isinstance(obs, np.ndarray) else _stack(obs), *flags, _as_objects(infos)
+        return obs if isinstance(obs, np.ndarray) else _stack(obs), *arrays, _as_objects(infos)
 
     def _step_async(self, action: Any, ids: Sequence[int]) -> Any:
         before = [*self.waiting_conn], [*self.waiting_id]
