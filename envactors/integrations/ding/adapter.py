@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envactors.errors import SpaceMismatchError
-from envactors.integrations.adapter import EnvAdapter
+from envactors.integrations.adapter import ANY, EnvAdapter
 from envactors.mailbox.pickling import safe_traceback
-from envactors.mailbox.specs import ArraySpec, conform, leaves, spec_of_space, unflatten
+from envactors.mailbox.slab import PLAIN_REWARD
+from envactors.mailbox.specs import ArraySpec, conform, spec_of_space, zeros
 
 
 class RawTimestep(NamedTuple):
@@ -28,6 +29,18 @@ class RawTimestep(NamedTuple):
     """
 
     timestep: Any
+
+
+class RawReward(NamedTuple):
+    """Replaces the info of a timestep whose reward does not fit the reward space.
+
+    Attributes:
+        reward: The reward as the env returned it.
+        info: The info.
+    """
+
+    reward: Any
+    info: Any
 
 
 class ResetInfo(NamedTuple):
@@ -57,23 +70,6 @@ def is_abnormal(info: Any) -> bool:
     raise TypeError(f"the info of a timestep is {info!r}: expected a dict, or a list or tuple of dicts")
 
 
-class _Space:
-    """A minimal space: a shape and a dtype. Without a shape, values are pickled."""
-
-    def __init__(self, shape: tuple[int, ...] | None = None) -> None:
-        self.shape = shape
-        self.dtype = np.dtype(np.float64)
-
-    def sample(self) -> None:
-        """Do nothing. This method exists because specs recognize a space by it."""
-
-
-# A number after the reward encodes its type: an index of these types, or `AS_IN_SPACE` for an array that fits the
-# reward space.
-REWARD_KINDS = (float, int, bool)
-AS_IN_SPACE = len(REWARD_KINDS)
-_EXACT = 2**53  # float64 represents all integers up to this one exactly
-
 _SPACES = ("observation_space", "action_space", "reward_space")
 
 
@@ -94,20 +90,17 @@ class DingEnvAdapter(EnvAdapter):
         self._reset_inplace = reset_inplace
         if replay_path is not None:
             self._env.enable_save_replay(replay_path)
-        spaces: dict[str, Any] = dict.fromkeys(_SPACES, _Space())
-        if shared:
-            spaces = self._spaces()
-            if spaces["observation_space"] is None:
-                spaces["observation_space"] = _Space()
-            self._reward_spec = _reward_spec(spaces["reward_space"])
-            self._reward = np.zeros(math.prod(self._reward_spec.shape) + 1)
-            self._numbers = self._reward.data  # writing to a memoryview takes a third of the time
-            spaces["reward_space"] = _Space(self._reward.shape)
         self._shared = shared
-        self.__dict__.update(spaces)
-        self._spec = spec_of_space(spaces["observation_space"])
-        blanks = [np.zeros(leaf.shape, leaf.dtype) if leaf.batchable else None for leaf in leaves(self._spec)]
-        self._blank = unflatten(self._spec, iter(blanks))
+        spaces = self._spaces() if shared else {}
+        # Without a space, rewards are floats.
+        self._reward_spec = _reward_spec(spaces.get("reward_space"))
+        self.observation_space: Any = ANY if (space := spaces.get("observation_space")) is None else space
+        self.action_space: Any = spaces.get("action_space")
+        self.reward_space: ArraySpec | None = None
+        if self._reward_spec is not None and math.prod(self._reward_spec.shape) != 1:
+            self.reward_space = self._reward_spec
+        self._spec = spec_of_space(self.observation_space)
+        self._blank, self._no_reward = zeros(self._spec), zeros(self.reward_space or PLAIN_REWARD)
 
     def _spaces(self) -> dict[str, Any]:
         """Return the env's spaces, with None for each missing one.
@@ -147,38 +140,35 @@ class DingEnvAdapter(EnvAdapter):
         if self._reset_inplace and timestep[2] and not abnormal:
             obs = self._env.reset()
             timestep = timestep._replace(obs=obs) if hasattr(timestep, "_replace") else (obs, *timestep[1:])
-        if not self._shared:
-            return None, None, False, False, RawTimestep(tuple(timestep) if len(timestep) == 4 else timestep)
-        if len(timestep) == 4 and not abnormal:
+        raw: RawTimestep | RawReward
+        obs = self._blank
+        if len(timestep) == 4 and not abnormal and self._shared:
             obs, reward, done, info = timestep
-            if self._write(reward):
-                try:
-                    return conform(self._spec, obs, "the observation"), self._reward, done, False, info
-                except SpaceMismatchError:
-                    pass
-            timestep = tuple(timestep)  # the caller may be unable to import its class
-        return self._blank, self._reward, False, False, RawTimestep(timestep)
+            number = self._number_of(reward)
+            try:
+                obs = conform(self._spec, obs, "the observation")
+            except SpaceMismatchError:
+                obs = self._blank
+            else:
+                if number is None:
+                    number, info = self._no_reward, RawReward(reward, info)
+                return obs, number, bool(done), False, info
+        # As a plain tuple, since the caller may be unable to import its class.
+        raw = RawTimestep(tuple(timestep) if len(timestep) == 4 else timestep)
+        return obs, self._no_reward, False, False, raw
 
-    def _write(self, reward: Any) -> bool:
-        """Encode a reward as numbers and its type; return False if that would not preserve it exactly."""
-        numbers, spec, kind = self._numbers, self._reward_spec, type(reward)
-        single = len(numbers) == 2
-        if single and kind in REWARD_KINDS and (kind is not int or abs(reward) <= _EXACT):
-            numbers[0] = reward
-            numbers[1] = REWARD_KINDS.index(kind)
-            return True
+    def _number_of(self, reward: Any) -> Any:
+        """Return a reward as it is written to its row; None if that would not preserve its type exactly."""
+        spec = self._reward_spec
+        if spec is None:
+            return reward if type(reward) is float else None
         if not isinstance(reward, (np.ndarray, np.generic)) or reward.dtype != spec.dtype or reward.shape != spec.shape:
-            return False
-        if single:
-            numbers[0] = reward.item()
-        else:
-            self._reward[:-1] = reward.reshape(-1)
-        numbers[-1] = AS_IN_SPACE
-        return True
+            return None
+        return reward if self.reward_space is not None else float(reward.item())
 
     def envactors_reward_spec(self) -> ArraySpec | None:
-        """Return the spec of rewards that are `AS_IN_SPACE`, or None if rewards are pickled."""
-        return self._reward_spec if self._shared else None
+        """Return the spec of the rewards in rows, or None for floats."""
+        return self._reward_spec
 
     def envactors_spaces(self) -> tuple[Any, ...]:
         """Return the observation, action, and reward space of the env."""
@@ -204,9 +194,9 @@ class DingEnvAdapter(EnvAdapter):
         return env.render()
 
 
-def _reward_spec(space: Any) -> ArraySpec:
-    """Return the spec of array rewards if float64 represents them exactly, else the spec of a single number."""
+def _reward_spec(space: Any) -> ArraySpec | None:
+    """Return the spec of array rewards if float64 represents them exactly, else None."""
     spec = None if space is None else spec_of_space(space)
     if isinstance(spec, ArraySpec) and np.can_cast(spec.dtype, np.float64) and spec.dtype not in (np.int64, np.uint64):
         return spec
-    return ArraySpec((), np.dtype(np.float64))
+    return None

@@ -18,7 +18,7 @@ import numpy as np
 
 from envactors.actor.bound import BoundToProcess
 from envactors.actor.states import ActorState
-from envactors.errors import VectorStepError
+from envactors.errors import SpaceMismatchError, VectorStepError
 from envactors.integrations.ding.adapter import RawTimestep
 from envactors.integrations.ding.config import CONFIG, check_entries, check_values
 from envactors.integrations.ding.envs import Envs
@@ -27,7 +27,8 @@ from envactors.integrations.ding.states import States, require
 from envactors.integrations.ding.values import EnvState, config_dict, read_timesteps, register
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.pickling import safe_str
-from envactors.mailbox.specs import row_splitter
+from envactors.mailbox.slab import PLAIN_REWARD
+from envactors.mailbox.specs import batches_alike, row_splitter, zeros
 from envactors.options import RestartPolicy
 from envactors.vector.results import Batch
 
@@ -182,7 +183,12 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
         # Without "renew", a process that crashes in a step closes the manager. If it crashes in a reset, `_resets`
         # restarts it.
         self._start(self._cfg["restart"] if renews else RestartPolicy(self._max_retry - 1))
-        self._reward_spec = self._vector.call("envactors_reward_spec", env_ids=[0])[0]
+        self._reward_spec, *others = self._vector.call("envactors_reward_spec")
+        if different := [spec for spec in others if not batches_alike(spec, self._reward_spec)]:
+            self._vector.close()
+            raise SpaceMismatchError(
+                f"rewards have the specs {self._reward_spec} and {different[0]}: expected one spec"
+            )
         assert self._vector.observation_spec is not None, "the adapter has a space"
         self._split_rows = row_splitter(self._vector.observation_spec)
         self._resets = Resets(self._vector, self._max_retry, self._retry_waiting_time, revives=not renews)
@@ -368,9 +374,8 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
                 info["failure"] = failure
             if not is_lost(failure):
                 actor.renew()
-            [timesteps[env_id]] = self._make_timesteps(
-                [env_id], [None], [None], np.zeros(1), [RawTimestep((None, None, None, info))]
-            )
+            raw, no_reward = RawTimestep((None, None, None, info)), zeros(self._reward_spec or PLAIN_REWARD)
+            [timesteps[env_id]] = self._make_timesteps([env_id], [None], np.array([no_reward]), np.zeros(1), [raw])
         return timesteps
 
     def _make_timesteps(self, ids: Sequence[int], obs: Any, rewards: Any, done: Any, infos: list[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from envactors.integrations.ding.adapter import AS_IN_SPACE, REWARD_KINDS, RawTimestep
+from envactors.integrations.ding.adapter import RawReward, RawTimestep
 from envactors.mailbox.specs import ArraySpec
 
 _T = TypeVar("_T", bound=type)
@@ -90,38 +90,36 @@ def config_dict(values: Mapping[str, Any]) -> Any:
     return EasyDict(values)
 
 
-def _read_rewards(spec: ArraySpec, numbers: npt.NDArray[np.float64]) -> list[Any]:
-    """Decode the rewards that workers wrote; see `DingEnvAdapter`."""
-    kinds = numbers[:, -1].tolist()
-    arrays: Sequence[Any] = ()
-    if AS_IN_SPACE in kinds:
-        arrays = list(numbers[:, :-1].astype(spec.dtype).reshape(len(numbers), *spec.shape))
-        if kinds.count(AS_IN_SPACE) == len(kinds):
-            return arrays
-    singles = numbers[:, 0].tolist()
-    return [
-        arrays[row] if kind == AS_IN_SPACE else REWARD_KINDS[int(kind)](singles[row]) for row, kind in enumerate(kinds)
-    ]
-
-
 def read_timesteps(
-    reward_spec: ArraySpec, rows: Sequence[Any], rewards: Any, done: Sequence[bool], infos: Sequence[Any]
+    reward_spec: ArraySpec | None,
+    rows: Sequence[Any],
+    rewards: npt.NDArray[np.float64],
+    done: Sequence[bool],
+    infos: Sequence[Any],
 ) -> list[Any]:
     """Return the timesteps of results. A timestep with more than four fields keeps the class that the env uses.
 
     Args:
-        reward_spec: Spec of rewards that are `AS_IN_SPACE`.
+        reward_spec: Spec of the env's rewards; None for floats.
         rows: One observation per env.
-        rewards: One reward per env, or an array of encoded rewards.
+        rewards: The reward in the row of each env.
         done: One flag per env.
-        infos: One info or `RawTimestep` per env.
+        infos: One info, `RawReward`, or `RawTimestep` per env.
     """
-    if isinstance(rewards, np.ndarray):
-        rewards = _read_rewards(reward_spec, rewards)
-    return [
-        BaseEnvTimestep(row, reward, over, info) if type(info) is not RawTimestep else _as_timestep(info.timestep)
-        for row, reward, over, info in zip(rows, rewards, done, infos, strict=True)
-    ]
+    if reward_spec is None:
+        each: Any = rewards.tolist()
+    else:
+        each = rewards.astype(reward_spec.dtype).reshape(len(rewards), *reward_spec.shape)
+    timesteps = list(map(BaseEnvTimestep, rows, each, done, infos))
+    return [*map(_restore, timesteps)] if any(infos) else timesteps
+
+
+def _restore(timestep: Any) -> Any:
+    """Return a timestep with the values that its row does not hold."""
+    info = timestep.info
+    if type(info) is RawReward:
+        return timestep._replace(reward=info.reward, info=info.info)
+    return _as_timestep(info.timestep) if type(info) is RawTimestep else timestep
 
 
 def _as_timestep(values: Sequence[Any]) -> Any:
