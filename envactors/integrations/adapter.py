@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from envactors.mailbox.factory import Factory, as_callable, as_factories
-from envactors.mailbox.specs import ArraySpec
+from envactors.mailbox.specs import ArraySpec, Spec
 from envactors.options import SnapshotPolicy
 
 # A space for values of any kind, which are pickled.
@@ -71,3 +71,26 @@ def adapter_factories(adapter: Callable[..., EnvAdapter], env_fns: Iterable[Fact
     return [
         made.setdefault(id(factory), adapted(adapter, factory, *args)) for factory in as_factories(env_fns, "env_fns")
     ]
+
+
+def exact_check(spec: Spec) -> Callable[[Any], bool]:
+    """Return a function that returns whether a value would come out of a row of this spec as it is."""
+    if isinstance(spec, ArraySpec):
+        shape, dtype = spec.shape, spec.dtype
+        if not spec.batchable:
+            return lambda _: True
+        if shape:
+            return lambda value: type(value) is np.ndarray and value.dtype == dtype and value.shape == shape
+        number = type(dtype.type().item())  # arrays of these have the same dtype
+        numbers = (dtype.type, number) if np.asarray(number()).dtype == dtype else (dtype.type,)
+        return lambda value: type(value) in numbers
+    container: Any = type(spec)
+    keys: Any = spec.keys() if isinstance(spec, dict) else range(len(spec))
+    parts = [(key, exact_check(spec[key])) for key in keys]
+
+    def fits(value: Any) -> bool:
+        if type(value) is not container or (value.keys() != keys if container is dict else len(value) != len(keys)):
+            return False
+        return False not in [fits_part(value[key]) for key, fits_part in parts]
+
+    return fits

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envactors.errors import SpaceMismatchError
-from envactors.integrations.adapter import ANY, EnvAdapter
+from envactors.integrations.adapter import ANY, EnvAdapter, exact_check
 from envactors.mailbox.pickling import safe_traceback
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, conform, spec_of_space, zeros
@@ -100,6 +100,7 @@ class DingEnvAdapter(EnvAdapter):
         if self._reward_spec is not None and math.prod(self._reward_spec.shape) != 1:
             self.reward_space = self._reward_spec
         self._spec = spec_of_space(self.observation_space)
+        self._fits = exact_check(self._spec)
         self._blank, self._no_reward = zeros(self._spec), zeros(self.reward_space or PLAIN_REWARD)
 
     def _spaces(self) -> dict[str, Any]:
@@ -146,7 +147,8 @@ class DingEnvAdapter(EnvAdapter):
             obs, reward, done, info = timestep
             number = self._number_of(reward)
             try:
-                obs = conform(self._spec, obs, "the observation")
+                if not self._fits(obs):
+                    obs = conform(self._spec, obs, "the observation")
             except SpaceMismatchError:
                 obs = self._blank
             else:

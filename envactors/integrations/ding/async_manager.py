@@ -9,6 +9,7 @@ resets live in `envactors.integrations.ding.states` and `envactors.integrations.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import numbers
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 
 from envactors.actor.bound import BoundToProcess
 from envactors.actor.states import ActorState
-from envactors.errors import SpaceMismatchError, VectorStepError
+from envactors.errors import SpaceMismatchError, VectorStepError, VectorTimeoutError
 from envactors.integrations.ding.adapter import RawTimestep
 from envactors.integrations.ding.config import CONFIG, check_entries, check_values
 from envactors.integrations.ding.envs import Envs
@@ -84,7 +85,8 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
         self._auto_reset = self._cfg["auto_reset"]
         self._wait_num = self._cfg["wait_num"]
         self._step_wait_timeout = self._cfg["step_wait_timeout"]
-        self._env_seed: dict[int, int | None] = dict.fromkeys(range(self._env_num))
+        self._all_ids = list(range(self._env_num))
+        self._env_seed: dict[int, int | None] = dict.fromkeys(self._all_ids)
         self._env_dynamic_seed: bool | None = None
         self._reset_param: dict[int, dict[str, Any] | None] = {}
         self._states = States(self._env_num, self._episode_num, self._auto_reset, self._reset_inplace)
@@ -338,22 +340,33 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
         return timesteps
 
     def _send(self, actions: Mapping[int, Any]) -> None:
-        each = list(actions.values())
+        is_all = len(actions) == self._env_num
+        ids = self._all_ids if is_all else list(actions)
+        each = [actions[env_id] for env_id in ids]
         batch = self._access.as_batch(each)
-        if batch is not None:
-            self._vector.send(batch, actions)
+        if batch is None:
+            self._access.start_unchecked_steps(ids, each)
+        elif is_all:
+            self._access.start_steps(None, batch)
         else:
-            self._access.start_unchecked_steps(list(actions), each)
+            self._vector.send(batch, ids)
         self._states.waiting.update(actions)
 
     def _receive(self, least: int | None, timeout: float | None) -> dict[int, Any]:
         try:
-            batch = self._vector.recv(least, timeout=timeout)
+            batch = self._collect(least, timeout)
         except VectorStepError as error:
             failed = error
         else:
             return self._timesteps_of_batch(batch)
         return self._timesteps_of_failures(failed)
+
+    def _collect(self, least: int | None, timeout: float | None) -> Batch:
+        if least is None and len(self._states.waiting) == self._env_num:  # all envs at once are collected faster
+            with contextlib.suppress(VectorTimeoutError):
+                return self._access.gather(None, timeout, "step")
+            timeout = 0.0
+        return self._vector.recv(least, timeout=timeout)
 
     def _timesteps_of_batch(self, batch: Batch) -> dict[int, Any]:
         ids = batch.env_ids.tolist()

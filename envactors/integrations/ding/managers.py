@@ -27,13 +27,12 @@ class SyncActorEnvManager(AsyncActorEnvManager):
     }
 
     def _step_ready(self, actions: Mapping[int, Any]) -> dict[int, Any]:
-        all_ids = range(self._env_num)
         batch = None
         if len(actions) == self._env_num:
-            batch = self._access.as_batch([actions[env_id] for env_id in all_ids])
+            batch = self._access.as_batch([actions[env_id] for env_id in self._all_ids])
         timesteps: Any
         if batch is not None:
-            timesteps = self._step_all(all_ids, batch)
+            timesteps = self._step_all(batch)
         else:
             self._send(actions)
             timesteps = {}
@@ -41,13 +40,13 @@ class SyncActorEnvManager(AsyncActorEnvManager):
                 timesteps |= self._receive(None, None)
         return {env_id: timesteps[env_id] for env_id in actions}
 
-    def _step_all(self, all_ids: range, batch: Any) -> Sequence[Any] | dict[int, Any]:
+    def _step_all(self, batch: Any) -> Sequence[Any] | dict[int, Any]:
         try:
             obs, rewards, done, _, infos = self._access.step(batch)
         except VectorStepError as error:
             failed = error
         else:
-            return self._make_timesteps(all_ids, obs, rewards, done, infos)
+            return self._make_timesteps(self._all_ids, obs, rewards, done, infos)
         return self._timesteps_of_failures(failed)
 
 

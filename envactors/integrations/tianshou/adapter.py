@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from envactors.integrations.adapter import ANY, EnvAdapter
-from envactors.mailbox.specs import ArraySpec, Spec, spec_of_space, zeros
+from envactors.integrations.adapter import ANY, EnvAdapter, exact_check
+from envactors.mailbox.specs import spec_of_space, zeros
 from envactors.worker.host import find
 
 # Key in the info of a result that would change in its row: ``(observation, reward, terminated, truncated)`` of a step,
@@ -38,7 +38,7 @@ class TianshouEnvAdapter(EnvAdapter):
         if not shares:
             self.action_space = None
         spec = spec_of_space(self.observation_space)
-        self._fits, self._blank = _checker(spec), zeros(spec)
+        self._fits, self._blank = exact_check(spec), zeros(spec)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the env with the arguments in ``options``, or only seed it if ``options`` is empty."""
@@ -78,26 +78,3 @@ class TianshouEnvAdapter(EnvAdapter):
         self._env.action_space.seed(seed=seed)
         self._env.reset(seed=seed)
         return None
-
-
-def _checker(spec: Spec) -> Callable[[Any], bool]:
-    """Return a function that returns whether a value would come out of a row of this spec as it is."""
-    if isinstance(spec, ArraySpec):
-        shape, dtype = spec.shape, spec.dtype
-        if not spec.batchable:
-            return lambda _: True
-        if shape:
-            return lambda value: type(value) is np.ndarray and value.dtype == dtype and value.shape == shape
-        number = type(dtype.type().item())  # tianshou makes arrays of numbers, which have the same dtype for these
-        numbers = (dtype.type, number) if np.asarray(number()).dtype == dtype else (dtype.type,)
-        return lambda value: type(value) in numbers
-    container: Any = type(spec)
-    keys: Any = spec.keys() if isinstance(spec, dict) else range(len(spec))
-    parts = [(key, _checker(spec[key])) for key in keys]
-
-    def fits(value: Any) -> bool:
-        if type(value) is not container or (value.keys() != keys if container is dict else len(value) != len(keys)):
-            return False
-        return False not in [fits_part(value[key]) for key, fits_part in parts]
-
-    return fits
