@@ -73,6 +73,7 @@ class AgentBatches:
     def __init__(self, agents: Agents, num_envs: int) -> None:
         self.names: list[Hashable] = agents.names
         self.live: Flags = np.zeros((num_envs, len(self.names)), np.bool_)
+        self._all_ids = list(range(num_envs))
         self._index_of = {name: index for index, name in enumerate(self.names)}
         self._observations = AgentLayout([spec_of_space(agents.observation_spaces[name]) for name in self.names])
         self._actions = AgentLayout([spec_of_space(agents.action_spaces[name]) for name in self.names])
@@ -91,6 +92,11 @@ class AgentBatches:
             SpaceMismatchError: An action does not fit its space, an agent that is alive has none, or an agent is
                 unknown.
         """
+        if (
+            isinstance(actions, Mapping)
+            and (stacked := self._actions.stack(actions, self.names, len(env_ids))) is not None
+        ):
+            return stacked.swapaxes(0, 1)
         arrays = self._actions.make_empty(len(env_ids))
         if isinstance(actions, Mapping):
             self._pack_batches(arrays, actions, env_ids)
@@ -143,7 +149,7 @@ class AgentBatches:
             for row, info in enumerate(infos):
                 if info:
                     own[row] = self._read_info(flags[row], info, was_cut=bool(truncated[row]))
-        self.live[list(env_ids)] = flags[:, LIVE]
+        self.live[slice(None) if env_ids == self._all_ids else list(env_ids)] = flags[:, LIVE]
         return Results(arrays, rewards, flags, self._all_infos(flags, own))
 
     def _read_info(self, flags: Flags, info: dict[str, Any], *, was_cut: bool) -> dict[Any, Any]:
@@ -188,14 +194,16 @@ class AgentBatches:
         return infos
 
     def by_agent(self, values: npt.NDArray[Any]) -> dict[Any, Any]:
-        """Return the columns of an array of shape (copies, agents)."""
-        return dict(zip(self.names, values.T, strict=True))
+        """Return the columns of an array of shape (copies, agents, ...)."""
+        return dict(zip(self.names, values.swapaxes(0, 1), strict=True))
 
     def batched(self, results: Results) -> tuple[Any, ...]:
         """Return (observations, rewards, terminations, truncations, infos): infos by copy, all others by agent."""
         layout, flags = self._observations, results.flags
         return (
-            {name: layout.get_batch(results.arrays, index) for index, name in enumerate(self.names)},
+            self.by_agent(results.arrays[0])
+            if layout.is_stack
+            else {name: layout.get_batch(results.arrays, index) for index, name in enumerate(self.names)},
             self.by_agent(results.rewards),
             self.by_agent(flags[:, TERMINATED]),
             self.by_agent(flags[:, TRUNCATED]),

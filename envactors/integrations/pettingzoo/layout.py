@@ -5,10 +5,11 @@ Adapter and batches write and read these arrays; this module only knows where ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from envactors.mailbox.specs import OBJECT, ArraySpec, Spec, flatten, leaves, unflatten
 
@@ -31,6 +32,7 @@ class AgentLayout:
     Attributes:
         specs: The spec of each agent's value.
         arrays: The spec of each array. Values that cannot be batched are in a list, whose spec is `OBJECT`.
+        is_stack: Whether there is one array, which has the value of each agent along its first axis.
     """
 
     def __init__(self, specs: Sequence[Spec]) -> None:
@@ -58,6 +60,28 @@ class AgentLayout:
             ArraySpec((len(group), *group[0].shape), group[0].dtype) if group[0].batchable else OBJECT
             for group in shared
         )
+
+        self.is_stack: bool = None not in self._only and len(self.arrays) == 1 and self.arrays[0].batchable
+
+    def stack(self, values: Mapping[Any, Any], names: Sequence[Any], *envs: int) -> npt.NDArray[Any] | None:
+        """Return one array with all values, with the agents along its first axis.
+
+        Args:
+            values: The value of each agent, or its values in several envs.
+            names: The agents, in order.
+            *envs: The number of envs if there are several.
+
+        Returns:
+            The array; None unless there `is_stack`, and the values are exactly as their specs say.
+        """
+        if not self.is_stack or len(values) != len(names):
+            return None
+        spec = self.arrays[0]
+        try:
+            array = np.array([values[name] for name in names])
+        except (KeyError, ValueError):
+            return None
+        return array if array.dtype == spec.dtype and array.shape == (len(names), *envs, *spec.shape[1:]) else None
 
     def make_empty(self, count: int | None = None) -> list[Any]:
         """Return arrays of zeros (lists of None) for one env, or for ``count`` envs along a first axis."""

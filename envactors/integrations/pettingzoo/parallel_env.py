@@ -8,10 +8,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +32,8 @@ from envactors.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_T = TypeVar("_T")
 
 
 class ActorParallelEnv(BoundToProcess):
@@ -163,8 +164,7 @@ class ActorParallelEnv(BoundToProcess):
             VectorStepError: Some copies failed.
         """
         ids = self._ids(env_ids)
-        with self._converted_failures():
-            obs, infos = self.vector.reset(seed, options, ids)
+        obs, infos = self._converting_failures(lambda: self.vector.reset(seed, options, ids))
         rewards = np.zeros((len(ids), len(self.agents)))
         results = self._batches.unpack(ids, obs, rewards, np.zeros(len(ids), np.bool_), infos)
         observations, *_, own_infos = self._batches.batched(results)
@@ -191,9 +191,8 @@ class ActorParallelEnv(BoundToProcess):
         """
         ids = self._ids(env_ids)
         packed = self._batches.pack(actions, ids)
-        with self._converted_failures():
-            results = self._access.step(packed, None if env_ids is None else ids)
-        return self._unpack(ids, results)
+        chosen = None if env_ids is None else ids
+        return self._unpack(ids, self._converting_failures(lambda: self._access.step(packed, chosen)))
 
     def step_async(self, actions: Any) -> None:
         """Start a step of all copies; `step_wait` returns its results. Arguments and errors are those of `step`."""
@@ -206,18 +205,15 @@ class ActorParallelEnv(BoundToProcess):
             NothingPendingError: No step was started.
             VectorStepError: Some copies failed; the other results are in ``.batch``.
         """
-        with self._converted_failures():
-            results = self._access.finish_step()
-        return self._unpack(self._all_ids, results)
+        return self._unpack(self._all_ids, self._converting_failures(self._access.finish_step))
 
     def _unpack(self, ids: list[int], results: tuple[Any, ...]) -> tuple[Any, ...]:
         obs, rewards, _, truncated, infos = results
         return self._batches.batched(self._batches.unpack(ids, obs, rewards, truncated, infos))
 
-    @contextlib.contextmanager
-    def _converted_failures(self) -> Iterator[None]:
+    def _converting_failures(self, request: Callable[[], _T]) -> _T:
         try:
-            yield
+            return request()
         except VectorStepError as error:
             error.batch = self._batches.unpack_batch(error.batch)
             raise
