@@ -22,7 +22,7 @@ from gymenvs import HIGH, Complaint, Costly, Joined, Mirror, Mixed, Teller  # no
 from gymnasium import spaces  # noqa: E402
 from tensordict.nn import TensorDictModule  # noqa: E402
 from torch import nn  # noqa: E402
-from torchrl.data import Bounded, OneHot, Unbounded  # noqa: E402
+from torchrl.data import Bounded, Composite, NonTensor, OneHot, Unbounded  # noqa: E402
 from torchrl.envs import (  # noqa: E402
     GymEnv,
     GymWrapper,
@@ -313,6 +313,29 @@ def test_an_info_entry_that_is_a_string_is_an_error_that_names_the_env_and_the_k
     with pytest.raises(ea.SpaceMismatchError, match=r"'n' of env 1 is 'forest', .* with shape \(\)"):
         env.step(acting(env, 7))
     assert env.infos[1]["n"] == "forest"
+
+
+@pytest.mark.parametrize("spec", [NonTensor(()), NonTensor((1,)), Composite(inner=NonTensor(()))])
+def test_an_info_spec_without_tensors_is_an_error(spec):
+    with pytest.raises(ea.SpaceMismatchError, match="contains 'text' with a NonTensor: expected specs of tensors"):
+        ActorEnv(tellers(1), info_spec={"text": spec})
+
+
+@pytest.mark.parametrize("value", [-1, 3])
+def test_a_category_outside_its_space_is_an_error(make, value):
+    class Lost(gymnasium.Env):
+        observation_space = action_space = gymnasium.spaces.Discrete(3)
+
+        def reset(self, *, seed=None, options=None):
+            return 2, {}
+
+        def step(self, action):
+            return value, 0.0, False, False, {}
+
+    env = make([Lost])
+    assert env.reset()["observation"].tolist() == [[0, 0, 1]]
+    with pytest.raises((AssertionError, RuntimeError), match="must be"):
+        env.rand_step()
 
 
 def test_a_device(make):

@@ -177,10 +177,10 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
             entries.update(self._info_reader.encode(infos))
         return entries
 
-    def _as_tensordict(self, entries: Mapping[Any, torch.Tensor]) -> TensorDictBase:
+    def _as_tensordict(self, entries: dict[Any, torch.Tensor]) -> TensorDictBase:
         """Return a TensorDict without the checks of its constructor, which take ten times as long."""
-        nested: dict[str, Any] = {}
-        for key, tensor in entries.items():
+        nested: dict[str, Any] = {} if self._observations.are_nested else entries
+        for key, tensor in entries.items() if self._observations.are_nested else ():
             *path, last = (key,) if isinstance(key, str) else key
             inner = nested
             for name in path:

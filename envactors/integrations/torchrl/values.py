@@ -7,15 +7,27 @@ so on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 import torch
 from gymnasium import Space, spaces
 from tensordict import TensorDictBase, unravel_key
-from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    NonTensor,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
 from torchrl.envs import GymWrapper
 
 from envactors.errors import SpaceMismatchError
@@ -106,17 +118,17 @@ class _Leaf(NamedTuple):
 
     Attributes:
         key: Key of its entry in a TensorDict.
-        spec: TorchRL's spec of all envs.
         shape: Shape of the facade's batch.
         start: The smallest value in the env, since TorchRL counts categories from 0; None for 0.
-        is_same: Whether values have the same shape, dtype, and meaning on both sides.
+        encode: Makes the entry from values of all envs that count from 0.
+        decode: Returns such values from an entry.
     """
 
     key: str | tuple[str, ...]
-    spec: TensorSpec
     shape: tuple[int, ...]
     start: Any
-    is_same: bool
+    encode: Callable[[npt.NDArray[Any]], torch.Tensor]
+    decode: Callable[[torch.Tensor], npt.NDArray[Any]]
 
 
 class Values:
@@ -126,6 +138,9 @@ class Values:
         space: Space of one env.
         spec: The facade's spec of that space.
         composite: TorchRL's specs of all envs.
+
+    Attributes:
+        are_nested: Whether keys of entries are paths.
     """
 
     def __init__(self, space: Space[Any], spec: Spec, composite: Composite) -> None:
@@ -137,6 +152,7 @@ class Values:
             _make_leaf(path, composite[path], leaf, start)
             for (path, start), leaf in zip(flatten(spec, tree), leaves(spec), strict=True)
         ]
+        self.are_nested: bool = not all(isinstance(leaf.key, str) for leaf in self._leaves)
 
     def encode(self, batch: Any, env_ids: Sequence[int] | None) -> dict[str | tuple[str, ...], torch.Tensor]:
         """Return entries with one row per env; arrays of the right dtype are not copied.
@@ -150,14 +166,14 @@ class Values:
             rows = values if leaf.start is None else values - leaf.start
             if env_ids is not None:
                 rows = spread(rows, env_ids, self._num_envs)
-            entries[leaf.key] = torch.from_numpy(rows) if leaf.is_same else leaf.spec.encode(rows, ignore_device=True)
+            entries[leaf.key] = leaf.encode(rows)
         return entries
 
     def decode(self, tensordict: TensorDictBase, env_ids: Sequence[int] | None) -> Any:
         """Return the batch of the facade for the given envs, or for all if ``env_ids`` is None."""
         parts = []
         for leaf in self._leaves:
-            values = leaf.spec.to_numpy(tensordict.get(leaf.key), safe=False).reshape(leaf.shape)
+            values = leaf.decode(tensordict.get(leaf.key)).reshape(leaf.shape)
             values = values if leaf.start is None else values + leaf.start
             parts.append(values if env_ids is None else values[env_ids])
         return unflatten(self._spec, iter(parts))
@@ -168,9 +184,18 @@ class Infos:
 
     Args:
         specs: Spec of each entry for one env.
+
+    Raises:
+        SpaceMismatchError: A spec is not that of a tensor.
     """
 
     def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
+        for key, spec in specs.items():
+            if any(isinstance(leaf, NonTensor) for leaf in Composite({key: spec}).values(True, True)):
+                raise SpaceMismatchError(
+                    f"info_spec contains {key!r} with a NonTensor: expected specs of tensors. Read strings and other "
+                    "values from infos and reset_infos"
+                )
         self._specs = dict(specs)
 
     def specs_of(self, num_envs: int) -> dict[str, TensorSpec]:
@@ -207,10 +232,29 @@ def spread(values: Any, env_ids: Sequence[int], num_envs: int) -> Any:
 
 
 def _make_leaf(path: tuple[str, ...], spec: TensorSpec, leaf: ArraySpec, start: Any) -> _Leaf:
+    """Return a leaf with the fastest conversions for its spec."""
     shape = (spec.shape[0], *leaf.shape)
     zeros = torch.from_numpy(np.zeros(shape, leaf.dtype))
-    is_same = start is None and not isinstance(spec, OneHot) and (zeros.shape, zeros.dtype) == (spec.shape, spec.dtype)
-    return _Leaf(unravel_key(path), spec, shape, start, is_same)
+    encode: Any = functools.partial(spec.encode, ignore_device=True)
+    decode: Any = functools.partial(spec.to_numpy, safe=False)
+    if type(spec) is OneHot and not spec.use_register and leaf.dtype == np.int64 and not spec.dtype.is_floating_point:
+        encode, decode = _one_hot_encoder(spec), lambda tensor: tensor.numpy(force=True).argmax(-1)
+    elif start is None and not isinstance(spec, OneHot) and (zeros.shape, zeros.dtype) == (spec.shape, spec.dtype):
+        encode = torch.from_numpy
+    return _Leaf(unravel_key(path), shape, start, encode, decode)
+
+
+def _one_hot_encoder(spec: OneHot) -> Callable[[npt.NDArray[np.int64]], torch.Tensor]:
+    count = int(spec.space.n)
+    table = np.eye(count, dtype=spec.zero().numpy().dtype)
+
+    def encode(values: npt.NDArray[np.int64]) -> torch.Tensor:
+        if (values.view(np.uint64) >= count).any():  # negative values count too
+            encoded: torch.Tensor = spec.encode(values, ignore_device=True)  # raises an error
+            return encoded
+        return torch.from_numpy(table[values])
+
+    return encode
 
 
 def _tree_of_leaves(space: Space[Any], path: tuple[str, ...]) -> Any:
