@@ -6,6 +6,7 @@ private attributes.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -127,35 +128,31 @@ class VectorAccess:
         self._envs._engine.start_resets(self._envs._select([env_id]), seeds, [options], [future])
         return future
 
-    def submit_steps(self, env_ids: list[int], actions: Sequence[Any]) -> list[EnvFuture]:
-        """Start steps with one action per env, which the envs get as they are, and return the futures of the results.
+    def start_as_given(
+        self, env_ids: list[int] | None, actions: Sequence[Any], *, streams: bool, futures: Sequence[EnvFuture] = ()
+    ) -> None:
+        """Start steps with one action per env, which is neither checked nor converted, unless it is an int.
 
-        Raises:
-            AlreadyPendingError: An env has a result pending.
-            VectorInputError: An env needs a reset first.
+        Args:
+            env_ids: Ids of the envs; None for all.
+            actions: The actions; those that fit the action spec exactly travel in rows.
+            streams: Whether `VectorEnv.recv` or futures return each result as soon as it is there.
+            futures: Futures that get the results; without any, `gather` delivers them.
         """
-        futures = [self._envs._make_future(env_id) for env_id in env_ids]
-        self._start_as_given(env_ids, actions, futures)
-        return futures
+        spec, batch = self._envs.action_spec, None
+        if isinstance(spec, ArraySpec) and spec.batchable and isinstance(actions[0], (np.ndarray, np.generic, int)):
+            with contextlib.suppress(ValueError):  # arrays of different shapes
+                batch = np.asarray(actions)
+        fits = batch is not None and batch.dtype == spec.dtype and batch.shape[1:] == spec.shape
+        given = batch if fits else list(actions)
+        envs = self._envs._select(env_ids)
+        self._envs._engine.start_steps(envs, given, streams=streams, futures=futures, is_checked=fits)
 
-    def _start_as_given(self, env_ids: list[int] | None, actions: Sequence[Any], futures: Sequence[Any] = ()) -> None:
-        envs, engine, streams = self._envs._select(env_ids), self._envs._engine, bool(futures)
-        batch = self.as_batch(actions) if isinstance(actions[0], (np.ndarray, np.generic)) else None
-        if batch is not None:
-            engine.start_steps(envs, batch, streams=streams, futures=futures)
-        else:
-            engine.start_steps(envs, list(actions), streams=streams, futures=futures, is_checked=False)
-
-    def as_batch(self, actions: Any) -> npt.NDArray[Any] | None:
-        """Return actions as one array if they fit the action spec exactly, else None."""
-        spec = self._envs.action_spec
-        if not isinstance(spec, ArraySpec) or not spec.batchable:
-            return None
-        try:
-            batch = np.asarray(actions)
-        except ValueError:  # rows of different shapes
-            return None
-        return batch if batch.dtype == spec.dtype and batch.shape[1:] == spec.shape else None
+    def submit_step(self, env_id: int, action: Any) -> EnvFuture:
+        """Start a step as `start_as_given` does, and return the future of the result."""
+        future = self._envs._make_future(env_id)
+        self.start_as_given([env_id], [action], streams=True, futures=[future])
+        return future
 
     def start_steps(self, env_ids: list[int] | None, actions: Any) -> None:
         """Start steps of some envs, or of all for None, whose results `gather` delivers."""
@@ -170,8 +167,8 @@ class VectorAccess:
         return self.retry_interrupted(lambda: self._envs.step(actions, env_ids), env_ids)
 
     def step_as_given(self, actions: Sequence[Any], env_ids: list[int] | None = None) -> StepResults:
-        """Do the same with one action per env, which the envs get as they are, whatever their spaces say."""
-        self.retry_interrupted(lambda: self._start_as_given(env_ids, actions), env_ids)
+        """Step envs with actions as `start_as_given` takes them."""
+        self.retry_interrupted(lambda: self.start_as_given(env_ids, actions, streams=False), env_ids)
         return self.gather(env_ids, None, "step")[1:6]
 
     def retry_interrupted(self, step: Callable[[], _T], env_ids: list[int] | None = None) -> _T:
@@ -200,7 +197,7 @@ class VectorAccess:
         """
         return self.gather(None, timeout, "step_wait")[1:6]
 
-    def start_unchecked_steps(self, env_ids: list[int] | None, actions: Sequence[Any]) -> None:
+    def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
         """Start steps with one unchecked and unconverted action per env. `gather` delivers their results."""
         self._envs._engine.start_steps(self._envs._select(env_ids), actions, streams=True, is_checked=False)
 

@@ -325,7 +325,8 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
         return self._step_ready(actions)
 
     def _step_ready(self, actions: Mapping[int, Any]) -> dict[int, Any]:
-        self._send(actions)
+        if actions:
+            self._send(actions)
         enough = max(min(self._wait_num, len(actions)), 1)
         waiting = self._states.waiting
         timesteps: dict[int, Any] = {}
@@ -342,14 +343,7 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
     def _send(self, actions: Mapping[int, Any]) -> None:
         is_all = len(actions) == self._env_num
         ids = self._all_ids if is_all else list(actions)
-        each = [actions[env_id] for env_id in ids]
-        batch = self._access.as_batch(each)
-        if batch is None:
-            self._access.start_unchecked_steps(ids, each)
-        elif is_all:
-            self._access.start_steps(None, batch)
-        else:
-            self._vector.send(batch, ids)
+        self._access.start_as_given(None if is_all else ids, [actions[env_id] for env_id in ids], streams=not is_all)
         self._states.waiting.update(actions)
 
     def _receive(self, least: int | None, timeout: float | None) -> dict[int, Any]:

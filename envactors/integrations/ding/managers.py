@@ -5,7 +5,7 @@ Everything else is inherited from `envactors.integrations.ding.async_manager`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from envactors.errors import VectorStepError
@@ -27,27 +27,20 @@ class SyncActorEnvManager(AsyncActorEnvManager):
     }
 
     def _step_ready(self, actions: Mapping[int, Any]) -> dict[int, Any]:
-        batch = None
-        if len(actions) == self._env_num:
-            batch = self._access.as_batch([actions[env_id] for env_id in self._all_ids])
-        timesteps: Any
-        if batch is not None:
-            timesteps = self._step_all(batch)
-        else:
-            self._send(actions)
-            timesteps = {}
-            while self._states.waiting:
-                timesteps |= self._receive(None, None)
-        return {env_id: timesteps[env_id] for env_id in actions}
-
-    def _step_all(self, batch: Any) -> Sequence[Any] | dict[int, Any]:
+        if not actions:
+            return {}
+        ids = self._all_ids if len(actions) == self._env_num else list(actions)
+        each, env_ids = [actions[env_id] for env_id in ids], None if ids is self._all_ids else ids
+        timesteps: Mapping[int, Any]
         try:
-            obs, rewards, done, _, infos = self._access.step(batch)
+            obs, rewards, done, _, infos = self._access.step_as_given(each, env_ids)
         except VectorStepError as error:
             failed = error
         else:
-            return self._make_timesteps(self._all_ids, obs, rewards, done, infos)
-        return self._timesteps_of_failures(failed)
+            timesteps = dict(zip(ids, self._make_timesteps(ids, obs, rewards, done, infos), strict=True))
+            return {env_id: timesteps[env_id] for env_id in actions}
+        timesteps = self._timesteps_of_failures(failed)
+        return {env_id: timesteps[env_id] for env_id in actions}
 
 
 @register("actor_v2")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.errors import SpaceMismatchError
-from envactors.integrations.pettingzoo.adapter import Agents, action_spec
+from envactors.integrations.pettingzoo.adapter import Agents
 from envactors.integrations.pettingzoo.layout import LIVE, REPORTED, TERMINATED, TRUNCATED, AgentLayout
 from envactors.mailbox.specs import conform, spec_of_space, split_batch
 from envactors.vector.results import Batch
@@ -77,7 +77,6 @@ class AgentBatches:
         self._index_of = {name: index for index, name in enumerate(self.names)}
         self._observations = AgentLayout([spec_of_space(agents.observation_spaces[name]) for name in self.names])
         self._actions = AgentLayout([spec_of_space(agents.action_spaces[name]) for name in self.names])
-        self._is_single = action_spec(self._actions) is self._actions.arrays[0]
 
     # Actions ---------------------------------------------------------------------------------------------
 
@@ -102,7 +101,7 @@ class AgentBatches:
             self._pack_batches(arrays, actions, env_ids)
         else:
             self._pack_copies(arrays, actions, env_ids)
-        return arrays[0] if self._is_single else tuple(arrays)
+        return arrays[0] if len(arrays) == 1 and self._actions.arrays[0].batchable else tuple(arrays)
 
     def _pack_batches(self, arrays: list[Any], actions: Mapping[Any, Any], env_ids: Sequence[int]) -> None:
         if actions.keys() != self._index_of.keys():

@@ -117,11 +117,8 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # mypy skips its module
                 super().seed(kwargs["seed"])
             self._send_reset(kwargs.get("seed"), kwargs or None)
         else:
-            self.expect(self._access.submit_steps([self._env_id], [action])[0])
-
-    def expect(self, future: EnvFuture) -> None:
-        """Have `recv` return the result of a step that was started."""
-        self.future, self._is_reset = future, False
+            self._access.discard([self._env_id])
+            self.future, self._is_reset = self._access.submit_step(self._env_id, action), False
 
     def _send_reset(self, seed: int | None, options: dict[str, Any] | None) -> None:
         self._access.discard([self._env_id])
@@ -220,10 +217,10 @@ class ActorVectorEnv(BoundToProcess, BaseVectorEnv):  # type: ignore[misc] # myp
         Raises:
             Exception: The exception from an env. That env can be reset, and the others are not affected.
         """
+        if self.is_async:
+            return self._step_async(action, id)
         self._assert_is_not_closed()
         ids = self._wrap_id(id)
-        if self.is_async:
-            return self._step_async(action, ids)
         if action is None:
             raise ValueError("action must be not-None for non-async")
         assert len(action) == len(ids)
@@ -238,31 +235,22 @@ class ActorVectorEnv(BoundToProcess, BaseVectorEnv):  # type: ignore[misc] # myp
             info["env_id"] = env_id
         return obs if isinstance(obs, np.ndarray) else _stack(obs), *arrays, _as_objects(infos)
 
-    def _step_async(self, action: Any, ids: Sequence[int]) -> Any:
-        before = [*self.waiting_conn], [*self.waiting_id]
+    def _step_async(self, action: Any, id: Any) -> Any:  # noqa: A002 # tianshou's name
+        if self._was_interrupted:
+            self._was_interrupted = False
+            warn_of_interrupted(stacklevel=4)
+        waiting = [*self.waiting_conn], [*self.waiting_id]
         try:
-            if action is not None:
-                self._assert_id(ids)
-                assert len(action) == len(ids)
-                if self._was_interrupted:
-                    warn_of_interrupted(stacklevel=4)
-                    self._access.discard(list(ids))
-                    self._was_interrupted = False
-                for env_id, future in zip(ids, self._access.submit_steps(list(ids), action), strict=True):
-                    self.workers[env_id].expect(future)
-                    self.waiting_conn.append(self.workers[env_id])
-                    self.waiting_id.append(env_id)
-            return super().step(None)
+            return super().step(action, id)
         except BaseException as error:
             if not isinstance(error, Exception):
                 # The envs that this step has started become ready, and those that were waiting before wait again.
-                self.waiting_conn, self.waiting_id = before
+                self.waiting_conn, self.waiting_id = waiting
                 self._was_interrupted = action is not None
-            raise
-        finally:
             # If `recv` raises, the base class counts the env neither as waiting nor as ready, so that it could never
             # step again.
             self.ready_id = [i for i in range(self.env_num) if i not in self.waiting_id]
+            raise
 
     def close(self) -> None:
         """Wait for pending requests, close the envs, and end their processes, within the close deadline."""
