@@ -173,6 +173,14 @@ def test_wait_num_and_timeout(make, tmp_path, kind):
         ActorVectorEnv(tellers(2), wait_num=3)
 
 
+def test_a_result_can_be_received_again(make):
+    worker = make([functools.partial(Scripted, *SCRIPTS["array"][0])], kind=of_workers).workers[0]
+    worker.reset()
+    worker.send(np.int64(6))
+    assert repr(worker.recv()) == repr(worker.recv())
+    assert worker.recv()[0].dtype == np.float64
+
+
 def test_wait_gives_all_that_are_ready_in_their_order(make):
     workers = make(tellers(3)).workers
     for worker in workers:

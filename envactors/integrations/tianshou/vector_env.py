@@ -229,7 +229,8 @@ class ActorVectorEnv(BoundToProcess, BaseVectorEnv):  # type: ignore[misc] # myp
         if not isinstance(obs, np.ndarray):
             obs = self._split_rows(obs, len(ids))
         if any(MISFIT in info for info in infos if info):
-            obs, *columns, _ = zip(*map(_restore, zip(obs, *arrays, infos, strict=True)), strict=True)
+            obs, *columns, each = zip(*map(_restore, zip(obs, *arrays, infos, strict=True)), strict=True)
+            infos = list(each)
             arrays = [np.stack(column) for column in columns]
         for env_id, info in zip(ids, infos, strict=True):
             info["env_id"] = env_id
@@ -262,7 +263,10 @@ class ActorVectorEnv(BoundToProcess, BaseVectorEnv):  # type: ignore[misc] # myp
 def _restore(fields: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return a result with the values that its row does not hold; see `MISFIT`."""
     *others, info = fields
-    misfit = info.pop(MISFIT, ())
+    if MISFIT not in info:
+        return fields
+    info = {**info}
+    misfit = info.pop(MISFIT)
     return *others[: len(others) - len(misfit)], *misfit, info
 
 
