@@ -29,14 +29,13 @@ class TianshouEnvAdapter(EnvAdapter):
         shares: True to send values that are exactly as the env's spaces say through shared memory.
     """
 
-    reward_space = None  # a vector of rewards is a misfit
+    reward_space: None = None  # a vector of rewards is a misfit
 
     def __init__(self, factory: Callable[[], Any], shares: bool) -> None:
         super().__init__(factory)
         space = getattr(self._env, "observation_space", None)
         self.observation_space: Any = space if shares and space is not None else ANY
-        if not shares:
-            self.action_space = None
+        self.action_space: Any = getattr(self._env, "action_space", None) if shares else None
         spec = spec_of_space(self.observation_space)
         self._fits, self._blank = exact_check(spec), zeros(spec)
 
