@@ -590,7 +590,7 @@ def test_an_envs_exception_is_raised_unchanged_and_the_envs_continue():
     assert caught.value.args == ("no such thing", 66)
     assert isinstance(caught.value.__cause__, ea.RemoteTraceback)
     texts = [str(one.message) for one in logged]
-    assert "Received the following error from Worker-1, whose process continues" in texts[0]
+    assert "Worker-1 - Shutting it down\x1b[0m is what AsyncVectorEnv does then: here its process continues" in texts[0]
     assert "in step" in texts[1]
     assert "LookupError: ('no such thing', 66)" in texts[1]
     assert envs.step(acts(1, 2, 3))[0][:, 0].tolist() == [2, 1, 2]
@@ -625,7 +625,7 @@ def test_a_crashed_worker_raises_and_a_reset_continues():
     envs.reset()
     with pytest.warns(UserWarning, match="ERROR") as logged, pytest.raises(ea.ActorDiedError) as caught:
         envs.step(acts(1, 77))
-    assert "Worker-1, whose process has ended: the env needs a reset" in str(logged[0].message)
+    assert "here its process has ended: the env needs a reset" in str(logged[0].message)
     assert (caught.value.index, caught.value.signal) == (1, signal.SIGKILL)
     with pytest.raises(ValueError, match="needs a reset first"):
         envs.step(acts(1, 1))
@@ -642,7 +642,7 @@ def test_the_log_says_that_a_worker_without_restarts_left_is_not_started_again()
             envs.step(acts(1, 77))
     with pytest.warns(UserWarning, match="ERROR") as logged, pytest.raises(ea.RestartsExhaustedError):
         envs.reset()
-    assert "Worker-1, whose process has ended and is not started again" in str(logged[0].message)
+    assert "here its process has ended and is not started again" in str(logged[0].message)
     envs.close()
 
 

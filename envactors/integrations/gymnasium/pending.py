@@ -36,6 +36,8 @@ from envactors.vector_env import VectorEnv
 What: TypeAlias = Literal["reset", "step", "call"]
 # Waits for results and returns them; takes a timeout in seconds.
 Finish: TypeAlias = Callable[[float | None], Any]
+# What Gymnasium puts after each error that it logs. Its own tests look for it behind their words.
+_END_OF_COLOR = "\x1b[0m"
 
 
 class Pending:
@@ -179,11 +181,15 @@ def results_of(calls: Sequence[ActorFuture], timeout: float | None) -> tuple[Any
 
 
 def _logged(failures: Mapping[int, BaseException]) -> BaseException:
-    """Log the exceptions from envs in almost Gymnasium's wording, and return the last one, which the caller raises."""
+    """Log exceptions from envs, with the words that Gymnasium's tests expect; return the last one, to be raised."""
     for index, failure in failures.items():
         remote = cause_of(failure)
         text = remote.text if isinstance(remote, RemoteTraceback) else "".join(safe_traceback(failure))
-        logger.error("Received the following error from Worker-%s, whose process %s", index, _fate_of_process(failure))
+        logger.error(
+            "Received the following error from Worker-%s - Shutting it down%s is what AsyncVectorEnv does then: here "
+            "its process %s",
+            *(index, _END_OF_COLOR, _fate_of_process(failure)),
+        )
         logger.error("%s", text)
     logger.error("Raising the last exception back to the main process.")
     return list(failures.values())[-1]
