@@ -19,8 +19,8 @@ from envactors.threads import LibraryThread
 
 # A callback of a descriptor that raises this often is removed: the descriptor would be reported again at once.
 _MOST_ERRORS = 2
-# How long events may delay what `Loop.wake_others` was given, in seconds.
-_MOST_DELAY = 0.0005
+# How long `Loop.wake_others` may put a callback off, in seconds. The poller rounds shorter times up to this.
+_MOST_DELAY = 0.001
 
 
 class Timer:
@@ -87,6 +87,7 @@ class Loop:
         self._soon: deque[Callable[[], object]] = deque()
         self._wakes: list[Callable[[], object]] = []
         self._wakes_due = math.inf
+        self._is_urgent = False
         # Guards the descriptors and the timers. Reentrant, since a signal handler may interrupt a thread that holds it.
         self._lock = threading.RLock()
         self._timers: list[tuple[float, int, Timer]] = []
@@ -154,11 +155,15 @@ class Loop:
         self._soon.append(callback)
         self._wake.ring()
 
-    def wake_others(self, wake: Callable[[], object]) -> None:
+    def wake_others(self, wake: Callable[[], object], *, is_urgent: bool = True) -> None:
         """Run a callback that wakes other threads: in the loop's thread before it waits again, in others immediately.
 
         To wake a thread takes longer than to handle an event. If it waits for the results of several events, waking it
         once is enough.
+
+        Args:
+            wake: The callback.
+            is_urgent: False if the loop's thread may even wait for more events for a moment.
         """
         if not self.is_current_thread():
             wake()
@@ -166,6 +171,7 @@ class Loop:
         if not self._wakes:
             self._wakes_due = time.monotonic() + _MOST_DELAY
         self._wakes.append(wake)
+        self._is_urgent |= is_urgent
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         """Run a callback in the loop's thread at a time of `time.monotonic`."""
@@ -205,7 +211,7 @@ class Loop:
 
     def _run_once(self) -> None:
         """Wait for events, and run the callbacks of descriptors, timers, and `call_soon`, in this order."""
-        events = self._poller.poll(0.0) if self._wakes else []
+        events = self._poller.poll(0.0 if self._is_urgent else _MOST_DELAY) if self._wakes else []
         if not events or time.monotonic() > self._wakes_due:
             self._wake_others()
         if not events:
@@ -224,7 +230,7 @@ class Loop:
             self._contain(self._soon.popleft())
 
     def _wake_others(self) -> None:
-        wakes, self._wakes, self._wakes_due = self._wakes, [], math.inf
+        wakes, self._wakes, self._wakes_due, self._is_urgent = self._wakes, [], math.inf, False
         for wake in wakes:
             self._contain(wake)
 

@@ -123,6 +123,9 @@ class ActorFuture(concurrent.futures.Future[R]):
         self._reading = RLock()
         self._ended = Latch()
 
+    # Whether a thread that waits is woken before the loop waits for events; see `Loop.wake_others`.
+    _is_urgent = True
+
     if not TYPE_CHECKING:  # typeshed has a plain attribute
 
         @property
@@ -262,7 +265,7 @@ class ActorFuture(concurrent.futures.Future[R]):
         """Wake threads that wait, and have callbacks run in another thread. Calling this again does no harm."""
         self._keep_alive = None
         if self._ended.mark_open() or self._condition.was_acquired or self._done_callbacks:
-            self.owner.runtime.loop.wake_others(self._wake_others)
+            self.owner.runtime.loop.wake_others(self._wake_others, is_urgent=self._is_urgent)
 
     def _wake_others(self) -> None:
         self._ended.open()

@@ -141,6 +141,7 @@ class SharedFuture(ActorFuture[R]):
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.counts.on_end(failure)
+            self._is_urgent = not pool.queue.has_jobs
             if self.owner is pool:
                 self.owner: Owner = pool.first_actor
 

@@ -88,7 +88,8 @@ class SimulatedLoop:
     def call_soon(self, callback: Callable[[], object]) -> None:
         self._soon.append(callback)
 
-    def wake_others(self, wake: Callable[[], object]) -> None:
+    def wake_others(self, wake: Callable[[], object], *, is_urgent: bool = True) -> None:
+        del is_urgent
         if self.is_current_thread():
             self._wakes.append(wake)
         else:

@@ -67,6 +67,16 @@ def test_the_loop_wakes_others_once_it_has_handled_what_was_ready(loop):
     assert seen == [0, 1, 2, "woken 0", "woken 1", "woken 2"]
 
 
+def test_what_is_not_urgent_goes_along_with_what_is_or_comes_soon(loop):
+    seen, done, later = [], threading.Event(), threading.Event()
+    loop.call_soon(lambda: loop.wake_others(lambda: seen.append(1), is_urgent=False))
+    loop.call_soon(lambda: loop.wake_others(done.set))
+    assert done.wait(SOON)
+    assert seen == [1]
+    loop.call_soon(lambda: loop.wake_others(later.set, is_urgent=False))
+    assert later.wait(SOON)
+
+
 def test_other_threads_wake_others_immediately(loop):
     seen = []
     loop.wake_others(lambda: seen.append(1))
