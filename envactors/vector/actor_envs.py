@@ -264,12 +264,13 @@ class ActorEnvs(Job, Tenant):
             row = reader.copy_row(index)
             outcome = self.recovery.read_later(index, functools.partial(reader.read_result, row, request, before))
             reader.keep_content(index)
+            reader.keep_answer(index, request)
         table.record_outcome(index, outcome, float(slab.when[index]) if table.streams[index] else None)
 
     def _reset_in_next_process(self, index: int) -> None:
         """Replace the process of an env whose episode has ended, and do the autoreset of that step in the next one."""
         table = self.table
-        ending = self.recovery.read_later(index, functools.partial(self.reader.read, self.reader.copy_row(index)))
+        ending = self.reader.copy_row(index)
         table.set_requests({index: EnvRequest("step", True, table.future_of(index), ending=ending)})
         table.episodes.record_end(index)
         table.queue([index])

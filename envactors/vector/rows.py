@@ -221,10 +221,7 @@ class RowReader:
         step = self.read(row)
         failure = None if request.failure is None else request.failure.read()[1]
         if request.ending is not None:
-            ending: EnvStep
-            ending, error = request.ending.read()
-            if error is not None:
-                raise error
+            ending = self.read(request.ending)
             info = {**as_dict(step.info), **ending.info}  # the worker has added ``final_obs`` and ``final_info``
             if failure is not None:
                 info["failure"] = failure
@@ -234,6 +231,16 @@ class RowReader:
         last = None if before is None else self.read(before)
         info = failure_info(step.info, failure, None if last is None else (last.obs, last.info))
         return step._replace(truncated=step.truncated or request.method == "step", info=info)
+
+    def keep_answer(self, index: int, request: EnvRequest) -> None:
+        """Write what the user gets for a step that was answered with a reset into its row, as the last result."""
+        slab, ending = self._slab, request.ending
+        if ending is not None:
+            slab.terminated[index], slab.truncated[index] = ending.terminated, ending.truncated
+            if ending.reward is not None:
+                slab.rewards[index] = ending.reward
+        elif request.failure is not None and request.method == "step":
+            slab.truncated[index] = True
 
     def read_truncated(self, last: RowResult, failure: Outcome, incarnation: int) -> EnvStep:
         """Unpickle the last result before a failure as that of the step that has failed; for the errors see `read`.

@@ -61,8 +61,8 @@ class EnvRequest:
         seed: The user's seed for a reset.
         payload: The pickled action, or the pickled options of a reset; None if the row contains all of the request.
         failure: The failure of an earlier attempt, which the result reports.
-        ending: The outcome of the step that ended the episode, if the process is replaced before the autoreset that
-            belongs to this step.
+        ending: The `RowResult` of the step that ended the episode, if the process is replaced before the autoreset
+            that belongs to this step.
     """
 
     method: Literal["step", "reset"]
@@ -71,7 +71,7 @@ class EnvRequest:
     seed: int | None = None
     payload: bytes | None = None
     failure: Outcome | None = None
-    ending: Outcome | None = None
+    ending: Any = None  # a `RowResult`, whose module imports this one
 
 
 # Tables for `bytes.translate`: the buffer of each operation, and the other buffer for each buffer.

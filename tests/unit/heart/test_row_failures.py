@@ -940,6 +940,29 @@ def test_a_result_that_reports_a_failure_is_the_last_one_for_the_next_failure(st
         assert stage.finish().infos[0]["final_info"] == final_info
 
 
+def test_the_last_batch_after_a_step_that_was_answered_with_a_reset_is_truncated(stages):
+    stage = stages(2, on_failure="renew", autoreset="same_step")
+    stage.step([1, 1])
+    stage.start([2, 2])
+    stage.worker(0).begin_row(0)
+    stage.crash()
+    stage.run()
+    batch, last = stage.finish(), stage.envs.last_batch()
+    assert batch.truncated.tolist() == last.truncated.tolist() == [True, False]
+    assert batch.obs.tolist() == last.obs.tolist()
+    assert batch.rewards.tolist() == last.rewards.tolist()
+
+
+def test_the_last_batch_after_a_reset_in_the_next_process_is_the_end_of_the_episode(stages):
+    stage = stages(1, on_failure="renew", autoreset="same_step", recycle=ea.RecyclePolicy(max_steps=1))
+    stage.step([END])
+    stage.step([CUT])
+    assert stage.envs.actors[0].incarnation == 1
+    last = stage.envs.last_batch()
+    assert (last.rewards.tolist(), last.terminated.tolist(), last.truncated.tolist()) == ([CUT], [False], [True])
+    assert last.obs.tolist() == [[0, -1, renewed_seed(0, 1)]]
+
+
 @pytest.mark.parametrize("way", ["step", "a result that is not plain", "submit"])
 def test_memory_is_measured_without_the_lock(stages, way, monkeypatch):
     stage = stages(1, recycle=ea.RecyclePolicy(max_rss=1000))
