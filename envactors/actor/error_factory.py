@@ -155,9 +155,9 @@ class ErrorFactory:
         if activity is None:
             running = "while idle"
         elif activity.started == 0.0:
-            running = f"before {activity.method} (call {activity.call_id}) could run"
+            running = f"before {activity.method}{_call(activity)} could run"
         else:
-            running = f"in {activity.method} (call {activity.call_id}){_after(where)}"
+            running = f"in {activity.method}{_call(activity)}{_after(where)}"
         running += _appendix(report)
         if report.reason is EndReason.TIMEOUT and activity is not None:
             text = f"{who} passed its deadline of {activity.deadline} s {running}"
@@ -192,10 +192,9 @@ class ErrorFactory:
         """Return the error of a step whose process ended for another reason before the step had a result."""
         _, where = self._locate(crash.incarnation or 0, crash.pid, activity)
         whose = "" if crash.method is None else f" while {crash.method} of env {crash.index} was running"
-        call = f" (call {activity.call_id})" if activity.call_id else ""
         text = (
             f"env {activity.env} of actor {self._config.name!r} was lost with its process{whose}, before its own "
-            f"{activity.method}{call} had a result: {crash}"
+            f"{activity.method}{_call(activity)} had a result: {crash}"
         )
         kind = NodeLostError if isinstance(crash, NodeLostError) else ActorDiedError
         names = {**ActorDiedError.__annotations__, **kind.__annotations__}
@@ -242,7 +241,7 @@ class ErrorFactory:
             error.index = activity.env
             error.method = activity.method
             error.call_id = activity.call_id
-            error.args = (f"{activity.method} of env {activity.env} (call {activity.call_id}) cannot run: {final}",)
+            error.args = (f"{activity.method} of env {activity.env}{_call(activity)} cannot run: {final}",)
         return error
 
     def _locate(
@@ -287,6 +286,10 @@ def _how(report: ExitReport) -> str:
 def _ending(report: ExitReport) -> dict[str, Any]:
     status = report.status
     return {"exitcode": status.exitcode, "signal": status.signal, "stderr_tail": report.stderr_tail}
+
+
+def _call(activity: Activity) -> str:
+    return f" (call {activity.call_id})" if activity.call_id else ""
 
 
 def _after(where: dict[str, Any]) -> str:

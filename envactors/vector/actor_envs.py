@@ -186,8 +186,8 @@ class ActorEnvs(Job, Tenant):
             table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
 
     def queue(self, ids: list[int]) -> None:
-        """Queue envs, behind a renewal of the process if that is due."""
-        self.table.queue(ids)
+        """Queue envs with new requests, behind a renewal of the process if that is due."""
+        self.table.queue(ids, is_new=True)
         if self._is_renewal_due(ids):
             self.actor.enqueue(Renewal(self._first, reason=self.recycler.reason))
         self.recovery.settle_lost_episodes(ids)

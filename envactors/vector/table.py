@@ -187,6 +187,8 @@ class EnvTable:
         self.call_id_of: memoryview[int] = self.call_ids.data
         self.completed_of: memoryview[int] = slab.completed.data
         self._deadlines = deadlines
+        # The envs whose requests were not posted yet: their entries in ``call_ids`` belong to earlier requests.
+        self._unposted: set[int] = set()
         # Columns in which all envs have the same value: one for each status. The first two also serve as booleans.
         self._uniform_columns = [bytes([value]) * count for value in range(FAILED + 1)]
         self._incarnation_of: memoryview[int] = self.incarnations.data
@@ -261,7 +263,8 @@ class EnvTable:
             is_posted_reset = self.status[index] != QUEUED and self.op_of[index] & RESET
             is_reset = is_posted_reset or self.request_of(index).method == "reset"
             method = "reset" if is_reset else "step"
-        return Activity(method, index, self.call_id_of[index], started, self._deadlines.of(method))
+        call_id = 0 if index in self._unposted else self.call_id_of[index]
+        return Activity(method, index, call_id, started, self._deadlines.of(method))
 
     def starts(self, at: Any) -> Any:
         """Return whether the last observations of envs are the first of their episodes; for ``at`` see `Selection`."""
@@ -297,9 +300,11 @@ class EnvTable:
             if request.seed is not None:
                 self.episodes.set_root_seed(index, request.seed)
 
-    def queue(self, ids: list[int]) -> None:
-        """Mark envs as queued. Their actor posts them later."""
+    def queue(self, ids: list[int], *, is_new: bool = False) -> None:
+        """Mark envs as queued. Their actor posts them later, for the first time if their requests are new."""
         self.version += 1
+        if is_new:
+            self._unposted.update(ids)
         for index in ids:
             self.status[index] = QUEUED
             self.streams[index] = True
@@ -330,6 +335,8 @@ class EnvTable:
         if self.overflow:
             for index in envs.ids:
                 self.overflow.pop(index, None)
+        if self._unposted:
+            self._unposted.difference_update(envs.ids)
         self.version += 1
         # ``slab.posted`` is written last: a worker that is running other rows may run these as soon as it is.
         if envs.is_all:

@@ -63,6 +63,32 @@ def test_killing_an_actor_with_queued_rows_loses_its_episode(stages, on_failure)
     stage.check()
 
 
+def test_the_error_of_a_step_that_was_never_posted_has_no_call_id(stages):
+    stage = stages(1)
+    stage.step([1])
+    stage.envs[0].echo(1)
+    stage.start([2])
+    assert list(stage.table.status) == [QUEUED]
+    stage.crash()
+    stage.run()
+    with pytest.raises(ea.VectorStepError) as caught:
+        stage.finish()
+    error = caught.value.failures[0]
+    assert error.call_id is None
+    assert "before its own step had a result" in str(error)
+
+
+def test_a_step_that_waits_to_run_again_keeps_its_call_id(stages):
+    stage = stages(1, on_failure="replay", restart=ea.RestartPolicy(max_restarts=1, backoff=SOON))
+    stage.step([1])
+    stage.start([2])
+    call_id = stage.table.activity_of(0).call_id
+    stage.worker().begin_row(0)
+    stage.crash()
+    wait_until(lambda: list(stage.table.status) == [QUEUED])
+    assert stage.table.activity_of(0).call_id == call_id > 0
+
+
 def test_a_queued_reset_survives_a_kill(stages):
     stage = stages(1)
     stage.envs[0].echo(1)
