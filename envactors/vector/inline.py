@@ -266,7 +266,7 @@ class InlineEngine(Engine):
         steps, starts = episodes.steps_of, self._starts
         running = _Requests(self, envs.ids, {})
         with self._lock, self._code.enter(running):
-            self._unfinished.append(running)
+            self._begin(running)
             for index, action in zip(envs.ids, split, strict=True):
                 running.index = index
                 if flags[index] and episodes.is_loss_unreported(index) and episodes.step_needs_episode(index):
@@ -303,7 +303,7 @@ class InlineEngine(Engine):
         arguments = zip(seeds, map(copy_value, options), strict=True)
         running = _Requests(self, envs.ids, dict(zip(envs.ids, arguments, strict=True)))
         with self._lock, self._code.enter(running):
-            self._unfinished.append(running)
+            self._begin(running)
             for index in envs.ids:
                 self._run_reset(running, index)
             self._complete(running)
@@ -320,8 +320,12 @@ class InlineEngine(Engine):
         self._drop_interrupted()
         if self._lock.is_held_here():
             self._check_nested(envs.ids)
+        self._check_delivered(envs.ids)
+
+    def _check_delivered(self, ids: list[int]) -> None:
+        """Raise `AlreadyPendingError` if an env has a result pending."""
         infos, errors, cut = self._pending_infos, self._pending_errors, self._interrupted
-        if (infos or errors or cut) and (busy := [i for i in envs.ids if i in infos or i in errors or i in cut]):
+        if (infos or errors or cut) and (busy := [i for i in ids if i in infos or i in errors or i in cut]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: call recv, or reset after an interrupt")
 
     def _check_nested(self, ids: list[int]) -> None:
@@ -341,12 +345,22 @@ class InlineEngine(Engine):
         """Drop the results of requests that an interrupt has ended; their envs are pending until `make_idle`."""
         if self._unfinished and not self._lock.is_held_here():
             with self._lock:  # another thread may still run them
-                for interrupted in self._unfinished:
-                    self._drop(self.select(interrupted.ids))
-                    self._interrupted.update(interrupted.ids)
-                    if self._is_within_reset(interrupted.index):
-                        self.episodes.end_without_result(interrupted.index, resets_next=True)
-                self._unfinished.clear()
+                self._drop_unfinished()
+
+    def _drop_unfinished(self) -> None:
+        for interrupted in self._unfinished:
+            self._drop(self.select(interrupted.ids))
+            self._interrupted.update(interrupted.ids)
+            if self._is_within_reset(interrupted.index):
+                self.episodes.end_without_result(interrupted.index, resets_next=True)
+        self._unfinished.clear()
+
+    def _begin(self, running: _Requests) -> None:
+        """Begin requests under the lock. Since `check_idle`, another thread may have run requests of the same envs."""
+        if not running.is_nested:
+            self._drop_unfinished()
+        self._check_delivered(running.ids)
+        self._unfinished.append(running)
 
     def _is_within_reset(self, index: int) -> bool:
         """Return whether the step that an env runs, or has raised in, has come as far as its reset by autoreset."""

@@ -537,3 +537,34 @@ def test_a_reset_after_one_that_failed_gets_the_seed_of_the_next_episode(refused
             envs.reset(seed=3)
         envs.reset()
         assert Refusing.seeds.count(3) == (1 if on_failure == "raise" else 2)
+
+
+class Meeting(list):
+    """Actions that threads convert at the same time."""
+
+    def __init__(self, actions, barrier):
+        super().__init__(actions)
+        self.barrier = barrier
+
+    def __iter__(self):
+        self.barrier.wait(SOON)
+        return super().__iter__()
+
+
+def test_one_of_two_threads_that_step_the_same_envs_at_once_is_told_so(envs):
+    barrier, errors = threading.Barrier(2), []
+
+    def send():
+        try:
+            envs.send(Meeting([0] * 4, barrier))
+        except ea.AlreadyPendingError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=send) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    assert len(errors) == 1
+    assert steps_of(envs) == [1, 1]
+    assert envs.recv().env_ids.tolist() == [0, 1, 2, 3]
