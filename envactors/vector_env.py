@@ -34,7 +34,7 @@ from envactors.vector.base import Engine
 from envactors.vector.build import describe_envs, launch_actors, share_rows
 from envactors.vector.engine import RowEngine
 from envactors.vector.inline import InlineEngine
-from envactors.vector.options import Choices, VectorOptions, check_names
+from envactors.vector.options import VectorSettings, VectorOptions, check_names
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, StepResults
 from envactors.vector.table import Selection
 from envactors.vector_stats import VectorStatistics, VectorStats
@@ -80,20 +80,20 @@ class VectorEnv(BoundToProcess):
 
     def __init__(self, factories: Iterable[Factory], **options: Unpack[VectorOptions]) -> None:
         check_names("VectorEnv", options)
-        choices, factories = Choices(**options), as_factories(factories)
-        backend = backends.resolve(choices.backend)
-        if choices.on_failure == "replay" and not backend.traits.can_kill:
-            choices = choices._replace(on_failure="renew")  # no process can be lost
-        groups, variables = inputs.check_choices(choices, factories, backend)
+        settings, factories = VectorSettings(**options), as_factories(factories)
+        backend = backends.resolve(settings.backend)
+        if settings.on_failure == "replay" and not backend.traits.can_kill:
+            settings = settings._replace(on_failure="renew")  # no process can be lost
+        groups, variables = inputs.check_settings(settings, factories, backend)
         self._is_closed = False
-        self._has_snapshots = choices.snapshot is not None
+        self._has_snapshots = settings.snapshot is not None
         self._rollouts: RolloutEngine | None = None  # made with the first policy
         self._forks = runtimes.forks
         self._memory = None if backend.traits.is_inline else backend.make_memory()
         self.actors: list[ActorHandle[Any]]
         self._handles: list[ActorView]
         self._standbys: list[ActorHandle[Any]]
-        launched = launch_actors(choices, backend, groups, variables, self._memory)
+        launched = launch_actors(settings, backend, groups, variables, self._memory)
         self.actors, self._handles, self._standbys = launched
         self.num_envs: int = len(self._handles)
         try:
@@ -104,9 +104,9 @@ class VectorEnv(BoundToProcess):
             self.action_spec: Any = described.action
             self.reward_spec: Any = described.reward
             if self._memory is None:
-                self._engine: Engine = InlineEngine(choices, self.actors, described)
+                self._engine: Engine = InlineEngine(settings, self.actors, described)
             else:
-                self._engine = share_rows(choices, self.actors, self.num_envs, described, self._memory)
+                self._engine = share_rows(settings, self.actors, self.num_envs, described, self._memory)
             self._statistics = VectorStatistics(self._engine, self.actors)
         except BaseException:
             self.close(0)
@@ -190,7 +190,7 @@ class VectorEnv(BoundToProcess):
     def _step(self, envs: Selection, actions: Any, timeout: float | None, deadline: float | None) -> StepResults:
         engine = self._engine
         engine.start_steps(envs, actions, streams=False)
-        return engine.finish(envs, timeout, deadline, "step")[1:6]
+        return engine.wait_for_results(envs, timeout, deadline, "step")[1:6]
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps without waiting; `recv` returns the results. Arguments and errors are those of `step`."""

@@ -228,4 +228,4 @@ class VectorAccess:
             raise NothingPendingError(f"{caller} has nothing to wait for: start a step first")
         method = caller.removesuffix("_wait")
         with self._envs._statistics.waiting(method, envs.is_all and method == "step"):
-            return engine.finish(envs, timeout, deadline, caller)
+            return engine.wait_for_results(envs, timeout, deadline, caller)

@@ -18,7 +18,7 @@ from envactors.integrations.adapter import for_inner_env
 from envactors.mailbox.factory import Factory
 from envactors.process.starting import DEFAULT, StartMethod
 from envactors.vector.inputs import check_flags, group_envs, limit_running
-from envactors.vector.options import Choices, CommonOptions, VectorOptions, check_names
+from envactors.vector.options import VectorSettings, CommonOptions, VectorOptions, check_names
 from envactors.vector_env import VectorEnv
 
 if TYPE_CHECKING:
@@ -125,21 +125,21 @@ def launch_each(
         TypeError, VectorInputError: As for `check_options`.
     """
     check_options(whose, given, refused)
-    choices = Choices(**given)
-    check_flags(seed_episodes=choices.seed_episodes)
-    backend = resolve(choices.backend)
-    groups, variables = group_envs(list(factories), 1, choices.env_vars, backend)
-    lock, permits = ChangeLock(), limit_running(choices.max_running, len(groups), backend)
+    settings = VectorSettings(**given)
+    check_flags(seed_episodes=settings.seed_episodes)
+    backend = resolve(settings.backend)
+    groups, variables = group_envs(list(factories), 1, settings.env_vars, backend)
+    lock, permits = ChangeLock(), limit_running(settings.max_running, len(groups), backend)
     return [
         launch(
             group,
-            name=choices.actor_name(name),
+            name=settings.actor_name(name),
             first=index,
             backend=backend,
-            deadlines=choices.deadlines,
-            restart=choices.restart,
+            deadlines=settings.deadlines,
+            restart=settings.restart,
             env_vars=env_vars,
-            crash_dir=choices.crash_dir,
+            crash_dir=settings.crash_dir,
             lock=lock,
             permits=permits,
         )

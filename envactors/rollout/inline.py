@@ -125,7 +125,7 @@ class InlineRolloutEngine(RolloutEngine):
             actions = actions_at(run.trajectory, step)
             engine.start_steps(selection, [actions[index] for index in due], streams=True)
             try:
-                run.write_results(step, engine.finish(selection, None, None, "rollout"))
+                run.write_results(step, engine.wait_for_results(selection, None, None, "rollout"))
             except VectorStepError as error:
                 run.write_results(step, error.batch)
                 run.errors.update(error.failures)

@@ -28,7 +28,7 @@ from envactors.rollout import policy_loop
 from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Parameters, Policy, Stop
-from envactors.vector.actor_envs import ActorEnvs
+from envactors.vector.env_group import EnvGroup
 from envactors.vector.env_recovery import Actions
 from envactors.vector.fates import Cause, EnvFate, FailedRequest, lost_with
 
@@ -65,7 +65,7 @@ class RolloutPart(Job):
     needs_permit = True
     survives_interrupt = False
 
-    def __init__(self, group: ActorEnvs, rollout: WholeRollout) -> None:
+    def __init__(self, group: EnvGroup, rollout: WholeRollout) -> None:
         self.columns: ActorColumns = ActorColumns(group.table, group.range, rollout.buffer)
         self.failures: dict[tuple[int, int], Outcome] = {}
         self.errors: dict[int, Outcome] = {}

@@ -26,7 +26,7 @@ from envactors.rollout.part import RolloutPart
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import TrajectoryLayout
 from envactors.runtime import Runtime
-from envactors.vector.actor_envs import ActorEnvs
+from envactors.vector.env_group import EnvGroup
 from envactors.vector.engine import RowEngine
 
 # Most rollouts in flight.
@@ -55,7 +55,7 @@ class WorkerRolloutEngine(RolloutEngine):
 
     def __init__(self, engine: RowEngine, memory: RowMemory) -> None:
         super().__init__(engine)
-        self.groups: Sequence[ActorEnvs] = engine.groups
+        self.groups: Sequence[EnvGroup] = engine.groups
         for group in self.groups:
             group.end_rollout_parts = functools.partial(self._end_parts, group)
         self._actors = [group.actor for group in self.groups]
@@ -134,7 +134,7 @@ class WorkerRolloutEngine(RolloutEngine):
         self._layout = rollout.buffer.trajectory.layout
         self._set_in_flight([other for other in self._in_flight if other is not rollout])
 
-    def _end_parts(self, group: ActorEnvs, error_of: ErrorOf) -> None:
+    def _end_parts(self, group: EnvGroup, error_of: ErrorOf) -> None:
         """End the parts of an actor that it does not know of: the change that began the rollout was interrupted."""
         for rollout in list(self._in_flight):
             part = rollout.parts[self.groups.index(group)]

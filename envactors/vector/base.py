@@ -124,7 +124,7 @@ class Engine(abc.ABC):
         """Start resets; for the errors see `start_steps`."""
 
     @abc.abstractmethod
-    def finish(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
+    def wait_for_results(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
         """Wait for the results of envs and deliver them.
 
         Args:
@@ -159,10 +159,10 @@ class Engine(abc.ABC):
     def reset(
         self, envs: Selection, seeds: Seeds, options: Options, timeout: float | None, deadline: float | None
     ) -> Batch:
-        """Reset envs, once `make_idle` has made them idle. For the arguments see `start_resets` and `finish`."""
+        """Reset envs, once `make_idle` has made them idle. For the arguments see `start_resets` and `wait_for_results`."""
         self.make_idle(envs, timeout, deadline)
         self.start_resets(envs, seeds, options)
-        return self.finish(envs, timeout, deadline, "reset")
+        return self.wait_for_results(envs, timeout, deadline, "reset")
 
     def _describe_actor(self, index: int) -> str:
         """Return a description of the actor of an env, for errors."""

@@ -16,11 +16,11 @@ from envactors.mailbox.factory import Factory
 from envactors.mailbox.messages import Describe, Description, Kind
 from envactors.mailbox.slab import Layout
 from envactors.mailbox.specs import OBJECT, ArraySpec, batches_alike, leaves
-from envactors.vector.actor_envs import ActorEnvs
+from envactors.vector.env_group import EnvGroup
 from envactors.vector.engine import RowEngine
 from envactors.vector.episodes import Episodes
 from envactors.vector.inputs import limit_running
-from envactors.vector.options import Choices
+from envactors.vector.options import VectorSettings
 from envactors.vector.recycling import Recycler
 from envactors.vector.rows import RowReader
 from envactors.vector.table import EnvTable
@@ -56,7 +56,7 @@ class EnvHandle(ActorView):
 
 
 def launch_actors(
-    choices: Choices,
+    settings: VectorSettings,
     backend: Backend,
     groups: Sequence[list[Factory]],
     env_vars: Sequence[Mapping[str, str] | None],
@@ -71,16 +71,16 @@ def launch_actors(
     launch_alike: Callable[..., ActorHandle] = functools.partial(
         launch,
         backend=backend,
-        deadlines=choices.deadlines,
-        restart=choices.restart,
+        deadlines=settings.deadlines,
+        restart=settings.restart,
         memory=memory,
         lock=ChangeLock(),
         standbys=standbys,
-        permits=limit_running(choices.max_running, len(groups), backend),
-        crash_dir=choices.crash_dir,
-        has_journal=choices.on_failure == "replay",
-        seed_episodes=choices.seed_episodes,
-        snapshot=choices.snapshot,
+        permits=limit_running(settings.max_running, len(groups), backend),
+        crash_dir=settings.crash_dir,
+        has_journal=settings.on_failure == "replay",
+        seed_episodes=settings.seed_episodes,
+        snapshot=settings.snapshot,
     )
     actors: list[ActorHandle] = []
     handles: list[ActorView] = []
@@ -91,17 +91,17 @@ def launch_actors(
         for factories, variables in zip(groups, env_vars, strict=True):
             first = len(handles)
             name = f"envs-{first}-{first + len(factories) - 1}" if is_shared else f"env-{first}"
-            actor = launch_alike(factories, name=choices.actor_name(name), first=first, env_vars=variables)
+            actor = launch_alike(factories, name=settings.actor_name(name), first=first, env_vars=variables)
             actors.append(actor)
             if len(factories) > 1:
                 parts = actor._actor, actor._lifeline
                 handles += [EnvHandle(*parts, position, _is_shared=True) for position in range(len(factories))]
             else:
                 handles.append(actor)
-        for number in range(choices.standbys):
+        for number in range(settings.standbys):
             standby = launch_alike(
                 largest,
-                name=choices.actor_name(f"standby-{number}"),
+                name=settings.actor_name(f"standby-{number}"),
                 first=-len(largest),
                 env_vars=env_vars[0],
                 standbys=(),
@@ -139,7 +139,7 @@ def describe_envs(handles: Sequence[ActorView]) -> Description:
 
 
 def share_rows(
-    choices: Choices, handles: Sequence[ActorHandle], count: int, described: Description, memory: RowMemory
+    settings: VectorSettings, handles: Sequence[ActorHandle], count: int, described: Description, memory: RowMemory
 ) -> RowEngine:
     """Create the rows of all envs, and have all workers use them; return the engine that steps the envs there.
 
@@ -165,18 +165,18 @@ def share_rows(
     # Only `InlineEngine` has actors of another class.
     actors: list[Any] = [handle._actor for handle in handles]
     config = actors[0].config
-    recyclers = [Recycler(actor, choices.recycle) for actor in actors]
+    recyclers = [Recycler(actor, settings.recycle) for actor in actors]
     recycler_of = [one for one in recyclers for _ in one.envs] if recyclers[0].may_be_due else []
-    episodes = Episodes(count, choices.autoreset, choices.on_failure, recycler_of)
+    episodes = Episodes(count, settings.autoreset, settings.on_failure, recycler_of)
     table = EnvTable(config.lock, slab, infos, episodes, config.deadlines)
-    table.keeps_journals |= choices.crash_dir is not None
-    reader = RowReader(table, described, copies=choices.copy)
-    groups = [ActorEnvs(table, reader, actor, one) for actor, one in zip(actors, recyclers, strict=True)]
+    table.keeps_journals |= settings.crash_dir is not None
+    reader = RowReader(table, described, copies=settings.copy)
+    groups = [EnvGroup(table, reader, actor, one) for actor, one in zip(actors, recyclers, strict=True)]
     table.waiters.groups = groups
-    save_every = None if choices.snapshot is None or not table.replays else choices.snapshot.every
+    save_every = None if settings.snapshot is None or not table.replays else settings.snapshot.every
     futures = []
     for group in groups:
-        table.add_journals(group.range, choices.max_journal, save_every)
+        table.add_journals(group.range, settings.max_journal, save_every)
         actor = group.actor
         with actor.lock, actor.lock.change(actor):
             actor.tenant = group
@@ -184,6 +184,6 @@ def share_rows(
         futures.append(send_request(actor, Kind.ATTACH, group.attach, "attach", retries=_ATTACH_RETRIES))
     results_of(futures)
     engine = RowEngine(described, table, reader, groups, may_spin=config.backend.traits.may_spin)
-    if choices.seed_episodes:
+    if settings.seed_episodes:
         episodes.seed_episodes()
     return engine

@@ -26,7 +26,7 @@ from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import dumps, safe_repr, try_to_read
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
-from envactors.vector.actor_envs import ActorEnvs, post_rows
+from envactors.vector.env_group import EnvGroup, post_rows
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
 from envactors.vector.rows import RowReader, RowResult
@@ -52,7 +52,7 @@ class RowEngine(Engine):
     """
 
     def __init__(
-        self, described: Description, table: EnvTable, reader: RowReader, groups: Sequence[ActorEnvs], *, may_spin: bool
+        self, described: Description, table: EnvTable, reader: RowReader, groups: Sequence[EnvGroup], *, may_spin: bool
     ) -> None:
         group_of = [group for group in groups for _ in group.range]
         super().__init__(described, table.episodes, [group.actor for group in group_of])
@@ -73,7 +73,7 @@ class RowEngine(Engine):
         return self._with_groups(super().select(ids))
 
     def _with_groups(self, envs: Selection) -> Selection:
-        groups: dict[ActorEnvs, list[int]] = {}
+        groups: dict[EnvGroup, list[int]] = {}
         for index in sorted(envs.ids):
             groups.setdefault(self.group_of[index], []).append(index)
         return envs._replace(groups=list(groups.items()), actors=[group.actor for group in groups])
@@ -133,8 +133,8 @@ class RowEngine(Engine):
         self._lock.reset_if_interrupted()
         requests = {}
         none = [None] * len(envs.ids)
-        for index, seed, choices, future in zip(envs.ids, seeds, options, futures or none, strict=True):
-            payload = None if choices is None else self._pickle(choices, index, "reset")
+        for index, seed, option, future in zip(envs.ids, seeds, options, futures or none, strict=True):
+            payload = None if option is None else self._pickle(option, index, "reset")
             requests[index] = EnvRequest("reset", resets=True, future=future, seed=seed, payload=payload)
         self._post(envs, requests, "reset", (), streams=True)
 
@@ -216,8 +216,8 @@ class RowEngine(Engine):
         if requests:
             table.set_requests(requests)
         must_check = not table.are_all_plain
-        posted: list[tuple[ActorEnvs, list[int]]] = []
-        queued: list[tuple[ActorEnvs, list[int]]] = []
+        posted: list[tuple[EnvGroup, list[int]]] = []
+        queued: list[tuple[EnvGroup, list[int]]] = []
         for group, ids in envs.groups:
             # `try_reserve` takes a permit under ``max_running``, or has the actor wait for one.
             if (must_check and group.must_queue(ids)) or not group.actor.try_reserve(group):
@@ -232,7 +232,7 @@ class RowEngine(Engine):
 
     # Waiting ---------------------------------------------------------------------------------------------
 
-    def finish(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
+    def wait_for_results(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
         self._lock.reset_if_interrupted()
         self._spin_for(envs)
         while True:

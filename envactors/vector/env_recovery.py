@@ -262,7 +262,7 @@ class EnvRecovery:
     def crash_error_for(self, activity: Activity) -> ActorError:
         """Return the error of a request that its process did not complete: its own crash, or that of another request.
 
-        The actor records an exit as its last crash before it calls `ActorEnvs.on_exit`.
+        The actor records an exit as its last crash before it calls `EnvGroup.on_exit`.
         """
         actor, crash = self._actor, self._actor.last_crash
         if crash is None:

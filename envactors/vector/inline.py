@@ -29,7 +29,7 @@ from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.batching import column_of, prepare_value, read_column
 from envactors.vector.episodes import Episodes
 from envactors.vector.fates import Cause, EnvFate, Facts, FailedRequest, settle
-from envactors.vector.options import Choices
+from envactors.vector.options import VectorSettings
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info, step_error
 from envactors.vector.table import Selection
 from envactors.vector.timing import StepTimes, TimedEnv
@@ -104,20 +104,20 @@ class InlineEngine(Engine):
     """Steps and resets envs in the calling thread.
 
     Args:
-        choices: The options of the vector.
+        settings: The options of the vector.
         actors: Handles of its in-process actors.
         described: The specs of one env.
     """
 
     _actor_of: list[InlineActor]
 
-    def __init__(self, choices: Choices, actors: Sequence[ActorHandle], described: Description) -> None:
+    def __init__(self, settings: VectorSettings, actors: Sequence[ActorHandle], described: Description) -> None:
         inline_actors: list[Any] = [handle._actor for handle in actors]
         self.actors: list[InlineActor] = inline_actors
         actor_of = [actor for actor in self.actors for _ in actor.range]
         count = len(actor_of)
-        super().__init__(described, Episodes(count, choices.autoreset, choices.on_failure), actor_of)
-        if choices.seed_episodes:
+        super().__init__(described, Episodes(count, settings.autoreset, settings.on_failure), actor_of)
+        if settings.seed_episodes:
             self.episodes.seed_episodes()
         self.sequence_lengths: list[int] = [count]
         # The last result of each env, which `_keep` copies, and the process that has returned it.
@@ -493,7 +493,7 @@ class InlineEngine(Engine):
 
     # Delivering ------------------------------------------------------------------------------------------
 
-    def finish(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
+    def wait_for_results(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
         del timeout, deadline
         pending, errors = self._pending_infos, self._pending_errors
         failures = {index: errors[index] for index in envs.ids if index in errors} if errors else {}
@@ -528,7 +528,7 @@ class InlineEngine(Engine):
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         del min_envs
         ids = list(self._pending_infos)[:max_envs] + list(self._pending_errors)
-        return self.finish(self.select(ids), None, deadline, "recv")
+        return self.wait_for_results(self.select(ids), None, deadline, "recv")
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         del timeout, deadline

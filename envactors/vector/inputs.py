@@ -14,7 +14,7 @@ from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
 from envactors.options import RecyclePolicy, is_int
-from envactors.vector.options import Autoreset, Choices, EnvVars, OnFailure
+from envactors.vector.options import Autoreset, VectorSettings, EnvVars, OnFailure
 
 
 def check_flags(**flags: object) -> None:
@@ -39,8 +39,8 @@ def check_counts(least: int, **counts: object) -> None:
             raise VectorInputError(f"{name} is {count!r}: expected an int >= {least}")
 
 
-def check_choices(
-    choices: Choices, factories: list[Factory], backend: Backend
+def check_settings(
+    settings: VectorSettings, factories: list[Factory], backend: Backend
 ) -> tuple[list[list[Factory]], Sequence[Mapping[str, str] | None]]:
     """Check the options of a vector; for the results and other errors see `group_envs`.
 
@@ -48,17 +48,17 @@ def check_choices(
         VectorInputError: An option is invalid.
     """
     for name, kind in (("autoreset", Autoreset), ("on_failure", OnFailure)):
-        if (value := getattr(choices, name)) not in get_args(kind):
+        if (value := getattr(settings, name)) not in get_args(kind):
             raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
-    check_counts(0, max_journal=choices.max_journal, standbys=choices.standbys)
-    if choices.max_running is not None:
-        check_counts(1, max_running=choices.max_running)
-    if not isinstance(choices.name, (str, type(None))):
-        raise VectorInputError(f"name is {choices.name!r}: expected a str, the prefix of the actors' names, or None")
-    check_flags(copy=choices.copy, seed_episodes=choices.seed_episodes)
-    groups, variables = group_envs(factories, choices.envs_per_actor, choices.env_vars, backend)
-    check_recycling(choices.recycle, groups, backend)
-    check_standbys(choices.standbys, factories, variables, backend)
+    check_counts(0, max_journal=settings.max_journal, standbys=settings.standbys)
+    if settings.max_running is not None:
+        check_counts(1, max_running=settings.max_running)
+    if not isinstance(settings.name, (str, type(None))):
+        raise VectorInputError(f"name is {settings.name!r}: expected a str, the prefix of the actors' names, or None")
+    check_flags(copy=settings.copy, seed_episodes=settings.seed_episodes)
+    groups, variables = group_envs(factories, settings.envs_per_actor, settings.env_vars, backend)
+    check_recycling(settings.recycle, groups, backend)
+    check_standbys(settings.standbys, factories, variables, backend)
     return groups, variables
 
 

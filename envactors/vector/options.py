@@ -93,7 +93,7 @@ class VectorOptions(CommonOptions, total=False):
     copy: bool
 
 
-class Choices(NamedTuple):
+class VectorSettings(NamedTuple):
     """A value for each of `VectorOptions`."""
 
     envs_per_actor: int | Literal["auto"] = 1
@@ -118,7 +118,7 @@ class Choices(NamedTuple):
         return name if self.name is None else f"{self.name}-{name}"
 
 
-OPTIONS = Choices._fields
+OPTIONS = VectorSettings._fields
 
 
 def check_names(whose: str, given: Iterable[str], own: Iterable[str] = ()) -> None:

@@ -9,7 +9,7 @@ env, returns to `QUEUED`.
 
 A posted row is *complete* once the worker has written the call id of the request into it, and has sent the parts of the
 result that do not fit there. That changes no status: the vector delivers the row directly, or
-`ActorEnvs.collect_completed` makes it `DONE` or `FAILED` first.
+`EnvGroup.collect_completed` makes it `DONE` or `FAILED` first.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Selection(NamedTuple):
         ids: Their ids, in the user's order.
         at: The same as an index of arrays with one entry per env: a slice of all, an array, or a list.
         is_all: Whether these are all envs in ascending order.
-        groups: The `ActorEnvs` of each actor and its ids in ascending order. Methods of `EnvTable` do not need them.
+        groups: The `EnvGroup` of each actor and its ids in ascending order. Methods of `EnvTable` do not need them.
         actors: The actors of the groups.
     """
 

@@ -23,7 +23,7 @@ PACKAGE = str(Path(ea.__file__).parent)
 FOLDERS = ("loop.py", "runtime.py", "replay.py", "actor", "pools", "vector", "vector_env.py", "rollout")
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0)
 # Every line is tried by `-m slow`; otherwise each call has this many lines between two tries, other ones in each of its
-# variants. `tests/unit/heart/test_actor_envs.py` tries steps closer together, without processes.
+# variants. `tests/unit/heart/test_env_group.py` tries steps closer together, without processes.
 STRIDE = 11
 
 

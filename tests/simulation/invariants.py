@@ -7,7 +7,7 @@ from typing import Any
 import envactors as ea
 from envactors.actor.actor import Actor
 from envactors.actor.states import Phase
-from envactors.vector.actor_envs import ActorEnvs, QueuedRows
+from envactors.vector.env_group import EnvGroup, QueuedRows
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED
 from simulation.world import Violation
 
@@ -75,7 +75,7 @@ class Invariants:
             return "its future has ended"
         return ""
 
-    def _find_in_actor(self, actor: Actor, envs: ActorEnvs) -> str:
+    def _find_in_actor(self, actor: Actor, envs: EnvGroup) -> str:
         """Return what does not hold of an actor; empty if all does."""
         incarnation, running, timers = actor.incarnation, actor.running, actor.timers._timers
         others = {running, actor.renewal} - {None, envs}

@@ -65,7 +65,7 @@ class QueuedRows(Job):
 
     needs_permit = True
 
-    def __init__(self, group: ActorEnvs, ids: list[int]) -> None:
+    def __init__(self, group: EnvGroup, ids: list[int]) -> None:
         self._group = group
         self._ids = ids
         group.queued_in.update(dict.fromkeys(ids, self))
@@ -81,7 +81,7 @@ class QueuedRows(Job):
         return running is self._group
 
     def start(self) -> Job | None:
-        """Post the envs. From then on, the running job is the `ActorEnvs`."""
+        """Post the envs. From then on, the running job is the `EnvGroup`."""
         self._group.post_queued(self.ids, self.call_id)
         return self._group if self._group.has_posted else None
 
@@ -93,7 +93,7 @@ class QueuedRows(Job):
         self._group.recovery.fail_queued(self.ids, error_of)
 
 
-class ActorEnvs(Job, Tenant):
+class EnvGroup(Job, Tenant):
     """The envs of one actor. It is the tenant of the actor, and its running job while rows are posted.
 
     Args:
