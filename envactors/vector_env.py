@@ -34,7 +34,7 @@ from envactors.vector.base import Engine
 from envactors.vector.build import describe_envs, launch_actors, share_rows
 from envactors.vector.engine import RowEngine
 from envactors.vector.inline import InlineEngine
-from envactors.vector.options import VectorSettings, VectorOptions, check_names
+from envactors.vector.options import VectorOptions, VectorSettings, check_names
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, StepResults
 from envactors.vector.table import Selection
 from envactors.vector_stats import VectorStatistics, VectorStats

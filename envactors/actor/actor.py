@@ -404,15 +404,22 @@ class Actor(ActorBase):
             self.running = None
         self.dispatch()
 
-    def try_reserve(self, rows: Job) -> bool:
-        """Return whether rows may be posted now: only earlier rows are running, and the queue is empty.
+    def try_run_rows(self, rows: Job) -> bool:
+        """Make rows the running job if they may be posted now: only earlier ones are running, and the queue is empty.
 
         With permits, True takes one for them, and False may have the actor wait for one.
         """
         is_free = self.running is None or (self.running is rows and self.permits is None)
         if not is_free or self.phase is not _LIVE or self.queue or self.is_closing:
             return False
-        return self.permits is None or self.permits.try_take(self, self.permits.next_age())
+        if self.permits is not None and not self.permits.try_take(self, self.permits.next_age()):
+            return False
+        self.running = rows
+        return True
+
+    def add_completed(self, count: int) -> None:
+        """Count results of steps and resets."""
+        self.completed += count
 
     def send(self, kind: Kind, call_id: int, payload: Any) -> None:
         """Send a message to the worker."""

@@ -86,7 +86,7 @@ class InlineActor(ActorBase):
         # The error of all calls, if a factory has raised.
         self._start_error: ActorError | None = None
         self._server: Server | None = None
-        self.range: range = config.indices
+        self.indices: range = config.indices
 
     def begin(self) -> None:
         runtimes.join(self)
@@ -108,7 +108,7 @@ class InlineActor(ActorBase):
             return ActorState.CLOSED
         if self._start_error is not None:
             return ActorState.DEAD
-        return ActorState.IDLE if self.code.thread_of(self.range) is None else ActorState.BUSY
+        return ActorState.IDLE if self.code.thread_of(self.indices) is None else ActorState.BUSY
 
     @property
     def is_usable(self) -> bool:
@@ -144,7 +144,7 @@ class InlineActor(ActorBase):
 
     def stacks(self, timeout: float) -> str:
         del timeout
-        return stack_of(self.code.thread_of(self.range))
+        return stack_of(self.code.thread_of(self.indices))
 
     # Requests --------------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class InlineActor(ActorBase):
         Raises:
             RuntimeError: It does.
         """
-        if self.code.is_within(self.range):
+        if self.code.is_within(self.indices):
             raise self.errors.within_envs()
 
     def renew(self, future: ActorFuture) -> None:

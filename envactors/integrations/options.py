@@ -18,7 +18,7 @@ from envactors.integrations.adapter import for_inner_env
 from envactors.mailbox.factory import Factory
 from envactors.process.starting import DEFAULT, StartMethod
 from envactors.vector.inputs import check_flags, group_envs, limit_running
-from envactors.vector.options import VectorSettings, CommonOptions, VectorOptions, check_names
+from envactors.vector.options import CommonOptions, VectorOptions, VectorSettings, check_names
 from envactors.vector_env import VectorEnv
 
 if TYPE_CHECKING:

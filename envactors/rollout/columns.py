@@ -74,9 +74,9 @@ class ActorColumns:
         """Write the last observations of the envs as the first ones of the trajectory."""
         table, trajectory, mine = self._table, self.trajectory, self._slice
         self.have_begun = True
-        trajectory.starts[0, mine] = table.starts(mine)
+        trajectory.starts[0, mine] = table.last_obs_are_first(mine)
         for last, array in self._observations():
-            array[0, mine] = last[table.buffer_index[mine], self.envs]
+            array[0, mine] = last[list(table.buffers[mine]), self.envs]
         if not trajectory.is_whole:
             self.encoded_leaves = {(0, index): table.last_contents[index] for index in self.envs}
 
@@ -85,7 +85,7 @@ class ActorColumns:
         table, slab, trajectory = self._table, self._table.slab, self.trajectory
         ids = [index for index, counted in self.counted.items() if counted]
         at = np.array([self.counted[index] for index in ids], np.int64)
-        buffer = table.buffer_index[ids]
+        buffer = [table.buffers[index] for index in ids]
         for last, array in self._observations():
             last[buffer, ids] = array[at, ids]
         if slab.layout.reward is not None:
@@ -93,9 +93,8 @@ class ActorColumns:
         slab.terminated[ids] = trajectory.terminated[at - 1, ids]
         slab.truncated[ids] = trajectory.truncated[at - 1, ids]
         table.end_rollout(ids, trajectory.starts[at, ids])
-        if not trajectory.is_whole or table.on_failure != "raise":
-            for index in ids:
-                table.set_last_content(index, self._encoded_at(self.counted[index], index))
+        for index in ids:
+            table.set_last_content(index, self._encoded_at(self.counted[index], index))
 
     def _observations(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield the array in the rows, and the one in the trajectory, of each leaf that has a place there."""
@@ -128,7 +127,7 @@ class ActorColumns:
         seed = episodes.next_seeds[index]
         if self.resets_next(index):
             op = OP_RESET
-            seed = episodes.seed_of_reset(index, int(table.incarnations[index]))
+            seed = episodes.seed_of_reset(index, table.incarnations[index])
         elif self.repeats(index):
             op = OP_REPEAT
         self.seeds[index] = seed
@@ -142,7 +141,7 @@ class ActorColumns:
 
     def resets_next(self, index: int) -> bool:
         """Return whether the next step of an env resets it."""
-        return bool(self._table.episodes.resets_next_of[index]) or index in self.renewing
+        return bool(self._table.episodes.resets_next[index]) or index in self.renewing
 
     def repeats(self, index: int) -> bool:
         """Return whether an env's episode is over and nothing resets it."""

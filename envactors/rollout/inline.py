@@ -67,8 +67,8 @@ class InlineRolloutEngine(RolloutEngine):
         del seed  # `_run` draws the random numbers
         for actor in self._actors:
             if not actor.is_usable:
-                raise actor.errors.closed(Activity("set_policy", actor.range.start), actor.incarnation.index)
-        self._policies = [_ActorPolicy(actor.range, pickle.loads(make_policy)()) for actor in self._actors]
+                raise actor.errors.closed(Activity("set_policy", actor.indices.start), actor.incarnation.index)
+        self._policies = [_ActorPolicy(actor.indices, pickle.loads(make_policy)()) for actor in self._actors]
         self._version = 0
         return all(hasattr(each.policy, "load") for each in self._policies)
 
@@ -94,7 +94,7 @@ class InlineRolloutEngine(RolloutEngine):
             except Exception as error:
                 run.policy_errors[actor_policy.envs.start] = error
         self.next_index += 1
-        ranges = [actor.range for actor in self._actors] if each else [range(len(self._engine.all.ids))]
+        ranges = [actor.indices for actor in self._actors] if each else [range(len(self._engine.all.ids))]
         return [self._future_of(run, envs) for envs in ranges]
 
     def _load(self, actor_policy: _ActorPolicy) -> None:
@@ -135,7 +135,7 @@ class InlineRolloutEngine(RolloutEngine):
 
     def _future_of(self, run: InlineTrajectory, envs: range) -> ActorFuture[Rollout]:
         """Return the future, which is done, of the rollout of some actors."""
-        actors = [actor for actor in self._actors if actor.range.start in envs]
+        actors = [actor for actor in self._actors if actor.indices.start in envs]
         rollout = assemble(run.trajectory, envs, run.sidecar, np.full(len(actors), self._version), copies=False)
         failures = {index: error for index, error in run.errors.items() if index in envs}
         policy_errors = [error for first, error in run.policy_errors.items() if first in envs]
@@ -189,7 +189,7 @@ class InlineTrajectory:
         if objects:
             for index, *leaves in zip(envs, *objects, strict=True):
                 self.sidecar.objects[step, index] = leaves
-        starts = np.array([self._engine.starts_episode(index) for index in envs], np.bool_)
+        starts = np.array([self._engine.last_obs_is_first(index) for index in envs], np.bool_)
         trajectory.starts[step, mine] = starts
         return obs, starts
 
@@ -206,7 +206,7 @@ class InlineTrajectory:
         episodes, trajectory = self._engine.episodes, self.trajectory
         due = [index for index in envs if not episodes.needs_reset(index)]
         trajectory.ops[step, slice_of(envs)] = OP_REPEAT
-        trajectory.ops[step, due] = np.where(episodes.resets_next[due], OP_RESET, OP_STEP)
+        trajectory.ops[step, due] = [OP_RESET if episodes.resets_next[index] else OP_STEP for index in due]
         return due
 
     def write_results(self, step: int, batch: Batch) -> None:

@@ -66,7 +66,7 @@ class RolloutPart(Job):
     survives_interrupt = False
 
     def __init__(self, group: EnvGroup, rollout: WholeRollout) -> None:
-        self.columns: ActorColumns = ActorColumns(group.table, group.range, rollout.buffer)
+        self.columns: ActorColumns = ActorColumns(group.table, group.indices, rollout.buffer)
         self.failures: dict[tuple[int, int], Outcome] = {}
         self.errors: dict[int, Outcome] = {}
         self.policy_error: Outcome | None = None
@@ -111,7 +111,7 @@ class RolloutPart(Job):
     def _renew_if_due(self, *, first: bool) -> None:
         """Replace the process of an env before its next episode, if that is due."""
         episodes = self._table.episodes
-        if any(episodes.is_retiring(index) and episodes.resets_next_of[index] for index in self.columns.envs):
+        if any(episodes.is_retiring(index) and episodes.resets_next[index] for index in self.columns.envs):
             reason = self._group.recycler.reason
             self._actor.enqueue(Renewal(self.columns.envs.start, reason=reason), first=first)
 
@@ -202,7 +202,7 @@ class RolloutPart(Job):
 
     def on_reply(self, frame: Frame) -> bool:
         """Continue, unless the policy has raised or everything is done."""
-        self._actor.completed += self.columns.count()
+        self._actor.add_completed(self.columns.count())
         if frame.kind == Kind.FAILED:
             activity = self.activity() or self._activity_of_order
             self.policy_error = self._actor.errors.outcome(activity, frame, self._actor.pid)
@@ -231,7 +231,7 @@ class RolloutPart(Job):
 
     def count_completed(self) -> None:
         """Count the steps that an ended process has completed, and forget those after a deadline."""
-        self._actor.completed += self.columns.count()
+        self._actor.add_completed(self.columns.count())
         if self._late is not None:
             self.columns.forget_later()
 

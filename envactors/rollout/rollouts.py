@@ -26,8 +26,8 @@ from envactors.rollout.part import RolloutPart
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import TrajectoryLayout
 from envactors.runtime import Runtime
-from envactors.vector.env_group import EnvGroup
 from envactors.vector.engine import RowEngine
+from envactors.vector.env_group import EnvGroup
 
 # Most rollouts in flight.
 _MOST = 2
@@ -176,7 +176,7 @@ class RolloutInFlight:
         self.runtime: Runtime = rollouts.runtime
         self.parts: list[RolloutPart] = [RolloutPart(group, self) for group in rollouts.groups]
         # The first env of each future that was not read.
-        self._unread = {group.range.start for group in (rollouts.groups if each else rollouts.groups[:1])}
+        self._unread = {group.indices.start for group in (rollouts.groups if each else rollouts.groups[:1])}
         self.futures: list[ActorFuture[Rollout]] = [ActorFuture(self, None) for _ in self._unread]
         for future in self.futures:
             future.set_running()  # nobody can take it out of a queue

@@ -35,7 +35,7 @@ class Engine(abc.ABC):
     Args:
         described: The specs of one env.
         episodes: The episodes of the envs.
-        actor_of: The actor of each env.
+        actor_by_env: The actor of each env.
 
     Attributes:
         episodes: As above.
@@ -49,14 +49,14 @@ class Engine(abc.ABC):
 
     sequence_lengths: list[int]
 
-    def __init__(self, described: Description, episodes: Episodes, actor_of: Sequence[Actor | InlineActor]) -> None:
+    def __init__(self, described: Description, episodes: Episodes, actor_by_env: Sequence[Actor | InlineActor]) -> None:
         self.episodes = episodes
         self.on_failure: OnFailure = episodes.on_failure
         self.all: Selection = Selection(list(range(len(episodes.flags))), slice(None), is_all=True)
         self.action_spec: Spec | None = described.action
         self.reward_spec: Spec = described.reward
         self.batcher: Batcher = Batcher(described)
-        self._actor_of = actor_of
+        self._actor_by_env = actor_by_env
 
     @property
     def observation_spec(self) -> Spec | None:
@@ -75,7 +75,7 @@ class Engine(abc.ABC):
 
     def counts(self) -> tuple[list[int], list[int]]:
         """Return how many steps and finished episodes each env has had."""
-        return self.episodes.steps.tolist(), self.episodes.finished.tolist()
+        return self.episodes.steps.tolist(), list(self.episodes.finished)
 
     @abc.abstractmethod
     def begin_timing(self) -> None:
@@ -159,14 +159,14 @@ class Engine(abc.ABC):
     def reset(
         self, envs: Selection, seeds: Seeds, options: Options, timeout: float | None, deadline: float | None
     ) -> Batch:
-        """Reset envs, once `make_idle` has made them idle. For the arguments see `start_resets` and `wait_for_results`."""
+        """Make envs idle, reset them, and deliver the results. For the arguments see these methods."""
         self.make_idle(envs, timeout, deadline)
         self.start_resets(envs, seeds, options)
         return self.wait_for_results(envs, timeout, deadline, "reset")
 
     def _describe_actor(self, index: int) -> str:
         """Return a description of the actor of an env, for errors."""
-        actor = self._actor_of[index]
+        actor = self._actor_by_env[index]
         return f"actor {actor.name!r}, pid {actor.pid}, incarnation {actor.incarnation.index}"
 
     # Last results and snapshots --------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Engine(abc.ABC):
         """
 
     @abc.abstractmethod
-    def starts_episode(self, index: int) -> bool:
+    def last_obs_is_first(self, index: int) -> bool:
         """Return whether the last observation of an env is the first of its episode."""
 
     def snapshot_of(self, index: int, check: int, state: bytes) -> EnvSnapshot:
@@ -211,8 +211,8 @@ class Engine(abc.ABC):
             check=check,
             root_seed=self.episodes.root_seeds[index],
             episode=self.episodes.numbers[index],
-            resets_next=bool(self.episodes.resets_next_of[index]),
-            starts=self.starts_episode(index),
+            resets_next=bool(self.episodes.resets_next[index]),
+            starts=self.last_obs_is_first(index),
             last=self.read_last(index),
         )
 

@@ -16,8 +16,8 @@ from envactors.mailbox.factory import Factory
 from envactors.mailbox.messages import Describe, Description, Kind
 from envactors.mailbox.slab import Layout
 from envactors.mailbox.specs import OBJECT, ArraySpec, batches_alike, leaves
-from envactors.vector.env_group import EnvGroup
 from envactors.vector.engine import RowEngine
+from envactors.vector.env_group import EnvGroup
 from envactors.vector.episodes import Episodes
 from envactors.vector.inputs import limit_running
 from envactors.vector.options import VectorSettings
@@ -166,21 +166,21 @@ def share_rows(
     actors: list[Any] = [handle._actor for handle in handles]
     config = actors[0].config
     recyclers = [Recycler(actor, settings.recycle) for actor in actors]
-    recycler_of = [one for one in recyclers for _ in one.envs] if recyclers[0].may_be_due else []
-    episodes = Episodes(count, settings.autoreset, settings.on_failure, recycler_of)
+    recycler_by_env = [one for one in recyclers for _ in one.envs] if recyclers[0].may_be_due else []
+    episodes = Episodes(count, settings.autoreset, settings.on_failure, recycler_by_env)
     table = EnvTable(config.lock, slab, infos, episodes, config.deadlines)
     table.keeps_journals |= settings.crash_dir is not None
     reader = RowReader(table, described, copies=settings.copy)
     groups = [EnvGroup(table, reader, actor, one) for actor, one in zip(actors, recyclers, strict=True)]
     table.waiters.groups = groups
-    save_every = None if settings.snapshot is None or not table.replays else settings.snapshot.every
+    save_every = None if settings.snapshot is None or not table.uses_replay else settings.snapshot.every
     futures = []
     for group in groups:
-        table.add_journals(group.range, settings.max_journal, save_every)
+        table.add_journals(group.indices, settings.max_journal, save_every)
         actor = group.actor
         with actor.lock, actor.lock.change(actor):
             actor.tenant = group
-            table.begin_process(group.range, actor.incarnation.index)
+            table.begin_process(group.indices, actor.incarnation.index)
         futures.append(send_request(actor, Kind.ATTACH, group.attach, "attach", retries=_ATTACH_RETRIES))
     results_of(futures)
     engine = RowEngine(described, table, reader, groups, may_spin=config.backend.traits.may_spin)

@@ -1,8 +1,8 @@
 """The engine of vectors whose envs run in workers: it posts requests into rows, waits, and takes the results.
 
 Steps and resets of all kinds are posted and awaited by the same code. Results that lie completely in their rows are
-copied all at once, with one array operation per leaf (`RowEngine._take_rows`). Failures, large infos, and whatever
-else needs attention are taken env by env (`RowEngine._take_each`).
+copied all at once, with one array operation per leaf (`RowEngine._deliver_rows`). Failures, large infos, and whatever
+else needs attention are delivered env by env (`RowEngine._deliver_each`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import dumps, safe_repr, try_to_read
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
-from envactors.vector.env_group import EnvGroup, post_rows
 from envactors.vector.base import Engine, Futures, Options, Seeds
+from envactors.vector.env_group import EnvGroup, post_rows
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
 from envactors.vector.rows import RowReader, RowResult
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
@@ -48,42 +48,37 @@ class RowEngine(Engine):
 
     Attributes:
         table, reader, groups: As above.
-        group_of: For each env, the group that it belongs to.
+        group_by_env: For each env, the group that it belongs to.
     """
 
     def __init__(
         self, described: Description, table: EnvTable, reader: RowReader, groups: Sequence[EnvGroup], *, may_spin: bool
     ) -> None:
-        group_of = [group for group in groups for _ in group.range]
-        super().__init__(described, table.episodes, [group.actor for group in group_of])
+        self.group_by_env: list[EnvGroup] = [group for group in groups for _ in group.indices]
+        super().__init__(described, table.episodes, [group.actor for group in self.group_by_env])
         self.table = table
         self.reader = reader
         self.groups = groups
-        self.group_of = group_of
-        self.sequence_lengths: list[int] = [len(group.range) for group in groups]
+        self.sequence_lengths: list[int] = [len(group.indices) for group in groups]
         self._lock = table.lock
-        action = table.slab.layout.action
-        self._rows_hold_actions = action is not None
         # The array of all actions, if an action is a single array.
-        self._action_array = table.slab.actions[0] if isinstance(action, ArraySpec) else None
-        self.all: Selection = self._with_groups(self.all)
+        self._action_array = table.slab.actions[0] if isinstance(table.slab.layout.action, ArraySpec) else None
+        self.all: Selection = self.select(self.all.ids)._replace(at=slice(None), is_all=True)
         self._spin = SpinPolicy(may_spin)
 
     def select(self, ids: list[int]) -> Selection:
-        return self._with_groups(super().select(ids))
-
-    def _with_groups(self, envs: Selection) -> Selection:
-        groups: dict[EnvGroup, list[int]] = {}
-        for index in sorted(envs.ids):
-            groups.setdefault(self.group_of[index], []).append(index)
-        return envs._replace(groups=list(groups.items()), actors=[group.actor for group in groups])
+        by_group: dict[EnvGroup, list[int]] = {}
+        for index in sorted(ids):
+            by_group.setdefault(self.group_by_env[index], []).append(index)
+        actors = [group.actor for group in by_group]
+        return super().select(ids)._replace(by_group=list(by_group.items()), actors=actors)
 
     def busy(self) -> list[int]:
         return [index for index, status in enumerate(self.table.status) if status != IDLE]
 
     def receivable(self) -> list[int]:
         busy = self.busy()
-        return [index for index in busy if self.table.future_of(index) is None] if self.table.requests else busy
+        return [index for index in busy if self.table.request(index).future is None] if self.table.requests else busy
 
     def begin_timing(self) -> None:
         with self._lock:
@@ -154,7 +149,7 @@ class RowEngine(Engine):
             if fits and actions.shape == (count, *array.shape[1:]):
                 return [actions], []
         values = split_batch(spec, actions, count, "actions")
-        if spec is None or not self._rows_hold_actions:
+        if spec is None or self.table.slab.layout.action is None:
             return [], [self._pickle(value, index, "step") for index, value in zip(envs.ids, values, strict=True)]
         if isinstance(spec, ArraySpec):
             return [values], []
@@ -169,7 +164,7 @@ class RowEngine(Engine):
         try:
             return bytes(dumps(value))
         except Exception as error:  # raised by code of users
-            actor = self.group_of[index].actor
+            actor = self.group_by_env[index].actor
             activity = Activity(method, index)
             raise actor.errors.unpicklable(activity, actor.incarnation.index, error, safe_repr(error)) from error
 
@@ -186,24 +181,21 @@ class RowEngine(Engine):
             streams: Whether they stream; see `Engine.start_steps`.
         """
         with self._lock, self._lock.change(*envs.actors):
-            refusal = self._refusal_of(envs, method)
-            if refusal is not None:
+            try:
+                self._check_startable(envs, method)
+            except EnvActorsError as refusal:
                 raise self._lock.refuse(refusal)
             self._post_or_queue(envs, requests, columns, streams=streams)
 
-    def _refusal_of(self, envs: Selection, method: str) -> EnvActorsError | None:
-        """Return the error to raise if these envs cannot start a request now; see `start_steps`."""
-        try:
-            self._check_idle(envs)
-            closing = next(filter(_is_closing, envs.actors), None)
-            if closing is not None:
-                index = next(index for index in envs.ids if index in closing.config.indices)
-                return closing.errors.closed(Activity(method, index), closing.incarnation.index)
-            if method == "step":
-                self.episodes.check_steppable(envs.ids)
-        except EnvActorsError as error:
-            return error
-        return None
+    def _check_startable(self, envs: Selection, method: str) -> None:
+        """Raise if these envs cannot start a request now; see `start_steps`."""
+        self._check_idle(envs)
+        closing = next(filter(_is_closing, envs.actors), None)
+        if closing is not None:
+            index = next(index for index in envs.ids if index in closing.config.indices)
+            raise closing.errors.closed(Activity(method, index), closing.incarnation.index)
+        if method == "step":
+            self.episodes.check_steppable(envs.ids)
 
     def _post_or_queue(
         self, envs: Selection, requests: dict[int, EnvRequest], columns: Sequence[Any], *, streams: bool
@@ -215,17 +207,17 @@ class RowEngine(Engine):
             array[envs.at] = column
         if requests:
             table.set_requests(requests)
-        must_check = not table.are_all_plain
-        posted: list[tuple[EnvGroup, list[int]]] = []
+        must_check = not table.are_on_fast_path(envs)
+        posted: list[int] = []
         queued: list[tuple[EnvGroup, list[int]]] = []
-        for group, ids in envs.groups:
-            # `try_reserve` takes a permit under ``max_running``, or has the actor wait for one.
-            if (must_check and group.must_queue(ids)) or not group.actor.try_reserve(group):
+        for group, ids in envs.by_group:
+            # `try_run_rows` takes a permit under ``max_running``, or has the actor wait for one.
+            if (must_check and group.must_queue(ids)) or not group.actor.try_run_rows(group):
                 queued.append((group, ids))
             else:
-                posted.append((group, ids))
+                posted += ids
         if posted:
-            free = self.select([index for _, ids in posted for index in ids]) if queued else envs
+            free = self.select(posted) if queued else envs
             post_rows(table, free, self._lock.next_call_id(), worker_wait, streams=streams)
         for group, ids in queued:
             group.queue(ids)
@@ -235,11 +227,9 @@ class RowEngine(Engine):
     def wait_for_results(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
         self._lock.reset_if_interrupted()
         self._spin_for(envs)
-        while True:
-            batch = self._take(envs, caller)
-            if batch is not None:
-                return batch
+        while (batch := self._try_to_deliver(envs, caller)) is None:
             self._wait(lambda: self._count_missing(envs), envs, timeout, deadline, caller)
+        return batch
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         table = self.table
@@ -260,7 +250,7 @@ class RowEngine(Engine):
                 self._collect(self.select(failed))  # some may be retried, or become truncated results: wait again
                 continue
             succeeded = sorted((index for index in ready if index not in failed), key=self._outcome_at)
-            batch = self._take(self.select([*succeeded[:max_envs], *failed]), "recv")
+            batch = self._try_to_deliver(self.select([*succeeded[:max_envs], *failed]), "recv")
             if batch is not None:
                 return batch
 
@@ -274,9 +264,7 @@ class RowEngine(Engine):
             self._collect(envs)
             with self._lock, self._lock.change(*envs.actors):
                 done = [index for index in envs.ids if table.status[index] in (DONE, FAILED)]
-                for index in set(done) - table.outcomes.keys():
-                    self.reader.keep_content(index)
-                table.deliver_ids(done)
+                table.deliver(done)
 
     def _wait(
         self,
@@ -309,22 +297,22 @@ class RowEngine(Engine):
         """Spin for a short time until the workers of envs have finished, if the last request was that quick."""
         if self._spin.caller_spins:
             pairs = []
-            for group, _ in envs.groups:
+            for group, _ in envs.by_group:
                 worker = group.actor.incarnation.worker
                 if worker is not None:
                     pairs.append((worker.page.counters, worker.page.last_call))
             spin_until_all(pairs, FINISHED)
 
-    def _can_take_rows(self, envs: Selection) -> bool:
-        """Return whether `_take_rows` can take the results of envs.
+    def _can_deliver_rows(self, envs: Selection) -> bool:
+        """Return whether `_deliver_rows` can deliver the results of envs.
 
-        It can if the spec of observations is known, and each env has made a plain step in time whose whole result is
-        in its row.
+        It can if the spec of observations is known, and each env has made a bare step in time whose whole result is in
+        its row.
         """
         table = self.table
-        if self.reader.infers_spec or table.overdue or not table.are_plain(envs):
+        if self.reader.infers_spec or table.overdue or not table.are_on_fast_path(envs):
             return False
-        encodings, completed, call_ids = table.infos.encodings, table.completed_of, table.call_id_of
+        encodings, completed, call_ids = table.infos.encodings, table.completed, table.call_ids
         if envs.is_all and table.are_all(POSTED):
             return completed == call_ids and (table.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
         status = table.status
@@ -338,9 +326,9 @@ class RowEngine(Engine):
         An idle env does not count: another thread has taken its result, and no other result will come.
         """
         table = self.table
-        if envs.is_all and not table.overdue and table.are_all(POSTED) and table.completed_of != table.call_id_of:
-            return int(np.count_nonzero(table.slab.completed != table.call_ids))
-        return 0 if self._can_take_rows(envs) else sum(map(table.lacks_outcome, envs.ids))
+        if envs.is_all and not table.overdue and table.are_all(POSTED) and table.completed != table.call_ids:
+            return table.count_incomplete()
+        return 0 if self._can_deliver_rows(envs) else sum(map(table.lacks_outcome, envs.ids))
 
     def _count_missing_to_receive(self, min_envs: int | None) -> int:
         """Return how many more outcomes `receive` waits for. A failure ends its wait at once."""
@@ -358,9 +346,9 @@ class RowEngine(Engine):
             return table.outcome_at.get(index, 0.0)
         return float(table.slab.when[index]) if table.streams[index] else time.monotonic()
 
-    # Taking results --------------------------------------------------------------------------------------
+    # Delivering results ----------------------------------------------------------------------------------
 
-    def _take(self, envs: Selection, caller: str) -> Batch | None:
+    def _try_to_deliver(self, envs: Selection, caller: str) -> Batch | None:
         """Deliver the results of envs if all of them are there.
 
         Returns:
@@ -373,21 +361,21 @@ class RowEngine(Engine):
         with self._lock:
             version = self.table.version
         batch = None
-        if self._can_take_rows(envs):
-            batch = self._take_rows(envs, version)
+        if self._can_deliver_rows(envs):
+            batch = self._deliver_rows(envs, version)
         elif self._count_missing(envs):
             return None
         if batch is None:
-            batch = self._take_each(envs, caller)
+            batch = self._deliver_each(envs, caller)
         if batch is not None:
             self._spin.complete(time.monotonic())
         return batch
 
-    def _take_rows(self, envs: Selection, version: int) -> Batch | None:
+    def _deliver_rows(self, envs: Selection, version: int) -> Batch | None:
         """Copy the results of envs out of their rows without the lock; then record them, and make the envs idle.
 
         Args:
-            envs: The envs. `_can_take_rows` has found that their whole results are in their rows.
+            envs: The envs. `_can_deliver_rows` has found that their whole results are in their rows.
             version: The version of the table before that. If the table has changed since, nothing is recorded.
 
         Returns:
@@ -398,45 +386,37 @@ class RowEngine(Engine):
         if not table.infos.all_plain():
             contents, error = try_to_read(lambda: reader.decode(envs.ids), lambda: version == table.version)
             if error is not None:
-                return None  # `_take_each` finds the env whose info it is
-        at = envs.at
-        buffers = table.posted_buffers()
-        batch = reader.batch(envs, buffers, contents)
-        if table.episodes.may_recycle and (batch.terminated | batch.truncated).any():
-            for group, _ in envs.groups:
+                return None  # `_deliver_each` finds the env whose info it is
+        batch = reader.batch(envs, contents)
+        if self.episodes.may_recycle and (batch.terminated | batch.truncated).any():
+            for group, _ in envs.by_group:
                 group.recycler.measure_memory()
         with self._lock, self._lock.change(*envs.actors):
             if version != table.version:
                 return None
-            if table.keeps_journals:
-                table.steps.record(envs.ids, is_all=envs.is_all)
-            table.episodes.record_batch(envs.ids, at, batch.terminated, batch.truncated)
-            for group, ids in envs.groups:
-                group.actor.completed += len(ids)
-            if reader.keeps_contents and (contents is not None or any(table.last_contents)):
-                for index in envs.ids:
-                    reader.keep_content(index)
-            table.deliver(envs, buffers)
+            table.deliver_rows(envs, batch.terminated, batch.truncated)
+            for group, ids in envs.by_group:
+                group.actor.add_completed(len(ids))
             if table.saves_due:
-                for group, _ in envs.groups:
+                for group, _ in envs.by_group:
                     group.journal_keeper.queue_saves()
         return batch
 
     def _collect(self, envs: Selection) -> None:
         """Record all complete rows of the actors that these envs belong to."""
-        for group, _ in envs.groups:
+        for group, _ in envs.by_group:
             group.recycler.measure_memory()
         with self._lock, self._lock.change(*envs.actors):
-            for group, _ in envs.groups:
+            for group, _ in envs.by_group:
                 group.collect_completed()
 
-    def _take_each(self, envs: Selection, caller: str) -> Batch | None:
-        """Deliver the outcomes of envs one by one. For the results and the errors see `_take`."""
+    def _deliver_each(self, envs: Selection, caller: str) -> Batch | None:
+        """Deliver the outcomes of envs one by one. For the results and the errors see `_try_to_deliver`."""
         table, ids = self.table, envs.ids
         self._collect(envs)
 
         def find_outcomes() -> list[tuple[int, int, Outcome | None]]:
-            return [(table.status[index], table.call_id_of[index], table.outcomes.get(index)) for index in ids]
+            return [(table.status[index], table.call_ids[index], table.outcomes.get(index)) for index in ids]
 
         found = find_outcomes()
         if any(status in (QUEUED, POSTED) for status, _, _ in found):  # one that runs again may be complete by now
@@ -460,13 +440,10 @@ class RowEngine(Engine):
             if find_outcomes() != found:
                 return None  # a signal handler or another thread has taken some
             for index, failure in unreadable.items():
-                self.group_of[index].recover_unreadable(index, failure)
+                self.group_by_env[index].recover_unreadable(index, failure)
             if unreadable and table.on_failure != "raise":
                 return None  # their requests run again, or have other outcomes now
-            for index, (_, _, outcome) in zip(ids, found, strict=True):
-                if outcome is None and index not in unreadable:
-                    self.reader.keep_content(index)
-            table.deliver(envs)
+            table.deliver(ids, is_all=envs.is_all)
         batch, mismatches = self.batcher.batch_steps(steps)
         failures = {**failures, **unreadable, **mismatches}
         if failures:
@@ -475,27 +452,27 @@ class RowEngine(Engine):
 
     def _read_row(self, index: int) -> tuple[Any, BaseException | None]:
         """Return the result in a complete row, or the error of unpickling it. Runs code of users."""
-        call_ids, call_id = self.table.call_id_of, self.table.call_id_of[index]
+        call_ids, call_id = self.table.call_ids, self.table.call_ids[index]
         reader = self.reader
         step, error = try_to_read(lambda: reader.read(reader.copy_row(index)), lambda: call_ids[index] == call_id)
-        return step, None if error is None else self.group_of[index].recovery.unreadable_error_maker(index)(error)
+        return step, None if error is None else self.group_by_env[index].recovery.unreadable_error_maker(index)(error)
 
     # Last results and snapshots --------------------------------------------------------------------------
 
     def process_with_episode(self, index: int) -> int | None:
-        table, recovery = self.table, self.group_of[index].recovery
+        table, recovery = self.table, self.group_by_env[index].recovery
         with self._lock:
             if recovery.is_lost_for_good(index):
                 raise recovery.crash_error_for(Activity("snapshot", index))
             # Under replay, the next process would get to the same state.
-            return None if table.replays else int(table.incarnations[index])
+            return None if table.uses_replay else table.incarnations[index]
 
     def _read_last(self, index: int) -> EnvStep | None:
         last = self.reader.copy_last(index)
         return None if last is None else self.reader.read(last)
 
-    def starts_episode(self, index: int) -> bool:
-        return bool(self.table.starts(index))
+    def last_obs_is_first(self, index: int) -> bool:
+        return bool(self.table.last_obs_are_first(index))
 
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
         last = self._last_of(snapshot, index)
@@ -503,22 +480,10 @@ class RowEngine(Engine):
         return functools.partial(self._on_restored, index, snapshot, row)
 
     def _on_restored(self, index: int, snapshot: EnvSnapshot, last: RowResult | None, reply: Frame) -> None:
-        """Continue the episode of a snapshot that the worker has restored. If that failed, the env needs a reset.
-
-        Args:
-            index: The env.
-            snapshot: The snapshot.
-            last: Its last result, as `RowReader.encode` returns it.
-            reply: The worker's reply.
-        """
-        table = self.table
+        """Continue the episode of a snapshot that the worker has restored. If that failed, the env needs a reset."""
         if reply.kind == Kind.FAILED:
-            table.episodes.end_without_result(index)
-            table.journals[index].forget()
+            self.table.lose_episode(index)
             return
         if last is not None:
             self.reader.put_back(index, last)
-        table.episodes.restore(index, snapshot)
-        table.restore(index, reply.incarnation, starts=snapshot.starts)
-        if table.keeps_journals:
-            table.journals[index].begin_with_state(snapshot.check, snapshot.state)
+        self.table.restore(index, snapshot, reply.incarnation)

@@ -24,7 +24,7 @@ from envactors.mailbox import bundle
 from envactors.mailbox.control_page import METHOD_RESET, NO_SPIN, ControlPage
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Frame, Kind
-from envactors.mailbox.slab import NO_AUTORESET, RESET, slice_of
+from envactors.mailbox.slab import slice_of
 from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.journal_keeper import JournalKeeper
 from envactors.vector.recycling import Recycler
@@ -45,9 +45,9 @@ def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, stre
     """
     payloads = table.post(envs, call_id, streams)
     now = time.monotonic()
-    pages = [group.post(call_id, ids, payloads, now) for group, ids in envs.groups]
+    pages = [group.post(call_id, ids, payloads, now) for group, ids in envs.by_group]
     # Workers that wake up compete with this thread for cores, so everything slow comes before the first ring.
-    for page, (_, ids) in zip(pages, envs.groups, strict=True):
+    for page, (_, ids) in zip(pages, envs.by_group, strict=True):
         page.post_step(call_id, wait, streams, ids)
 
 
@@ -105,7 +105,7 @@ class EnvGroup(Job, Tenant):
     Attributes:
         table, reader, actor, recycler: As above.
         attach: That of the table.
-        range: The indices of the envs of the actor.
+        indices: The indices of the envs of the actor.
         recovery: Handles their failed requests.
         journal_keeper: Keeps their journals.
         end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; None until there is a policy.
@@ -121,17 +121,17 @@ class EnvGroup(Job, Tenant):
         self.actor: Actor = actor
         self.recycler = recycler
         self.attach: Attach = table.attach
-        self.range: range = actor.config.indices
+        self.indices: range = actor.config.indices
         self.recovery: EnvRecovery = EnvRecovery(table, reader, actor)
         self.journal_keeper: JournalKeeper = JournalKeeper(table, actor, self.recovery)
         self.end_rollout_parts: Callable[[ErrorOf], object] | None = None
         self.queued_in: dict[int, QueuedRows] = {}
-        self._first = self.range.start
-        self._slice = slice_of(self.range)
+        self._first = self.indices.start
+        self._slice = slice_of(self.indices)
         self._aborted: int | None = None  # the env whose request the user has aborted, until the process has ended
         self._posted_at = 0.0
         self._is_timing = False
-        self._times = StepTimes(len(self.range))
+        self._times = StepTimes(len(self.indices))
 
     @property
     def has_posted(self) -> bool:
@@ -140,7 +140,7 @@ class EnvGroup(Job, Tenant):
 
     def count_missing(self) -> int:
         """Return how many outcomes of its envs are missing."""
-        return sum(map(self.table.lacks_outcome, self.range))
+        return sum(map(self.table.lacks_outcome, self.indices))
 
     # Posting ---------------------------------------------------------------------------------------------
 
@@ -159,7 +159,6 @@ class EnvGroup(Job, Tenant):
         actor, table = self.actor, self.table
         worker = actor.incarnation.worker
         assert worker is not None, "rows are posted to a live process"
-        actor.running = self
         self._posted_at = now
         # Without this test, which `watch` repeats, each step would pay for a call that schedules nothing.
         if actor.deadline_watch.next_check_at > now + actor.deadline_watch.shortest:
@@ -168,7 +167,7 @@ class EnvGroup(Job, Tenant):
             mine = [(index - self._first, payloads[index]) for index in ids if index in payloads]
             if mine:
                 worker.send(Frame(Kind.PAYLOADS, actor.incarnation.index, call_id, bundle.pack(mine)))
-        if table.requests and any(table.future_of(index) is not None for index in ids):
+        if table.requests and any(table.request(index).future is not None for index in ids):
             worker.watch_rings(self._on_ring)  # the loop resolves the futures
         if actor.permits is not None:  # other actors may wait until these rows end
             worker.watch_rings(self._on_ring)
@@ -181,7 +180,7 @@ class EnvGroup(Job, Tenant):
         self.recovery.settle_lost_episodes(ids)
         queued = [index for index in ids if table.status[index] == QUEUED]
         if queued:
-            envs = Selection(queued, queued, groups=[(self, queued)])
+            envs = Selection(queued, queued, by_group=[(self, queued)])
             post_rows(table, envs, call_id, NO_SPIN, streams=True)
             table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
 
@@ -212,12 +211,12 @@ class EnvGroup(Job, Tenant):
         if not self.recycler.is_node_draining:
             return False
         # Several envs move only at a reset that the user requests for all of them, which loses no episode.
-        return [self.table.request_of(index).method for index in ids] == ["reset"] * len(self.range)
+        return [self.table.request(index).method for index in ids] == ["reset"] * len(self.indices)
 
     def _resets(self, index: int) -> bool:
         """Return whether the next request of an env resets it, by autoreset or because the user asked for a reset."""
         table = self.table
-        return bool(table.episodes.resets_next_of[index]) or table.request_of(index).method == "reset"
+        return bool(table.episodes.resets_next[index]) or table.request(index).method == "reset"
 
     # Results ---------------------------------------------------------------------------------------------
 
@@ -227,9 +226,9 @@ class EnvGroup(Job, Tenant):
         if not self.has_posted:
             return
         again: list[int] = []
-        for index in self.range:
+        for index in self.indices:
             if table.status[index] == POSTED and table.is_complete(index):
-                self.actor.completed += 1
+                self.actor.add_completed(1)
                 if not table.infos.failed(index):
                     self._accept(index)
                 elif self.recovery.recover_row(index):
@@ -245,36 +244,29 @@ class EnvGroup(Job, Tenant):
 
     def _accept(self, index: int) -> None:
         """Record the result in a complete row."""
-        table, slab, reader = self.table, self.table.slab, self.reader
-        request = table.request_of(index)
-        op = int(table.ops[index])
+        table, reader = self.table, self.reader
+        request = table.request(index)
         before = None
         if request.failure is not None and request.method == "step" and request.ending is None:
             before = reader.copy_last(index)  # from the buffer that was current until now
-        table.swap_buffers(index)
-        if table.keeps_journals:
-            table.journals[index].record_row(slab, index, table.posted_request(index))
-        ends = bool(slab.terminated[index]) or bool(slab.truncated[index])
-        if ends and op & NO_AUTORESET:
+        if table.accept_row(index):
             self._reset_in_next_process(index)
             return
-        table.episodes.record(index, ends=ends, is_reset=bool(op & RESET))
         outcome = None
         if request.future or request.failure or request.ending:
             row = reader.copy_row(index)
             outcome = self.recovery.read_later(index, functools.partial(reader.read_result, row, request, before))
-            reader.keep_content(index)
+            table.keep_content(index)
             reader.keep_answer(index, request)
-        table.record_outcome(index, outcome, float(slab.when[index]) if table.streams[index] else None)
+        table.record_outcome(index, outcome, float(table.slab.when[index]) if table.streams[index] else None)
 
     def _reset_in_next_process(self, index: int) -> None:
         """Replace the process of an env whose episode has ended, and do the autoreset of that step in the next one."""
         table = self.table
         ending = self.reader.copy_row(index)
-        table.set_requests({index: EnvRequest("step", True, table.future_of(index), ending=ending)})
-        table.episodes.record_end(index)
+        table.set_requests({index: EnvRequest("step", True, table.request(index).future, ending=ending)})
         table.queue([index])
-        self.actor.enqueue(Renewal(self._first, reason=self.recycler.reason))
+        self.actor.enqueue(Renewal(index, reason=self.recycler.reason))
         self.actor.enqueue(QueuedRows(self, [index]))
 
     # The running job -------------------------------------------------------------------------------------
@@ -289,7 +281,7 @@ class EnvGroup(Job, Tenant):
         worker = self.actor.incarnation.worker
         if worker is not None:
             worker.watch_rings(self._on_ring)
-            worker.page.ring_at_end(max(self.table.call_id_of[index] for index in self.range))
+            worker.page.ring_at_end(max(self.table.call_ids[index] for index in self.indices))
             self.actor.runtime.loop.call_soon(self._on_ring)  # the rows may have ended without a ring
 
     def _on_ring(self) -> None:
@@ -328,14 +320,14 @@ class EnvGroup(Job, Tenant):
         running = None
         if worker is None:
             return [], None, 0.0
-        ids = [index for index in self.range if table.status[index] == POSTED and not table.is_complete(index)]
+        ids = [index for index in self.indices if table.status[index] == POSTED and not table.is_complete(index)]
         progress = worker.page.progress()
         index = self._first + progress.position
-        if index in ids and progress.call_id == table.call_id_of[index] != table.completed_of[index]:
+        if index in ids and progress.call_id == table.call_ids[index] != table.completed[index]:
             # An autoreset within a step counts as a reset.
             method = "reset" if progress.method == METHOD_RESET else None
-            running = table.activity_of(index, started=progress.since, method=method)
-        return list(map(table.activity_of, ids)), running, progress.since
+            running = table.activity(index, started=progress.since, method=method)
+        return list(map(table.activity, ids)), running, progress.since
 
     def check_memory(self, finished: int) -> str:
         """Return an error text if the worker claims to have finished rows that are not complete; else an empty one.
@@ -344,8 +336,8 @@ class EnvGroup(Job, Tenant):
             finished: The call id up to which the worker claimed to have finished, before its frames were read.
         """
         table = self.table
-        for index in self.range:
-            is_finished = table.status[index] == POSTED and finished >= table.call_id_of[index]
+        for index in self.indices:
+            is_finished = table.status[index] == POSTED and finished >= table.call_ids[index]
             if is_finished and index not in table.overdue and not table.is_complete(index):
                 return "its rows are not complete, and it says that it has finished them"
         return ""
@@ -353,7 +345,7 @@ class EnvGroup(Job, Tenant):
     def on_overflow(self, frame: Frame) -> None:
         """Keep the parts of results that did not fit into their rows."""
         parts = bundle.unpack(frame.payload)
-        self.table.add_overflow({index: payload for index, payload in parts if index in self.range})
+        self.table.add_overflow({index: payload for index, payload in parts if index in self.indices})
         worker = self.actor.incarnation.worker
         if worker is not None and worker.watches_rings:
             self.actor.runtime.loop.call_soon(self._on_ring)  # the ring may have come before this frame
@@ -375,13 +367,13 @@ class EnvGroup(Job, Tenant):
 
     def on_started(self, incarnation: Incarnation, *, is_renewal: bool) -> list[Job]:
         """Prepare for a new process; return the replays that it runs first."""
-        self.recycler.begin_process(self.table.episodes.steps_of[self._first])
-        self.table.begin_process(self.range, incarnation.index)
+        self.recycler.begin_process(self.table.episodes.steps[self._first])
+        self.table.begin_process(self.indices, incarnation.index)
         if self._is_timing:
             self.begin_timing()
         replays = self.journal_keeper.replays_for_process(is_renewal=is_renewal)
         if is_renewal:
-            self.recovery.settle_lost_episodes(self.range)
+            self.recovery.settle_lost_episodes(self.indices)
         return [*replays]
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
@@ -421,13 +413,13 @@ class EnvGroup(Job, Tenant):
             self._times.add(self.actor.page)
         self.journal_keeper.record_exit(ended)
         unfinished, running, _ = self._read_progress()
-        self.table.end_process(self.range)
+        self.table.end_process(self.indices)
         self._aborted = None
         again = self.recovery.recover_unfinished(unfinished, running, ended)
         if again:
             self.queue_first(again)
         if ended.plan.has_process:
-            self.recovery.settle_lost_episodes([index for index in self.range if index not in again])
+            self.recovery.settle_lost_episodes([index for index in self.indices if index not in again])
         self.table.waiters.ring()
 
     def withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
@@ -435,8 +427,8 @@ class EnvGroup(Job, Tenant):
         index = self._index_of(future, QUEUED)
         if index is None:
             return False
-        end(self.table.activity_of(index))
-        self.table.deliver_ids([index])
+        end(self.table.activity(index))
+        self.table.deliver([index])
         return True
 
     def blame(self, future: ActorFuture) -> None:
@@ -449,18 +441,18 @@ class EnvGroup(Job, Tenant):
         return index is not None and not self.table.is_complete(index)
 
     def _index_of(self, future: ActorFuture, status: int) -> int | None:
-        for index in self.range:
-            if self.table.status[index] == status and self.table.future_of(index) is future:
+        for index in self.indices:
+            if self.table.status[index] == status and self.table.request(index).future is future:
                 return index
         return None
 
     def repair(self, error_of: ErrorOf) -> None:
         """Make all envs idle and in need of a reset. Requests with a future fail; other results are lost."""
         table = self.table
-        for index in self.range:
-            future = table.future_of(index)
+        for index in self.indices:
+            future = table.request(index).future
             if future is not None:
-                error = error_of(table.activity_of(index))
+                error = error_of(table.activity(index))
                 future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error))
             table.clear(index)
         if self.end_rollout_parts is not None:

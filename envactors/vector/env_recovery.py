@@ -54,14 +54,14 @@ class EnvRecovery:
     def recover_row(self, index: int) -> bool:
         """Handle the failure in a complete row, whose env raised; return whether the request must run again."""
         table = self._table
-        failure = self.raised_failure(table.activity_of(index), table.infos.failure(table.overflow.get(index)))
+        failure = self.raised_failure(table.activity(index), table.infos.failure(table.overflow.get(index)))
         return self._recover(index, failure, has_process=self._actor.is_usable)
 
     def recover_unreadable(self, index: int, error: BaseException) -> bool:
         """Handle a result that cannot be unpickled; return whether the request must run again."""
         table = self._table
         table.swap_buffers(index)  # the previous observation may be returned instead
-        activity, incarnation = table.activity_of(index), int(table.posted_in[index])
+        activity, incarnation = table.activity(index), int(table.posted_in[index])
         text = type(error).__name__
         failure = FailedRequest(Cause.RAISED, ReadyOutcome(None, error), incarnation, activity, text, has_run=True)
         return self._recover(index, failure, has_process=self._actor.is_usable)
@@ -92,9 +92,9 @@ class EnvRecovery:
     def fail_queued(self, ids: list[int], error_of: ErrorOf) -> None:
         """Fail queued envs that no process will run."""
         for index in ids:
-            activity = self._table.activity_of(index)
+            activity = self._table.activity(index)
             # A closing actor reports the failure that led to the retry, rather than that it is closed.
-            earlier = self._table.request_of(index).failure if self._actor.is_closing else None
+            earlier = self._table.request(index).failure if self._actor.is_closing else None
             error = earlier or ReadyOutcome(None, error_of(activity))
             failure = FailedRequest(Cause.NOT_BEGUN, error, self._actor.incarnation.index, activity)
             self._recover(index, failure, has_process=False)
@@ -106,7 +106,7 @@ class EnvRecovery:
         """
         for index in ids:
             if self._table.status[index] == QUEUED and self.lacks_episode(index):
-                lost = self.lost_failure(self._table.activity_of(index))
+                lost = self.lost_failure(self._table.activity(index))
                 self._recover(index, lost, has_process=self._actor.is_usable)
 
     def lacks_episode(self, index: int) -> bool:
@@ -135,7 +135,7 @@ class EnvRecovery:
         if decision.fate is EnvFate.REDO:
             return True
         if decision.fate is EnvFate.RESET:
-            request = table.request_of(index)
+            request = table.request(index)
             # A repeated reset keeps the seed and the options of the user.
             seed = request.seed if decision.repeats_reset else None
             payload = request.payload if request.method == "reset" else None
@@ -169,14 +169,14 @@ class EnvRecovery:
             The decision, and the error to report.
         """
         table, journal = self._table, self._table.journals[index]
-        request = table.request_of(index)
+        request = table.request(index)
         crashes = self._actor.config.crashes
         if crashes is not None and failure.raised is not None:
             find_inputs = functools.partial(self.inputs, index, posted, actions)
             place = failure.activity, failure.incarnation, self._actor.pid
             failure = failure._replace(error=crashes.name(failure.error, failure.raised, find_inputs, *place))
-        can_retry = table.replays and not failure.has_run and journal.can_retry(posted)
-        gives_up = table.replays and not can_retry
+        can_retry = table.uses_replay and not failure.has_run and journal.can_retry(posted)
+        gives_up = table.uses_replay and not can_retry
         error = self._with_inputs(index, failure, posted, actions) if gives_up else failure.error
         facts = Facts(
             cause=failure.cause,
@@ -208,7 +208,7 @@ class EnvRecovery:
         """Return a failed step or reset with the requests before it, for a crash bundle; see `decide`."""
         table, journal = self._table, self._table.journals[index]
         inputs = self.inputs_until(index, journal.request(table.attach, actions, index, posted))
-        is_poison = table.replays and journal.is_poison(posted)
+        is_poison = table.uses_replay and journal.is_poison(posted)
         return inputs._replace(is_complete=inputs.is_complete or posted.is_seeded_reset, is_poison=is_poison)
 
     def inputs_until(self, index: int, request: tuple[int, bytes]) -> Inputs:
@@ -288,4 +288,4 @@ class EnvRecovery:
         """
         table, actor = self._table, self._actor
         incarnation = int(table.posted_in[index])
-        return functools.partial(actor.errors.unreadable, table.activity_of(index), incarnation, actor.pid)
+        return functools.partial(actor.errors.unreadable, table.activity(index), incarnation, actor.pid)

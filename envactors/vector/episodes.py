@@ -48,16 +48,15 @@ class Episodes:
         count: Number of envs.
         autoreset: What happens at the end of an episode.
         on_failure: What happens after a failure.
-        recycler_of: For each env, decides whether to replace its process after an episode; empty if that never happens.
+        recyclers: For each env, decides whether to replace its process after an episode; empty if that never happens.
 
     Attributes:
         autoreset, on_failure: As above.
         may_recycle: Whether processes may be replaced after an episode.
         flags: Which of the bits above apply to each env.
-        resets_next: bool, shape (n,): whether the next step of an env resets it, by autoreset.
-        resets_next_of: The same memory; single values are read faster.
-        steps, finished: int64, shape (n,): how many steps and finished episodes each env has had.
-        steps_of: The same memory as ``steps``.
+        no_flags: The value of ``flags`` while every env only needs an action to make a step.
+        resets_next: Whether the next step of an env resets it, by autoreset.
+        steps, finished: How many steps and finished episodes each env has had.
         root_seeds: The seed of each env's last seeded reset.
         next_seeds: The seed of each env's next reset; None if episodes are not seeded.
         numbers: How many episodes have begun since the last seeded reset, if episodes are seeded.
@@ -66,32 +65,27 @@ class Episodes:
     """
 
     def __init__(
-        self, count: int, autoreset: Autoreset, on_failure: OnFailure, recycler_of: Sequence[Recycler] = ()
+        self, count: int, autoreset: Autoreset, on_failure: OnFailure, recyclers: Sequence[Recycler] = ()
     ) -> None:
         self.autoreset: Autoreset = autoreset
         self.on_failure: OnFailure = on_failure
-        self.may_recycle: bool = bool(recycler_of)
-        self._recycler_of = recycler_of
+        self.may_recycle: bool = bool(recyclers)
+        self._recyclers = recyclers
         self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]) * count
-        self.resets_next_of: bytearray = bytearray(count)
-        self.resets_next: npt.NDArray[np.bool_] = np.frombuffer(self.resets_next_of, np.bool_)
-        self.steps: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self.steps_of: memoryview[int] = self.steps.data
-        self.finished: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.resets_next: bytearray = bytearray(count)
+        self._resets_next: npt.NDArray[np.bool_] = np.frombuffer(self.resets_next, np.bool_)
+        self._steps: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.steps: memoryview[int] = self._steps.data
+        self.finished: list[int] = [0] * count
         self.root_seeds: list[int | None] = [None] * count
         self.next_seeds: list[int | None] = [None] * count
         self.numbers: list[int] = [0] * count
         self.checks_resets: bool = True
-        self._no_flags = bytes(count)
+        self.no_flags: bytes = bytes(count)
         self._ones = np.ones(count, np.int64)  # NumPy takes half of the time to add an array in place of a number
 
-    @property
-    def has_flags(self) -> bool:
-        """Whether an env needs more than an action to make a step."""
-        return self.flags != self._no_flags
-
     def has_episode(self, index: int) -> bool:
-        """Return whether an env has an episode. One that was lost counts until the user infers_spec of that."""
+        """Return whether an env has an episode. One that was lost counts until the user learns of it."""
         return not self.flags[index] & NO_EPISODE
 
     def is_loss_unreported(self, index: int) -> bool:
@@ -104,7 +98,7 @@ class Episodes:
 
     def check_steppable(self, ids: Sequence[int]) -> None:
         """Raise `VectorInputError` if one of these envs needs a reset first."""
-        if self.flags != self._no_flags:
+        if self.flags != self.no_flags:
             for index in ids:
                 if self.flags[index] & NEEDS_RESET:
                     raise VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
@@ -162,7 +156,7 @@ class Episodes:
 
     def record_end(self, index: int) -> None:
         """Record the last step of an episode in a process that is replaced now: the next one does the reset."""
-        self.steps_of[index] += 1
+        self.steps[index] += 1
         self.finished[index] += 1
         self.flags[index] &= ~RETIRING
 
@@ -186,7 +180,7 @@ class Episodes:
             self._end(index)
         self.steps[index] += len(ends) - until_end - resets.count(1, until_end)
         is_over = until_end == len(ends)
-        self.resets_next_of[index] = is_over and self.autoreset == "next_step"
+        self.resets_next[index] = is_over and self.autoreset == "next_step"
         if not is_over:
             self.flags[index] &= ~NEEDS_RESET
 
@@ -199,13 +193,13 @@ class Episodes:
             terminated: Whether each episode ended, in the same order.
             truncated: Whether each was cut off.
         """
-        self.steps[at] += self._ones[at]
-        if 1 in self.resets_next_of:
-            self.steps[at] -= self.resets_next[at]
-            self.resets_next[at] = False
+        self._steps[at] += self._ones[at]
+        if 1 in self.resets_next:
+            self._steps[at] -= self._resets_next[at]
+            self._resets_next[at] = False
         if True in terminated.tobytes() or True in truncated.tobytes():
             for place in (terminated | truncated).nonzero()[0].tolist():
-                self.resets_next_of[ids[place]] = self.autoreset == "next_step"
+                self.resets_next[ids[place]] = self.autoreset == "next_step"
                 self._end(ids[place])
 
     def _end(self, index: int) -> None:
@@ -215,7 +209,7 @@ class Episodes:
             self.advance(index)
         if self.autoreset == "disabled" and self.checks_resets:
             self.flags[index] |= NEEDS_RESET
-        if self._recycler_of and self._recycler_of[index].is_due(self.steps_of[index]):
+        if self._recyclers and self._recyclers[index].is_due(self.steps[index]):
             self.flags[index] |= RETIRING
 
     # Losses ----------------------------------------------------------------------------------------------
@@ -225,7 +219,7 @@ class Episodes:
         self.flags[index] = (self.flags[index] & ~(LOSS_UNREPORTED | NEEDS_RESET)) | NO_EPISODE
         if not resets_next:
             self.flags[index] |= NEEDS_RESET
-        self.resets_next_of[index] = resets_next
+        self.resets_next[index] = resets_next
 
     def is_retiring(self, index: int) -> bool:
         """Return whether the process of an env is to be replaced before the next episode; one without resets is new."""
@@ -249,7 +243,7 @@ class Episodes:
         An autoreset does not. Still, a crash between two episodes is reported in place of the autoreset, unless
         failures are raised, or the process was to be replaced anyway.
         """
-        if not self.resets_next_of[index]:
+        if not self.resets_next[index]:
             return True
         return self.on_failure != "raise" and not self.flags[index] & RETIRING
 
@@ -263,7 +257,7 @@ class Episodes:
         self.flags[index] &= ~(NO_EPISODE | LOSS_UNREPORTED | NEEDS_RESET | UNRESET | RETIRING)
         if snapshot.last is not None:
             self.flags[index] &= ~NO_RESULT
-        self.resets_next_of[index] = snapshot.resets_next
+        self.resets_next[index] = snapshot.resets_next
 
     def disable_reset_checks(self) -> None:
         """Leave it to the envs to refuse steps before a reset. An env that has crashed still needs one."""

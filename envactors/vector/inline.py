@@ -64,7 +64,7 @@ class _Requests(InlineRequest):
     def fail(self, index: int, cause: Cause, error: BaseException, *, in_reset: bool = False) -> None:
         """Keep the failure of an env until the other envs have run."""
         self._engine._other_requests[index] += 1
-        incarnation = self._engine._actor_of[index].incarnation.index
+        incarnation = self._engine._actor_by_env[index].incarnation.index
         activity = Activity("reset" if in_reset else "step", index)
         failure = FailedRequest(cause, ReadyOutcome(None, error), incarnation, activity, in_reset=in_reset)
         self.failures.append(failure)
@@ -75,7 +75,7 @@ class _Requests(InlineRequest):
     def describe(self) -> tuple[InlineActor, Activity]:
         engine, index = self._engine, self.index
         is_reset = index == self.reset_env or engine._is_within_reset(index)
-        return engine._actor_of[index], Activity("reset" if is_reset else "step", index)
+        return engine._actor_by_env[index], Activity("reset" if is_reset else "step", index)
 
 
 class _MissingEnv:
@@ -92,11 +92,11 @@ class _MissingEnv:
 
     def step(self, *_: Any) -> Fields:
         """Raise the error of the actor."""
-        raise self._engine._actor_of[self._index].unusable_error(Activity("step", self._index))
+        raise self._engine._actor_by_env[self._index].unusable_error(Activity("step", self._index))
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Fields:
         """Have the actor make the env, and reset it; raise the error of the actor if it cannot."""
-        self._engine._actor_of[self._index].make_missing(Activity("reset", self._index))
+        self._engine._actor_by_env[self._index].make_missing(Activity("reset", self._index))
         return self._engine._hosted_envs[self._index].reset(seed, options)
 
 
@@ -109,14 +109,14 @@ class InlineEngine(Engine):
         described: The specs of one env.
     """
 
-    _actor_of: list[InlineActor]
+    _actor_by_env: list[InlineActor]
 
     def __init__(self, settings: VectorSettings, actors: Sequence[ActorHandle], described: Description) -> None:
         inline_actors: list[Any] = [handle._actor for handle in actors]
         self.actors: list[InlineActor] = inline_actors
-        actor_of = [actor for actor in self.actors for _ in actor.range]
-        count = len(actor_of)
-        super().__init__(described, Episodes(count, settings.autoreset, settings.on_failure), actor_of)
+        actor_by_env = [actor for actor in self.actors for _ in actor.indices]
+        count = len(actor_by_env)
+        super().__init__(described, Episodes(count, settings.autoreset, settings.on_failure), actor_by_env)
         if settings.seed_episodes:
             self.episodes.seed_episodes()
         self.sequence_lengths: list[int] = [count]
@@ -129,7 +129,7 @@ class InlineEngine(Engine):
         self._last_infos: list[Any] = [] if self.on_failure == "raise" else [{}] * count
         self._incarnations = np.zeros(count, np.int64)
         self._all_ids = np.arange(count)
-        self._starts = [False] * count  # whether each last observation is the first of an episode
+        self._last_obs_is_first = [False] * count  # whether each last observation is the first of an episode
         # The outcomes to deliver, by env: the infos of results, in the order of their completion, and the errors. All
         # other values of a result are in the arrays above.
         self._pending_infos: dict[int, Any] = {}
@@ -147,21 +147,21 @@ class InlineEngine(Engine):
         self._other_requests = [0] * count  # how many resets, and requests that failed, each env has had
         self._is_timing = False
         self._pages: dict[InlineActor, ControlPage | None] = {}
-        self._times = {actor: StepTimes(len(actor.range)) for actor in self.actors}
+        self._times = {actor: StepTimes(len(actor.indices)) for actor in self.actors}
         for actor in self.actors:
-            self._take_envs(actor)
+            self._refresh_envs(actor)
             actor.join(self, self._code)
 
-    def _take_envs(self, actor: InlineActor) -> None:
+    def _refresh_envs(self, actor: InlineActor) -> None:
         """Take the current envs of an actor, to step and reset them."""
-        mine = slice_of(actor.range)
+        mine = slice_of(actor.indices)
         page = actor.page
         if page is None:
-            self._hosted_envs[mine] = [_MissingEnv(self, index) for index in actor.range]
-            self._counters[mine] = [{METHOD: METHOD_STEP}] * len(actor.range)
+            self._hosted_envs[mine] = [_MissingEnv(self, index) for index in actor.indices]
+            self._counters[mine] = [{METHOD: METHOD_STEP}] * len(actor.indices)
         else:
             self._hosted_envs[mine] = [TimedEnv(env, page) if self._is_timing else env for env in actor.hosted_envs]
-            self._counters[mine] = [page.counters] * len(actor.range)
+            self._counters[mine] = [page.counters] * len(actor.indices)
         self._pages[actor] = page
 
     # For its actors --------------------------------------------------------------------------------------
@@ -170,24 +170,24 @@ class InlineEngine(Engine):
         """Replace the envs of an actor by its current ones; the episodes of the previous ones are lost."""
         if self._is_timing:
             self._times[actor].add(self._pages[actor])
-        self._take_envs(actor)
+        self._refresh_envs(actor)
         if actor.closed.is_open:
-            self._closed.update(actor.range)
-        for index in actor.range:
+            self._closed.update(actor.indices)
+        for index in actor.indices:
             self.episodes.on_process_lost(index)
-            self._starts[index] = False
+            self._last_obs_is_first[index] = False
 
     def count_requests(self, actor: InlineActor) -> int:
         """Return how many steps and resets the envs of an actor have run."""
-        mine = slice_of(actor.range)
-        return int(self.episodes.steps[mine].sum()) + sum(self._other_requests[mine])
+        mine = slice_of(actor.indices)
+        return sum(self.episodes.steps[mine]) + sum(self._other_requests[mine])
 
     # Statistics ------------------------------------------------------------------------------------------
 
     def begin_timing(self) -> None:
         self._is_timing = True
         for actor in self.actors:
-            self._take_envs(actor)
+            self._refresh_envs(actor)
 
     def histograms(self) -> Histograms:
         return np.concatenate([times.total(self._pages[actor]) for actor, times in self._times.items()])
@@ -210,8 +210,8 @@ class InlineEngine(Engine):
         if self.episodes.is_loss_unreported(index):
             raise self._lost_episode_error(index)
 
-    def starts_episode(self, index: int) -> bool:
-        return self._starts[index]
+    def last_obs_is_first(self, index: int) -> bool:
+        return self._last_obs_is_first[index]
 
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
         return functools.partial(self._on_restored, index, snapshot, self._last_of(snapshot, index))
@@ -220,7 +220,7 @@ class InlineEngine(Engine):
         if reply.kind == Kind.FAILED:
             self.episodes.end_without_result(index)
             return
-        self._starts[index] = snapshot.starts
+        self._last_obs_is_first[index] = snapshot.starts
         if last is not None:
             self._keep(index, last[1:6])
         self._incarnations[index] = reply.incarnation
@@ -262,8 +262,8 @@ class InlineEngine(Engine):
         # Local variables make the loop faster.
         episodes, infos, hosted, keep = self.episodes, self._pending_infos, self._hosted_envs, self._keep
         resets_at_end = episodes.autoreset == "same_step"
-        resets_next, seeds, flags = episodes.resets_next_of, episodes.next_seeds, episodes.flags
-        steps, starts = episodes.steps_of, self._starts
+        resets_next, seeds, flags = episodes.resets_next, episodes.next_seeds, episodes.flags
+        steps, starts = episodes.steps, self._last_obs_is_first
         running = _Requests(self, envs.ids, {})
         with self._lock, self._code.enter(running):
             self._begin(running)
@@ -286,7 +286,7 @@ class InlineEngine(Engine):
                 ends = fields[2] or fields[3]
                 # Without checks of resets, even a step can begin an episode.
                 if ends or (flags[index] and not episodes.has_episode(index)):
-                    self._incarnations[index] = self._actor_of[index].incarnation.index
+                    self._incarnations[index] = self._actor_by_env[index].incarnation.index
                     episodes.record(index, ends=bool(ends), is_reset=False)
                     starts[index] = bool(ends) and resets_at_end
                 else:
@@ -314,7 +314,7 @@ class InlineEngine(Engine):
         """Raise the error of a request for an env of a closed actor."""
         for index in envs.ids:
             if index in self._closed:
-                raise self._actor_of[index].unusable_error(Activity(method, index))
+                raise self._actor_by_env[index].unusable_error(Activity(method, index))
 
     def check_idle(self, envs: Selection) -> None:
         self._drop_interrupted()
@@ -336,7 +336,7 @@ class InlineEngine(Engine):
             AlreadyPendingError: The request is for an env that is being stepped or reset, too.
         """
         for index in ids:
-            self._actor_of[index].check_not_within()
+            self._actor_by_env[index].check_not_within()
         unfinished = {index for running in self._unfinished for index in running.ids}
         if busy := [index for index in ids if index in unfinished]:
             raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
@@ -370,7 +370,7 @@ class InlineEngine(Engine):
         """Run the reset of an env; keep its result or failure, and return whether it has succeeded."""
         running.index = running.reset_env = index
         seed, options = running.reset_args.get(index, _NO_ARGS)
-        episodes, incarnation = self.episodes, self._actor_of[index].incarnation.index
+        episodes, incarnation = self.episodes, self._actor_by_env[index].incarnation.index
         if seed is not None:
             episodes.set_root_seed(index, seed)
         else:
@@ -383,7 +383,7 @@ class InlineEngine(Engine):
             return False
         self._incarnations[index] = incarnation
         self._other_requests[index] += 1
-        self._starts[index] = True
+        self._last_obs_is_first[index] = True
         episodes.record(index, ends=False, is_reset=True)
         return True
 
@@ -411,7 +411,7 @@ class InlineEngine(Engine):
 
     def _lost_episode_error(self, index: int) -> ActorError:
         """Return the error of a step whose episode was lost when the envs of its actor were replaced."""
-        actor = self._actor_of[index]
+        actor = self._actor_by_env[index]
         activity = Activity("step", index)
         if actor.last_crash is None:  # its envs have not been replaced: the actor is closed
             return actor.unusable_error(activity)
@@ -430,7 +430,7 @@ class InlineEngine(Engine):
         """Replace the envs of an actor after a failure if necessary; keep the outcome of the request."""
         running.index = index = failure.activity.env
         in_reset = failure.in_reset
-        actor, episodes = self._actor_of[index], self.episodes
+        actor, episodes = self._actor_by_env[index], self.episodes
         asked_reset = index in running.reset_args
         error = failure.error.read()[1]
         assert error is not None, "the request has failed"

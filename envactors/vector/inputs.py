@@ -14,7 +14,7 @@ from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
 from envactors.options import RecyclePolicy, is_int
-from envactors.vector.options import Autoreset, VectorSettings, EnvVars, OnFailure
+from envactors.vector.options import Autoreset, EnvVars, OnFailure, VectorSettings
 
 
 def check_flags(**flags: object) -> None:

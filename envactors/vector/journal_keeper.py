@@ -51,7 +51,7 @@ class JournalKeeper:
 
     def queue_saves(self) -> None:
         """Queue requests that save the states of envs, so that replays stay short. Nobody waits for them."""
-        for index in self._table.take_saves_due(self._range):
+        for index in self._table.pop_saves_due(self._range):
             future: ActorFuture[Any] = ActorFuture(self._actor, None)
             message = dumps(tuple(Save(index - self._range.start)))
             log = functools.partial(self._log_unsaved, index)
@@ -74,7 +74,7 @@ class JournalKeeper:
             is_renewal: Whether the user has asked for a fresh process, in which only attributes are set again.
         """
         for index in self._range:
-            if not self._table.replays:
+            if not self._table.uses_replay:
                 self._table.journals[index].forget_all()
             elif is_renewal:
                 self._table.journals[index].forget()
@@ -83,7 +83,7 @@ class JournalKeeper:
     def _replays_of(self, index: int) -> list[Replay]:
         """Return the job that replays the journal of an env, if it has anything to repeat."""
         table = self._table
-        message = table.journals[index].replay(table.attach) if table.replays else None
+        message = table.journals[index].replay(table.attach) if table.uses_replay else None
         if message is None:
             return []
         return [Replay(index, dumps(tuple(message)), functools.partial(self._on_replayed, index))]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from envactors.actor.future import Outcome
-from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, decode, encode
+from envactors.mailbox.info_codec import decode, encode
 from envactors.mailbox.messages import Description
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
 from envactors.vector.results import Batch, EnvStep, as_dict, failure_info
@@ -47,16 +47,11 @@ class RowReader:
     Attributes:
         copies: As above.
         infers_spec: Whether the spec of observations follows from the first one. Workers do not know it.
-        has_objects: Whether observations or rewards have leaves without a place in rows.
-        keeps_contents: Whether infos and objects may have to be returned again.
     """
 
     def __init__(self, table: EnvTable, description: Description, *, copies: bool) -> None:
         self.copies: bool = copies
         self.infers_spec: bool = description.observation is None
-        arrays = (*table.slab.observations, table.slab.layout.reward)
-        self.has_objects: bool = any(array is None for array in arrays)
-        self.keeps_contents: bool = table.on_failure != "raise" or self.has_objects
         self._table = table
         self._slab = table.slab
         self._layout = table.slab.layout
@@ -77,16 +72,15 @@ class RowReader:
         table = self._table
         return [table.infos.decode(index, table.overflow.get(index)) for index in ids]
 
-    def batch(self, envs: Selection, buffers: bytearray, contents: Sequence[Decoded] | None) -> Batch:
-        """Copy the results in the rows of envs.
+    def batch(self, envs: Selection, contents: Sequence[Decoded] | None) -> Batch:
+        """Copy the results in the complete rows of envs.
 
         Args:
-            envs: The envs, whose rows are complete.
-            buffers: For all envs of the vector, the buffer that the observation is in.
+            envs: The envs.
             contents: The content of each row; None if all are empty.
         """
         slab = self._slab
-        at = envs.at
+        at, buffers = envs.at, self._table.posted_buffers()
         buffer = _common_value(buffers) if envs.is_all else None
         if buffer is not None and self._only is not None:
             obs: Any = self._only[buffer].copy() if self.copies else self._only[buffer]
@@ -124,7 +118,7 @@ class RowReader:
 
     def copy_row(self, index: int) -> RowResult:
         """Copy a complete result out of its row, without running code of users."""
-        return self._copy(index, self.content_of(index))
+        return self._copy(index, self._table.content(index))
 
     def copy_last(self, index: int, *, has_info: bool = True) -> RowResult | None:
         """Copy the last complete result of an env whose present request has none; None if there is none to return.
@@ -138,11 +132,11 @@ class RowReader:
         table = self._table
         if not table.episodes.has_result(index):
             return None
-        return self._copy(index, table.last_contents[index] if has_info or self.has_objects else None)
+        return self._copy(index, table.last_contents[index] if has_info or table.has_objects else None)
 
     def _copy(self, index: int, content: bytes | memoryview | None) -> RowResult:
         table, slab = self._table, self._slab
-        buffer = table.buffer_index[index]
+        buffer = table.buffers[index]
         leaves = [None if array is None else array[buffer, index, ...].copy()[()] for array in slab.observations]
         reward: Any = None
         if self._layout.reward is not None:
@@ -151,21 +145,6 @@ class RowReader:
         terminated = bool(slab.terminated[index])
         truncated = bool(slab.truncated[index])
         return RowResult(index, leaves, reward, terminated, truncated, content, int(table.posted_in[index]))
-
-    def content_of(self, index: int) -> bytes | memoryview | None:
-        """Return the content of a complete row, pickled."""
-        encoding = self._table.infos.encodings[index]
-        if encoding == PLAIN:
-            return None
-        if encoding == INLINE_INFO:
-            return bytes(self._slab.inline_info(index))
-        return self._table.overflow[index]
-
-    def keep_content(self, index: int) -> None:
-        """Keep the content of a result that is about to be delivered, if it may have to be returned again."""
-        table = self._table
-        if self.keeps_contents and (table.last_contents[index] or table.infos.encodings[index] != PLAIN):
-            table.set_last_content(index, self.content_of(index))
 
     def encode(self, index: int, step: EnvStep) -> RowResult:
         """Return a result, which conforms to the specs, as `put_back` takes it."""
@@ -185,7 +164,7 @@ class RowReader:
     def put_back(self, index: int, row: RowResult) -> None:
         """Make an earlier result the last one of an env, which is idle and whose worker runs nothing."""
         table, slab = self._table, self._slab
-        buffer = table.buffer_index[index]
+        buffer = table.buffers[index]
         for array, leaf in zip(slab.observations, row.leaves, strict=True):
             if array is not None:
                 array[buffer, index] = leaf
@@ -193,7 +172,7 @@ class RowReader:
             slab.rewards[index] = row.reward
         slab.terminated[index] = row.terminated
         slab.truncated[index] = row.truncated
-        table.set_last_content(index, row.content if self.keeps_contents else None)
+        table.set_last_content(index, row.content)
 
     def read(self, row: RowResult) -> EnvStep:
         """Unpickle a result. Runs code of users.

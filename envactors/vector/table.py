@@ -27,7 +27,7 @@ from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture, Outcome
-from envactors.mailbox.info_codec import OVERFLOW, Infos
+from envactors.mailbox.info_codec import INLINE_INFO, OVERFLOW, PLAIN, Infos
 from envactors.mailbox.messages import Attach, Pickled
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab, slice_of
@@ -36,6 +36,7 @@ from envactors.options import Deadlines
 from envactors.replay import Journal, PostedRequest
 from envactors.vector.episodes import Episodes
 from envactors.vector.options import Autoreset, OnFailure
+from envactors.vector.results import EnvSnapshot
 from envactors.vector.waiting import ResultWaiters
 
 IDLE: Final = 0
@@ -52,7 +53,7 @@ _LARGEST_SEED: Final = (1 << 64) - 1
 class EnvRequest:
     """The request of an env.
 
-    A plain step needs no `EnvRequest`: its action is in the row, and the vector delivers its result.
+    A bare step needs no `EnvRequest`: its action is in the row, and the vector delivers its result.
 
     Attributes:
         method: The method that the user called.
@@ -79,7 +80,7 @@ _BUFFER_OF_OP: Final = bytes(op & BUFFER for op in range(256))
 _OTHER_BUFFER: Final = bytes(buffer ^ BUFFER for buffer in range(256))
 
 # The request of each env without an entry in `EnvTable.requests`.
-_PLAIN_STEP: Final = EnvRequest("step")
+_BARE_STEP: Final = EnvRequest("step")
 
 
 class Selection(NamedTuple):
@@ -89,19 +90,23 @@ class Selection(NamedTuple):
         ids: Their ids, in the user's order.
         at: The same as an index of arrays with one entry per env: a slice of all, an array, or a list.
         is_all: Whether these are all envs in ascending order.
-        groups: The `EnvGroup` of each actor and its ids in ascending order. Methods of `EnvTable` do not need them.
+        by_group: The `EnvGroup` of each actor, with its ids in ascending order. Methods of `EnvTable` do not need them.
         actors: The actors of the groups.
     """
 
     ids: list[int]
     at: Any
     is_all: bool = False
-    groups: Sequence[tuple[Any, list[int]]] = ()
+    by_group: Sequence[tuple[Any, list[int]]] = ()
     actors: Sequence[Actor] = ()
 
 
 class EnvTable:
-    """The requests of all envs, and the parent's own record of their rows. Only its methods change that state.
+    """The state of all envs: their requests and rows, and in two parts of it their episodes and journals.
+
+    Only methods change it, those of this class and of the two parts. The methods of this class change the parts, too,
+    when a result is accepted, a process begins or ends, and an env is restored. `envactors.vector.fates` changes them
+    for a failed request, and rollouts for the steps that they count.
 
     Callers hold the lock, except to read facts that they check again under the lock. Between changes this holds:
 
@@ -118,34 +123,30 @@ class EnvTable:
         deadlines: How long requests may run.
 
     Attributes:
+        lock, slab, infos, episodes: As above.
         attach: The part of the first message that tells a worker where the rows are.
         autoreset, on_failure: As of the episodes.
+        uses_replay: Whether lost episodes are brought back by replay.
         keeps_journals: Whether steps and resets are recorded, for replays or for crash bundles.
-        replays: Whether lost episodes are brought back by replay.
+        has_objects: Whether observations or rewards have leaves without a place in rows.
         status: The status of each env.
         version: Grows with each transition. A thread that copies results without the lock reads the version under the
             lock, before and after. If it has not changed, the copies are valid.
-        call_ids: int64, shape (n,): the call id of each env's last post. Workers cannot overwrite it.
-        call_id_of: The same memory; single values are read in a third of the time.
-        completed_of: The call ids that workers have written into the rows: the memory of ``slab.completed``.
-        ops: uint8, shape (n,): each env's last posted operation, in the bits of `envactors.mailbox.slab`.
-        op_of: The same memory, which Python writes and translates faster.
-        last_op_of: Each env's previous operation. Its result is the last one until the operation in ``ops`` has one.
-        seeds: The seed of each env's last posted operation, if its bits say that it has one.
-        buffer_index: uint8, shape (n,): the buffer with each env's last complete observation.
-        buffer_of: The same memory.
-        incarnations: int64, shape (n,): the current process of each env.
+        call_ids: The call id of each env's last post. Workers cannot overwrite it.
+        completed: The call id that the worker has written into each row: the memory of ``slab.completed``.
+        ops: Each env's last posted operation, in the bits of `envactors.mailbox.slab`.
+        buffers: The buffer with each env's last complete observation.
+        incarnations: The current process of each env.
         posted_in: int64, shape (n,): the process that each env was last posted to.
         streams: Whether the last posted step or reset of each env streams; see `STREAM` of
             `envactors.mailbox.control_page`.
-        requests: The requests of envs, except plain steps.
+        requests: The requests of envs, except bare steps.
         outcomes: The outcomes of `DONE` and `FAILED` envs, except results that are in rows.
         outcome_at: When the outcome of each `DONE` or `FAILED` env came (`time.monotonic`).
         overflow: The parts of results that did not fit into the rows of envs.
         overdue: The envs that missed a deadline. Their results are ignored until their process has ended.
         last_contents: The info and the object leaves of each env's last result, pickled; None if there are none. They
-            are kept only where they may have to be returned again; see `RowReader.keeps_contents`.
-        steps: The steps that are not in the journals yet.
+            are kept only where they may have to be returned again.
         saves_due: The envs whose journals are long enough to be replaced by a saved state.
         waiters: The threads that wait for results.
         rollouts: Number of rollouts in flight.
@@ -160,18 +161,13 @@ class EnvTable:
         self.autoreset: Autoreset = episodes.autoreset
         self.attach: Attach = Attach(slab.layout, episodes.autoreset == "same_step")
         self.on_failure: OnFailure = episodes.on_failure
-        self.replays: bool = episodes.on_failure == "replay"
-        self.keeps_journals: bool = self.replays
+        self.uses_replay: bool = episodes.on_failure == "replay"
+        self.keeps_journals: bool = self.uses_replay
+        self.has_objects: bool = any(leaf is None for leaf in (*slab.observations, slab.layout.reward))
         self.status: bytearray = bytearray(count)
         self.version: int = 0
-        self.call_ids: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        self.op_of: bytearray = bytearray(count)
-        self.ops: npt.NDArray[np.uint8] = np.frombuffer(self.op_of, np.uint8)
-        self.last_op_of: bytearray = bytearray(count)
-        self.seeds: list[int | None] = [None] * count
-        self.buffer_of: bytearray = bytearray(count)
-        self.buffer_index: npt.NDArray[np.uint8] = np.frombuffer(self.buffer_of, np.uint8)
-        self.incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.ops: bytearray = bytearray(count)
+        self.buffers: bytearray = bytearray(count)
         self.posted_in: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.streams: bytearray = bytearray(count)
         self.requests: dict[int, EnvRequest] = {}
@@ -180,19 +176,27 @@ class EnvTable:
         self.overflow: dict[int, memoryview] = {}
         self.overdue: set[int] = set()
         self.last_contents: list[bytes | None] = [None] * count
-        self.steps: StepBuffer[Journal] = StepBuffer(slab, self.ops)
         self.saves_due: set[int] = set()
         self.waiters: ResultWaiters = ResultWaiters(slab, self.streams)
         self.rollouts: int = 0
-        self.call_id_of: memoryview[int] = self.call_ids.data
-        self.completed_of: memoryview[int] = slab.completed.data
         self._deadlines = deadlines
+        self._keeps_contents = episodes.on_failure != "raise" or self.has_objects
+        # Each env's previous operation. Its result is the last one until the operation in ``ops`` has one.
+        self._previous_ops = bytearray(count)
+        # The seed of each env's last posted operation, if its bits say that it has one.
+        self._seeds: list[int | None] = [None] * count
         # The envs whose requests were not posted yet: their entries in ``call_ids`` belong to earlier requests.
         self._unposted: set[int] = set()
+        # Steps that are not in the journals yet.
+        self._steps: StepBuffer[Journal] = StepBuffer(slab, np.frombuffer(self.ops, np.uint8))
         # Columns in which all envs have the same value: one for each status. The first two also serve as booleans.
         self._uniform_columns = [bytes([value]) * count for value in range(FAILED + 1)]
-        self._incarnation_of: memoryview[int] = self.incarnations.data
-        self._posted_in_of: memoryview[int] = self.posted_in.data
+        # Arrays are faster for all envs, and their memory as plain integers for one.
+        self._call_ids, self._incarnations = np.zeros((2, count), np.int64)
+        self.call_ids: memoryview[int] = self._call_ids.data
+        self.incarnations: memoryview[int] = self._incarnations.data
+        self.completed: memoryview[int] = slab.completed.data
+        self._posted_in: memoryview[int] = self.posted_in.data
         self._slab_ops: memoryview[int] = slab.ops.data
         self._slab_posted: memoryview[int] = slab.posted.data
 
@@ -200,26 +204,21 @@ class EnvTable:
         """Add the journals of an actor's envs. See `Journal` for the other arguments."""
         for position, index in enumerate(ids):
             on_save_due = functools.partial(self.saves_due.add, index)
-            self.steps.journals.append(Journal(position, max_journal, save_every, on_save_due))
+            self._steps.journals.append(Journal(position, max_journal, save_every, on_save_due))
         if save_every is not None:
-            self.steps.size = 1
+            self._steps.size = 1
 
     @property
     def journals(self) -> list[Journal]:
         """The journal of each env."""
-        return self.steps.move_to_journals()
+        return self._steps.move_to_journals()
 
     # Facts -----------------------------------------------------------------------------------------------
 
-    @property
-    def are_all_plain(self) -> bool:
-        """Whether all envs run plain steps: no env has a request of another kind, or a flag of `Episodes`."""
-        return not self.requests and not self.episodes.has_flags
-
-    def are_plain(self, envs: Selection) -> bool:
-        """Return whether these envs run plain steps; see `are_all_plain`."""
+    def are_on_fast_path(self, envs: Selection) -> bool:
+        """Return whether these envs run bare steps, and have none of the flags of `Episodes`."""
         flags, requests = self.episodes.flags, self.requests
-        if not requests and not self.episodes.has_flags:
+        if not requests and flags == self.episodes.no_flags:
             return True
         return not any(flags[index] or index in requests for index in envs.ids)
 
@@ -227,9 +226,13 @@ class EnvTable:
         """Return whether all envs have a status."""
         return self.status == self._uniform_columns[status]
 
+    def count_incomplete(self) -> int:
+        """Return how many rows lack their call id, while all envs are posted."""
+        return int(np.count_nonzero(self.slab.completed != self._call_ids))
+
     def is_complete(self, index: int) -> bool:
         """Return whether the whole result of a posted env has come, and before the deadline."""
-        if self.completed_of[index] != self.call_id_of[index] or index in self.overdue:
+        if self.completed[index] != self.call_ids[index] or index in self.overdue:
             return False
         return self.infos.encodings[index] < OVERFLOW or index in self.overflow
 
@@ -248,53 +251,55 @@ class EnvTable:
         status = self.status[index]
         return status == QUEUED or (status == POSTED and not self.is_complete(index))
 
-    def request_of(self, index: int) -> EnvRequest:
-        """Return the request of an env, which is a plain step unless ``requests`` has another."""
-        return self.requests.get(index, _PLAIN_STEP)
+    def request(self, index: int) -> EnvRequest:
+        """Return the request of an env, which is a bare step unless ``requests`` has another."""
+        return self.requests.get(index, _BARE_STEP)
 
-    def future_of(self, index: int) -> ActorFuture | None:
-        """Return the future of an env's request; None if the vector delivers the outcome."""
-        return self.requests.get(index, _PLAIN_STEP).future
-
-    def activity_of(self, index: int, *, started: float = 0.0, method: str | None = None) -> Activity:
+    def activity(self, index: int, *, started: float = 0.0, method: str | None = None) -> Activity:
         """Return the request of an env, for deadlines and errors."""
         if method is None:
             # Until a queued env is posted, its row has the operation of an earlier request.
-            is_posted_reset = self.status[index] != QUEUED and self.op_of[index] & RESET
-            is_reset = is_posted_reset or self.request_of(index).method == "reset"
-            method = "reset" if is_reset else "step"
-        call_id = 0 if index in self._unposted else self.call_id_of[index]
+            is_posted_reset = self.status[index] != QUEUED and self.ops[index] & RESET
+            method = "reset" if is_posted_reset else self.request(index).method
+        call_id = 0 if index in self._unposted else self.call_ids[index]
         return Activity(method, index, call_id, started, self._deadlines.of(method))
 
-    def starts(self, at: Any) -> Any:
+    def last_obs_are_first(self, at: Any) -> Any:
         """Return whether the last observations of envs are the first of their episodes; for ``at`` see `Selection`."""
-        were_reset = self.ops[at] & RESET != 0
+        were_reset = np.frombuffer(self.ops, np.uint8)[at] & RESET != 0
         have_ended = self.slab.terminated[at] | self.slab.truncated[at]
         return were_reset | have_ended if self.autoreset == "same_step" else were_reset
 
     def posted_buffers(self) -> bytearray:
         """Return the buffer that the observation of each env's last posted operation is in."""
-        return self.op_of.translate(_BUFFER_OF_OP)
+        return self.ops.translate(_BUFFER_OF_OP)
 
     def posted_request(self, index: int) -> PostedRequest:
         """Return an env's last posted operation in the form that its journal records."""
-        op = self.op_of[index]
-        payload = self.request_of(index).payload if op & PAYLOAD else None
-        seed = self.seeds[index] if op & (SEED | PAYLOAD) else None
+        op = self.ops[index]
+        payload = self.request(index).payload if op & PAYLOAD else None
+        seed = self._seeds[index] if op & (SEED | PAYLOAD) else None
         autoreset = self.autoreset == "same_step" and not op & NO_AUTORESET
         return PostedRequest(op, seed, payload, autoreset)
 
     def needs_episode(self, index: int) -> bool:
         """Return whether the request of an env cannot run without the episode that was lost with its process."""
-        request = self.request_of(index)
+        request = self.request(index)
         if request.method == "reset" or request.failure is not None or request.ending is not None:
             return False
         return self.episodes.step_needs_episode(index)
 
-    # Requests and outcomes -------------------------------------------------------------------------------
+    def content(self, index: int) -> bytes | memoryview | None:
+        """Return the info and the object leaves in a complete row, pickled; None if there are none."""
+        encoding = self.infos.encodings[index]
+        if encoding == PLAIN:
+            return None
+        return bytes(self.slab.inline_info(index)) if encoding == INLINE_INFO else self.overflow[index]
+
+    # Requests --------------------------------------------------------------------------------------------
 
     def set_requests(self, requests: Mapping[int, EnvRequest]) -> None:
-        """Set the requests, except plain steps, of envs that are about to be queued or posted."""
+        """Set the requests, except bare steps, of envs that are about to be queued or posted."""
         self.requests.update(requests)
         for index, request in requests.items():
             if request.seed is not None:
@@ -321,12 +326,12 @@ class EnvTable:
             The payloads that do not fit into rows, by env.
         """
         payloads: dict[int, bytes] = {}
-        ops = self.buffer_of.translate(_OTHER_BUFFER)
-        resets_next_of = self.episodes.resets_next_of
-        if 1 in resets_next_of:
+        ops = self.buffers.translate(_OTHER_BUFFER)
+        resets_next = self.episodes.resets_next
+        if 1 in resets_next:
             for index in envs.ids:
-                ops[index] |= resets_next_of[index] * RESET
-        if not self.are_all_plain:
+                ops[index] |= resets_next[index] * RESET
+        if not self.are_on_fast_path(envs):
             for index in envs.ids:
                 if self.episodes.flags[index] or index in self.requests:
                     ops[index], payload = self._encode(index, ops[index])
@@ -340,19 +345,19 @@ class EnvTable:
         self.version += 1
         # ``slab.posted`` is written last: a worker that is running other rows may run these as soon as it is.
         if envs.is_all:
-            self.last_op_of[:] = self.op_of
-            self.op_of[:] = self._slab_ops[:] = ops
-            self.posted_in[:] = self.incarnations
-            self.call_ids.fill(call_id)
+            self._previous_ops[:] = self.ops
+            self.ops[:] = self._slab_ops[:] = ops
+            self.posted_in[:] = self._incarnations
+            self._call_ids.fill(call_id)
             self.status[:] = self._uniform_columns[POSTED]
             self.streams[:] = self._uniform_columns[streams]
             self.slab.posted[envs.at] = call_id
         else:
             for index in envs.ids:
-                self.last_op_of[index] = self.op_of[index]
-                self.op_of[index] = self._slab_ops[index] = ops[index]
-                self._posted_in_of[index] = self._incarnation_of[index]
-                self.call_id_of[index] = call_id
+                self._previous_ops[index] = self.ops[index]
+                self.ops[index] = self._slab_ops[index] = ops[index]
+                self._posted_in[index] = self.incarnations[index]
+                self.call_ids[index] = call_id
                 self.status[index] = POSTED
                 self.streams[index] = streams
                 self._slab_posted[index] = call_id
@@ -360,153 +365,9 @@ class EnvTable:
             self.waiters.ring()  # other threads count complete rows, which are fewer now
         return payloads
 
-    def record_outcome(self, index: int, outcome: Outcome | None, when: float | None = None) -> None:
-        """Record the outcome of an env. If its request has a future, resolve the future and make the env idle.
-
-        Args:
-            index: The env.
-            outcome: The outcome; None for a result that stays in the row.
-            when: The time at which it came (`time.monotonic`); None for now.
-        """
-        future = self.future_of(index)
-        self.version += 1
-        self.status[index] = FAILED if outcome is not None and outcome.is_failure else DONE
-        self.outcome_at[index] = time.monotonic() if when is None else when
-        if outcome is not None:
-            self.outcomes[index] = outcome
-        if future is not None:
-            assert outcome is not None, "a future needs a copy of the row"
-            future.set_outcome(outcome)
-            self.deliver_ids([index])
-        self.waiters.ring()
-
-    def deliver(self, envs: Selection, buffers: bytearray | None = None) -> None:
-        """Make envs idle. The caller has taken their outcomes, or drops them.
-
-        Args:
-            envs: The envs.
-            buffers: The buffers that `posted_buffers` has returned, if the results were taken directly from the rows.
-        """
-        if not envs.is_all:
-            if buffers is not None:
-                for index in envs.ids:
-                    self.buffer_of[index] = buffers[index]
-            self.deliver_ids(envs.ids)
-            return
-        if buffers is not None:
-            self.buffer_of[:] = buffers
-        self.version += 1
-        self.status[:] = self._uniform_columns[IDLE]
-        if self.requests or self.outcome_at:
-            self.requests.clear()
-            self.outcomes.clear()
-            self.outcome_at.clear()
-        if self.waiters.sleepers:
-            self.waiters.ring()  # other threads, or the code below a signal handler, may wait for these envs
-
-    def deliver_ids(self, ids: Sequence[int]) -> None:
-        """Make some envs idle; see `deliver`."""
-        self.version += 1
-        for index in ids:
-            self.status[index] = IDLE
-        if self.requests or self.outcome_at:
-            for index in ids:
-                self.requests.pop(index, None)
-                self.outcomes.pop(index, None)
-                self.outcome_at.pop(index, None)
-        if self.waiters.sleepers:
-            self.waiters.ring()
-
-    # Other changes ---------------------------------------------------------------------------------------
-
-    def add_overflow(self, parts: dict[int, memoryview]) -> None:
-        """Keep the parts of results that did not fit into the rows of envs. This may complete the rows."""
-        self.overflow.update(parts)
-        self.waiters.ring()
-
-    def swap_buffers(self, index: int) -> None:
-        """Make the other observation of an env its last one: a result is complete, or turns out to be unreadable."""
-        self.buffer_of[index] ^= BUFFER
-
-    def undo_post(self, index: int) -> None:
-        """Record that a posted request has left no observation, and the episode continues from the last one."""
-        self.op_of[index] = self.last_op_of[index]
-
-    def repeat_observation(self, index: int) -> None:
-        """Record that the last observation is returned once more, as that of a step. Then it begins no episode."""
-        self.op_of[index] = self.buffer_of[index]
-
-    def set_last_content(self, index: int, content: bytes | memoryview | None) -> None:
-        """Keep the pickled info and object leaves of an env's last result; see ``last_contents``."""
-        self.last_contents[index] = None if content is None else bytes(content)
-
-    def take_saves_due(self, ids: range) -> list[int]:
-        """Remove the envs of an actor from ``saves_due``; return them in ascending order."""
-        due = sorted(self.saves_due.intersection(ids))
-        self.saves_due.difference_update(due)
-        return due
-
-    def miss_deadline(self, index: int) -> None:
-        """Ignore the result of a posted env until its process has ended."""
-        self.version += 1
-        self.overdue.add(index)
-
-    def begin_process(self, ids: range, incarnation: int) -> None:
-        """Record the new process of an actor, whose doorbell waiting threads have to watch."""
-        self.incarnations[slice_of(ids)] = incarnation
-        self.waiters.on_process_change()
-
-    def end_process(self, ids: range) -> None:
-        """Mark the posted envs of an actor, whose process has ended, as queued."""
-        for index in ids:
-            if self.status[index] == POSTED:
-                self.status[index] = QUEUED
-            self.overdue.discard(index)
-            self.episodes.on_process_lost(index)
-        # A worker runs all rows that are posted and not completed. The next one must find none.
-        mine = slice_of(ids)
-        self.slab.posted[mine] = self.slab.completed[mine] = self.call_ids[mine]
-        self.version += 1
-
-    def begin_rollout(self, ids: range, call_id: int) -> None:
-        """Record that the current process of an actor begins or continues a rollout, and that it has no rows to run."""
-        mine = slice_of(ids)
-        self.posted_in[mine] = self.incarnations[mine]
-        self.call_ids[mine] = self.slab.posted[mine] = self.slab.completed[mine] = call_id
-
-    def end_rollout(self, ids: list[int], starts: npt.NDArray[np.bool_]) -> None:
-        """Record whether the last observations of a rollout are the first of their episodes."""
-        self.ops[ids] = self.buffer_index[ids] | starts * np.uint8(RESET)
-
-    def record_rollouts(self, count: int) -> None:
-        """Record how many rollouts are in flight, which waiting threads may count."""
-        self.rollouts = count
-        if self.waiters.sleepers:
-            self.waiters.ring()
-
-    def restore(self, index: int, incarnation: int, *, starts: bool) -> None:
-        """Record that a process has restored an idle env from a snapshot.
-
-        Args:
-            index: The env.
-            incarnation: The process.
-            starts: Whether the last observation is the first of an episode.
-        """
-        self.version += 1
-        self.posted_in[index] = incarnation
-        self.op_of[index] = self.buffer_of[index] | (RESET if starts else 0)
-
-    def clear(self, index: int) -> None:
-        """Make an env idle, whatever its state. It needs a reset, which another process will run."""
-        self.overdue.discard(index)
-        self.deliver_ids([index])
-        self.episodes.end_without_result(index)
-        self.episodes.on_process_lost(index)
-        self.journals[index].forget()
-
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:
-        """Encode a request other than a plain step, and set its future running; return the operation and payload."""
-        request = self.request_of(index)
+        """Encode a request other than a bare step, and set its future running; return the operation and payload."""
+        request = self.request(index)
         episodes = self.episodes
         if request.resets:
             op |= RESET
@@ -521,8 +382,8 @@ class EnvTable:
         elif request.seed is not None:
             seed = request.seed
         else:
-            seed = episodes.seed_of_reset(index, int(self.incarnations[index]))
-        self.seeds[index] = seed
+            seed = episodes.seed_of_reset(index, self.incarnations[index])
+        self._seeds[index] = seed
         large_seed = seed if seed is not None and seed > _LARGEST_SEED else None
         if seed is not None and large_seed is None:
             self.slab.seeds[index] = seed
@@ -531,3 +392,177 @@ class EnvTable:
             options = None if payload is None else Pickled(payload)
             payload = bytes(dumps((large_seed, options)))
         return (op, None) if payload is None else (op | PAYLOAD, payload)
+
+    # Results ---------------------------------------------------------------------------------------------
+
+    def add_overflow(self, parts: dict[int, memoryview]) -> None:
+        """Keep the parts of results that did not fit into the rows of envs. This may complete the rows."""
+        self.overflow.update(parts)
+        self.waiters.ring()
+
+    def accept_row(self, index: int) -> bool:
+        """Accept the result in a complete row, as the last one of its env, its episode, and its journal.
+
+        Returns:
+            Whether the next process has to reset the env, since its process has left out the autoreset.
+        """
+        slab, op = self.slab, self.ops[index]
+        self.swap_buffers(index)
+        if self.keeps_journals:
+            self.journals[index].record_row(slab, index, self.posted_request(index))
+        ends = bool(slab.terminated[index]) or bool(slab.truncated[index])
+        if ends and op & NO_AUTORESET:
+            self.episodes.record_end(index)
+            return True
+        self.episodes.record(index, ends=ends, is_reset=bool(op & RESET))
+        return False
+
+    def deliver_rows(self, envs: Selection, terminated: Any, truncated: Any) -> None:
+        """Accept the results of envs on the fast path, which the caller has copied, and make the envs idle.
+
+        Args:
+            envs: The envs.
+            terminated: Whether the episode of each has ended.
+            truncated: Whether it was cut off.
+        """
+        if self.keeps_journals:
+            self._steps.record(envs.ids, is_all=envs.is_all)
+        self.episodes.record_batch(envs.ids, envs.at, terminated, truncated)
+        if self._keeps_contents and (any(self.last_contents) or not self.infos.all_plain()):
+            for index in envs.ids:
+                self.keep_content(index)
+        buffers = self.posted_buffers()
+        if envs.is_all:
+            self.buffers[:] = buffers
+        else:
+            for index in envs.ids:
+                self.buffers[index] = buffers[index]
+        self.deliver(envs.ids, is_all=envs.is_all)
+
+    def record_outcome(self, index: int, outcome: Outcome | None, when: float | None = None) -> None:
+        """Record the outcome of an env. If its request has a future, resolve the future and make the env idle.
+
+        Args:
+            index: The env.
+            outcome: The outcome; None for a result that stays in the row.
+            when: The time at which it came (`time.monotonic`); None for now.
+        """
+        future = self.request(index).future
+        self.version += 1
+        self.status[index] = FAILED if outcome is not None and outcome.is_failure else DONE
+        self.outcome_at[index] = time.monotonic() if when is None else when
+        if outcome is not None:
+            self.outcomes[index] = outcome
+        if future is not None:
+            assert outcome is not None, "a future needs a copy of the row"
+            future.set_outcome(outcome)
+            self.deliver([index])
+        self.waiters.ring()
+
+    def deliver(self, ids: Sequence[int], *, is_all: bool = False) -> None:
+        """Make envs idle. The caller has taken their outcomes, or drops them."""
+        self.version += 1
+        if self.requests or self.outcome_at:
+            for index in ids:
+                if self.status[index] == DONE and index not in self.outcomes:
+                    self.keep_content(index)
+                self.requests.pop(index, None)
+                self.outcomes.pop(index, None)
+                self.outcome_at.pop(index, None)
+        if is_all:
+            self.status[:] = self._uniform_columns[IDLE]
+        else:
+            for index in ids:
+                self.status[index] = IDLE
+        if self.waiters.sleepers:
+            self.waiters.ring()  # other threads, or the code below a signal handler, may wait for these envs
+
+    def keep_content(self, index: int) -> None:
+        """Keep the info and the object leaves of the result in a row, if they may have to be returned again."""
+        self.set_last_content(index, self.content(index))
+
+    def set_last_content(self, index: int, content: bytes | memoryview | None) -> None:
+        """Keep the info and the object leaves of an env's last result, if they may have to be returned again."""
+        if self._keeps_contents:
+            self.last_contents[index] = None if content is None else bytes(content)
+
+    def swap_buffers(self, index: int) -> None:
+        """Make the other observation of an env its last one: a result is complete, or turns out to be unreadable."""
+        self.buffers[index] ^= BUFFER
+
+    def undo_post(self, index: int) -> None:
+        """Record that a posted request has left no observation, and the episode continues from the last one."""
+        self.ops[index] = self._previous_ops[index]
+
+    def repeat_observation(self, index: int) -> None:
+        """Record that the last observation is returned once more, as that of a step. Then it begins no episode."""
+        self.ops[index] = self.buffers[index]
+
+    # Other changes ---------------------------------------------------------------------------------------
+
+    def pop_saves_due(self, ids: range) -> list[int]:
+        """Remove the envs of an actor from ``saves_due``; return them in ascending order."""
+        due = sorted(self.saves_due.intersection(ids))
+        self.saves_due.difference_update(due)
+        return due
+
+    def miss_deadline(self, index: int) -> None:
+        """Ignore the result of a posted env until its process has ended."""
+        self.version += 1
+        self.overdue.add(index)
+
+    def begin_process(self, ids: range, incarnation: int) -> None:
+        """Record the new process of an actor, whose doorbell waiting threads have to watch."""
+        self._incarnations[slice_of(ids)] = incarnation
+        self.waiters.on_process_change()
+
+    def end_process(self, ids: range) -> None:
+        """Mark the posted envs of an actor, whose process has ended, as queued."""
+        for index in ids:
+            if self.status[index] == POSTED:
+                self.status[index] = QUEUED
+            self.overdue.discard(index)
+            self.episodes.on_process_lost(index)
+        # A worker runs all rows that are posted and not completed. The next one must find none.
+        mine = slice_of(ids)
+        self.slab.posted[mine] = self.slab.completed[mine] = self._call_ids[mine]
+        self.version += 1
+
+    def begin_rollout(self, ids: range, call_id: int) -> None:
+        """Record that the current process of an actor begins or continues a rollout, and that it has no rows to run."""
+        mine = slice_of(ids)
+        self.posted_in[mine] = self._incarnations[mine]
+        self._call_ids[mine] = self.slab.posted[mine] = self.slab.completed[mine] = call_id
+
+    def end_rollout(self, ids: list[int], are_first: npt.NDArray[np.bool_]) -> None:
+        """Record whether the last observations of a rollout are the first of their episodes."""
+        for index, is_first in zip(ids, are_first.tolist(), strict=True):
+            self.ops[index] = self.buffers[index] | (RESET if is_first else 0)
+
+    def record_rollouts(self, count: int) -> None:
+        """Record how many rollouts are in flight, which waiting threads may count."""
+        self.rollouts = count
+        if self.waiters.sleepers:
+            self.waiters.ring()
+
+    def restore(self, index: int, snapshot: EnvSnapshot, incarnation: int) -> None:
+        """Record that a process has restored an idle env from a snapshot."""
+        self.version += 1
+        self.posted_in[index] = incarnation
+        self.ops[index] = self.buffers[index] | (RESET if snapshot.starts else 0)
+        self.episodes.restore(index, snapshot)
+        if self.keeps_journals:
+            self.journals[index].begin_with_state(snapshot.check, snapshot.state)
+
+    def lose_episode(self, index: int) -> None:
+        """Record that an env has to be reset, and that no replay leads to where it is."""
+        self.episodes.end_without_result(index)
+        self.journals[index].forget()
+
+    def clear(self, index: int) -> None:
+        """Make an env idle, whatever its state. It needs a reset, which another process will run."""
+        self.overdue.discard(index)
+        self.status[index] = IDLE  # its row may have only a part of a result
+        self.deliver([index])
+        self.lose_episode(index)
+        self.episodes.on_process_lost(index)

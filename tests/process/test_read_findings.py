@@ -189,17 +189,17 @@ def test_results_that_a_signal_handler_takes_are_delivered_once():
         envs.reset(seed=0)
         envs.send([1, 2])
         taken = []
-        can_take_rows = envs._engine._can_take_rows
+        can_deliver_rows = envs._engine._can_deliver_rows
 
         def interrupted(selection):
-            answer = can_take_rows(selection)
+            answer = can_deliver_rows(selection)
             if answer and not taken:  # a handler runs here: it takes the results, and steps again
                 taken.append(None)
                 taken[0] = envs.recv()
                 envs.send([3, 4])
             return answer
 
-        envs._engine._can_take_rows = interrupted
+        envs._engine._can_deliver_rows = interrupted
         batch = envs.recv()
         assert sorted(taken[0].obs[:, 0].tolist()) == [1, 2]
         assert sorted(batch.obs[:, 0].tolist()) == [3, 4]

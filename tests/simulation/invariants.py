@@ -38,7 +38,7 @@ class Invariants:
             problem = self._find_in_actor(envs.actor, envs)
             if problem:
                 raise Violation(f"{envs.actor.name}, {envs.actor.phase.name}: {problem}")
-            for index in envs.range:
+            for index in envs.indices:
                 problem = self._find_in_env(envs.actor, index)
                 if problem:
                     raise Violation(f"env {index}, {_NAMES[self._table.status[index]]}: {problem}")
@@ -59,7 +59,7 @@ class Invariants:
         waits = sum(index in job.ids for job in actor.queue if isinstance(job, QueuedRows))
         if waits != (status == QUEUED):
             return f"{waits} jobs of its actor have it"
-        if status == POSTED and table.completed_of[index] != table.call_ids[index]:
+        if status == POSTED and table.completed[index] != table.call_ids[index]:
             if actor.incarnation.worker is None:
                 return "there is no process"
             if table.posted_in[index] != actor.incarnation.index:

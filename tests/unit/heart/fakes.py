@@ -466,8 +466,8 @@ class Stage:
 
     def env(self, index=0):
         """Return an env, as its worker has it."""
-        group = self.engine.group_of[index]
-        return group.actor.incarnation.worker.envs[index - group.range.start]
+        group = self.engine.group_by_env[index]
+        return group.actor.incarnation.worker.envs[index - group.indices.start]
 
     # Driving
 
@@ -534,7 +534,7 @@ def check_invariant(engine):
     table = engine.table
     with table.lock:
         for index, status in enumerate(table.status):
-            group = engine.group_of[index]
+            group = engine.group_by_env[index]
             actor = group.actor
             waiting = [job for job in actor.queue if isinstance(job, QueuedRows) and index in job.ids]
             assert bool(waiting) == (status == QUEUED) or status != QUEUED, "a queued env waits in its actor"

@@ -82,11 +82,11 @@ def test_a_step_that_waits_to_run_again_keeps_its_call_id(stages):
     stage = stages(1, on_failure="replay", restart=ea.RestartPolicy(max_restarts=1, backoff=SOON))
     stage.step([1])
     stage.start([2])
-    call_id = stage.table.activity_of(0).call_id
+    call_id = stage.table.activity(0).call_id
     stage.worker().begin_row(0)
     stage.crash()
     wait_until(lambda: list(stage.table.status) == [QUEUED])
-    assert stage.table.activity_of(0).call_id == call_id > 0
+    assert stage.table.activity(0).call_id == call_id > 0
 
 
 def test_a_queued_reset_survives_a_kill(stages):

@@ -34,9 +34,9 @@ def test_the_end_of_an_episode(autoreset, resets_next, needs_reset):
     episodes = Episodes(1, autoreset, "raise")
     episodes.record(0, ends=False, is_reset=True)
     episodes.record(0, ends=True, is_reset=False)
-    assert episodes.resets_next.tolist() == [resets_next]
+    assert list(map(bool, episodes.resets_next)) == [resets_next]
     assert bool(episodes.flags[0] & NEEDS_RESET) == needs_reset
-    assert (episodes.steps.tolist(), episodes.finished.tolist()) == ([1], [1])
+    assert (episodes.steps.tolist(), episodes.finished) == ([1], [1])
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
@@ -55,7 +55,7 @@ def test_many_results_at_once_count_as_one_by_one(autoreset, seeded):
     for name in ("flags", "next_seeds", "numbers"):
         assert getattr(each, name) == getattr(at_once, name)
     for name in ("steps", "finished", "resets_next"):
-        assert getattr(each, name).tolist() == getattr(at_once, name).tolist()
+        assert list(getattr(each, name)) == list(getattr(at_once, name))
 
 
 def test_a_batch_counts_as_one_by_one():
@@ -69,7 +69,7 @@ def test_a_batch_counts_as_one_by_one():
             each.record(index, ends=ends, is_reset=bool(was_reset[index]))
         batch.record_batch([0, 1, 2], slice(None), np.array(terminated), np.zeros(3, bool))
         assert each.steps.tolist() == batch.steps.tolist()
-        assert each.resets_next.tolist() == batch.resets_next.tolist()
+        assert each.resets_next == batch.resets_next
 
 
 def test_a_lost_process_ends_the_episode_until_a_replay_or_a_reset():
@@ -82,10 +82,10 @@ def test_a_lost_process_ends_the_episode_until_a_replay_or_a_reset():
     episodes.on_process_lost(0)
     episodes.end_without_result(0, resets_next=True)
     assert episodes.flags[0] == NO_EPISODE | UNRESET
-    assert episodes.resets_next.tolist() == [True]
+    assert list(map(bool, episodes.resets_next)) == [True]
     episodes.end_without_result(0)
     assert episodes.flags[0] & NEEDS_RESET
-    assert episodes.resets_next.tolist() == [False]
+    assert list(map(bool, episodes.resets_next)) == [False]
 
 
 def test_the_first_reset_of_a_renewed_env_has_a_derived_seed():

@@ -144,7 +144,7 @@ def test_after_a_failure_the_next_steps_or_a_reset_work(stages, on_failure, auto
         stage.reset(env_ids=[0], seed=[5])
     elif autoreset == "next_step":
         assert stage.step([1, 1])[0][0].tolist() == [0, -1, renewed_seed(0, 1)]
-    before = stage.table.slab.observations[0][stage.table.buffer_index[0], 0, 0]
+    before = stage.table.slab.observations[0][stage.table.buffers[0], 0, 0]
     assert stage.step([7, 7])[0][0].tolist()[:2] == [before + 1, 7]
     stage.check()
 
@@ -550,7 +550,7 @@ def test_a_worker_that_claims_to_have_finished_is_killed(stages):
     stage.start([1])
     worker = stage.worker()
     worker.end_rows()
-    assert "not complete" in stage.engine.groups[0].check_memory(stage.table.call_id_of[0])
+    assert "not complete" in stage.engine.groups[0].check_memory(stage.table.call_ids[0])
     results = []
     try:
         stage.finish(timeout=SOON)
@@ -812,7 +812,7 @@ def test_after_a_reset_in_the_next_process_the_env_is_back_on_the_fast_path(stag
     stage.step([CUT])
     assert stage.envs.actors[0].incarnation == 1
     assert not stage.episodes.flags[0] & UNRESET
-    assert stage.table.are_all_plain
+    assert stage.table.are_on_fast_path(stage.engine.all)
     stage.reset()
     assert stage.env().resets == [(renewed_seed(0, 1), None), (None, None)]
 
@@ -925,7 +925,7 @@ def test_the_last_step_is_kept_if_the_reset_in_the_next_process_fails(stages, on
     assert result.info["final_info"] == {}
     assert isinstance(result.info["failure"], ea.ActorDiedError if failure == "a crash" else RowError)
     assert stage.engine.counts() == ([2], [2])
-    assert stage.table.are_all_plain
+    assert stage.table.are_on_fast_path(stage.engine.all)
     stage.check()
 
 
@@ -995,7 +995,7 @@ def test_a_crash_in_an_autoreset_begins_no_episode(stages):
     stage.run()
     batch = stage.finish()
     assert failures_of(batch.infos) == [0]
-    assert not stage.engine.starts_episode(0)
+    assert not stage.engine.last_obs_is_first(0)
 
 
 @pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
@@ -1034,7 +1034,7 @@ def crash_until_given_up(stage, index=0):
             if stage.table.has_outcome(index) or not stage.worker().play():
                 return tries - 1
             stage.settle()
-        if stage.table.seeds[index] != 5:
+        if stage.table.posted_request(index).seed != 5:
             return tries - 1
         stage.worker().begin_row(index)
         stage.crash()
@@ -1057,16 +1057,16 @@ def test_a_reset_that_ends_processes_runs_twice_although_the_replay_between_fail
 
 def test_a_step_that_raises_leaves_the_last_observation_the_first_of_its_episode(stages):
     stage = stages(2)
-    assert stage.engine.starts_episode(0)
+    assert stage.engine.last_obs_is_first(0)
     for _ in range(2):
         with pytest.raises(ea.VectorStepError):
             stage.step([RAISE, 1])
-        assert [stage.engine.starts_episode(index) for index in range(2)] == [True, False]
+        assert [stage.engine.last_obs_is_first(index) for index in range(2)] == [True, False]
     stage.step([1], [0])
-    assert not stage.engine.starts_episode(0)
+    assert not stage.engine.last_obs_is_first(0)
     with pytest.raises(ea.VectorStepError):
         stage.step([TRAP], [0])
-    assert not stage.engine.starts_episode(0)
+    assert not stage.engine.last_obs_is_first(0)
 
 
 def test_a_truncated_result_names_the_process_that_the_env_continues_in(stages):

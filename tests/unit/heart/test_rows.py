@@ -23,7 +23,7 @@ PACKED = pytest.mark.parametrize("packed", [1, 3])
 @PACKED
 def test_a_plain_step_of_all_envs_is_copied_at_once(stages, packed, monkeypatch):
     stage = stages(3, envs_per_actor=packed)
-    monkeypatch.setattr(stage.engine, "_take_each", None)
+    monkeypatch.setattr(stage.engine, "_deliver_each", None)
     stage.start([1, 2, 3])
     assert list(stage.table.status) == [POSTED] * 3
     stage.run()
@@ -38,7 +38,7 @@ def test_a_plain_step_of_all_envs_is_copied_at_once(stages, packed, monkeypatch)
 @PACKED
 def test_infos_that_fit_into_rows_are_copied_at_once(stages, packed, monkeypatch):
     stage = stages(3, envs_per_actor=packed)
-    monkeypatch.setattr(stage.engine, "_take_each", None)
+    monkeypatch.setattr(stage.engine, "_deliver_each", None)
     assert stage.step([1, INFO, 2])[4] == [{}, {"n": 1}, {}]
 
 
@@ -57,7 +57,7 @@ def test_a_row_whose_overflow_has_not_come_is_not_complete(stages):
     worker = stage.worker()
     with worker.keeping() as frames:
         worker.run_row(0)
-    assert stage.table.completed_of[0] == stage.table.call_id_of[0]
+    assert stage.table.completed[0] == stage.table.call_ids[0]
     assert not stage.table.is_complete(0)
     worker.send_frames(frames)
     stage.settle()
@@ -173,7 +173,7 @@ def test_next_step_resets_in_the_step_after_the_end(stages, end):
     stage = stages(2)
     _, _, terminated, truncated, _ = stage.step([end, 1])
     assert (terminated | truncated).tolist() == [True, False]
-    assert stage.engine.episodes.resets_next.tolist() == [True, False]
+    assert list(map(bool, stage.episodes.resets_next)) == [True, False]
     obs, rewards, terminated, truncated, _ = stage.step([5, 5])
     assert obs[:, 0].tolist() == [0, 2]
     assert rewards.tolist() == [0.0, 5.0]

@@ -45,11 +45,11 @@ def complete(table, *ids):
 
 
 def test_plain_requests_of_all_envs(table):
-    assert table.are_all_plain
+    assert table.are_on_fast_path(ALL)
     assert table.post(ALL, 5, False) == {}
     assert table.are_all(POSTED)
     assert table.call_ids.tolist() == table.slab.posted.tolist() == [5] * COUNT
-    assert table.ops.tolist() == [BUFFER] * COUNT
+    assert list(table.ops) == [BUFFER] * COUNT
     assert all(map(table.lacks_outcome, ALL.ids))
 
 
@@ -61,9 +61,9 @@ def test_requests_of_some_envs(table):
 
 
 def test_the_buffers_alternate_with_complete_results(table):
-    table.buffer_index[1] = 1
+    table.buffers[1] = 1
     table.post(ALL, 5, False)
-    assert (table.ops & BUFFER).tolist() == [1, 0, 1]
+    assert [op & BUFFER for op in table.ops] == [1, 0, 1]
 
 
 def test_each_transition_changes_the_version(table):
@@ -72,7 +72,7 @@ def test_each_transition_changes_the_version(table):
         lambda: table.queue([0]),
         lambda: table.post(some(0), 5, True),
         lambda: table.record_outcome(0, None),
-        lambda: table.deliver(some(0)),
+        lambda: table.deliver([0]),
     ):
         transition()
         seen.append(table.version)
@@ -128,7 +128,7 @@ def test_delivery_forgets_requests_and_outcomes(table):
     table.requests[1] = EnvRequest("step")
     table.post(ALL, 5, False)
     table.record_outcome(1, ReadyOutcome("value"))
-    table.deliver(ALL)
+    table.deliver(ALL.ids, is_all=True)
     assert table.are_all(IDLE)
     assert (table.requests, table.outcomes, table.outcome_at) == ({}, {}, {})
 
@@ -180,7 +180,7 @@ def test_an_action_that_does_not_fit_travels_as_a_payload(table):
 
 
 def test_a_step_after_the_end_of_an_episode_resets_and_ignores_the_action(table):
-    table.episodes.resets_next_of[1] = True
+    table.episodes.resets_next[1] = True
     assert post_one(table, EnvRequest("step", payload=b"action")) == (BUFFER | RESET, None)
 
 
@@ -202,11 +202,11 @@ def test_a_retiring_process_does_no_reset_within_the_step(table):
 
 def test_plain_envs(table):
     table.episodes.flags[1] |= NEEDS_RESET
-    assert not table.are_all_plain
-    assert table.are_plain(some(0, 2))
-    assert not table.are_plain(some(0, 1))
+    assert not table.are_on_fast_path(ALL)
+    assert table.are_on_fast_path(some(0, 2))
+    assert not table.are_on_fast_path(some(0, 1))
     table.requests[0] = EnvRequest("step")
-    assert not table.are_plain(some(0, 2))
+    assert not table.are_on_fast_path(some(0, 2))
 
 
 @pytest.mark.parametrize(
@@ -223,5 +223,5 @@ def test_plain_envs(table):
 def test_which_requests_need_the_episode(table, request_, resets_next, expected):
     if request_ is not None:
         table.requests[1] = request_
-    table.episodes.resets_next_of[1] = resets_next
+    table.episodes.resets_next[1] = resets_next
     assert table.needs_episode(1) is expected

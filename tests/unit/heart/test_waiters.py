@@ -170,20 +170,20 @@ def test_results_that_another_thread_is_taking_are_not_taken_twice(stages, monke
 
     def run():
         try:
-            results.append(engine._take(engine.all, "step"))
+            results.append(engine._try_to_deliver(engine.all, "step"))
         except Exception as error:
             results.append(error)
 
     thread = threading.Thread(target=run)
 
-    def deliver_later(*args):
+    def deliver_later(*args, **options):
         monkeypatch.undo()
         thread.start()
         time.sleep(0.05)
-        deliver(*args)
+        deliver(*args, **options)
 
     monkeypatch.setattr(table, "deliver", deliver_later)
-    assert engine._take(engine.all, "step") is not None
+    assert engine._try_to_deliver(engine.all, "step") is not None
     thread.join(SOON)
     assert isinstance(results[0], ea.NothingPendingError)
     assert table.episodes.steps.tolist() == [count + 1 for count in steps]
