@@ -421,6 +421,10 @@ class Actor(ActorBase):
         """Count results of steps and resets."""
         self.completed += count
 
+    def add_failed(self) -> None:
+        """Count a step or reset that was ended by the end of the process, and is not run again."""
+        self.failed += 1
+
     def send(self, kind: Kind, call_id: int, payload: Any) -> None:
         """Send a message to the worker."""
         worker = self.incarnation.worker

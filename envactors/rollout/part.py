@@ -284,7 +284,7 @@ class RolloutPart(Job):
         for index, counted in sorted(columns.counted.items(), key=operator.itemgetter(1)):
             if counted >= columns.steps or (counted > step and self.errors):
                 break  # the next rollout, or the next call of `step`, finds that the episode was lost
-            if recovery.lacks_episode(index) and not columns.repeats(index):
+            if self._table.lacks_episode(index) and not columns.repeats(index):
                 self._decide(index, recovery.lost_failure(self._activity_of(index)), has_process=True)
 
     def _decide(self, index: int, failure: FailedRequest, *, has_process: bool) -> None:

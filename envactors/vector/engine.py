@@ -460,10 +460,10 @@ class RowEngine(Engine):
     # Last results and snapshots --------------------------------------------------------------------------
 
     def process_with_episode(self, index: int) -> int | None:
-        table, recovery = self.table, self.group_by_env[index].recovery
+        table = self.table
         with self._lock:
-            if recovery.is_lost_for_good(index):
-                raise recovery.crash_error_for(Activity("snapshot", index))
+            if table.is_lost_for_good(index):
+                raise self.group_by_env[index].recovery.crash_error_for(Activity("snapshot", index))
             # Under replay, the next process would get to the same state.
             return None if table.uses_replay else table.incarnations[index]
 

@@ -105,17 +105,9 @@ class EnvRecovery:
         Each gets its outcome now, or becomes a reset and stays in the queue.
         """
         for index in ids:
-            if self._table.status[index] == QUEUED and self.lacks_episode(index):
+            if self._table.status[index] == QUEUED and self._table.lacks_episode(index):
                 lost = self.lost_failure(self._table.activity(index))
                 self._recover(index, lost, has_process=self._actor.is_usable)
-
-    def lacks_episode(self, index: int) -> bool:
-        """Return whether the request of an env needs an episode that was lost and that no replay can bring back."""
-        return self.is_lost_for_good(index) and self._table.needs_episode(index)
-
-    def is_lost_for_good(self, index: int) -> bool:
-        """Return whether the episode of an env was lost, and no replay can bring it back."""
-        return self._table.episodes.is_loss_unreported(index) and not self._table.journals[index].can_replay
 
     # Decisions and their effects -------------------------------------------------------------------------
 
@@ -170,35 +162,28 @@ class EnvRecovery:
         """
         table, journal = self._table, self._table.journals[index]
         request = table.request(index)
+        failure = failure._replace(in_reset=failure.in_reset or posted.is_reset)
         crashes = self._actor.config.crashes
         if crashes is not None and failure.raised is not None:
             find_inputs = functools.partial(self.inputs, index, posted, actions)
             place = failure.activity, failure.incarnation, self._actor.pid
             failure = failure._replace(error=crashes.name(failure.error, failure.raised, find_inputs, *place))
-        can_retry = table.uses_replay and not failure.has_run and journal.can_retry(posted)
-        gives_up = table.uses_replay and not can_retry
-        error = self._with_inputs(index, failure, posted, actions) if gives_up else failure.error
+        error = self._with_inputs(index, failure, posted, actions)
         facts = Facts(
-            cause=failure.cause,
-            on_failure=table.on_failure,
-            autoreset=table.autoreset,
-            reason=failure.reason,
-            counts_as_crash=failure.counts_as_crash,
-            ran_reset=failure.in_reset or posted.is_reset,
             ran_only_reset=posted.is_reset and not failure.has_run,  # otherwise its episode is recorded
             asked_reset=request.method == "reset",
             needs_episode=table.needs_episode(index),
             has_process=has_process,
-            has_last=table.episodes.has_result(index),
             has_failed=request.failure is not None,
             can_replay=journal.can_replay,
-            can_retry=can_retry,
+            can_retry=table.uses_replay and not failure.has_run and journal.can_retry(posted),
         )
         # This may clear the journal, which the facts and the error were read from.
-        decision = settle(facts, table.episodes, index, journal)
+        decision = settle(failure, facts, table.episodes, index, journal)
         if table.keeps_journals and decision.fate is EnvFate.REPORT and failure.raised is not None:
             journal.record_failed(journal.request(table.attach, actions, index, posted))
-        self._actor.failed += failure.cause is Cause.RUNNING and decision.fate is not EnvFate.REDO
+        if failure.cause is Cause.RUNNING and decision.fate is not EnvFate.REDO:
+            self._actor.add_failed()
         if decision.replaces_process:
             pid = self._actor.pid
             self._actor.discard(failure.incarnation, lambda: self._discard_error(failure, pid))
@@ -224,11 +209,10 @@ class EnvRecovery:
     # Errors ----------------------------------------------------------------------------------------------
 
     def _with_inputs(self, index: int, failure: FailedRequest, posted: PostedRequest, actions: Actions) -> Outcome:
-        """Return the error of a request that is not retried, with the inputs that led to the crash if it crashed."""
-        if failure.cause is not Cause.RUNNING or not failure.counts_as_crash:
-            return failure.error
+        """Return the error of a request, with the inputs if they have ended a second process."""
         table, journal = self._table, self._table.journals[index]
-        if not journal.is_poison(posted):
+        is_crash = failure.cause is Cause.RUNNING and failure.counts_as_crash
+        if not (is_crash and table.uses_replay and journal.is_poison(posted)):
             return failure.error
         request = journal.request(table.attach, actions, index, posted)
         inputs = functools.partial(inputs_of, journal.replay(table.attach), request)

@@ -8,6 +8,16 @@
 
 The columns are the values of ``on_failure``. A request that the worker had not begun runs in the next process, unless
 it needs an episode that no replay can bring back. Nothing here starts or ends processes.
+
+An example: envs 0 and 1 share a process, both are in an episode, and it crashes in the step of env 0. The vector has
+``on_failure="renew"`` and ``autoreset="next_step"``.
+
+    env  cause      needs_episode  fate                           then the episode            repeats_reset
+    0    RUNNING    True           TRUNCATE: it cannot run again  is over; its next step      False
+    1    NOT_BEGUN  True           TRUNCATE: its episode is lost  resets each of the envs     False
+
+With a call of ``reset`` in place of the steps, env 0 gets RESET with ``repeats_reset``, since the user's seed may not
+be the reason, and env 1 gets REDO, since a reset needs no episode.
 """
 
 from __future__ import annotations
@@ -24,7 +34,6 @@ from envactors.errors import ActorError
 from envactors.mailbox.messages import Failure
 from envactors.replay import Journal
 from envactors.vector.episodes import Episodes
-from envactors.vector.options import Autoreset, OnFailure
 
 
 class Cause(enum.Enum):
@@ -47,7 +56,7 @@ class FailedRequest(NamedTuple):
         raised: That exception, pickled; None if the worker has not sent it.
         reason: Why the parent ended the process, if that concerns the request.
         counts_as_crash: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
-        in_reset: Whether the env raised in a reset, perhaps within a step.
+        in_reset: Whether it failed in a reset, perhaps within a step.
         has_run: Whether the env has made the step, and only its result cannot be read.
     """
 
@@ -73,37 +82,25 @@ def lost_with(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts that the fate of a failed request depends on.
+    """Everything that the fate of a failed request depends on, besides the failure and the episode of its env.
 
     Attributes:
-        cause: Why the request has no result.
-        on_failure, autoreset: The options of the vector.
-        reason, counts_as_crash: As of the `FailedRequest`.
-        ran_reset: Whether the worker ran a reset, for the user or for autoreset, perhaps within a step.
-        ran_only_reset: Whether it ran nothing but a reset.
+        ran_only_reset: Whether the worker ran nothing but a reset, for the user or for autoreset.
         asked_reset: Whether the user asked for a reset.
         needs_episode: Whether the request needs the episode that the env had.
         has_process: Whether the actor has a process now, or will have another one.
-        has_last: Whether the env has an earlier result.
         has_failed: Whether the same request has failed before.
         can_replay: Whether a replay brings the env to where it was.
         can_retry: Whether the same inputs may be tried once more after a replay.
     """
 
-    cause: Cause
-    on_failure: OnFailure
-    autoreset: Autoreset
-    reason: EndReason | None
-    ran_reset: bool
     ran_only_reset: bool
     asked_reset: bool
     needs_episode: bool
     has_process: bool
-    has_last: bool
     has_failed: bool
-    counts_as_crash: bool
-    can_replay: bool
-    can_retry: bool
+    can_replay: bool = False
+    can_retry: bool = False
 
 
 class EnvFate(enum.Enum):
@@ -130,46 +127,49 @@ class Decision(NamedTuple):
     replaces_process: bool
 
 
-def choose_fate(facts: Facts) -> EnvFate:
-    """Choose the fate of a failed request."""
-    replays = facts.on_failure == "replay"
+def choose_fate(failure: FailedRequest, facts: Facts, episodes: Episodes, index: int) -> EnvFate:
+    """Choose the fate of a failed request of an env."""
+    cause, reason, on_failure = failure.cause, failure.reason, episodes.on_failure
     if not facts.has_process:
         return EnvFate.FAIL
-    if facts.cause is Cause.NOT_BEGUN and (not facts.needs_episode or (replays and facts.can_replay)):
+    if cause is Cause.NOT_BEGUN and (not facts.needs_episode or (on_failure == "replay" and facts.can_replay)):
         return EnvFate.REDO
-    if replays and facts.reason is EndReason.DISCARD and facts.can_replay:
+    if on_failure == "replay" and reason is EndReason.DISCARD and facts.can_replay:
         return EnvFate.REDO
-    if replays and facts.can_retry and facts.cause is not Cause.NOT_BEGUN and facts.reason is not EndReason.ABORT:
+    if on_failure == "replay" and facts.can_retry and cause is not Cause.NOT_BEGUN and reason is not EndReason.ABORT:
         return EnvFate.REDO
-    if facts.on_failure == "raise":
-        return EnvFate.REPORT if facts.cause is Cause.RAISED and not facts.ran_reset else EnvFate.FAIL
-    if facts.asked_reset or facts.autoreset == "same_step" or not facts.has_last:
+    if on_failure == "raise":
+        return EnvFate.REPORT if cause is Cause.RAISED and not failure.in_reset else EnvFate.FAIL
+    if facts.asked_reset or episodes.autoreset == "same_step" or not episodes.has_result(index):
         return EnvFate.RESET
     return EnvFate.TRUNCATE
 
 
-def settle(facts: Facts, episodes: Episodes, index: int, journal: Journal | None = None) -> Decision:
+def settle(
+    failure: FailedRequest, facts: Facts, episodes: Episodes, index: int, journal: Journal | None = None
+) -> Decision:
     """Choose the fate of a failed request, and apply it to the episode and the journal of the env.
 
     Args:
+        failure: The failure.
         facts: The facts.
         episodes: The episodes of all envs.
         index: The env.
         journal: Its journal; None without one.
     """
-    fate = choose_fate(facts)
-    has_begun = facts.cause is not Cause.NOT_BEGUN
-    is_lost = fate in (EnvFate.FAIL, EnvFate.RESET, EnvFate.TRUNCATE)
-    if is_lost:
-        episodes.end_without_result(index, resets_next=fate is EnvFate.TRUNCATE and facts.autoreset == "next_step")
-    if journal is not None and is_lost:
-        journal.forget()
-    elif journal is not None and fate is EnvFate.REDO and has_begun and facts.counts_as_crash:
+    fate = choose_fate(failure, facts, episodes, index)
+    has_begun = failure.cause is not Cause.NOT_BEGUN
+    if fate in (EnvFate.FAIL, EnvFate.RESET, EnvFate.TRUNCATE):
+        resets_next = fate is EnvFate.TRUNCATE and episodes.autoreset == "next_step"
+        episodes.end_without_result(index, resets_next=resets_next)
+        if journal is not None:
+            journal.forget()
+    elif journal is not None and fate is EnvFate.REDO and has_begun and failure.counts_as_crash:
         journal.count_crash()
     # Inputs that have failed twice are not tried a third time.
-    may_repeat = facts.on_failure != "replay" or not facts.counts_as_crash
+    may_repeat = episodes.on_failure != "replay" or not failure.counts_as_crash
     repeats_reset = fate is EnvFate.RESET and facts.asked_reset and not facts.has_failed and may_repeat
     if facts.ran_only_reset and has_begun and fate is not EnvFate.REDO and not repeats_reset:
         episodes.advance(index)  # the next episode has another seed, in case this one's is the cause
     continues = fate in (EnvFate.REDO, EnvFate.RESET, EnvFate.TRUNCATE)
-    return Decision(fate, repeats_reset, facts.cause is Cause.RAISED and continues)
+    return Decision(fate, repeats_reset, failure.cause is Cause.RAISED and continues)

@@ -437,23 +437,14 @@ class InlineEngine(Engine):
         attempts = sum(each.activity.env == index for each in running.failures)
         limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
         facts = Facts(
-            cause=failure.cause,
-            on_failure=self.on_failure,
-            autoreset=episodes.autoreset,
-            reason=None,
-            counts_as_crash=True,
-            ran_reset=in_reset,
             ran_only_reset=in_reset and (asked_reset or attempts > 1 or episodes.autoreset != "same_step"),
             asked_reset=asked_reset,
             needs_episode=not in_reset,
             # In-process, the restart policy limits only how often a reset is repeated.
             has_process=actor.is_usable and attempts <= max(1, limit),
-            has_last=episodes.has_result(index),
             has_failed=attempts > 1,
-            can_replay=False,
-            can_retry=False,
         )
-        decision = settle(facts, episodes, index)
+        decision = settle(failure, facts, episodes, index)
         # Another failure may have replaced the envs already.
         if decision.replaces_process and actor.incarnation.index == failure.incarnation:
             text = safe_repr(error)

@@ -289,6 +289,14 @@ class EnvTable:
             return False
         return self.episodes.step_needs_episode(index)
 
+    def is_lost_for_good(self, index: int) -> bool:
+        """Return whether the episode of an env was lost, and no replay can bring it back."""
+        return self.episodes.is_loss_unreported(index) and not self.journals[index].can_replay
+
+    def lacks_episode(self, index: int) -> bool:
+        """Return whether the request of an env needs an episode that no replay can bring back."""
+        return self.is_lost_for_good(index) and self.needs_episode(index)
+
     def content(self, index: int) -> bytes | memoryview | None:
         """Return the info and the object leaves in a complete row, pickled; None if there are none."""
         encoding = self.infos.encodings[index]

@@ -232,7 +232,12 @@ MUTANTS = [
     Mutant(EPISODES + "end_without_result", "self.flags[index] |= NEEDS_RESET", "pass", LOSSES),
     Mutant(EPISODES + "advance", "self.numbers[index] += 1", "pass", SEEDS),
     Mutant(FATES + "choose_fate", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
-    Mutant(FATES + "choose_fate", "not facts.needs_episode or (replays and facts.can_replay)", "True", LOSSES),
+    Mutant(
+        FATES + "choose_fate",
+        'not facts.needs_episode or (on_failure == "replay" and facts.can_replay)',
+        "True",
+        LOSSES,
+    ),
     Mutant(FATES + "settle", "journal.count_crash()", "pass", "no third time"),
     Mutant(ENV_RECOVERY + "_recover", "payload=payload, failure=error)", "payload=payload, failure=None)", LOSSES),
     Mutant(EPISODES + "on_process_lost", "LOSS_UNREPORTED if self.has_episode(index) else 0", "0", LOSSES),

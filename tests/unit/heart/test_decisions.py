@@ -8,9 +8,12 @@ import math
 import pytest
 
 import envactors as ea
+from envactors.actor.activity import Activity
 from envactors.actor.exits import restart_delay, runs_again
+from envactors.actor.future import ReadyOutcome
 from envactors.actor.states import EndReason
-from envactors.vector.fates import Cause, EnvFate, Facts, choose_fate
+from envactors.vector.episodes import Episodes
+from envactors.vector.fates import Cause, EnvFate, Facts, FailedRequest, choose_fate
 
 
 @pytest.mark.parametrize(
@@ -45,22 +48,8 @@ def test_the_delay_of_a_restart(policy, granted, expected):
     assert restart_delay(ea.RestartPolicy(**policy), granted, 100.0) == expected
 
 
-BASE = Facts(
-    cause=Cause.RUNNING,
-    on_failure="raise",
-    autoreset="next_step",
-    reason=None,
-    ran_reset=False,
-    ran_only_reset=False,
-    asked_reset=False,
-    needs_episode=True,
-    has_failed=False,
-    counts_as_crash=True,
-    can_replay=False,
-    can_retry=False,
-    has_process=True,
-    has_last=True,
-)
+FACTS = Facts(ran_only_reset=False, asked_reset=False, needs_episode=True, has_process=True, has_failed=False)
+FAILURE = FailedRequest(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity("step", 0, 17))
 
 
 @pytest.mark.parametrize(
@@ -69,12 +58,12 @@ BASE = Facts(
         ({}, EnvFate.FAIL),
         ({"has_process": False, "on_failure": "renew"}, EnvFate.FAIL),
         ({"cause": Cause.RAISED}, EnvFate.REPORT),
-        ({"cause": Cause.RAISED, "ran_reset": True}, EnvFate.FAIL),
+        ({"cause": Cause.RAISED, "in_reset": True}, EnvFate.FAIL),
         ({"cause": Cause.NOT_BEGUN}, EnvFate.FAIL),
         ({"cause": Cause.NOT_BEGUN, "needs_episode": False}, EnvFate.REDO),
         ({"on_failure": "renew"}, EnvFate.TRUNCATE),
         ({"on_failure": "renew", "has_last": False}, EnvFate.RESET),
-        ({"on_failure": "renew", "asked_reset": True, "ran_reset": True}, EnvFate.RESET),
+        ({"on_failure": "renew", "asked_reset": True, "in_reset": True}, EnvFate.RESET),
         ({"on_failure": "renew", "autoreset": "same_step"}, EnvFate.RESET),
         ({"on_failure": "renew", "autoreset": "disabled"}, EnvFate.TRUNCATE),
         ({"on_failure": "renew", "cause": Cause.RAISED}, EnvFate.TRUNCATE),
@@ -87,4 +76,9 @@ BASE = Facts(
     ],
 )
 def test_a_failed_request(changes, expected):
-    assert choose_fate(dataclasses.replace(BASE, **changes)) is expected
+    changes = dict(changes)
+    episodes = Episodes(1, changes.pop("autoreset", "next_step"), changes.pop("on_failure", "raise"))
+    if changes.pop("has_last", True):
+        episodes.record(0, ends=False, is_reset=True)
+    failure = FAILURE._replace(**{name: changes.pop(name) for name in FAILURE._fields if name in changes})
+    assert choose_fate(failure, dataclasses.replace(FACTS, **changes), episodes, 0) is expected
