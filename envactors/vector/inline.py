@@ -24,11 +24,11 @@ from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import slice_of
-from envactors.mailbox.specs import OBJECT, split_batch, stack, zeros
+from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
-from envactors.vector.batching import column_of, prepare_value, read_column
 from envactors.vector.episodes import Episodes
 from envactors.vector.fates import Cause, EnvFate, Facts, FailedRequest, settle
+from envactors.vector.last_results import LastResults
 from envactors.vector.options import VectorSettings
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info, step_error
 from envactors.vector.table import Selection
@@ -120,18 +120,8 @@ class InlineEngine(Engine):
         if settings.seed_episodes:
             self.episodes.seed_episodes()
         self.sequence_lengths: list[int] = [count]
-        # The last result of each env, which `_keep` copies, and the process that has returned it.
-        self._observations = column_of(OBJECT if described.observation is None else described.observation, count)
-        self._rewards = column_of(described.reward, count)
-        self._has_objects = not all(isinstance(column, np.ndarray) for column in (self._observations, self._rewards))
-        self._terminated, self._truncated = np.zeros((2, count), np.bool_)
-        self._terminated_of, self._truncated_of = self._terminated.data, self._truncated.data  # faster for one env
-        self._last_infos: list[Any] = [] if self.on_failure == "raise" else [{}] * count
-        self._incarnations = np.zeros(count, np.int64)
-        self._all_ids = np.arange(count)
-        self._last_obs_is_first = [False] * count  # whether each last observation is the first of an episode
-        # The outcomes to deliver, by env: the infos of results, in the order of their completion, and the errors. All
-        # other values of a result are in the arrays above.
+        self._last = LastResults(described, count, keeps_infos=self.on_failure != "raise")
+        # The outcomes to deliver, by env: the infos of last results, in the order of their completion, and the errors.
         self._pending_infos: dict[int, Any] = {}
         self._pending_errors: dict[int, BaseException] = {}
         # The running requests, the outermost one first. A request that was interrupted stays until the next one.
@@ -175,7 +165,7 @@ class InlineEngine(Engine):
             self._closed.update(actor.indices)
         for index in actor.indices:
             self.episodes.on_process_lost(index)
-            self._last_obs_is_first[index] = False
+            self._last.are_first[index] = False
 
     def count_requests(self, actor: InlineActor) -> int:
         """Return how many steps and resets the envs of an actor have run."""
@@ -211,7 +201,7 @@ class InlineEngine(Engine):
             raise self._lost_episode_error(index)
 
     def last_obs_is_first(self, index: int) -> bool:
-        return self._last_obs_is_first[index]
+        return self._last.are_first[index]
 
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
         return functools.partial(self._on_restored, index, snapshot, self._last_of(snapshot, index))
@@ -220,22 +210,20 @@ class InlineEngine(Engine):
         if reply.kind == Kind.FAILED:
             self.episodes.end_without_result(index)
             return
-        self._last_obs_is_first[index] = snapshot.starts
+        self._last.are_first[index] = snapshot.starts
         if last is not None:
-            self._keep(index, last[1:6])
-        self._incarnations[index] = reply.incarnation
+            self._last.keep(index, last[1:6])
+        self._last.incarnations[index] = reply.incarnation
         self.episodes.restore(index, snapshot)
 
     def _read_last(self, index: int) -> EnvStep | None:
-        if not self.episodes.has_result(index):
-            return None
-        return self._as_step(index, copy_value(self._last_infos[index]) if self._last_infos else {})
+        return self._last.read(index, self._last.info(index)) if self.episodes.has_result(index) else None
 
     # For rollouts ----------------------------------------------------------------------------------------
 
     def last_observations(self, envs: range) -> Any:
         """Return the last observations of envs that have one, as a batch."""
-        observations, spec = read_column(self._observations, slice_of(envs)), self.observation_spec
+        observations, spec = self._last.read_observations(envs), self.observation_spec
         return stack(spec, observations) if self.batcher.infers_spec and spec is not None else observations
 
     def end_episodes(self) -> None:
@@ -260,10 +248,10 @@ class InlineEngine(Engine):
         elif type(split) is list:
             split = [copy_value(action) for action in split]
         # Local variables make the loop faster.
-        episodes, infos, hosted, keep = self.episodes, self._pending_infos, self._hosted_envs, self._keep
+        episodes, infos, hosted, keep = self.episodes, self._pending_infos, self._hosted_envs, self._last.keep
         resets_at_end = episodes.autoreset == "same_step"
         resets_next, seeds, flags = episodes.resets_next, episodes.next_seeds, episodes.flags
-        steps, starts = episodes.steps, self._last_obs_is_first
+        steps, are_first = episodes.steps, self._last.are_first
         running = _Requests(self, envs.ids, {})
         with self._lock, self._code.enter(running):
             self._begin(running)
@@ -286,12 +274,12 @@ class InlineEngine(Engine):
                 ends = fields[2] or fields[3]
                 # Without checks of resets, even a step can begin an episode.
                 if ends or (flags[index] and not episodes.has_episode(index)):
-                    self._incarnations[index] = self._actor_by_env[index].incarnation.index
+                    self._last.incarnations[index] = self._actor_by_env[index].incarnation.index
                     episodes.record(index, ends=bool(ends), is_reset=False)
-                    starts[index] = bool(ends) and resets_at_end
+                    are_first[index] = bool(ends) and resets_at_end
                 else:
                     steps[index] += 1
-                    starts[index] = False
+                    are_first[index] = False
             self._complete(running)
         if futures:
             self._resolve(envs, futures)
@@ -377,37 +365,15 @@ class InlineEngine(Engine):
             seed = episodes.seed_of_reset(index, incarnation)
         try:
             fields = self._hosted_envs[index].reset(seed, copy_value(options))  # a later attempt needs the options
-            self._pending_infos[index] = self._keep(index, fields)
+            self._pending_infos[index] = self._last.keep(index, fields)
         except Exception as error:
             running.fail(index, Cause.RAISED, error, in_reset=True)
             return False
-        self._incarnations[index] = incarnation
+        self._last.incarnations[index] = incarnation
         self._other_requests[index] += 1
-        self._last_obs_is_first[index] = True
+        self._last.are_first[index] = True
         episodes.record(index, ends=False, is_reset=True)
         return True
-
-    def _keep(self, index: int, fields: Fields) -> Any:
-        """Copy a result of an env as its last one; return the info to deliver.
-
-        The env may change the values that it has returned, and the user those that were delivered, while the last
-        result may be needed again. So values are copied here, and once more when they are delivered. Under "raise", no
-        info is needed again.
-
-        Raises:
-            Exception: A value cannot be copied.
-        """
-        obs, reward, terminated, truncated, info = fields
-        info = {} if type(info) is dict and not info else copy_value(info)
-        last_info = copy_value(info) if self._last_infos else None
-        if self._has_objects:  # arrays conform, so assigning them cannot fail
-            obs, reward = prepare_value(self._observations, obs), prepare_value(self._rewards, reward)
-        self._terminated_of[index], self._truncated_of[index] = terminated, truncated
-        self._rewards[index] = reward
-        self._observations[index] = obs
-        if self._last_infos:
-            self._last_infos[index] = last_info
-        return info
 
     def _lost_episode_error(self, index: int) -> ActorError:
         """Return the error of a step whose episode was lost when the envs of its actor were replaced."""
@@ -452,9 +418,8 @@ class InlineEngine(Engine):
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
-            self._rewards[index] = prepare_value(self._rewards, zeros(self.reward_spec))
-            self._terminated[index], self._truncated[index] = False, True
-            self._incarnations[index] = actor.incarnation.index
+            self._last.truncate(index, keeps_reward=False)
+            self._last.incarnations[index] = actor.incarnation.index
             self._pending_infos[index] = {"failure": error}
         else:
             assert decision.fate is EnvFate.RESET, "nothing is replayed in-process"
@@ -464,7 +429,8 @@ class InlineEngine(Engine):
             if self._run_reset(running, index):
                 before = None if last is None else (last.obs, last.info)
                 self._pending_infos[index] = failure_info(self._pending_infos[index], error, before)
-                self._truncated[index] = not asked_reset
+                if not asked_reset:
+                    self._last.truncate(index, keeps_reward=True)
 
     def _resolve(self, envs: Selection, futures: Sequence[ActorFuture]) -> None:
         """Deliver results and errors to futures."""
@@ -473,14 +439,7 @@ class InlineEngine(Engine):
             if error is not None:
                 future.set_exception(error)
             else:
-                future.set_outcome(ReadyOutcome(self._as_step(index, self._pending_infos.pop(index))))
-
-    def _as_step(self, index: int, info: Any) -> EnvStep:
-        """Return the last result of an env as users get it, with an info."""
-        obs, reward = read_column(self._observations, index), read_column(self._rewards, index)
-        reward = float(reward) if isinstance(reward, float) else reward
-        flags = bool(self._terminated[index]), bool(self._truncated[index])
-        return EnvStep(index, obs, reward, *flags, info, int(self._incarnations[index]))
+                future.set_outcome(ReadyOutcome(self._last.read(index, self._pending_infos.pop(index))))
 
     # Delivering ------------------------------------------------------------------------------------------
 
@@ -495,13 +454,12 @@ class InlineEngine(Engine):
             raise NothingPendingError(
                 f"{caller} has nothing to wait for, or the results were taken meanwhile"
             ) from None
-        self._drop(envs)
-        if not failures and not self.batcher.infers_spec:
-            at = envs.at
-            obs, rewards = read_column(self._observations, at), read_column(self._rewards, at)
-            flags = self._terminated[at].copy(), self._truncated[at].copy()
-            return Batch(self._all_ids[at].copy(), obs, rewards, *flags, infos, self._incarnations[at].copy())
-        batch, mismatches = self.batcher.batch_steps(list(map(self._as_step, ids, infos)))
+        try:
+            if not failures and not self.batcher.infers_spec:
+                return self._last.read_batch(envs, infos)
+            batch, mismatches = self.batcher.batch_steps(list(map(self._last.read, ids, infos)))
+        finally:
+            self._drop(envs)  # not earlier: another thread may step the envs then
         if failures := {**failures, **mismatches}:
             raise step_error(failures, batch, len(envs.ids), caller, self._describe_actor)
         return batch

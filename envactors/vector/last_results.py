@@ -1,0 +1,151 @@
+"""The last results of in-process envs, which are copied when the envs return them, and again when users get them.
+
+Envs may change the values that they have returned, and users those that they were given, while a last result may be
+needed again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.mailbox.messages import Description
+from envactors.mailbox.pickling import copy_value
+from envactors.mailbox.slab import slice_of
+from envactors.mailbox.specs import OBJECT, ArraySpec, Spec, zeros
+from envactors.vector.results import Batch, EnvStep
+from envactors.vector.table import Selection
+
+
+class LastResults:
+    """The last result of each env.
+
+    Args:
+        described: The specs of one env.
+        count: How many envs there are.
+        keeps_infos: Whether infos may have to be returned again.
+
+    Attributes:
+        incarnations: int64, shape (n,): the process that has returned each result.
+        are_first: Whether each observation is the first of its episode.
+    """
+
+    def __init__(self, described: Description, count: int, *, keeps_infos: bool) -> None:
+        self.incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self.are_first: list[bool] = [False] * count
+        self._observations = _column_of(OBJECT if described.observation is None else described.observation, count)
+        self._rewards = _column_of(described.reward, count)
+        self._no_reward = _prepare(self._rewards, zeros(described.reward))
+        self._has_objects = not all(isinstance(column, np.ndarray) for column in (self._observations, self._rewards))
+        self._terminated, self._truncated = np.zeros((2, count), np.bool_)
+        self._terminated_memory, self._truncated_memory = self._terminated.data, self._truncated.data
+        self._infos: list[Any] = [{}] * count if keeps_infos else []
+        self._all_ids = np.arange(count)
+
+    def keep(self, index: int, fields: tuple[Any, ...]) -> Any:
+        """Copy a result of an env; return a copy of its info to deliver.
+
+        Raises:
+            Exception: A value cannot be copied. Then nothing has changed.
+        """
+        obs, reward, terminated, truncated, info = fields
+        info = {} if type(info) is dict and not info else copy_value(info)
+        kept_info = copy_value(info) if self._infos else None
+        if self._has_objects:  # arrays conform, so assigning them cannot fail
+            obs, reward = _prepare(self._observations, obs), _prepare(self._rewards, reward)
+        self._terminated_memory[index], self._truncated_memory[index] = terminated, truncated
+        self._rewards[index] = reward
+        self._observations[index] = obs
+        if self._infos:
+            self._infos[index] = kept_info
+        return info
+
+    def truncate(self, index: int, *, keeps_reward: bool) -> None:
+        """Make the last result of an env the answer to a step that has failed."""
+        self._truncated[index] = True
+        if not keeps_reward:
+            self._terminated[index] = False
+            self._rewards[index] = self._no_reward
+
+    def info(self, index: int) -> Any:
+        """Return a copy of the info of an env; an empty one if infos are not kept."""
+        return copy_value(self._infos[index]) if self._infos else {}
+
+    def read(self, index: int, info: Any) -> EnvStep:
+        """Return the result of an env as users get it, with an info."""
+        obs, reward = _read(self._observations, index), _read(self._rewards, index)
+        reward = float(reward) if isinstance(reward, float) else reward
+        flags = bool(self._terminated[index]), bool(self._truncated[index])
+        return EnvStep(index, obs, reward, *flags, info, int(self.incarnations[index]))
+
+    def read_batch(self, envs: Selection, infos: list[Any]) -> Batch:
+        """Return the results of envs as users get them, with their infos."""
+        at = envs.at
+        obs, rewards = _read(self._observations, at), _read(self._rewards, at)
+        flags = self._terminated[at].copy(), self._truncated[at].copy()
+        return Batch(self._all_ids[at].copy(), obs, rewards, *flags, infos, self.incarnations[at].copy())
+
+    def read_observations(self, envs: range) -> Any:
+        """Return the observations of consecutive envs; a list if they are objects."""
+        return _read(self._observations, slice_of(envs))
+
+
+class _Objects:
+    """Column of values that are no arrays."""
+
+    def __init__(self, count: int) -> None:
+        self._values = np.empty(count, object)
+
+    def prepare(self, value: Any) -> Any:
+        return copy_value(value)
+
+    def __setitem__(self, index: int, prepared: Any) -> None:
+        self._values[index] = prepared
+
+    def read(self, at: Any) -> Any:
+        values = self._values[at]
+        return copy_value(values if isinstance(at, int) else values.tolist())
+
+
+class _Nest:
+    """Column of dicts or tuples, in one column for each key or position."""
+
+    def __init__(self, spec: Any, count: int) -> None:
+        self._is_dict = isinstance(spec, dict)
+        self._parts = [(key, _column_of(spec[key], count)) for key in (spec if self._is_dict else range(len(spec)))]
+
+    def prepare(self, value: Any) -> list[Any]:
+        return [_prepare(part, value[key]) for key, part in self._parts]
+
+    def __setitem__(self, index: int, prepared: list[Any]) -> None:
+        for (_, part), content in zip(self._parts, prepared, strict=True):
+            part[index] = content
+
+    def read(self, at: Any) -> Any:
+        values = [(key, _read(part, at)) for key, part in self._parts]
+        return dict(values) if self._is_dict else tuple(value for _, value in values)
+
+
+def _column_of(spec: Spec, count: int) -> Any:
+    """Return memory for one value of a spec per env. Assign the result of `_prepare` to ``column[index]``."""
+    if not isinstance(spec, ArraySpec):
+        return _Nest(spec, count)
+    return np.zeros((count, *spec.shape), spec.dtype) if spec.batchable else _Objects(count)
+
+
+def _prepare(column: Any, value: Any) -> Any:
+    """Return what to assign to an index of a column: objects are copied here, and arrays by the assignment.
+
+    The assignment cannot fail, so a row of several columns is written after all its values were prepared.
+
+    Raises:
+        Exception: An object cannot be copied.
+    """
+    return value if isinstance(column, np.ndarray) else column.prepare(value)
+
+
+def _read(column: Any, at: Any) -> Any:
+    """Return a copy of the value of an env, or, for a slice or an array of envs, a batch of copies."""
+    return column[at].copy() if isinstance(column, np.ndarray) else column.read(at)
