@@ -220,7 +220,7 @@ class RowEngine(Engine):
             free = self.select(posted) if queued else envs
             post_rows(table, free, self._lock.next_call_id(), worker_wait, streams=streams)
         for group, ids in queued:
-            group.queue(ids)
+            group.queue_new(ids)
 
     # Waiting ---------------------------------------------------------------------------------------------
 

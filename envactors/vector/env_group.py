@@ -43,9 +43,9 @@ def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, stre
         wait: How the workers wait for the next request; see `envactors.mailbox.control_page`.
         streams: Whether they stream.
     """
-    payloads = table.post(envs, call_id, streams)
+    payloads = table.write_requests(envs, call_id, streams)
     now = time.monotonic()
-    pages = [group.post(call_id, ids, payloads, now) for group, ids in envs.by_group]
+    pages = [group.begin_rows(call_id, ids, payloads, now) for group, ids in envs.by_group]
     # Workers that wake up compete with this thread for cores, so everything slow comes before the first ring.
     for page, (_, ids) in zip(pages, envs.by_group, strict=True):
         page.post_step(call_id, wait, streams, ids)
@@ -81,9 +81,15 @@ class QueuedRows(Job):
         return running is self._group
 
     def start(self) -> Job | None:
-        """Post the envs. From then on, the running job is the `EnvGroup`."""
-        self._group.post_queued(self.ids, self.call_id)
-        return self._group if self._group.has_posted else None
+        """Post the envs, except those whose requests need an episode that was lost. Then their group is running."""
+        group = self._group
+        group.recovery.settle_lost_episodes(self.ids)
+        ids = self.ids
+        if ids:
+            envs = Selection(ids, ids, by_group=[(group, ids)])
+            post_rows(group.table, envs, self.call_id, NO_SPIN, streams=True)
+            group.table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
+        return group if group.has_posted else None
 
     def activity(self) -> None:
         """Return None: this job is never the running one."""
@@ -144,8 +150,8 @@ class EnvGroup(Job, Tenant):
 
     # Posting ---------------------------------------------------------------------------------------------
 
-    def post(self, call_id: int, ids: Sequence[int], payloads: Mapping[int, bytes], now: float) -> ControlPage:
-        """Make written rows the running job, and send the payloads that go with them.
+    def begin_rows(self, call_id: int, ids: Sequence[int], payloads: Mapping[int, bytes], now: float) -> ControlPage:
+        """Begin to watch rows that are about to run, and send the payloads that go with them.
 
         Args:
             call_id: The call id of the rows.
@@ -174,17 +180,7 @@ class EnvGroup(Job, Tenant):
             worker.page.ring_at_end(call_id)
         return worker.page
 
-    def post_queued(self, ids: list[int], call_id: int) -> None:
-        """Post queued envs, except those whose requests need an episode that was lost."""
-        table = self.table
-        self.recovery.settle_lost_episodes(ids)
-        queued = [index for index in ids if table.status[index] == QUEUED]
-        if queued:
-            envs = Selection(queued, queued, by_group=[(self, queued)])
-            post_rows(table, envs, call_id, NO_SPIN, streams=True)
-            table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
-
-    def queue(self, ids: list[int]) -> None:
+    def queue_new(self, ids: list[int]) -> None:
         """Queue envs with new requests, behind a renewal of the process if that is due."""
         self.table.queue(ids, is_new=True)
         if self._is_renewal_due(ids):
@@ -192,10 +188,11 @@ class EnvGroup(Job, Tenant):
         self.recovery.settle_lost_episodes(ids)
         self.actor.enqueue(QueuedRows(self, ids))
 
-    def queue_first(self, ids: list[int]) -> None:
-        """Queue envs ahead of everything except replays."""
-        self.table.queue(ids)
-        self.actor.enqueue(QueuedRows(self, ids), first=True)
+    def queue_again(self, ids: list[int]) -> None:
+        """Queue envs whose requests have failed and run again, ahead of everything except replays."""
+        if ids:
+            self.table.queue(ids)
+            self.actor.enqueue(QueuedRows(self, ids), first=True)
 
     def must_queue(self, ids: list[int]) -> bool:
         """Return whether envs must not be posted directly: an episode was lost, or a renewal of the process is due."""
@@ -231,16 +228,15 @@ class EnvGroup(Job, Tenant):
                 self.actor.add_completed(1)
                 if not table.infos.failed(index):
                     self._accept(index)
-                elif self.recovery.recover_row(index):
+                elif self.recovery.recover_raised(index):
                     again.append(index)
-        if again:
-            self.queue_first(again)
+        self.queue_again(again)
         self.journal_keeper.queue_saves()
 
     def recover_unreadable(self, index: int, error: BaseException) -> None:
         """Recover from a result that cannot be unpickled."""
         if self.recovery.recover_unreadable(index, error):
-            self.queue_first([index])
+            self.queue_again([index])
 
     def _accept(self, index: int) -> None:
         """Record the result in a complete row."""
@@ -266,7 +262,7 @@ class EnvGroup(Job, Tenant):
         ending = self.reader.copy_row(index)
         table.set_requests({index: EnvRequest("step", True, table.request(index).future, ending=ending)})
         table.queue([index])
-        self.actor.enqueue(Renewal(index, reason=self.recycler.reason))
+        self.actor.enqueue(Renewal(self._first, reason=self.recycler.reason))
         self.actor.enqueue(QueuedRows(self, [index]))
 
     # The running job -------------------------------------------------------------------------------------
@@ -416,8 +412,7 @@ class EnvGroup(Job, Tenant):
         self.table.end_process(self.indices)
         self._aborted = None
         again = self.recovery.recover_unfinished(unfinished, running, ended)
-        if again:
-            self.queue_first(again)
+        self.queue_again(again)
         if ended.plan.has_process:
             self.recovery.settle_lost_episodes([index for index in self.indices if index not in again])
         self.table.waiters.ring()

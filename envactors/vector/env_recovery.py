@@ -51,7 +51,7 @@ class EnvRecovery:
 
     # Failed requests -------------------------------------------------------------------------------------
 
-    def recover_row(self, index: int) -> bool:
+    def recover_raised(self, index: int) -> bool:
         """Handle the failure in a complete row, whose env raised; return whether the request must run again."""
         table = self._table
         failure = self.raised_failure(table.activity(index), table.infos.failure(table.overflow.get(index)))

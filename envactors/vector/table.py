@@ -322,7 +322,7 @@ class EnvTable:
             self.status[index] = QUEUED
             self.streams[index] = True
 
-    def post(self, envs: Selection, call_id: int, streams: bool) -> dict[int, bytes]:
+    def write_requests(self, envs: Selection, call_id: int, streams: bool) -> dict[int, bytes]:
         """Write the requests of envs into their rows. The caller has written the actions.
 
         Args:

@@ -46,7 +46,7 @@ def complete(table, *ids):
 
 def test_plain_requests_of_all_envs(table):
     assert table.are_on_fast_path(ALL)
-    assert table.post(ALL, 5, False) == {}
+    assert table.write_requests(ALL, 5, False) == {}
     assert table.are_all(POSTED)
     assert table.call_ids.tolist() == table.slab.posted.tolist() == [5] * COUNT
     assert list(table.ops) == [BUFFER] * COUNT
@@ -54,7 +54,7 @@ def test_plain_requests_of_all_envs(table):
 
 
 def test_requests_of_some_envs(table):
-    table.post(some(2, 0), 5, True)
+    table.write_requests(some(2, 0), 5, True)
     assert list(table.status) == [POSTED, IDLE, POSTED]
     assert list(table.streams) == [1, 0, 1]
     assert table.slab.posted.tolist() == [5, 0, 5]
@@ -62,7 +62,7 @@ def test_requests_of_some_envs(table):
 
 def test_the_buffers_alternate_with_complete_results(table):
     table.buffers[1] = 1
-    table.post(ALL, 5, False)
+    table.write_requests(ALL, 5, False)
     assert [op & BUFFER for op in table.ops] == [1, 0, 1]
 
 
@@ -70,7 +70,7 @@ def test_each_transition_changes_the_version(table):
     seen = [table.version]
     for transition in (
         lambda: table.queue([0]),
-        lambda: table.post(some(0), 5, True),
+        lambda: table.write_requests(some(0), 5, True),
         lambda: table.record_outcome(0, None),
         lambda: table.deliver([0]),
     ):
@@ -80,7 +80,7 @@ def test_each_transition_changes_the_version(table):
 
 
 def test_a_row_is_complete_once_its_call_id_is_written(table):
-    table.post(ALL, 5, False)
+    table.write_requests(ALL, 5, False)
     complete(table, 1)
     assert [table.is_complete(index) for index in ALL.ids] == [False, True, False]
     assert [table.has_outcome(index) for index in ALL.ids] == [False, True, False]
@@ -88,7 +88,7 @@ def test_a_row_is_complete_once_its_call_id_is_written(table):
 
 
 def test_a_row_that_is_overdue_is_never_complete(table):
-    table.post(ALL, 5, False)
+    table.write_requests(ALL, 5, False)
     complete(table, 1)
     table.overdue.add(1)
     assert not table.is_complete(1)
@@ -97,7 +97,7 @@ def test_a_row_that_is_overdue_is_never_complete(table):
 
 @pytest.mark.parametrize("encoding", [OVERFLOW, FAILED_INFO])
 def test_a_row_with_an_overflow_is_complete_once_that_has_come(table, encoding):
-    table.post(ALL, 5, False)
+    table.write_requests(ALL, 5, False)
     complete(table, 1)
     table.infos.encodings[1] = encoding
     assert not table.is_complete(1)
@@ -107,14 +107,14 @@ def test_a_row_with_an_overflow_is_complete_once_that_has_come(table, encoding):
 
 
 def test_the_next_post_forgets_the_overflow(table):
-    table.post(ALL, 5, False)
+    table.write_requests(ALL, 5, False)
     table.overflow[1] = memoryview(b"content")
-    table.post(some(1), 6, False)
+    table.write_requests(some(1), 6, False)
     assert table.overflow == {}
 
 
 def test_outcomes_set_the_status_and_the_time(table):
-    table.post(ALL, 5, False)
+    table.write_requests(ALL, 5, False)
     table.record_outcome(0, None, 1.5)
     table.record_outcome(1, ReadyOutcome("value"))
     table.record_outcome(2, ReadyOutcome(None, ValueError()))
@@ -126,7 +126,7 @@ def test_outcomes_set_the_status_and_the_time(table):
 
 def test_delivery_forgets_requests_and_outcomes(table):
     table.requests[1] = EnvRequest("step")
-    table.post(ALL, 5, False)
+    table.write_requests(ALL, 5, False)
     table.record_outcome(1, ReadyOutcome("value"))
     table.deliver(ALL.ids, is_all=True)
     assert table.are_all(IDLE)
@@ -146,7 +146,7 @@ def test_queued_envs_ring_for_each_result(table):
 def post_one(table, request=None, index=1):
     if request is not None:
         table.requests[index] = request
-    payloads = table.post(some(index), 5, True)
+    payloads = table.write_requests(some(index), 5, True)
     return int(table.ops[index]), payloads.get(index)
 
 
