@@ -3,7 +3,7 @@
 Each counter has one writer. The state is in the counters; a ring only says that one may have changed, so lost and extra
 rings do no harm. No lock is shared, so a killed process cannot leave one held.
 
-    parent  post_step      WAIT, STREAM, STEP, POSTED, ring  post_frame    WAIT, FRAMES, POSTED (the frame was sent)
+    parent  post_step      WAIT, STREAM, STEP, POSTS, ring  post_frame    WAIT, FRAMES, POSTS (the frame was sent)
             ring_at        RING_AT
             ring_at_end    WATCHED
     worker  start_request  SINCE, METHOD, ENV_INDEX, BEGUN   record_env    SINCE, METHOD, ENV_INDEX
@@ -35,7 +35,7 @@ _SPIN_SECONDS = 1e-3
 
 # Written by the parent.
 # The count of posted requests, frames and batch steps; the only counter that an idle worker watches.
-POSTED: Final = 0
+POSTS: Final = 0
 # The count of those that are frames.
 FRAMES: Final = 1
 # The call id of the last batch step that was posted through shared memory.
@@ -164,7 +164,7 @@ class ControlPage:
         self.is_streaming = False
         self.clock_lead: float = 0.0
         self.last_call: int = 0
-        # The parent's own copies of `POSTED` and `FRAMES`: env code may overwrite the page.
+        # The parent's own copies of `POSTS` and `FRAMES`: env code may overwrite the page.
         self._posted = 0
         self._frames = 0
         # Acquired as a memory barrier only: after its own barrier, the other side reads what was written before.
@@ -181,7 +181,7 @@ class ControlPage:
             counters[WATCHED] = call_id  # the worker may run both as one, and the other's end is waited for
         counters[STREAM] = streams
         counters[STEP] = self.last_call = call_id
-        self._posted = counters[POSTED] = self._posted + 1
+        self._posted = counters[POSTS] = self._posted + 1
         self.to_worker.ring_open()
 
     def ring_at(self, count: int) -> None:
@@ -212,7 +212,7 @@ class ControlPage:
         counters = self.counters
         counters[WAIT] = wait
         self._frames = counters[FRAMES] = self._frames + 1
-        self._posted = counters[POSTED] = self._posted + 1
+        self._posted = counters[POSTS] = self._posted + 1
 
     def histograms(self, envs: int) -> Histograms:
         """Return the durations of the steps and resets of ``envs`` envs, as far as they were recorded."""
@@ -243,7 +243,7 @@ class ControlPage:
         """Return the names of the counters that cannot be true for a worker of ``envs`` envs; empty if all can."""
         counters, since = self.counters, self.times[SINCE]
         cells = {
-            "POSTED": counters[POSTED] == self._posted,
+            "POSTS": counters[POSTS] == self._posted,
             "FRAMES": counters[FRAMES] == self._frames,
             "BEGUN": 0 <= counters[BEGUN] <= self.last_call,
             "FINISHED": 0 <= counters[FINISHED] <= self.last_call,

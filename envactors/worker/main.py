@@ -18,7 +18,7 @@ from envactors.mailbox.control_page import (
     LEASE,
     METHOD_CALL,
     OVERFLOWS,
-    POSTED,
+    POSTS,
     STEP,
     STREAM,
     WAIT,
@@ -62,7 +62,7 @@ class Server:
         send: Sends frames in place of the channel, if the worker forwards its log records.
 
     Attributes:
-        handled: The value of `POSTED` up to which requests were run or are about to be.
+        handled: The value of `POSTS` up to which requests were run or are about to be.
         closed: Whether no more requests will come.
         host: The host of the envs.
         page: The control page.
@@ -113,7 +113,7 @@ class Server:
             self.page.to_worker.register(poller)
             with contextlib.suppress(OSError):  # the parent has ended, so nobody waits for a reply
                 while not self.closed:
-                    if self._counters[POSTED] == self.handled:
+                    if self._counters[POSTS] == self.handled:
                         self._wait(poller)
                     self.run_posted()
 
@@ -126,10 +126,10 @@ class Server:
     def _wait(self, poller: Poller) -> None:
         """Wait as the parent has said until a request is posted or the channel has something to read."""
         counters, handled, fd = self._counters, self.handled, self._channel.fileno()
-        if spin_until_all([(counters, handled + 1)], POSTED, counters[WAIT]):
+        if spin_until_all([(counters, handled + 1)], POSTS, counters[WAIT]):
             return
         # A ring may belong to a request that was seen while spinning and has run.
-        while fd not in dict(poller.poll(None)) and counters[POSTED] == handled:
+        while fd not in dict(poller.poll(None)) and counters[POSTS] == handled:
             pass
 
     def run_posted(self) -> None:
@@ -139,7 +139,7 @@ class Server:
             OSError: The parent has ended.
         """
         counters = self._counters
-        posted = counters[POSTED]
+        posted = counters[POSTS]
         nothing = posted == self.handled
         self.handled = posted
         # Read before the count of frames, since payloads are sent before the step that they belong to is posted.

@@ -16,7 +16,7 @@ from envactors.mailbox.control_page import (
     ENV_INDEX,
     FINISHED,
     METHOD,
-    POSTED,
+    POSTS,
     SINCE,
     STEP,
 )
@@ -47,7 +47,7 @@ def step_and_catch(envs, actions):
         (METHOD, 77),
         (ENV_INDEX, -1),
         (BEGUN, 2**62),
-        (POSTED, -1),
+        (POSTS, -1),
     ],
 )
 def test_an_invalid_control_page_kills_the_worker_with_an_error(cell, value):

@@ -28,7 +28,7 @@ from envactors.backends.base import Backend, ExitStatus, NodeLoss, RowMemory, Tr
 from envactors.backends.local import LocalWorker
 from envactors.integrations.access import VectorAccess
 from envactors.mailbox.channel import Channel
-from envactors.mailbox.control_page import FRAMES, METHOD_CALL, POSTED, STEP, STREAM, ControlPage, page_size
+from envactors.mailbox.control_page import FRAMES, METHOD_CALL, POSTS, STEP, STREAM, ControlPage, page_size
 from envactors.mailbox.info_codec import Infos
 from envactors.mailbox.messages import Frame, Kind, Start
 from envactors.mailbox.pickling import dumps, loads
@@ -190,7 +190,7 @@ class FakeWorker(LocalWorker):
 
     @property
     def has_request(self):
-        return self.page.counters[POSTED] != self.server.handled
+        return self.page.counters[POSTS] != self.server.handled
 
     def play(self):
         """Run everything that is posted; return whether that was anything.
@@ -247,7 +247,7 @@ class FakeWorker(LocalWorker):
 
     def end_rows(self):
         """Finish a step whose rows were run one by one."""
-        self.server.handled = self.page.counters[POSTED]
+        self.server.handled = self.page.counters[POSTS]
         self.server._last_step = self.page.counters[STEP]
         self.server.page.finish_step(self.page.counters[STEP])
 
