@@ -346,6 +346,10 @@ class Actor(ActorBase):
 
     # For jobs and tenants, under the lock ----------------------------------------------------------------
 
+    def admit(self, tenant: Tenant) -> None:
+        """Have a tenant live in this process and in later ones."""
+        self.tenant = tenant
+
     def enqueue(self, job: Job, *, first: bool = False) -> None:
         """Queue a job, and start it if the worker is free.
 

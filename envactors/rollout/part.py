@@ -30,7 +30,7 @@ from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Parameters, Policy, Stop
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.env_recovery import Actions
-from envactors.vector.fates import Cause, EnvFate, FailedRequest, lost_with
+from envactors.vector.fates import Cause, EnvFate, FailedRequest, lost_request
 
 
 class WholeRollout(Protocol):
@@ -247,7 +247,7 @@ class RolloutPart(Job):
         self._makes_policy = True
         is_complete = self.columns.next_step >= self.columns.steps  # the worker had only to reply
         if ended.culprit is not None and not is_complete:
-            failure = lost_with(ended, Cause.RUNNING, ended.error, ended.culprit, ended.reason)
+            failure = lost_request(ended, Cause.RUNNING, ended.error, ended.culprit, ended.reason)
             for index in self._envs_failed_in(ended.culprit):
                 self._decide(index, failure, has_process=ended.plan.has_process)
         if ended.plan.has_process:
@@ -285,7 +285,7 @@ class RolloutPart(Job):
             if counted >= columns.steps or (counted > step and self.errors):
                 break  # the next rollout, or the next call of `step`, finds that the episode was lost
             if self._table.lacks_episode(index) and not columns.repeats(index):
-                self._decide(index, recovery.lost_failure(self._activity_of(index)), has_process=True)
+                self._decide(index, recovery.lost_episode_failure(self._activity_of(index)), has_process=True)
 
     def _decide(self, index: int, failure: FailedRequest, *, has_process: bool) -> None:
         """Decide about the step of an env that has failed."""

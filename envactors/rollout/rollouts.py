@@ -81,7 +81,7 @@ class WorkerRolloutEngine(RolloutEngine):
         self.policy = policy
         self.parameters = ParameterStore(self._memory, self._table.lock)
         rows = self._table.slab.layout
-        learned = self._engine.observation_spec if self._engine.reader.infers_spec else None
+        learned = self._engine.observation_spec if self._engine.batcher.infers_spec else None
         self._layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, (), rows.envs, 0, learned)
         return loads
 

@@ -20,7 +20,7 @@ class Batcher:
 
     Attributes:
         observation_spec: Spec of one env's observation; None until the first observation, if envs have no space.
-        infers_spec: Whether that spec follows from the first observation.
+        infers_spec: Whether that spec follows from the first observation. Workers do not know it.
     """
 
     def __init__(self, described: Description) -> None:

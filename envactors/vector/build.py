@@ -179,7 +179,7 @@ def share_rows(
         table.add_journals(group.indices, settings.max_journal, save_every)
         actor = group.actor
         with actor.lock, actor.lock.change(actor):
-            actor.tenant = group
+            actor.admit(group)
             table.begin_process(group.indices, actor.incarnation.index)
         futures.append(send_request(actor, Kind.ATTACH, group.attach, "attach", retries=_ATTACH_RETRIES))
     results_of(futures)

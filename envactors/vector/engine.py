@@ -310,7 +310,7 @@ class RowEngine(Engine):
         its row.
         """
         table = self.table
-        if self.reader.infers_spec or table.overdue or not table.are_on_fast_path(envs):
+        if self.batcher.infers_spec or table.overdue or not table.are_on_fast_path(envs):
             return False
         encodings, completed, call_ids = table.infos.encodings, table.completed, table.call_ids
         if envs.is_all and table.are_all(POSTED):

@@ -83,7 +83,7 @@ class QueuedRows(Job):
     def start(self) -> Job | None:
         """Post the envs, except those whose requests need an episode that was lost. Then their group is running."""
         group = self._group
-        group.recovery.settle_lost_episodes(self.ids)
+        group.recovery.recover_lost_episodes(self.ids)
         ids = self.ids
         if ids:
             envs = Selection(ids, ids, by_group=[(group, ids)])
@@ -185,7 +185,7 @@ class EnvGroup(Job, Tenant):
         self.table.queue(ids, is_new=True)
         if self._is_renewal_due(ids):
             self.actor.enqueue(Renewal(self._first, reason=self.recycler.reason))
-        self.recovery.settle_lost_episodes(ids)
+        self.recovery.recover_lost_episodes(ids)
         self.actor.enqueue(QueuedRows(self, ids))
 
     def queue_again(self, ids: list[int]) -> None:
@@ -369,7 +369,7 @@ class EnvGroup(Job, Tenant):
             self.begin_timing()
         replays = self.journal_keeper.replays_for_process(is_renewal=is_renewal)
         if is_renewal:
-            self.recovery.settle_lost_episodes(self.indices)
+            self.recovery.recover_lost_episodes(self.indices)
         return [*replays]
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
@@ -414,7 +414,7 @@ class EnvGroup(Job, Tenant):
         again = self.recovery.recover_unfinished(unfinished, running, ended)
         self.queue_again(again)
         if ended.plan.has_process:
-            self.recovery.settle_lost_episodes([index for index in self.indices if index not in again])
+            self.recovery.recover_lost_episodes([index for index in self.indices if index not in again])
         self.table.waiters.ring()
 
     def withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:

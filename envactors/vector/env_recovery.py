@@ -1,7 +1,10 @@
 """The recovery of one actor's envs from failed requests, and the errors that users get.
 
-`envactors.vector.fates` chooses the fate of a request; this module collects the facts and applies the choice. It
-queues nothing: callers learn whether a request must run again.
+    a failure ──▶ EnvRecovery.decide ──▶ fates.settle ──▶ fates.choose_fate ──▶ a fate ──▶ an outcome, or another try
+                  facts, error, bundle   episode, journal
+
+`envactors.rollout.part` also calls `EnvRecovery.decide`, for envs whose steps are in no rows. Nothing here is queued:
+callers learn whether a request must run again. `EnvRecovery` has no state of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.pickling import try_to_read
 from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
-from envactors.vector.fates import Cause, Decision, EnvFate, Facts, FailedRequest, lost_with, settle
+from envactors.vector.fates import Cause, Decision, EnvFate, Facts, FailedRequest, lost_request, settle
 from envactors.vector.results import EnvStep
 from envactors.vector.rows import RowReader
 from envactors.vector.table import QUEUED, EnvTable
@@ -84,7 +87,7 @@ class EnvRecovery:
             error = ended.error if is_culprit else self.crash_error_for(activity)
             cause = Cause.RUNNING if activity.env in begun else Cause.NOT_BEGUN
             reason = ended.reason if is_culprit or is_discard else None
-            failure = lost_with(ended, cause, error, activity, reason)
+            failure = lost_request(ended, cause, error, activity, reason)
             if self._recover(activity.env, failure, has_process=ended.plan.has_process):
                 again.append(activity.env)
         return again
@@ -99,14 +102,14 @@ class EnvRecovery:
             failure = FailedRequest(Cause.NOT_BEGUN, error, self._actor.incarnation.index, activity)
             self._recover(index, failure, has_process=False)
 
-    def settle_lost_episodes(self, ids: Sequence[int]) -> None:
+    def recover_lost_episodes(self, ids: Sequence[int]) -> None:
         """Handle the queued requests of these envs that need a lost episode.
 
         Each gets its outcome now, or becomes a reset and stays in the queue.
         """
         for index in ids:
             if self._table.status[index] == QUEUED and self._table.lacks_episode(index):
-                lost = self.lost_failure(self._table.activity(index))
+                lost = self.lost_episode_failure(self._table.activity(index))
                 self._recover(index, lost, has_process=self._actor.is_usable)
 
     # Decisions and their effects -------------------------------------------------------------------------
@@ -235,7 +238,7 @@ class EnvRecovery:
         in_reset = failure.fault == Fault.RESET
         return FailedRequest(Cause.RAISED, error, incarnation, activity, failure.text, failure, in_reset=in_reset)
 
-    def lost_failure(self, activity: Activity) -> FailedRequest:
+    def lost_episode_failure(self, activity: Activity) -> FailedRequest:
         """Return the failure of a request that needs an episode which ended with an earlier process."""
         actor = self._actor
         ended = actor.incarnation.index

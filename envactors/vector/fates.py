@@ -72,7 +72,7 @@ class FailedRequest(NamedTuple):
     has_run: bool = False
 
 
-def lost_with(
+def lost_request(
     ended: ProcessExit, cause: Cause, error: ActorError, activity: Activity, reason: EndReason | None
 ) -> FailedRequest:
     """Return a request that a process which has ended did not complete. For the other arguments see the result."""

@@ -46,20 +46,17 @@ class RowReader:
 
     Attributes:
         copies: As above.
-        infers_spec: Whether the spec of observations follows from the first one. Workers do not know it.
     """
 
     def __init__(self, table: EnvTable, description: Description, *, copies: bool) -> None:
         self.copies: bool = copies
-        self.infers_spec: bool = description.observation is None
         self._table = table
         self._slab = table.slab
         self._layout = table.slab.layout
         self._reward_spec: Spec = description.reward
         self._all_ids = np.arange(self._layout.envs)
         # The array of observations, if an observation is a single array.
-        is_array = isinstance(self._layout.observation, ArraySpec) and not self.infers_spec
-        self._only = self._slab.observations[0] if is_array else None
+        self._only = self._slab.observations[0] if isinstance(self._layout.observation, ArraySpec) else None
 
     # Batches ---------------------------------------------------------------------------------------------
 

@@ -62,6 +62,11 @@ class ResultWaiters:
     doorbell of this object after all other changes: outcomes that are in no row, rows that were posted or taken, and
     new processes.
 
+    An example: of eight envs, 0 to 5 were sent steps, and ``recv(min_envs=3)`` waits. Rows 6 and 7 of idle envs count
+    as complete, and row 0 is complete by now, so ``complete == 3``. Two more outcomes are needed, so ``missing == 2``
+    and ``wanted == 5``, which all workers get as `RING_AT`. Row 3 is the fourth complete row, and wakes nobody. Row 1
+    is the fifth: its worker rings, and the thread finds ``missing == 0``.
+
     Args:
         slab: The rows.
         streams: Whether the last request of each env streams; see `envactors.vector.table.EnvTable`.
