@@ -230,20 +230,20 @@ class Fused(EchoEnv):
 
 
 def test_a_step_ends_if_a_new_process_runs_it_before_the_caller_waits(tmp_path, monkeypatch):
-    fuse, finish = tmp_path / "fuse", RowEngine.finish
+    fuse, finish = tmp_path / "fuse", RowEngine.wait_for_results
     wanted = 0
 
     def finish_late(engine, *args):
         wait_until(lambda: envs.actors[0].incarnation == wanted and engine.table.status[0] == POSTED)
         return finish(engine, *args)
 
-    monkeypatch.setattr(RowEngine, "finish", finish_late)
+    monkeypatch.setattr(RowEngine, "wait_for_results", finish_late)
     factories = [functools.partial(Fused, path) for path in (fuse, tmp_path / "none")]
     with ea.VectorEnv(factories, on_failure="replay", deadlines=ea.Deadlines(slow=None)) as envs:
-        monkeypatch.setattr(RowEngine, "finish", finish)
+        monkeypatch.setattr(RowEngine, "wait_for_results", finish)
         envs.reset(seed=[0, 0])
         fuse.touch()
-        monkeypatch.setattr(RowEngine, "finish", finish_late)
+        monkeypatch.setattr(RowEngine, "wait_for_results", finish_late)
         wanted, begun = 1, time.monotonic()
         assert envs.step([3, 4], timeout=SOON)[0][:, 2].tolist() == [3, 4]
     assert time.monotonic() - begun < SOON / 2, "nothing rang, and the timeout ended the wait"

@@ -163,7 +163,7 @@ def test_a_step_is_made_whose_caller_is_interrupted_before_it_waits(then, monkey
         for turn in range(5):
             fall_asleep(envs)
             with monkeypatch.context() as patch:
-                patch.setattr(RowEngine, "finish", BrokenOffError.raised)
+                patch.setattr(RowEngine, "wait_for_results", BrokenOffError.raised)
                 with pytest.raises(BrokenOffError):
                     envs.step([turn] * 4)
             if then == "call":
