@@ -84,7 +84,7 @@ class VectorEnv(BoundToProcess):
         backend = backends.resolve(settings.backend)
         if settings.on_failure == "replay" and not backend.traits.can_kill:
             settings = settings._replace(on_failure="renew")  # no process can be lost
-        groups, variables = inputs.check_settings(settings, factories, backend)
+        factories_by_actor, variables = inputs.check_settings(settings, factories, backend)
         self._is_closed = False
         self._has_snapshots = settings.snapshot is not None
         self._rollouts: RolloutEngine | None = None  # made with the first policy
@@ -93,7 +93,7 @@ class VectorEnv(BoundToProcess):
         self.actors: list[ActorHandle[Any]]
         self._handles: list[ActorView]
         self._standbys: list[ActorHandle[Any]]
-        launched = launch_actors(settings, backend, groups, variables, self._memory)
+        launched = launch_actors(settings, backend, factories_by_actor, variables, self._memory)
         self.actors, self._handles, self._standbys = launched
         self.num_envs: int = len(self._handles)
         try:

@@ -216,7 +216,7 @@ class Engine(abc.ABC):
             last=self.read_last(index),
         )
 
-    def _last_of(self, snapshot: EnvSnapshot, index: int) -> EnvStep | None:
+    def _conforming_last(self, snapshot: EnvSnapshot, index: int) -> EnvStep | None:
         """Return the last result of a snapshot that an env is to be restored from; for the errors see `restorer`."""
         last = snapshot.last
         if last is None:

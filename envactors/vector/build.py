@@ -58,11 +58,11 @@ class EnvHandle(ActorView):
 def launch_actors(
     settings: VectorSettings,
     backend: Backend,
-    groups: Sequence[list[Factory]],
+    factories_by_actor: Sequence[list[Factory]],
     env_vars: Sequence[Mapping[str, str] | None],
     memory: RowMemory | None,
 ) -> tuple[list[ActorHandle], list[ActorView], list[ActorHandle]]:
-    """Launch one actor per group of factories, and the standbys.
+    """Launch one actor per list of factories, and the standbys.
 
     Returns:
         The handles of the actors, of the envs, and of the standbys.
@@ -76,7 +76,7 @@ def launch_actors(
         memory=memory,
         lock=ChangeLock(),
         standbys=standbys,
-        permits=limit_running(settings.max_running, len(groups), backend),
+        permits=limit_running(settings.max_running, len(factories_by_actor), backend),
         crash_dir=settings.crash_dir,
         has_journal=settings.on_failure == "replay",
         seed_episodes=settings.seed_episodes,
@@ -85,10 +85,10 @@ def launch_actors(
     actors: list[ActorHandle] = []
     handles: list[ActorView] = []
     standby_handles: list[ActorHandle] = []
-    largest = max(groups, key=len)
-    is_shared = len(groups[0]) > 1
+    largest = max(factories_by_actor, key=len)
+    is_shared = len(factories_by_actor[0]) > 1
     try:
-        for factories, variables in zip(groups, env_vars, strict=True):
+        for factories, variables in zip(factories_by_actor, env_vars, strict=True):
             first = len(handles)
             name = f"envs-{first}-{first + len(factories) - 1}" if is_shared else f"env-{first}"
             actor = launch_alike(factories, name=settings.actor_name(name), first=first, env_vars=variables)

@@ -1,4 +1,4 @@
-"""The engine of vectors whose envs run in workers: it posts requests into rows, waits, and takes the results.
+"""The engine of vectors whose envs run in workers: it posts requests into rows, waits, and delivers results.
 
 Steps and resets of all kinds are posted and awaited by the same code. Results that lie completely in their rows are
 copied all at once, with one array operation per leaf (`RowEngine._deliver_rows`). Failures, large infos, and whatever
@@ -175,7 +175,7 @@ class RowEngine(Engine):
 
         Args:
             envs: The envs.
-            requests: Their requests that are more than a plain step.
+            requests: Their requests that are more than a bare step.
             method: The method that the user called.
             columns: For each leaf of the action spec, the values of these envs; empty if rows get no actions.
             streams: Whether they stream; see `Engine.start_steps`.
@@ -475,7 +475,7 @@ class RowEngine(Engine):
         return bool(self.table.last_obs_are_first(index))
 
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
-        last = self._last_of(snapshot, index)
+        last = self._conforming_last(snapshot, index)
         row = None if last is None else self.reader.encode(index, last)
         return functools.partial(self._on_restored, index, snapshot, row)
 

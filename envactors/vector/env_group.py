@@ -419,7 +419,7 @@ class EnvGroup(Job, Tenant):
 
     def withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
         """Take the request of a future out of the queue; see `Tenant.withdraw`."""
-        index = self._index_of(future, QUEUED)
+        index = self._find_env(future, QUEUED)
         if index is None:
             return False
         end(self.table.activity(index))
@@ -428,14 +428,14 @@ class EnvGroup(Job, Tenant):
 
     def blame(self, future: ActorFuture) -> None:
         """Have the env of this future, if its row is posted, count as the one that the worker ran."""
-        self._aborted = self._index_of(future, POSTED)
+        self._aborted = self._find_env(future, POSTED)
 
     def is_posted_for(self, future: ActorFuture) -> bool:
         """Return whether the row of this future is posted and not complete."""
-        index = self._index_of(future, POSTED)
+        index = self._find_env(future, POSTED)
         return index is not None and not self.table.is_complete(index)
 
-    def _index_of(self, future: ActorFuture, status: int) -> int | None:
+    def _find_env(self, future: ActorFuture, status: int) -> int | None:
         for index in self.indices:
             if self.table.status[index] == status and self.table.request(index).future is future:
                 return index

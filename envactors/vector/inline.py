@@ -204,7 +204,7 @@ class InlineEngine(Engine):
         return self._last.are_first[index]
 
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
-        return functools.partial(self._on_restored, index, snapshot, self._last_of(snapshot, index))
+        return functools.partial(self._on_restored, index, snapshot, self._conforming_last(snapshot, index))
 
     def _on_restored(self, index: int, snapshot: EnvSnapshot, last: EnvStep | None, reply: Frame) -> None:
         if reply.kind == Kind.FAILED:

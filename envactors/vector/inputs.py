@@ -56,10 +56,10 @@ def check_settings(
     if not isinstance(settings.name, (str, type(None))):
         raise VectorInputError(f"name is {settings.name!r}: expected a str, the prefix of the actors' names, or None")
     check_flags(copy=settings.copy, seed_episodes=settings.seed_episodes)
-    groups, variables = group_envs(factories, settings.envs_per_actor, settings.env_vars, backend)
-    check_recycling(settings.recycle, groups, backend)
+    factories_by_actor, variables = group_envs(factories, settings.envs_per_actor, settings.env_vars, backend)
+    check_recycling(settings.recycle, factories_by_actor, backend)
     check_standbys(settings.standbys, factories, variables, backend)
-    return groups, variables
+    return factories_by_actor, variables
 
 
 def group_envs(
@@ -77,33 +77,37 @@ def group_envs(
         raise VectorInputError("no factories: expected one callable per env, and at least one")
     if envs_per_actor == "auto":
         actors = min(len(factories), backend.count_cores())
-        bounds = [-(-len(factories) * actor // actors) for actor in range(actors + 1)]  # larger groups first
+        bounds = [-(-len(factories) * actor // actors) for actor in range(actors + 1)]  # larger lists first
     elif is_int(envs_per_actor):
         bounds = [*range(0, len(factories), envs_per_actor), len(factories)]
     else:
         raise VectorInputError(f"envs_per_actor is {envs_per_actor!r}: expected an int >= 1, or 'auto'")
-    groups = [factories[start:end] for start, end in itertools.pairwise(bounds)]
+    factories_by_actor = [factories[start:end] for start, end in itertools.pairwise(bounds)]
     if env_vars is None or isinstance(env_vars, Mapping):
-        return groups, [env_vars] * len(groups)
+        return factories_by_actor, [env_vars] * len(factories_by_actor)
     if callable(env_vars):
-        return groups, [env_vars(index) for index in range(len(groups))]
+        return factories_by_actor, [env_vars(index) for index in range(len(factories_by_actor))]
     if not isinstance(env_vars, Sequence) or isinstance(env_vars, str):
         raise TypeError(
             f"env_vars is {env_vars!r}: expected a mapping for all actors, a sequence with one for each, or a function "
             "of the actor's index"
         )
-    if len(env_vars) != len(groups):
-        raise VectorInputError(f"env_vars has {len(env_vars)} mappings for {len(groups)} actors: expected one each")
-    return groups, env_vars
+    if len(env_vars) != len(factories_by_actor):
+        raise VectorInputError(
+            f"env_vars has {len(env_vars)} mappings for {len(factories_by_actor)} actors: expected one each"
+        )
+    return factories_by_actor, env_vars
 
 
-def check_recycling(recycle: RecyclePolicy | None, groups: Sequence[Sequence[object]], backend: Backend) -> None:
+def check_recycling(
+    recycle: RecyclePolicy | None, factories_by_actor: Sequence[Sequence[object]], backend: Backend
+) -> None:
     """Check that recycling is only used with one env per process.
 
     Raises:
         VectorInputError: An actor has several envs, or the backend has no processes.
     """
-    most = max(map(len, groups))
+    most = max(map(len, factories_by_actor))
     if recycle is not None and (most > 1 or not backend.traits.can_kill):
         raise VectorInputError(
             f"recycle with {most} envs per actor and {backend!r}: expected envs_per_actor=1, so that no other env's "

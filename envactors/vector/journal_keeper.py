@@ -1,6 +1,6 @@
 """The journals of one actor's envs: what is recorded besides steps and resets, and what a new process repeats.
 
-Steps and resets are recorded where their results are taken. `envactors.replay` has the journals themselves.
+Steps and resets are recorded where their results are accepted. `envactors.replay` has the journals themselves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class JournalKeeper:
         self._table = table
         self._actor = actor
         self._recovery = recovery
-        self._range = actor.config.indices
+        self._indices = actor.config.indices
 
     def record_call(self, kind: Kind, index: int, payload: bytes | bytearray, reply: Frame) -> None:
         """Record a call in the journal of its env; a saved state begins the journal anew. See `Tenant.on_call`."""
@@ -51,9 +51,9 @@ class JournalKeeper:
 
     def queue_saves(self) -> None:
         """Queue requests that save the states of envs, so that replays stay short. Nobody waits for them."""
-        for index in self._table.pop_saves_due(self._range):
+        for index in self._table.pop_saves_due(self._indices):
             future: ActorFuture[Any] = ActorFuture(self._actor, None)
-            message = dumps(tuple(Save(index - self._range.start)))
+            message = dumps(tuple(Save(index - self._indices.start)))
             log = functools.partial(self._log_unsaved, index)
             call = Call("snapshot", index, Kind.SAVE, future, retries=_SAVE_RETRIES, payload=message, take_reply=log)
             self._actor.enqueue(call)
@@ -73,14 +73,14 @@ class JournalKeeper:
         Args:
             is_renewal: Whether the user has asked for a fresh process, in which only attributes are set again.
         """
-        for index in self._range:
+        for index in self._indices:
             if not self._table.uses_replay:
                 self._table.journals[index].forget_all()
             elif is_renewal:
                 self._table.journals[index].forget()
-        return [replay for index in self._range for replay in self._replays_of(index)]
+        return [replay for index in self._indices for replay in self._replays_for_env(index)]
 
-    def _replays_of(self, index: int) -> list[Replay]:
+    def _replays_for_env(self, index: int) -> list[Replay]:
         """Return the job that replays the journal of an env, if it has anything to repeat."""
         table = self._table
         message = table.journals[index].replay(table.attach) if table.uses_replay else None
@@ -99,7 +99,7 @@ class JournalKeeper:
                 logging.WARNING, f"the episode of env {index} was replayed in the new process, and continues"
             )
         elif could_replay:
-            for attributes in self._replays_of(index):  # the replay may have ended before all of them were set
+            for attributes in self._replays_for_env(index):  # the replay may have ended before all of them were set
                 self._actor.enqueue(attributes, first=True)
         self._recovery.recover_lost_episodes([index])
 
