@@ -122,7 +122,7 @@ class RowEngine(Engine):
             none = [None] * len(envs.ids)
             for index, future, payload in zip(envs.ids, futures or none, payloads or none, strict=True):
                 requests[index] = EnvRequest("step", future=future, payload=payload)
-        self._post(envs, requests, "step", columns, streams=streams)
+        self._post_or_queue(envs, requests, "step", columns, streams=streams)
 
     def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:
         self._lock.reset_if_interrupted()
@@ -131,7 +131,7 @@ class RowEngine(Engine):
         for index, seed, option, future in zip(envs.ids, seeds, options, futures or none, strict=True):
             payload = None if option is None else self._pickle(option, index, "reset")
             requests[index] = EnvRequest("reset", resets=True, future=future, seed=seed, payload=payload)
-        self._post(envs, requests, "reset", (), streams=True)
+        self._post_or_queue(envs, requests, "reset", (), streams=True)
 
     def _convert_actions(self, envs: Selection, actions: Any, *, is_checked: bool) -> tuple[list[Any], list[bytes]]:
         """Check actions, and convert them to the form in which they are sent.
@@ -168,7 +168,7 @@ class RowEngine(Engine):
             activity = Activity(method, index)
             raise actor.errors.unpicklable(activity, actor.incarnation.index, error, safe_repr(error)) from error
 
-    def _post(
+    def _post_or_queue(
         self, envs: Selection, requests: dict[int, EnvRequest], method: str, columns: Sequence[Any], *, streams: bool
     ) -> None:
         """Write the actions of envs into their rows and post them, or queue those whose actor is not free.
@@ -185,7 +185,26 @@ class RowEngine(Engine):
                 self._check_startable(envs, method)
             except EnvActorsError as refusal:
                 raise self._lock.refuse(refusal)
-            self._post_or_queue(envs, requests, columns, streams=streams)
+            table = self.table
+            worker_wait = self._spin.start(time.monotonic())
+            for array, column in zip(table.slab.actions, columns, strict=False):
+                array[envs.at] = column
+            if requests:
+                table.set_requests(requests)
+            must_check = not table.are_on_fast_path(envs)
+            posted: list[int] = []
+            queued: list[tuple[EnvGroup, list[int]]] = []
+            for group, ids in envs.by_group:
+                # `try_run_rows` takes a permit under ``max_running``, or has the actor wait for one.
+                if (must_check and group.must_queue(ids)) or not group.actor.try_run_rows(group):
+                    queued.append((group, ids))
+                else:
+                    posted += ids
+            if posted:
+                free = self.select(posted) if queued else envs
+                post_rows(table, free, self._lock.next_call_id(), worker_wait, streams=streams)
+            for group, ids in queued:
+                group.queue_new(ids)
 
     def _check_startable(self, envs: Selection, method: str) -> None:
         """Raise if these envs cannot start a request now; see `start_steps`."""
@@ -196,31 +215,6 @@ class RowEngine(Engine):
             raise closing.errors.closed(Activity(method, index), closing.incarnation.index)
         if method == "step":
             self.episodes.check_steppable(envs.ids)
-
-    def _post_or_queue(
-        self, envs: Selection, requests: dict[int, EnvRequest], columns: Sequence[Any], *, streams: bool
-    ) -> None:
-        """Post or queue requests that were not refused; see `_post`."""
-        table = self.table
-        worker_wait = self._spin.start(time.monotonic())
-        for array, column in zip(table.slab.actions, columns, strict=False):
-            array[envs.at] = column
-        if requests:
-            table.set_requests(requests)
-        must_check = not table.are_on_fast_path(envs)
-        posted: list[int] = []
-        queued: list[tuple[EnvGroup, list[int]]] = []
-        for group, ids in envs.by_group:
-            # `try_run_rows` takes a permit under ``max_running``, or has the actor wait for one.
-            if (must_check and group.must_queue(ids)) or not group.actor.try_run_rows(group):
-                queued.append((group, ids))
-            else:
-                posted += ids
-        if posted:
-            free = self.select(posted) if queued else envs
-            post_rows(table, free, self._lock.next_call_id(), worker_wait, streams=streams)
-        for group, ids in queued:
-            group.queue_new(ids)
 
     # Waiting ---------------------------------------------------------------------------------------------
 

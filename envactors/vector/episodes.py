@@ -225,10 +225,6 @@ class Episodes:
         """Return whether the process of an env is to be replaced before the next episode; one without resets is new."""
         return self.flags[index] & (RETIRING | UNRESET) == RETIRING
 
-    def ends_with_episode(self, index: int) -> bool:
-        """Return whether the process of an env is to be replaced after the episode that it runs or has just run."""
-        return bool(self.flags[index] & RETIRING)
-
     def on_process_lost(self, index: int) -> None:
         """Record that the process of an env has ended, and with it the episode."""
         self.flags[index] |= UNRESET | (LOSS_UNREPORTED if self.has_episode(index) else 0)

@@ -385,7 +385,7 @@ class EnvTable:
         payload = request.payload if request.method == "reset" or not op & RESET else None  # an autoreset has no action
         if not op & RESET:
             seed = episodes.next_seeds[index]  # for a reset within the step
-            if self.autoreset == "same_step" and episodes.ends_with_episode(index):
+            if self.autoreset == "same_step" and episodes.is_retiring(index):
                 op |= NO_AUTORESET  # the next process does the reset
         elif request.seed is not None:
             seed = request.seed

@@ -73,18 +73,16 @@ class ResultWaiters:
 
     Attributes:
         groups: The envs of each actor.
-        sleepers: Those of the threads that wait now.
+        sleepers: Those of the threads that wait now, with the number of complete rows that each wants; 0 for none.
     """
 
     def __init__(self, slab: Slab, streams: bytearray) -> None:
         self.groups: Sequence[PostedEnvs] = ()
-        self.sleepers: set[_Sleeper] = set()
+        self.sleepers: dict[_Sleeper, int] = {}
         self._slab = slab
         self._streams = streams
         self._bell = Doorbell()
         self._process_changes = 0
-        # How many complete rows each waiting thread needs.
-        self._wanted: dict[_Sleeper, int] = {}
         self._idle: list[_Sleeper] = [_Sleeper(self._bell)]
         self._is_closed = False
 
@@ -125,7 +123,7 @@ class ResultWaiters:
             sleeper = self._idle.pop()
         except IndexError:
             sleeper = _Sleeper(self._bell)
-        self.sleepers.add(sleeper)
+        self.sleepers[sleeper] = 0
         last_missing = -1
         try:
             while True:
@@ -139,7 +137,7 @@ class ResultWaiters:
                     continue
                 # At the end of the rows of `step`, workers ring anyway; they have to be told to ring for a failure.
                 if missing and (until_failure or wanted < len(streams) or 1 in streams):
-                    self._wanted[sleeper] = wanted
+                    self.sleepers[sleeper] = wanted
                     self._publish_wanted()
                     # A row that became complete before the worker could read that number has woken nobody.
                     missing = count_missing()  # workers do not ring for it later
@@ -156,8 +154,7 @@ class ResultWaiters:
                 last_missing = missing
                 sleeper.sleep(seconds)
         finally:
-            self.sleepers.discard(sleeper)
-            if self._wanted.pop(sleeper, None) is not None:
+            if self.sleepers.pop(sleeper, 0):
                 self._publish_wanted()
             if not self._is_closed:
                 self._idle.append(sleeper)
@@ -181,12 +178,12 @@ class ResultWaiters:
     def _publish_wanted(self) -> None:
         """Tell workers at how many complete rows to ring; they ring for each failure anyway."""
         while True:
-            wanted = min(self._wanted.values(), default=0)
+            wanted = min(filter(None, self.sleepers.values()), default=0)
             for group in self.groups:
                 worker = group.actor.incarnation.worker
                 if worker is not None:
                     worker.page.ring_at(wanted)
-            if wanted == min(self._wanted.values(), default=0):
+            if wanted == min(filter(None, self.sleepers.values()), default=0):
                 return
             self.ring()  # this has overwritten the number of another thread, which may have missed a ring
 

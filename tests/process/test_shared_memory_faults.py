@@ -137,7 +137,7 @@ def test_a_crash_just_before_a_step_begins_leaves_the_step_before_it_alone(on_fa
         envs.reset(seed=0)
         envs.step([1, 1])
         actor = envs.actors[1]
-        owner, name = envs._engine, "_convert_actions" if moment == "as actions are converted" else "_post"
+        owner, name = envs._engine, "_convert_actions" if moment == "as actions are converted" else "_post_or_queue"
         usual = getattr(owner, name)
 
         def dies_first(*args, **kwargs):

@@ -193,16 +193,16 @@ def test_a_thread_that_publishes_late_does_not_hide_what_another_one_wants(stage
     stage = stages(4)
     waiters, page = stage.table.waiters, stage.worker(0).page
     late, early = object(), object()
-    waiters._wanted[late] = 4
+    waiters.sleepers[late] = 4
     ring_at = page.ring_at
 
     def publish_between(wanted):
         monkeypatch.undo()
-        waiters._wanted[early] = 1
+        waiters.sleepers[early] = 1
         waiters._publish_wanted()
         ring_at(wanted)
 
     monkeypatch.setattr(page, "ring_at", publish_between)
     waiters._publish_wanted()
     assert [stage.worker(position).page.counters[RING_AT] for position in range(4)] == [1] * 4
-    waiters._wanted.clear()
+    waiters.sleepers.clear()
