@@ -211,7 +211,7 @@ class ActorColumns:
             self._record(index, first, ends, ops)
         resets = _without_repeats(ops, ops)
         if resets:
-            episodes.record_many(index, _without_repeats(ends, ops), resets)
+            episodes.record_sequence(index, _without_repeats(ends, ops), resets)
         if OP_RESET in ops or (table.autoreset == "same_step" and 1 in ends):
             self.seeds[index] = episodes.next_seeds[index]
         self.counted[index] = first + len(ops)

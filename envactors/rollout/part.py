@@ -239,7 +239,7 @@ class RolloutPart(Job):
         """Return the step that an ended process was running, and the requests before it; nothing of the policy."""
         if culprit.method == "policy" or culprit.env not in self._envs_failed_in(culprit):
             return Inputs()
-        return self._group.recovery.inputs(culprit.env, *self._posted(culprit.env))
+        return self._group.recovery.step_inputs(culprit.env, *self._posted(culprit.env))
 
     def after_exit(self, ended: ProcessExit) -> bool:
         """Decide about the envs of an ended process, and continue in the next one."""

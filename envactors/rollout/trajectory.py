@@ -19,7 +19,7 @@ from envactors.mailbox.slab import PLAIN_REWARD, Places, slice_of
 from envactors.mailbox.specs import ArraySpec, Spec, leaves
 
 # Values of `Trajectory.ops`: what happened to an env in a step. `OP_STEP` and `OP_RESET` are also the flags by which
-# `Episodes.record_many` and `Journal.record_steps` tell resets from steps.
+# `Episodes.record_sequence` and `Journal.record_steps` tell resets from steps.
 OP_STEP: Final = 0
 OP_RESET: Final = 1  # the episode had ended, and the env was reset: its action was ignored
 OP_REPEAT: Final = 2  # the episode had ended, nothing reset the env, and the last observation was repeated

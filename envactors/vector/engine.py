@@ -258,7 +258,7 @@ class RowEngine(Engine):
             self._collect(envs)
             with self._lock, self._lock.change(*envs.actors):
                 done = [index for index in envs.ids if table.status[index] in (DONE, FAILED)]
-                table.deliver(done)
+                table.set_idle(done)
 
     def _wait(
         self,
@@ -378,10 +378,10 @@ class RowEngine(Engine):
         table, reader = self.table, self.reader
         contents = None
         if not table.infos.all_plain():
-            contents, error = try_to_read(lambda: reader.decode(envs.ids), lambda: version == table.version)
+            contents, error = try_to_read(lambda: reader.read_contents(envs.ids), lambda: version == table.version)
             if error is not None:
                 return None  # `_deliver_each` finds the env whose info it is
-        batch = reader.batch(envs, contents)
+        batch = reader.read_batch(envs, contents)
         if self.episodes.may_recycle and (batch.terminated | batch.truncated).any():
             for group, _ in envs.by_group:
                 group.recycler.measure_memory()
@@ -437,7 +437,7 @@ class RowEngine(Engine):
                 self.group_by_env[index].recover_unreadable(index, failure)
             if unreadable and table.on_failure != "raise":
                 return None  # their requests run again, or have other outcomes now
-            table.deliver(ids, is_all=envs.is_all)
+            table.set_idle(ids, is_all=envs.is_all)
         batch, mismatches = self.batcher.batch_steps(steps)
         failures = {**failures, **unreadable, **mismatches}
         if failures:

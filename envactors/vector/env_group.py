@@ -1,7 +1,9 @@
-"""The envs of one actor: post their requests, collect their results, and tell how far the worker has come.
+"""The envs of one actor: begin their rows, collect their results, and tell how far the worker has come.
 
-`RowEngine` decides when to post and waits for results; `envactors.vector.env_recovery` handles failed requests. Every
-change here happens under the lock of the vector. Waiting threads also read without it.
+`RowEngine` decides when to post and waits for results. The state of the envs is in `EnvTable`; an `EnvGroup` only keeps
+which job each env was queued in last, and what it needs to tell which request a process was running. Its helpers
+`EnvRecovery` and `JournalKeeper` have no state. Every change here happens under the lock of the vector. Waiting threads
+also read without it.
 """
 
 from __future__ import annotations
@@ -380,11 +382,11 @@ class EnvGroup(Job, Tenant):
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the row that an ended process was running, and the requests before it."""
         posted = self.table.posted_request(culprit.env)
-        return self.recovery.inputs(culprit.env, posted, self.table.slab.actions)
+        return self.recovery.step_inputs(culprit.env, posted, self.table.slab.actions)
 
     def inputs_of_call(self, index: int, request: tuple[int, bytes]) -> Inputs:
         """Return a call of an env with the requests before it."""
-        return self.recovery.inputs_until(index, request)
+        return self.recovery.message_inputs(index, request)
 
     def culprit(self, incarnation: Incarnation) -> Activity | None:
         """Return the step that an ended process was running, or that missed its deadline; None if it ran none.
@@ -423,7 +425,7 @@ class EnvGroup(Job, Tenant):
         if index is None:
             return False
         end(self.table.activity(index))
-        self.table.deliver([index])
+        self.table.set_idle([index])
         return True
 
     def blame(self, future: ActorFuture) -> None:

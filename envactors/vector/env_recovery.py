@@ -168,7 +168,7 @@ class EnvRecovery:
         failure = failure._replace(in_reset=failure.in_reset or posted.is_reset)
         crashes = self._actor.config.crashes
         if crashes is not None and failure.raised is not None:
-            find_inputs = functools.partial(self.inputs, index, posted, actions)
+            find_inputs = functools.partial(self.step_inputs, index, posted, actions)
             place = failure.activity, failure.incarnation, self._actor.pid
             failure = failure._replace(error=crashes.name(failure.error, failure.raised, find_inputs, *place))
         error = self._with_inputs(index, failure, posted, actions)
@@ -192,14 +192,14 @@ class EnvRecovery:
             self._actor.discard(failure.incarnation, lambda: self._discard_error(failure, pid))
         return decision, error
 
-    def inputs(self, index: int, posted: PostedRequest, actions: Actions) -> Inputs:
+    def step_inputs(self, index: int, posted: PostedRequest, actions: Actions) -> Inputs:
         """Return a failed step or reset with the requests before it, for a crash bundle; see `decide`."""
         table, journal = self._table, self._table.journals[index]
-        inputs = self.inputs_until(index, journal.request(table.attach, actions, index, posted))
+        inputs = self.message_inputs(index, journal.request(table.attach, actions, index, posted))
         is_poison = table.uses_replay and journal.is_poison(posted)
         return inputs._replace(is_complete=inputs.is_complete or posted.is_seeded_reset, is_poison=is_poison)
 
-    def inputs_until(self, index: int, request: tuple[int, bytes]) -> Inputs:
+    def message_inputs(self, index: int, request: tuple[int, bytes]) -> Inputs:
         """Return a message with the requests before it, for a crash bundle."""
         table, journal, reader = self._table, self._table.journals[index], self._reader
         # In a rollout the rows are behind.

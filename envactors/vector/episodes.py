@@ -28,8 +28,8 @@ from envactors.vector.results import EnvSnapshot
 #                 step resets it; the end of an episode   `disable_reset_checks`
 #                 without autoreset
 # UNRESET         `on_process_lost`                       the result of a reset, `resume`, `restore`
-# RETIRING        the end of an episode, if its recycler  the result of a reset, `record_end`, `resume`, `restore`
-#                 says so
+# RETIRING        the end of an episode, if its recycler  the result of a reset, `record_end_without_reset`, `resume`,
+#                 says so                                 `restore`
 # SEEDED          `seed_episodes`                         nothing
 # NO_RESULT       nothing                                 a result, `restore` with a last result
 NO_EPISODE: Final = 1  # it has no episode
@@ -152,15 +152,15 @@ class Episodes:
             ends: Whether it ended an episode.
             is_reset: Whether it is that of a reset, rather than a step.
         """
-        self.record_many(index, bytes([ends]), bytes([is_reset]))
+        self.record_sequence(index, bytes([ends]), bytes([is_reset]))
 
-    def record_end(self, index: int) -> None:
+    def record_end_without_reset(self, index: int) -> None:
         """Record the last step of an episode in a process that is replaced now: the next one does the reset."""
         self.steps[index] += 1
         self.finished[index] += 1
         self.flags[index] &= ~RETIRING
 
-    def record_many(self, index: int, ends: bytes, resets: bytes) -> None:
+    def record_sequence(self, index: int, ends: bytes, resets: bytes) -> None:
         """Record consecutive results of an env.
 
         Args:

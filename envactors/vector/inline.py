@@ -40,7 +40,7 @@ from envactors.worker.host import Fields, HostedEnv
 _NO_ARGS = (None, None)
 
 
-class _Requests(InlineRequest):
+class _RunningRequests(InlineRequest):
     """Steps or resets of some envs, which run one after another.
 
     Args:
@@ -125,7 +125,7 @@ class InlineEngine(Engine):
         self._pending_infos: dict[int, Any] = {}
         self._pending_errors: dict[int, BaseException] = {}
         # The running requests, the outermost one first. A request that was interrupted stays until the next one.
-        self._unfinished: list[_Requests] = []
+        self._unfinished: list[_RunningRequests] = []
         self._interrupted: set[int] = set()  # the envs of such requests, which have no result to deliver
         self._lock = self.actors[0].config.lock
         self._code = self.actors[0].code
@@ -252,7 +252,7 @@ class InlineEngine(Engine):
         resets_at_end = episodes.autoreset == "same_step"
         resets_next, seeds, flags = episodes.resets_next, episodes.next_seeds, episodes.flags
         steps, are_first = episodes.steps, self._last.are_first
-        running = _Requests(self, envs.ids, {})
+        running = _RunningRequests(self, envs.ids, {})
         with self._lock, self._code.enter(running):
             self._begin(running)
             for index, action in zip(envs.ids, split, strict=True):
@@ -289,7 +289,7 @@ class InlineEngine(Engine):
             self._check_open(envs, "reset")
         self.check_idle(envs)
         arguments = zip(seeds, map(copy_value, options), strict=True)
-        running = _Requests(self, envs.ids, dict(zip(envs.ids, arguments, strict=True)))
+        running = _RunningRequests(self, envs.ids, dict(zip(envs.ids, arguments, strict=True)))
         with self._lock, self._code.enter(running):
             self._begin(running)
             for index in envs.ids:
@@ -343,7 +343,7 @@ class InlineEngine(Engine):
                 self.episodes.end_without_result(interrupted.index, resets_next=True)
         self._unfinished.clear()
 
-    def _begin(self, running: _Requests) -> None:
+    def _begin(self, running: _RunningRequests) -> None:
         """Begin requests under the lock. Since `check_idle`, another thread may have run requests of the same envs."""
         if not running.is_nested:
             self._drop_unfinished()
@@ -354,7 +354,7 @@ class InlineEngine(Engine):
         """Return whether the step that an env runs, or has raised in, has come as far as its reset by autoreset."""
         return self.episodes.autoreset == "same_step" and bool(self._counters[index][METHOD] == METHOD_RESET)
 
-    def _run_reset(self, running: _Requests, index: int) -> bool:
+    def _run_reset(self, running: _RunningRequests, index: int) -> bool:
         """Run the reset of an env; keep its result or failure, and return whether it has succeeded."""
         running.index = running.reset_env = index
         seed, options = running.reset_args.get(index, _NO_ARGS)
@@ -383,7 +383,7 @@ class InlineEngine(Engine):
             return actor.unusable_error(activity)
         return actor.errors.not_begun(activity, actor.last_crash)
 
-    def _complete(self, running: _Requests) -> None:
+    def _complete(self, running: _RunningRequests) -> None:
         """Handle the failures, once all envs have run.
 
         That may replace all envs of an actor, which ends the episodes of those that did not fail, too.
@@ -392,7 +392,7 @@ class InlineEngine(Engine):
             self._recover(running, failure)
         self._unfinished.remove(running)
 
-    def _recover(self, running: _Requests, failure: FailedRequest) -> None:
+    def _recover(self, running: _RunningRequests, failure: FailedRequest) -> None:
         """Replace the envs of an actor after a failure if necessary; keep the outcome of the request."""
         running.index = index = failure.activity.env
         in_reset = failure.in_reset

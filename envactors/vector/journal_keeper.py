@@ -1,6 +1,7 @@
 """The journals of one actor's envs: what is recorded besides steps and resets, and what a new process repeats.
 
-Steps and resets are recorded where their results are accepted. `envactors.replay` has the journals themselves.
+`EnvTable` records steps and resets as it accepts their results. `envactors.replay` has the journals themselves;
+`JournalKeeper` has no state of its own.
 """
 
 from __future__ import annotations

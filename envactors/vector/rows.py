@@ -56,11 +56,11 @@ class RowReader:
         self._reward_spec: Spec = description.reward
         self._all_ids = np.arange(self._layout.envs)
         # The array of observations, if an observation is a single array.
-        self._only = self._slab.observations[0] if isinstance(self._layout.observation, ArraySpec) else None
+        self._single_array = self._slab.observations[0] if isinstance(self._layout.observation, ArraySpec) else None
 
     # Batches ---------------------------------------------------------------------------------------------
 
-    def decode(self, ids: Sequence[int]) -> list[Decoded]:
+    def read_contents(self, ids: Sequence[int]) -> list[Decoded]:
         """Return the content of each env's complete row. Runs code of users.
 
         Raises:
@@ -69,7 +69,7 @@ class RowReader:
         table = self._table
         return [table.infos.decode(index, table.overflow.get(index)) for index in ids]
 
-    def batch(self, envs: Selection, contents: Sequence[Decoded] | None) -> Batch:
+    def read_batch(self, envs: Selection, contents: Sequence[Decoded] | None) -> Batch:
         """Copy the results in the complete rows of envs.
 
         Args:
@@ -79,8 +79,8 @@ class RowReader:
         slab = self._slab
         at, buffers = envs.at, self._table.posted_buffers()
         buffer = _common_value(buffers) if envs.is_all else None
-        if buffer is not None and self._only is not None:
-            obs: Any = self._only[buffer].copy() if self.copies else self._only[buffer]
+        if buffer is not None and self._single_array is not None:
+            obs: Any = self._single_array[buffer].copy() if self.copies else self._single_array[buffer]
         else:
             obs = unflatten(self._layout.observation, iter(self._observations(buffer, buffers, at, contents or ())))
         if self._layout.reward is None:

@@ -420,7 +420,7 @@ class EnvTable:
             self.journals[index].record_row(slab, index, self.posted_request(index))
         ends = bool(slab.terminated[index]) or bool(slab.truncated[index])
         if ends and op & NO_AUTORESET:
-            self.episodes.record_end(index)
+            self.episodes.record_end_without_reset(index)
             return True
         self.episodes.record(index, ends=ends, is_reset=bool(op & RESET))
         return False
@@ -445,7 +445,7 @@ class EnvTable:
         else:
             for index in envs.ids:
                 self.buffers[index] = buffers[index]
-        self.deliver(envs.ids, is_all=envs.is_all)
+        self.set_idle(envs.ids, is_all=envs.is_all)
 
     def record_outcome(self, index: int, outcome: Outcome | None, when: float | None = None) -> None:
         """Record the outcome of an env. If its request has a future, resolve the future and make the env idle.
@@ -464,10 +464,10 @@ class EnvTable:
         if future is not None:
             assert outcome is not None, "a future needs a copy of the row"
             future.set_outcome(outcome)
-            self.deliver([index])
+            self.set_idle([index])
         self.waiters.ring()
 
-    def deliver(self, ids: Sequence[int], *, is_all: bool = False) -> None:
+    def set_idle(self, ids: Sequence[int], *, is_all: bool = False) -> None:
         """Make envs idle. The caller has taken their outcomes, or drops them."""
         self.version += 1
         if self.requests or self.outcome_at:
@@ -571,6 +571,6 @@ class EnvTable:
         """Make an env idle, whatever its state. It needs a reset, which another process will run."""
         self.overdue.discard(index)
         self.status[index] = IDLE  # its row may have only a part of a result
-        self.deliver([index])
+        self.set_idle([index])
         self.lose_episode(index)
         self.episodes.on_process_lost(index)

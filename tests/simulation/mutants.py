@@ -202,7 +202,7 @@ MUTANTS = [
     Mutant(TABLE + "accept_row", "self.swap_buffers(index)", "pass", LAST),
     Mutant(ENVS + "culprit", "return running", "return unfinished[-1]", BLAMES),
     Mutant(KEEPER + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
-    Mutant(TABLE + "clear", "self.deliver([index])", "pass", INTERRUPTS),
+    Mutant(TABLE + "clear", "self.set_idle([index])", "pass", INTERRUPTS),
     Mutant(ROWS + "ids", " and queued_in[index] is self", "", ORDER),
     Mutant(ENV_RECOVERY + "fail_queued", "self._recover(index, failure, has_process=False)", "pass", HANGS),
     Mutant(ENVS + "call_when_finished", "worker.watch_rings(self._on_ring)", "pass", HANGS),
@@ -221,11 +221,11 @@ MUTANTS = [
     Mutant(TABLE + "write_requests", "self.buffers.translate(_OTHER_BUFFER)", "self.buffers[:]", LAST),
     Mutant(TABLE + "write_requests", "self.overflow.pop(index, None)", "pass", MIXES),
     Mutant(TABLE + "deliver_rows", "self.buffers[:] = buffers", "pass", LAST),
-    Mutant(TABLE + "deliver", "self.outcomes.pop(index, None)", "pass", STATES),
+    Mutant(TABLE + "set_idle", "self.outcomes.pop(index, None)", "pass", STATES),
     Mutant(ENVS + "repair", "future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
     # The engine.
     Mutant(TABLE + "deliver_rows", "self._steps.record(envs.ids, is_all=envs.is_all)", "pass", REPLAYS),
-    Mutant(ENGINE + "make_idle", "table.deliver(done)", "pass", HANGS),
+    Mutant(ENGINE + "make_idle", "table.set_idle(done)", "pass", HANGS),
     Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
     # Episodes and recovery.
     Mutant(EPISODES + "record_batch", 'self.autoreset == "next_step"', "False", STATES),

@@ -51,7 +51,7 @@ def test_many_results_at_once_count_as_one_by_one(autoreset, seeded):
     ends, resets = [0, 0, 1, 0, 0, 1], [0, 0, 0, autoreset == "next_step", 0, 0]
     for end, reset in zip(ends, resets, strict=True):
         each.record(0, ends=bool(end), is_reset=bool(reset))
-    at_once.record_many(0, bytes(ends), bytes(resets))
+    at_once.record_sequence(0, bytes(ends), bytes(resets))
     for name in ("flags", "next_seeds", "numbers"):
         assert getattr(each, name) == getattr(at_once, name)
     for name in ("steps", "finished", "resets_next"):

@@ -72,7 +72,7 @@ def test_each_transition_changes_the_version(table):
         lambda: table.queue([0]),
         lambda: table.write_requests(some(0), 5, True),
         lambda: table.record_outcome(0, None),
-        lambda: table.deliver([0]),
+        lambda: table.set_idle([0]),
     ):
         transition()
         seen.append(table.version)
@@ -128,7 +128,7 @@ def test_delivery_forgets_requests_and_outcomes(table):
     table.requests[1] = EnvRequest("step")
     table.write_requests(ALL, 5, False)
     table.record_outcome(1, ReadyOutcome("value"))
-    table.deliver(ALL.ids, is_all=True)
+    table.set_idle(ALL.ids, is_all=True)
     assert table.are_all(IDLE)
     assert (table.requests, table.outcomes, table.outcome_at) == ({}, {}, {})
 

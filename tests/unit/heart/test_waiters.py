@@ -166,7 +166,7 @@ def test_results_that_another_thread_is_taking_are_not_taken_twice(stages, monke
     stage.start([1, 1])
     stage.run()
     engine, table, results = stage.engine, stage.table, []
-    deliver, steps = table.deliver, table.episodes.steps.tolist()
+    set_idle, steps = table.set_idle, table.episodes.steps.tolist()
 
     def run():
         try:
@@ -176,13 +176,13 @@ def test_results_that_another_thread_is_taking_are_not_taken_twice(stages, monke
 
     thread = threading.Thread(target=run)
 
-    def deliver_later(*args, **options):
+    def set_idle_later(*args, **options):
         monkeypatch.undo()
         thread.start()
         time.sleep(0.05)
-        deliver(*args, **options)
+        set_idle(*args, **options)
 
-    monkeypatch.setattr(table, "deliver", deliver_later)
+    monkeypatch.setattr(table, "set_idle", set_idle_later)
     assert engine._try_to_deliver(engine.all, "step") is not None
     thread.join(SOON)
     assert isinstance(results[0], ea.NothingPendingError)
