@@ -204,18 +204,15 @@ class EnvGroup(Job, Tenant):
         """Return whether the process must be replaced before these envs run: only between episodes, at a reset."""
         if not self.actor.is_usable:
             return False  # only the user may renew an actor without restarts left
-        resetting = [index for index in ids if self._resets(index)]
-        if any(map(self.table.episodes.is_retiring, resetting)):
-            return True
-        if not self.recycler.is_node_draining:
-            return False
-        # Several envs move only at a reset that the user requests for all of them, which loses no episode.
-        return [self.table.request(index).method for index in ids] == ["reset"] * len(self.indices)
-
-    def _resets(self, index: int) -> bool:
-        """Return whether the next request of an env resets it, by autoreset or because the user asked for a reset."""
         table = self.table
-        return bool(table.episodes.resets_next[index]) or table.request(index).method == "reset"
+        resets = [table.request(index).method == "reset" for index in ids]
+        resetting = [
+            index for index, reset in zip(ids, resets, strict=True) if reset or table.episodes.resets_next[index]
+        ]
+        if any(map(table.episodes.is_retiring, resetting)):
+            return True
+        # Several envs move only at a reset that the user requests for all of them, which loses no episode.
+        return self.recycler.is_node_draining and resets == [True] * len(self.indices)
 
     # Results ---------------------------------------------------------------------------------------------
 

@@ -82,32 +82,28 @@ def group_envs(
         bounds = [*range(0, len(factories), envs_per_actor), len(factories)]
     else:
         raise VectorInputError(f"envs_per_actor is {envs_per_actor!r}: expected an int >= 1, or 'auto'")
-    factories_by_actor = [factories[start:end] for start, end in itertools.pairwise(bounds)]
+    by_actor = [factories[start:end] for start, end in itertools.pairwise(bounds)]
     if env_vars is None or isinstance(env_vars, Mapping):
-        return factories_by_actor, [env_vars] * len(factories_by_actor)
+        return by_actor, [env_vars] * len(by_actor)
     if callable(env_vars):
-        return factories_by_actor, [env_vars(index) for index in range(len(factories_by_actor))]
+        return by_actor, [env_vars(index) for index in range(len(by_actor))]
     if not isinstance(env_vars, Sequence) or isinstance(env_vars, str):
         raise TypeError(
             f"env_vars is {env_vars!r}: expected a mapping for all actors, a sequence with one for each, or a function "
             "of the actor's index"
         )
-    if len(env_vars) != len(factories_by_actor):
-        raise VectorInputError(
-            f"env_vars has {len(env_vars)} mappings for {len(factories_by_actor)} actors: expected one each"
-        )
-    return factories_by_actor, env_vars
+    if len(env_vars) != len(by_actor):
+        raise VectorInputError(f"env_vars has {len(env_vars)} mappings for {len(by_actor)} actors: expected one each")
+    return by_actor, env_vars
 
 
-def check_recycling(
-    recycle: RecyclePolicy | None, factories_by_actor: Sequence[Sequence[object]], backend: Backend
-) -> None:
+def check_recycling(recycle: RecyclePolicy | None, by_actor: Sequence[Sequence[object]], backend: Backend) -> None:
     """Check that recycling is only used with one env per process.
 
     Raises:
         VectorInputError: An actor has several envs, or the backend has no processes.
     """
-    most = max(map(len, factories_by_actor))
+    most = max(map(len, by_actor))
     if recycle is not None and (most > 1 or not backend.traits.can_kill):
         raise VectorInputError(
             f"recycle with {most} envs per actor and {backend!r}: expected envs_per_actor=1, so that no other env's "
