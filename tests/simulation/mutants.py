@@ -183,7 +183,7 @@ MUTANTS = [
     Mutant(JOBS + "Replay.start", "actor.deadline_watch.watch(self.started)", "pass", HANGS),
     Mutant(JOBS + "Call.after_exit", "self.retries -= 1", "pass", ONCE),
     # Waiting.
-    Mutant(FUTURE + "_notify", "self._ended.open()", "pass", HANGS),
+    Mutant(FUTURE + "_wake_others", "self._ended.open()", "pass", HANGS),
     Mutant(LOCAL + "take_back", "self._loop.take_back(self._channel_fd)", "pass", HANGS),
     Mutant(LOCAL + "take_back", "self._loop.take_back(self.sentinel)", "pass", HANGS),
     Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
