@@ -55,7 +55,7 @@ class _Descriptor:
         fd: The descriptor.
         callback: Called with the events.
         wants_write: Whether to report that it is writable, too.
-        is_lent: Whether another thread reads it in place of the loop.
+        is_lent: Whether another thread may read it in place of the loop.
         is_watched: False once it was removed; an event that was polled before is then ignored.
         bell: The doorbell that it belongs to; None for other descriptors.
         errors: How often the callback has raised.
@@ -144,9 +144,10 @@ class Loop:
     def _set_lent(self, fd: int, is_lent: bool) -> None:
         with self._lock:
             descriptor = self._descriptors.get(fd)
-            if descriptor is not None and descriptor.is_lent != is_lent:
-                descriptor.is_lent = is_lent
+            if descriptor is not None and (is_lent or descriptor.is_lent):
+                descriptor.is_lent = True  # so that an interrupted change is made again by the next `take_back`
                 self._poller.watch(fd, readable=not is_lent, writable=descriptor.wants_write)
+                descriptor.is_lent = is_lent
 
     # Callbacks -------------------------------------------------------------------------------------------
 

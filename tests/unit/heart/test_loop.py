@@ -11,6 +11,7 @@ import time
 import weakref
 
 import pytest
+from interrupting import Interrupt, interrupt
 
 from envactors.loop import Loop
 from envactors.runtime import ThreadPool
@@ -201,6 +202,22 @@ def test_a_lent_descriptor_is_not_read_but_still_written(loop, pipe):
     assert read.wait(SOON)
     loop.unwatch(reader)
     loop.unwatch(writer)
+
+
+@pytest.mark.parametrize("method", ["lend", "take_back"])
+@pytest.mark.parametrize("number", range(8))
+def test_a_descriptor_is_read_again_after_an_interrupt_anywhere_in_lending_it(loop, pipe, method, number):
+    reader, writer = pipe
+    read = threading.Event()
+    loop.watch(reader, lambda _events: (os.read(reader, 1), read.set()))
+    if method == "take_back":
+        loop.lend(reader)
+    with contextlib.suppress(Interrupt):
+        interrupt(lambda: getattr(loop, method)(reader), number)
+    loop.take_back(reader)  # as the timer of the loan does
+    os.write(writer, b"a")
+    assert read.wait(SOON)
+    loop.unwatch(reader)
 
 
 def test_an_error_is_reported_and_the_loop_continues(loop, errors):
