@@ -185,11 +185,13 @@ class InlineEngine(Engine):
     # Requests --------------------------------------------------------------------------------------------
 
     def busy(self) -> list[int]:
-        return [*self.receivable(), *self._interrupted]
+        self._drop_interrupted()
+        return [*self._pending_infos, *self._pending_errors, *self._interrupted]
 
     def receivable(self) -> list[int]:
         self._drop_interrupted()
-        return [*self._pending_infos, *self._pending_errors]
+        outer = self._outer_ids()
+        return [index for index in (*self._pending_infos, *self._pending_errors) if index not in outer]
 
     def close(self) -> None:
         """Do nothing: `on_change` has dropped the envs of the closed actors."""
@@ -325,9 +327,14 @@ class InlineEngine(Engine):
         """
         for index in ids:
             self._actor_by_env[index].check_not_within()
-        unfinished = {index for running in self._unfinished for index in running.ids}
-        if busy := [index for index in ids if index in unfinished]:
+        outer = self._outer_ids()
+        if busy := [index for index in ids if index in outer]:
             raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
+
+    def _outer_ids(self) -> set[int]:
+        """Return the envs of the requests that run the calling code of an env; those deliver their own results."""
+        unfinished = self._unfinished if self._lock.is_held_here() else ()
+        return {index for running in unfinished for index in running.ids}
 
     def _drop_interrupted(self) -> None:
         """Drop the results of requests that an interrupt has ended; their envs are pending until `make_idle`."""
@@ -476,11 +483,14 @@ class InlineEngine(Engine):
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         del min_envs
-        ids = list(self._pending_infos)[:max_envs] + list(self._pending_errors)
+        ready, errors = self.receivable(), self._pending_errors
+        ids = [i for i in ready if i not in errors][:max_envs] + [i for i in ready if i in errors]
         return self.wait_for_results(self.select(ids), None, deadline, "recv")
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         del timeout, deadline
         self._drop_interrupted()
+        if self._lock.is_held_here():
+            self._check_nested(envs.ids)
         self._drop(envs)
         self._interrupted.difference_update(envs.ids)

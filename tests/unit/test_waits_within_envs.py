@@ -39,17 +39,18 @@ class Asking(EchoEnv):
         return self.steps
 
 
+def value_or_error(run):
+    """Run a function; return its value, or the error that it raises."""
+    try:
+        return run()
+    except Exception as error:
+        return error
+
+
 def outcome_of(run):
     """Run a function in another thread; return its value, or the error that it raises."""
     outcome = Future()
-
-    def note():
-        try:
-            outcome.set_result(run())
-        except Exception as error:
-            outcome.set_result(error)
-
-    threading.Thread(target=note, daemon=True).start()
+    threading.Thread(target=lambda: outcome.set_result(value_or_error(run)), daemon=True).start()
     return outcome.result(SOON)
 
 
@@ -177,3 +178,39 @@ def test_an_env_may_wait_for_a_result_that_its_own_actor_has_completed():
         futures.set_result(envs.submit([1, 1]))
         assert futures.result()[1].result(SOON).reward == 1.0
     assert results == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("ask", "refusal"),
+    [
+        (lambda envs: envs.reset(env_ids=[0]), ea.AlreadyPendingError),
+        (lambda envs: envs.reset(), RuntimeError),
+        (lambda envs: VectorAccess(envs).discard([0]), ea.AlreadyPendingError),
+        (lambda envs: envs.recv(), ea.NothingPendingError),
+        (lambda envs: envs.recv(min_envs=0), ea.NothingPendingError),
+    ],
+    ids=["reset", "reset of all", "discard", "recv", "recv of none"],
+)
+@pytest.mark.parametrize("send", [False, True])
+def test_a_refused_request_within_a_step_leaves_the_results_of_that_step(ask, refusal, send):
+    """`reset` used to drop the result of env 0 before it was refused, and `recv` to take it."""
+    with ea.VectorEnv([EchoEnv, Asking], backend="inline") as envs:
+        envs.reset(seed=0)
+        errors = []
+        Shared.asks = staticmethod(lambda: errors.append(value_or_error(lambda: ask(envs))))
+        if send:
+            envs.send([1, 1])
+            assert envs.recv().env_ids.tolist() == [0, 1]
+        else:
+            assert envs.step([1, 1])[0][:, 1].tolist() == [1, 1]
+        assert [type(error) for error in errors] == [refusal]
+        assert envs.step([1, 1])[0][:, 1].tolist() == [2, 2]
+
+
+def test_recv_within_a_step_returns_only_what_was_sent_there():
+    with ea.VectorEnv([EchoEnv, Asking, EchoEnv], backend="inline") as envs:
+        envs.reset(seed=0)
+        received = []
+        Shared.asks = staticmethod(lambda: (envs.send([1], env_ids=[2]), received.extend(envs.recv().env_ids)))
+        envs.step([1, 1], env_ids=[0, 1])
+        assert received == [2]
