@@ -353,6 +353,7 @@ class VectorEnv(BoundToProcess):
             VectorEnvError: The vector has ``on_failure="raise"``, and keeps no results.
             AlreadyPendingError: An env has a result pending, or a rollout is in flight.
             NothingPendingError: An env has no result yet.
+            VectorStepError: Observations of envs without an observation space differ in shape.
         """
         self._select(None)
         if self._engine.on_failure == "raise":

@@ -20,7 +20,7 @@ from envactors.mailbox.specs import Spec, conform, zeros
 from envactors.vector.batching import Batcher
 from envactors.vector.episodes import Episodes
 from envactors.vector.options import OnFailure
-from envactors.vector.results import Batch, EnvSnapshot, EnvStep
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
 from envactors.vector.table import Selection
 
 # One per env: the user's seeds and options of resets, and the futures of requests.
@@ -169,6 +169,15 @@ class Engine(abc.ABC):
         actor = self._actor_by_env[index]
         return f"actor {actor.name!r}, pid {actor.pid}, incarnation {actor.incarnation.index}"
 
+    def _batch(
+        self, envs: Selection, steps: Sequence[EnvStep], failures: dict[int, BaseException], caller: str
+    ) -> Batch:
+        """Batch the results of envs; raise `VectorStepError` if an env failed, or does not conform to the others."""
+        batch, mismatches = self.batcher.batch_steps(steps)
+        if failures or mismatches:
+            raise step_error({**failures, **mismatches}, batch, len(envs.ids), caller, self._describe_actor)
+        return batch
+
     # Last results and snapshots --------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -189,7 +198,7 @@ class Engine(abc.ABC):
         """Return the last result of each env, all of which must be idle; None if an env has none."""
         self.check_idle(self.all)
         steps = [step for index in self.all.ids if (step := self.read_last(index)) is not None]
-        return self.batcher.batch_steps(steps)[0] if len(steps) == len(self.all.ids) else None
+        return self._batch(self.all, steps, {}, "last_batch") if len(steps) == len(self.all.ids) else None
 
     @abc.abstractmethod
     def process_with_episode(self, index: int) -> int | None:

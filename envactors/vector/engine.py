@@ -28,7 +28,7 @@ from envactors.mailbox.pickling import dumps, safe_repr, try_to_read
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup, post_rows
-from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep
 from envactors.vector.rows import RowReader, RowResult
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
 
@@ -438,11 +438,7 @@ class RowEngine(Engine):
             if unreadable and table.on_failure != "raise":
                 return None  # their requests run again, or have other outcomes now
             table.set_idle(ids, is_all=envs.is_all)
-        batch, mismatches = self.batcher.batch_steps(steps)
-        failures = {**failures, **unreadable, **mismatches}
-        if failures:
-            raise step_error(failures, batch, len(ids), caller, self._describe_actor)
-        return batch
+        return self._batch(envs, steps, failures | unreadable, caller)
 
     def _read_row(self, index: int) -> tuple[Any, BaseException | None]:
         """Return the result in a complete row, or the error of unpickling it. Runs code of users."""

@@ -30,7 +30,7 @@ from envactors.vector.episodes import Episodes
 from envactors.vector.fates import Cause, EnvFate, Facts, FailedRequest, settle
 from envactors.vector.last_results import LastResults
 from envactors.vector.options import VectorSettings
-from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info, step_error
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info
 from envactors.vector.table import Selection
 from envactors.vector.timing import StepTimes, TimedEnv
 from envactors.worker.context import ActorContext
@@ -464,12 +464,9 @@ class InlineEngine(Engine):
         try:
             if not failures and not self.batcher.infers_spec:
                 return self._last.read_batch(envs, infos)
-            batch, mismatches = self.batcher.batch_steps(list(map(self._last.read, ids, infos)))
+            return self._batch(envs, list(map(self._last.read, ids, infos)), failures, caller)
         finally:
             self._drop(envs)  # not earlier: another thread may step the envs then
-        if failures := {**failures, **mismatches}:
-            raise step_error(failures, batch, len(envs.ids), caller, self._describe_actor)
-        return batch
 
     def _drop(self, envs: Selection) -> None:
         """Forget the results and errors of envs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import warnings
@@ -228,3 +229,28 @@ def test_without_a_space_the_error_says_that_a_first_reset_has_fixed_the_shape(b
         envs.reset()
     (error,) = caught.value.failures.values()
     assert str(error) == f"the observation of env 1 has shape (3,): {fixed.format(0)}"
+
+
+class Shaped:
+    """An env without spaces whose observations have a shape."""
+
+    def __init__(self, shape):
+        self.shape = shape
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(self.shape), {}
+
+    def step(self, action):
+        return np.ones(self.shape), 1.0, False, False, {}
+
+
+@LOCAL
+def test_last_batch_raises_the_error_of_the_step_that_it_repeats(backend):
+    """It used to leave out the env whose observation has another shape."""
+    factories = [functools.partial(Shaped, 3), functools.partial(Shaped, 4)]
+    with ea.VectorEnv(factories, backend=backend, on_failure="renew") as envs:
+        for ask in (envs.reset, lambda: envs.step([0, 0]), envs.last_batch):
+            with pytest.raises(ea.VectorStepError, match="the observation of env 1") as raised:
+                ask()
+            assert [*map(type, raised.value.failures.values())] == [ea.SpaceMismatchError]
+            assert raised.value.batch.env_ids.tolist() == [0]
