@@ -119,9 +119,17 @@ class Engine(abc.ABC):
             ActorClosedError: The vector was closed.
         """
 
-    @abc.abstractmethod
     def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:
         """Start resets; for the errors see `start_steps`."""
+        self._start_resets(envs, seeds, self._convert_options(envs, options), futures)
+
+    @abc.abstractmethod
+    def _convert_options(self, envs: Selection, options: Options) -> list[Any]:
+        """Return the options of resets as `_start_resets` takes them, so that no code of users runs there."""
+
+    @abc.abstractmethod
+    def _start_resets(self, envs: Selection, seeds: Seeds, options: list[Any], futures: Futures) -> None:
+        """Start resets with converted options."""
 
     @abc.abstractmethod
     def wait_for_results(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
@@ -160,8 +168,9 @@ class Engine(abc.ABC):
         self, envs: Selection, seeds: Seeds, options: Options, timeout: float | None, deadline: float | None
     ) -> Batch:
         """Make envs idle, reset them, and deliver the results. For the arguments see these methods."""
+        converted = self._convert_options(envs, options)  # if that fails, no result has been dropped
         self.make_idle(envs, timeout, deadline)
-        self.start_resets(envs, seeds, options)
+        self._start_resets(envs, seeds, converted, ())
         return self.wait_for_results(envs, timeout, deadline, "reset")
 
     def _describe_actor(self, index: int) -> str:

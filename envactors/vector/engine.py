@@ -124,12 +124,15 @@ class RowEngine(Engine):
                 requests[index] = EnvRequest("step", future=future, payload=payload)
         self._post_or_queue(envs, requests, "step", columns, streams=streams)
 
-    def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:
+    def _convert_options(self, envs: Selection, options: Options) -> list[bytes | None]:
+        pairs = zip(envs.ids, options, strict=True)
+        return [None if value is None else self._pickle(value, index, "reset") for index, value in pairs]
+
+    def _start_resets(self, envs: Selection, seeds: Seeds, options: list[bytes | None], futures: Futures) -> None:
         self._lock.reset_if_interrupted()
         requests = {}
         none = [None] * len(envs.ids)
-        for index, seed, option, future in zip(envs.ids, seeds, options, futures or none, strict=True):
-            payload = None if option is None else self._pickle(option, index, "reset")
+        for index, seed, payload, future in zip(envs.ids, seeds, options, futures or none, strict=True):
             requests[index] = EnvRequest("reset", resets=True, future=future, seed=seed, payload=payload)
         self._post_or_queue(envs, requests, "reset", (), streams=True)
 

@@ -286,12 +286,15 @@ class InlineEngine(Engine):
         if futures:
             self._resolve(envs, futures)
 
-    def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:
+    def _convert_options(self, envs: Selection, options: Options) -> list[Any]:
+        return [copy_value(value) for _, value in zip(envs.ids, options, strict=True)]
+
+    def _start_resets(self, envs: Selection, seeds: Seeds, options: list[Any], futures: Futures) -> None:
         if self._closed:
             self._check_open(envs, "reset")
         self.check_idle(envs)
-        arguments = zip(seeds, map(copy_value, options), strict=True)
-        running = _RunningRequests(self, envs.ids, dict(zip(envs.ids, arguments, strict=True)))
+        reset_args = dict(zip(envs.ids, zip(seeds, options, strict=True), strict=True))
+        running = _RunningRequests(self, envs.ids, reset_args)
         with self._lock, self._code.enter(running):
             self._begin(running)
             for index in envs.ids:

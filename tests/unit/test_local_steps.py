@@ -254,3 +254,14 @@ def test_last_batch_raises_the_error_of_the_step_that_it_repeats(backend):
                 ask()
             assert [*map(type, raised.value.failures.values())] == [ea.SpaceMismatchError]
             assert raised.value.batch.env_ids.tolist() == [0]
+
+
+@LOCAL
+def test_a_reset_whose_options_are_refused_leaves_the_results_that_were_sent(backend):
+    """They used to be dropped before the options were copied."""
+    with ea.VectorEnv([EchoEnv] * 2, backend=backend) as envs:
+        envs.reset(seed=0)
+        envs.send([1, 1])
+        with pytest.raises((ea.SerializationError, TypeError), match="cannot pickle"):
+            envs.reset(options={"x": threading.Lock()})
+        assert envs.recv(timeout=SOON).obs[:, 1].tolist() == [1, 1]
