@@ -244,12 +244,13 @@ class Episodes:
         return self.on_failure != "raise" and not self.flags[index] & RETIRING
 
     def restore(self, index: int, snapshot: EnvSnapshot) -> None:
-        """Continue from a snapshot."""
+        """Continue from a snapshot; if it has no seed, the seeds of further episodes stay those of the env."""
         root_seed, number = snapshot.root_seed, snapshot.episode
-        self.root_seeds[index] = root_seed
-        self.numbers[index] = number
-        if self.flags[index] & SEEDED and root_seed is not None:
-            self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed
+        if root_seed is not None:
+            self.root_seeds[index] = root_seed
+            self.numbers[index] = number
+            if self.flags[index] & SEEDED:
+                self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed
         self.flags[index] &= ~(NO_EPISODE | LOSS_UNREPORTED | NEEDS_RESET | UNRESET | RETIRING)
         if snapshot.last is not None:
             self.flags[index] &= ~NO_RESULT

@@ -16,6 +16,7 @@ from envactors.vector.episodes import (
     UNRESET,
     Episodes,
 )
+from envactors.vector.results import EnvSnapshot, EnvStep
 
 
 def test_a_new_env_needs_a_reset_and_then_only_actions():
@@ -107,6 +108,19 @@ def test_seeded_episodes_have_the_seeds_of_the_formula():
     for number in (1, 2, 3):
         episodes.record(0, ends=False, is_reset=True)
         assert episodes.seed_of_reset(0, 0) == episode_seed(5, number)
+
+
+def test_a_snapshot_without_a_seed_leaves_the_seeds_of_the_env():
+    """Each further reset used to get the same seed."""
+    episodes = Episodes(1, "next_step", "raise")
+    episodes.seed_episodes()
+    episodes.set_root_seed(0, 7)
+    episodes.record(0, ends=False, is_reset=True)
+    last = EnvStep(0, None, 0.0, terminated=False, truncated=False, info={}, incarnation=0)
+    episodes.restore(0, EnvSnapshot(0, b"", 0, None, 0, resets_next=False, starts=True, last=last))
+    for number in (1, 2, 3):
+        assert episodes.seed_of_reset(0, 0) == episode_seed(7, number)
+        episodes.record(0, ends=False, is_reset=True)
 
 
 class StepLimit:
