@@ -458,7 +458,8 @@ class RowEngine(Engine):
             if table.is_lost_for_good(index):
                 raise self.group_by_env[index].recovery.crash_error_for(Activity("snapshot", index))
             # Under replay, the next process would get to the same state.
-            return None if table.uses_replay else table.incarnations[index]
+            may_change = table.uses_replay or not self.episodes.has_episode(index)
+            return None if may_change else table.incarnations[index]
 
     def _read_last(self, index: int) -> EnvStep | None:
         last = self.reader.copy_last(index)

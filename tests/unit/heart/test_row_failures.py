@@ -1133,3 +1133,16 @@ def test_a_result_that_a_reset_has_dropped_is_still_the_last_one(stages):
     stage.run()
     stage.access.discard()
     assert stage.envs.last_batch().obs == ["2"]
+
+
+def test_a_snapshot_of_an_env_without_an_episode_may_come_from_its_next_process(stages):
+    """Until that process began, the snapshot used to fail with the crash that a result had reported before."""
+    states = ea.SnapshotPolicy(lambda env: env.steps, lambda env, steps: setattr(env, "steps", steps))
+    stage = stages(1, on_failure="renew", snapshot=states)
+    stage.start([1])
+    stage.crash()
+    assert stage.finish().truncated.tolist() == [True]
+    stage.crash()
+    assert stage.engine.process_with_episode(0) is None
+    assert stage.play(stage.envs.snapshot)[0].resets_next
+    assert stage.step([1])[0].tolist() == [[0, -1, renewed_seed(0, 2)]]
