@@ -149,7 +149,9 @@ class VectorEnv(BoundToProcess):
             ``(obs, infos)``: observations batched per leaf with the envs along axis 0, and a list of infos.
 
         Raises:
-            VectorTimeoutError: The timeout passed; ``recv`` will return the results, with reward 0.
+            VectorTimeoutError: The timeout passed. If that was while envs ran earlier requests, nothing was reset, and
+                ``recv`` will return the earlier results; then reset again. Otherwise it will return those of the
+                resets, with reward 0. The error says which.
             VectorStepError: Some envs failed.
             VectorInputError: ``env_ids``, ``seed``, or ``options`` is invalid.
         """

@@ -254,14 +254,18 @@ class RowEngine(Engine):
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         table = self.table
         self._lock.reset_if_interrupted()
+        advice = "nothing was reset, and nothing is lost: receive the results of the earlier requests, then reset again"
+
+        def count_missing() -> int:
+            return table.rollouts + sum(map(table.lacks_outcome, envs.ids))
+
         while table.rollouts or not all(table.status[index] == IDLE for index in envs.ids):
-            self._wait(
-                lambda: table.rollouts + sum(map(table.lacks_outcome, envs.ids)), envs, timeout, deadline, "reset"
-            )
+            self._wait(count_missing, envs, timeout, deadline, "reset", advice)
             self._collect(envs)
             with self._lock, self._lock.change(*envs.actors):
-                done = [index for index in envs.ids if table.status[index] in (DONE, FAILED)]
-                table.set_idle(done)
+                # While a request runs again, the timeout may pass, and the other results must not be lost.
+                if all(table.status[index] in (IDLE, DONE, FAILED) for index in envs.ids):
+                    table.set_idle(envs.ids)
 
     def _wait(
         self,
@@ -270,8 +274,17 @@ class RowEngine(Engine):
         timeout: float | None,
         deadline: float | None,
         caller: str,
+        advice: str = "nothing is lost, and recv will return the results",
     ) -> None:
         """Wait until nothing is missing.
+
+        Args:
+            count_missing: Returns how much is missing.
+            envs: The envs.
+            timeout: The user's timeout in seconds, for the error.
+            deadline: When it is over (`time.monotonic`); None for no limit.
+            caller: Name of the user's method, for the error.
+            advice: What the error says about the results.
 
         Raises:
             VectorTimeoutError: The deadline has passed, and envs or rollouts are still running.
@@ -281,8 +294,8 @@ class RowEngine(Engine):
         late = [index for index in envs.ids if self.table.lacks_outcome(index)]
         if late:
             raise VectorTimeoutError(
-                f"{caller} waited {timeout} s, and the envs {late} have not finished; nothing is lost, and recv will "
-                f"return the results. Env {late[0]} is in {self._describe_actor(late[0])}",
+                f"{caller} waited {timeout} s, and the envs {late} have not finished; {advice}. "
+                f"Env {late[0]} is in {self._describe_actor(late[0])}",
                 env_ids=late,
                 timeout=timeout,
             )

@@ -225,7 +225,7 @@ MUTANTS = [
     Mutant(ENVS + "repair", "future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
     # The engine.
     Mutant(TABLE + "deliver_rows", "self._steps.record(envs.ids, is_all=envs.is_all)", "pass", REPLAYS),
-    Mutant(ENGINE + "make_idle", "table.set_idle(done)", "pass", HANGS),
+    Mutant(ENGINE + "make_idle", "table.set_idle(envs.ids)", "pass", HANGS),
     Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
     # Episodes and recovery.
     Mutant(EPISODES + "record_batch", 'self.autoreset == "next_step"', "False", STATES),
