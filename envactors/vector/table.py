@@ -30,7 +30,7 @@ from envactors.actor.future import ActorFuture, Outcome
 from envactors.mailbox.info_codec import INLINE_INFO, OVERFLOW, PLAIN, Infos
 from envactors.mailbox.messages import Attach, Pickled
 from envactors.mailbox.pickling import dumps
-from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab, slice_of
+from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, WHEN, Slab, slice_of
 from envactors.mailbox.step_buffer import StepBuffer
 from envactors.options import Deadlines
 from envactors.replay import Journal, PostedRequest
@@ -75,9 +75,10 @@ class EnvRequest:
     ending: Any = None  # a `RowResult`, whose module imports this one
 
 
-# Tables for `bytes.translate`: the buffer of each operation, and the other buffer for each buffer.
+# Tables for `bytes.translate`: the buffer of each operation; and for each buffer, a step that writes to the other one,
+# without and with streaming.
 _BUFFER_OF_OP: Final = bytes(op & BUFFER for op in range(256))
-_OTHER_BUFFER: Final = bytes(buffer ^ BUFFER for buffer in range(256))
+_STEPS: Final = [bytes(buffer ^ BUFFER | when for buffer in range(256)) for when in (0, WHEN)]
 
 # The request of each env without an entry in `EnvTable.requests`.
 _BARE_STEP: Final = EnvRequest("step")
@@ -334,7 +335,7 @@ class EnvTable:
             The payloads that do not fit into rows, by env.
         """
         payloads: dict[int, bytes] = {}
-        ops = self.buffers.translate(_OTHER_BUFFER)
+        ops = self.buffers.translate(_STEPS[streams])
         resets_next = self.episodes.resets_next
         if 1 in resets_next:
             for index in envs.ids:

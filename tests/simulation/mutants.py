@@ -218,7 +218,7 @@ MUTANTS = [
     Mutant(ENVS + "repair", "table.clear(index)", "pass", INTERRUPTS),
     Mutant(TABLE + "is_complete", " or index in self.overflow", "", MIXES),
     Mutant(TABLE + "set_requests", "self.episodes.set_root_seed(index, request.seed)", "pass", SEEDS),
-    Mutant(TABLE + "write_requests", "self.buffers.translate(_OTHER_BUFFER)", "self.buffers[:]", LAST),
+    Mutant(TABLE + "write_requests", "self.buffers.translate(_STEPS[streams])", "self.buffers[:]", LAST),
     Mutant(TABLE + "write_requests", "self.overflow.pop(index, None)", "pass", MIXES),
     Mutant(TABLE + "deliver_rows", "self.buffers[:] = buffers", "pass", LAST),
     Mutant(TABLE + "set_idle", "self.outcomes.pop(index, None)", "pass", STATES),

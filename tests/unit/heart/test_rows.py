@@ -309,6 +309,19 @@ def test_recv_returns_results_in_the_order_of_their_completion(stages):
     assert stage.envs.recv().env_ids.tolist() == [2, 0, 1]
 
 
+def test_recv_knows_when_a_result_came_that_the_worker_has_run_together_with_a_step(stages):
+    """The worker used to record no times then, so that the result seemed to be older than all others."""
+    stage = stages(3, envs_per_actor=3)
+    stage.envs.send(np.array([1]), env_ids=[2])
+    stage.worker().run_row(2)
+    stage.envs.send(np.array([1]), env_ids=[0])
+    stage.start([1], [1])
+    stage.worker().run_row(0, 1)
+    stage.worker().end_rows()
+    assert stage.finish([1]).env_ids.tolist() == [1]
+    assert stage.envs.recv(min_envs=2).env_ids.tolist() == [2, 0]
+
+
 @pytest.mark.parametrize(("least", "most", "expected"), [(1, None, [2]), (1, 1, [2]), (0, None, [2]), (0, 0, [])])
 def test_recv_returns_what_is_ready(stages, least, most, expected):
     stage = stages(3)

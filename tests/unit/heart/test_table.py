@@ -11,7 +11,7 @@ from envactors.actor.future import ReadyOutcome
 from envactors.mailbox.info_codec import FAILED as FAILED_INFO
 from envactors.mailbox.info_codec import OVERFLOW
 from envactors.mailbox.pickling import loads
-from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, SEED, Layout
+from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, SEED, WHEN, Layout
 from envactors.mailbox.specs import ArraySpec
 from envactors.options import Deadlines
 from envactors.vector.episodes import NEEDS_RESET, RETIRING, SEEDED, Episodes
@@ -146,8 +146,13 @@ def test_queued_envs_ring_for_each_result(table):
 def post_one(table, request=None, index=1):
     if request is not None:
         table.requests[index] = request
-    payloads = table.write_requests(some(index), 5, True)
+    payloads = table.write_requests(some(index), 5, False)
     return int(table.ops[index]), payloads.get(index)
+
+
+def test_a_request_that_streams_wants_the_time_of_its_result(table):
+    table.write_requests(some(1), 5, True)
+    assert table.ops[1] == BUFFER | WHEN
 
 
 def test_a_reset_without_a_seed(table):
