@@ -165,8 +165,7 @@ class ControlPage:
         self.clock_lead: float = 0.0
         self.last_call: int = 0
         # The parent's own copies of `POSTS` and `FRAMES`: env code may overwrite the page.
-        self._posted = 0
-        self._frames = 0
+        self._posted = self._frames = 0
         # Acquired as a memory barrier only: after its own barrier, the other side reads what was written before.
         self._barrier = threading.Lock()
 

@@ -23,6 +23,8 @@ from envactors.vector.options import OnFailure
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
 from envactors.vector.table import Selection
 
+# The errors of envs, by env.
+Failures: TypeAlias = dict[int, BaseException]
 # One per env: the user's seeds and options of resets, and the futures of requests.
 Seeds: TypeAlias = Sequence[int | None]
 Options: TypeAlias = Sequence[dict[str, Any] | None]
@@ -178,9 +180,7 @@ class Engine(abc.ABC):
         actor = self._actor_by_env[index]
         return f"actor {actor.name!r}, pid {actor.pid}, incarnation {actor.incarnation.index}"
 
-    def _batch(
-        self, envs: Selection, steps: Sequence[EnvStep], failures: dict[int, BaseException], caller: str
-    ) -> Batch:
+    def _batch(self, envs: Selection, steps: Sequence[EnvStep], failures: Failures, caller: str) -> Batch:
         """Batch the results of envs; raise `VectorStepError` if an env failed, or does not conform to the others."""
         batch, mismatches = self.batcher.batch_steps(steps)
         if failures or mismatches:

@@ -35,13 +35,12 @@ class Batcher:
         conforming: list[EnvStep] = []
         errors: dict[int, BaseException] = {}
         for step in steps:
+            obs = step.obs
             if self.observation_spec is None:
-                self.observation_spec = spec_of_value(step.obs)
-                self._first_env = step.env_id
+                self.observation_spec, self._first_env = spec_of_value(obs), step.env_id
             try:
-                what = f"the observation of env {step.env_id}"
-                obs = step.obs
                 if self.infers_spec:
+                    what = f"the observation of env {step.env_id}"
                     obs = conform_to_first(self.observation_spec, obs, what, self._first_env)
                 conforming.append(step._replace(obs=obs))
             except SpaceMismatchError as error:

@@ -183,7 +183,6 @@ def share_rows(
             table.begin_process(group.indices, actor.incarnation.index)
         futures.append(send_request(actor, Kind.ATTACH, group.attach, "attach", retries=_ATTACH_RETRIES))
     results_of(futures)
-    engine = RowEngine(described, table, reader, groups, may_spin=config.backend.traits.may_spin)
     if settings.seed_episodes:
         episodes.seed_episodes()
-    return engine
+    return RowEngine(described, table, reader, groups, may_spin=config.backend.traits.may_spin)

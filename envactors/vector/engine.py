@@ -105,8 +105,7 @@ class RowEngine(Engine):
             raise AlreadyPendingError(f"{table.rollouts} rollouts are in flight: wait for them first")
         if envs.is_all and table.are_all(IDLE):
             return
-        busy = [index for index in envs.ids if table.status[index] != IDLE]
-        if busy:
+        if busy := [index for index in envs.ids if table.status[index] != IDLE]:
             raise AlreadyPendingError(
                 f"the envs {busy} have results pending: receive them with recv (or from "
                 "their futures) before the next request"
@@ -130,10 +129,9 @@ class RowEngine(Engine):
 
     def _start_resets(self, envs: Selection, seeds: Seeds, options: list[bytes | None], futures: Futures) -> None:
         self._lock.reset_if_interrupted()
-        requests = {}
         none = [None] * len(envs.ids)
-        for index, seed, payload, future in zip(envs.ids, seeds, options, futures or none, strict=True):
-            requests[index] = EnvRequest("reset", resets=True, future=future, seed=seed, payload=payload)
+        each = zip(envs.ids, futures or none, seeds, options, strict=True)
+        requests = {index: EnvRequest("reset", True, future, seed, payload) for index, future, seed, payload in each}
         self._post_or_queue(envs, requests, "reset", (), streams=True)
 
     def _convert_actions(self, envs: Selection, actions: Any, *, is_checked: bool) -> tuple[list[Any], list[bytes]]:
@@ -212,8 +210,7 @@ class RowEngine(Engine):
     def _check_startable(self, envs: Selection, method: str) -> None:
         """Raise if these envs cannot start a request now; see `start_steps`."""
         self._check_idle(envs)
-        closing = next(filter(_is_closing, envs.actors), None)
-        if closing is not None:
+        if closing := next(filter(_is_closing, envs.actors), None):
             index = next(index for index in envs.ids if index in closing.config.indices)
             raise closing.errors.closed(Activity(method, index), closing.incarnation.index)
         if method == "step":
@@ -255,12 +252,8 @@ class RowEngine(Engine):
         table = self.table
         self._lock.reset_if_interrupted()
         advice = "nothing was reset, and nothing is lost: receive the results of the earlier requests, then reset again"
-
-        def count_missing() -> int:
-            return table.rollouts + sum(map(table.lacks_outcome, envs.ids))
-
         while table.rollouts or not all(table.status[index] == IDLE for index in envs.ids):
-            self._wait(count_missing, envs, timeout, deadline, "reset", advice)
+            self._wait(lambda: table.rollouts + self._count_missing(envs), envs, timeout, deadline, "reset", advice)
             self._collect(envs)
             with self._lock, self._lock.change(*envs.actors):
                 # While a request runs again, the timeout may pass, and the other results must not be lost.
@@ -291,8 +284,7 @@ class RowEngine(Engine):
         """
         if self.table.waiters.wait(count_missing, deadline):
             return
-        late = [index for index in envs.ids if self.table.lacks_outcome(index)]
-        if late:
+        if late := [index for index in envs.ids if self.table.lacks_outcome(index)]:
             raise VectorTimeoutError(
                 f"{caller} waited {timeout} s, and the envs {late} have not finished; {advice}. "
                 f"Env {late[0]} is in {self._describe_actor(late[0])}",
@@ -431,8 +423,7 @@ class RowEngine(Engine):
         found = find_outcomes()
         if any(status in (QUEUED, POSTED) for status, _, _ in found):  # one that runs again may be complete by now
             return None
-        gone = [index for index, (status, _, _) in zip(ids, found, strict=True) if status == IDLE]
-        if gone:
+        if gone := [index for index, (status, _, _) in zip(ids, found, strict=True) if status == IDLE]:
             raise NothingPendingError(
                 f"{caller} waited for the results of the envs {gone}, which a signal handler or another thread has "
                 "taken meanwhile: let only one of them wait for these envs"
@@ -470,9 +461,8 @@ class RowEngine(Engine):
         with self._lock:
             if table.is_lost_for_good(index):
                 raise self.group_by_env[index].recovery.crash_error_for(Activity("snapshot", index))
-            # Under replay, the next process would get to the same state.
-            may_change = table.uses_replay or not self.episodes.has_episode(index)
-            return None if may_change else table.incarnations[index]
+            # Under replay, the next process would get to the same state; without an episode, the next step resets it.
+            return None if table.uses_replay or not self.episodes.has_episode(index) else table.incarnations[index]
 
     def _read_last(self, index: int) -> EnvStep | None:
         last = self.reader.copy_last(index)

@@ -247,8 +247,7 @@ class Episodes:
         """Continue from a snapshot; if it has no seed, the seeds of further episodes stay those of the env."""
         root_seed, number = snapshot.root_seed, snapshot.episode
         if root_seed is not None:
-            self.root_seeds[index] = root_seed
-            self.numbers[index] = number
+            self.root_seeds[index], self.numbers[index] = root_seed, number
             if self.flags[index] & SEEDED:
                 self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed
         self.flags[index] &= ~(NO_EPISODE | LOSS_UNREPORTED | NEEDS_RESET | UNRESET | RETIRING)

@@ -185,8 +185,7 @@ class InlineEngine(Engine):
     # Requests --------------------------------------------------------------------------------------------
 
     def busy(self) -> list[int]:
-        self._drop_interrupted()
-        return [*self._pending_infos, *self._pending_errors, *self._interrupted]
+        return [*self.receivable(), *self._interrupted]
 
     def receivable(self) -> list[int]:
         self._drop_interrupted()
@@ -330,8 +329,7 @@ class InlineEngine(Engine):
         """
         for index in ids:
             self._actor_by_env[index].check_not_within()
-        outer = self._outer_ids()
-        if busy := [index for index in ids if index in outer]:
+        if busy := sorted(self._outer_ids().intersection(ids)):
             raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
 
     def _outer_ids(self) -> set[int]:

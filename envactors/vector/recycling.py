@@ -45,11 +45,10 @@ class Recycler:
         """Return whether to replace the process after an episode, given how many steps its env has taken."""
         self._limit_reached = ""
         policy, incarnation = self._policy, self._actor.incarnation
-        if incarnation.worker is None or policy is None:
-            return self.is_node_draining and len(self.envs) == 1
-        memory, measured = self._memory
-        memory = memory if measured == incarnation.index else 0
-        self._limit_reached = policy.limit_reached(steps=steps - self._steps_before, memory=memory)
+        if incarnation.worker is not None and policy is not None:
+            memory, measured = self._memory
+            memory = memory if measured == incarnation.index else 0
+            self._limit_reached = policy.limit_reached(steps=steps - self._steps_before, memory=memory)
         return bool(self._limit_reached) or (self.is_node_draining and len(self.envs) == 1)
 
     @property

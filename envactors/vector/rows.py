@@ -167,8 +167,7 @@ class RowReader:
                 array[buffer, index] = leaf
         if self._layout.reward is not None:
             slab.rewards[index] = row.reward
-        slab.terminated[index] = row.terminated
-        slab.truncated[index] = row.truncated
+        slab.terminated[index], slab.truncated[index] = row.terminated, row.truncated
         table.set_last_content(index, row.content)
 
     def read(self, row: RowResult) -> EnvStep:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,26 +57,19 @@ class TimedEnv:
 
     def step(self, action: Any, autoreset: bool, next_seed: int | None) -> Fields:
         """Step the env; see `HostedEnv.step`."""
-        self._begin(METHOD_STEP)
-        try:
-            return self._env.step(action, autoreset, next_seed)
-        finally:
-            self._end()
+        return self._time(METHOD_STEP, self._env.step, action, autoreset, next_seed)
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Fields:
         """Reset the env; see `HostedEnv.reset`."""
-        self._begin(METHOD_RESET)
-        try:
-            return self._env.reset(seed, options)
-        finally:
-            self._end()
+        return self._time(METHOD_RESET, self._env.reset, seed, options)
 
-    def _begin(self, method: int) -> None:
-        self._page.is_timing = True
-        self._page.record_env(method, self._position)
-
-    def _end(self) -> None:
+    def _time(self, method: int, function: Callable[..., Fields], *args: Any) -> Fields:
         page = self._page
-        page.is_timing = False
-        # A reset within a step has changed the method and the time.
-        page.spans.add(page.times[SINCE], time.monotonic(), 0, self._position, page.counters[METHOD])
+        page.is_timing = True
+        page.record_env(method, self._position)
+        try:
+            return function(*args)
+        finally:
+            page.is_timing = False
+            # A reset within a step has changed the method and the time.
+            page.spans.add(page.times[SINCE], time.monotonic(), 0, self._position, page.counters[METHOD])
