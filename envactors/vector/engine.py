@@ -244,8 +244,7 @@ class RowEngine(Engine):
                 self._collect(self.select(failed))  # some may be retried, or become truncated results: wait again
                 continue
             succeeded = sorted((index for index in ready if index not in failed), key=self._outcome_at)
-            batch = self._try_to_deliver(self.select([*succeeded[:max_envs], *failed]), "recv")
-            if batch is not None:
+            if (batch := self._try_to_deliver(self.select([*succeeded[:max_envs], *failed]), "recv")) is not None:
                 return batch
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:

@@ -189,8 +189,8 @@ class InlineEngine(Engine):
 
     def receivable(self) -> list[int]:
         self._drop_interrupted()
-        outer = self._outer_ids()
-        return [index for index in (*self._pending_infos, *self._pending_errors) if index not in outer]
+        ready = [*self._pending_infos, *self._pending_errors]
+        return [index for index in ready if index not in self._outer_ids()] if self._unfinished else ready
 
     def close(self) -> None:
         """Do nothing: `on_change` has dropped the envs of the closed actors."""
@@ -481,8 +481,9 @@ class InlineEngine(Engine):
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         del min_envs
-        ready, errors = self.receivable(), self._pending_errors
-        ids = [i for i in ready if i not in errors][:max_envs] + [i for i in ready if i in errors]
+        ready = self.receivable()
+        failed = [index for index in ready if index in self._pending_errors]  # the last ones
+        ids = ready[: len(ready) - len(failed)][:max_envs] + failed
         return self.wait_for_results(self.select(ids), None, deadline, "recv")
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
