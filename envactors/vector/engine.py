@@ -27,7 +27,8 @@ from envactors.mailbox.messages import Description, Frame, Kind
 from envactors.mailbox.pickling import dumps, safe_repr, try_to_read
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.base import Engine, Futures, Options, Seeds
-from envactors.vector.env_group import EnvGroup, post_rows
+from envactors.vector.env_group import EnvGroup
+from envactors.vector.posted_rows import post_rows
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep
 from envactors.vector.rows import RowReader, RowResult
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
@@ -197,7 +198,7 @@ class RowEngine(Engine):
             queued: list[tuple[EnvGroup, list[int]]] = []
             for group, ids in envs.by_group:
                 # `try_run_rows` takes a permit under ``max_running``, or has the actor wait for one.
-                if (must_check and group.must_queue(ids)) or not group.actor.try_run_rows(group):
+                if (must_check and group.must_queue(ids)) or not group.actor.try_run_rows(group.rows):
                     queued.append((group, ids))
                 else:
                     posted += ids

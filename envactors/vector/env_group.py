@@ -1,16 +1,14 @@
-"""The envs of one actor: begin their rows, collect their results, and tell how far the worker has come.
+"""The envs of one actor: queue their requests, collect their results, and follow their process.
 
-`RowEngine` decides when to post and waits for results. The state of the envs is in `EnvTable`; an `EnvGroup` only keeps
-which job each env was queued in last, and what it needs to tell which request a process was running. Its helpers
-`EnvRecovery` and `JournalKeeper` have no state. Every change here happens under the lock of the vector. Waiting threads
-also read without it.
+`RowEngine` decides when to post and waits for results. `PostedRows` is the running job of the actor while rows are
+posted. The state of the envs is in `EnvTable`; an `EnvGroup` only keeps which job each env was queued in last. Its
+helpers `EnvRecovery` and `JournalKeeper` have no state. Every change here happens under the lock of the vector.
 """
 
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 from envactors.actor import recording
 from envactors.actor.activity import Activity
@@ -19,38 +17,19 @@ from envactors.actor.exits import ProcessExit
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.incarnation import Incarnation
 from envactors.actor.job import ErrorOf, Job, Renewal
-from envactors.actor.states import blames_request
 from envactors.actor.tenant import Tenant
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import bundle
-from envactors.mailbox.control_page import METHOD_RESET, NO_SPIN, ControlPage
+from envactors.mailbox.control_page import NO_SPIN
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Frame, Kind
-from envactors.mailbox.slab import slice_of
 from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.journal_keeper import JournalKeeper
+from envactors.vector.posted_rows import PostedRows, post_rows
 from envactors.vector.recycling import Recycler
 from envactors.vector.rows import RowReader
 from envactors.vector.table import POSTED, QUEUED, EnvRequest, EnvTable, Selection
 from envactors.vector.timing import StepTimes
-
-
-def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, streams: bool) -> None:
-    """Post requests whose actions are already in the rows, and ring the workers.
-
-    Args:
-        table: The envs of the vector.
-        envs: The envs to post; their actors are free.
-        call_id: The call id of all these requests.
-        wait: How the workers wait for the next request; see `envactors.mailbox.control_page`.
-        streams: Whether they stream.
-    """
-    payloads = table.write_requests(envs, call_id, streams)
-    now = time.monotonic()
-    pages = [group.begin_rows(call_id, ids, payloads, now) for group, ids in envs.by_group]
-    # Workers that wake up compete with this thread for cores, so everything slow comes before the first ring.
-    for page, (_, ids) in zip(pages, envs.by_group, strict=True):
-        page.post_step(call_id, wait, streams, ids)
 
 
 class QueuedRows(Job):
@@ -80,7 +59,7 @@ class QueuedRows(Job):
 
     def can_join(self, running: Job) -> bool:
         """Rows may be posted while earlier rows run."""
-        return running is self._group
+        return running is self._group.rows
 
     def start(self) -> Job | None:
         """Post the envs, except those whose requests need an episode that was lost. Then their group is running."""
@@ -91,7 +70,7 @@ class QueuedRows(Job):
             envs = Selection(ids, ids, by_group=[(group, ids)])
             post_rows(group.table, envs, self.call_id, NO_SPIN, streams=True)
             group.table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
-        return group if group.has_posted else None
+        return group.rows if group.rows.has_posted else None
 
     def activity(self) -> None:
         """Return None: this job is never the running one."""
@@ -101,8 +80,8 @@ class QueuedRows(Job):
         self._group.recovery.fail_queued(self.ids, error_of)
 
 
-class EnvGroup(Job, Tenant):
-    """The envs of one actor. It is the tenant of the actor, and its running job while rows are posted.
+class EnvGroup(Tenant):
+    """The envs of one actor, of which it is the tenant.
 
     Args:
         table: The envs of the vector.
@@ -115,13 +94,11 @@ class EnvGroup(Job, Tenant):
         attach: That of the table.
         indices: The indices of the envs of the actor.
         recovery: Handles their failed requests.
+        rows: Their rows, as the running job of the actor.
         journal_keeper: Keeps their journals.
         end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; None until there is a policy.
         queued_in: The job in which each env was queued last.
     """
-
-    call_id = -1  # workers complete rows without a reply
-    needs_permit = True
 
     def __init__(self, table: EnvTable, reader: RowReader, actor: Actor, recycler: Recycler) -> None:
         self.table = table
@@ -131,56 +108,19 @@ class EnvGroup(Job, Tenant):
         self.attach: Attach = table.attach
         self.indices: range = actor.config.indices
         self.recovery: EnvRecovery = EnvRecovery(table, reader, actor)
+        self.rows: PostedRows = PostedRows(table, actor, recycler, self.recovery)
         self.journal_keeper: JournalKeeper = JournalKeeper(table, actor, self.recovery)
         self.end_rollout_parts: Callable[[ErrorOf], object] | None = None
         self.queued_in: dict[int, QueuedRows] = {}
         self._first = self.indices.start
-        self._slice = slice_of(self.indices)
-        self._aborted: int | None = None  # the env whose request the user has aborted, until the process has ended
-        self._posted_at = 0.0
         self._is_timing = False
         self._times = StepTimes(len(self.indices))
-
-    @property
-    def has_posted(self) -> bool:
-        """Whether any env is `POSTED`, with a complete row or not."""
-        return POSTED in self.table.status[self._slice]
 
     def count_missing(self) -> int:
         """Return how many outcomes of its envs are missing."""
         return sum(map(self.table.lacks_outcome, self.indices))
 
     # Posting ---------------------------------------------------------------------------------------------
-
-    def begin_rows(self, call_id: int, ids: Sequence[int], payloads: Mapping[int, bytes], now: float) -> ControlPage:
-        """Begin to watch rows that are about to run, and send the payloads that go with them.
-
-        Args:
-            call_id: The call id of the rows.
-            ids: The envs.
-            payloads: The payloads of any envs of the vector that do not fit into rows, by env.
-            now: The time (`time.monotonic`).
-
-        Returns:
-            The control page of the worker. The caller posts the call id there and rings.
-        """
-        actor, table = self.actor, self.table
-        worker = actor.incarnation.worker
-        assert worker is not None, "rows are posted to a live process"
-        self._posted_at = now
-        # Without this test, which `watch` repeats, each step would pay for a call that schedules nothing.
-        if actor.deadline_watch.next_check_at > now + actor.deadline_watch.shortest:
-            actor.deadline_watch.watch(now)
-        if payloads:
-            mine = [(index - self._first, payloads[index]) for index in ids if index in payloads]
-            if mine:
-                worker.send(Frame(Kind.PAYLOADS, actor.incarnation.index, call_id, bundle.pack(mine)))
-        if table.requests and any(table.request(index).future is not None for index in ids):
-            worker.watch_rings(self._on_ring)  # the loop resolves the futures
-        if actor.permits is not None:  # other actors may wait until these rows end
-            worker.watch_rings(self._on_ring)
-            worker.page.ring_at_end(call_id)
-        return worker.page
 
     def queue_new(self, ids: list[int]) -> None:
         """Queue envs with new requests, behind a renewal of the process if that is due."""
@@ -219,7 +159,7 @@ class EnvGroup(Job, Tenant):
     def collect_completed(self) -> None:
         """Record the results of complete rows; queue failed requests that run again."""
         table = self.table
-        if not self.has_posted:
+        if not self.rows.has_posted:
             return
         again: list[int] = []
         for index in self.indices:
@@ -266,64 +206,6 @@ class EnvGroup(Job, Tenant):
 
     # The running job -------------------------------------------------------------------------------------
 
-    def is_finished(self) -> bool:
-        """Record complete rows, then return whether no row is posted."""
-        self.collect_completed()
-        return not self.has_posted
-
-    def call_when_finished(self) -> None:
-        """Have the worker ring at the end of its rows, since another job waits for that."""
-        worker = self.actor.incarnation.worker
-        if worker is not None:
-            worker.watch_rings(self._on_ring)
-            worker.page.ring_at_end(max(self.table.call_ids[index] for index in self.indices))
-            self.actor.runtime.loop.call_soon(self._on_ring)  # the rows may have ended without a ring
-
-    def _on_ring(self) -> None:
-        """Handle a ring of the worker, in the loop and without the lock."""
-        self.recycler.measure_memory()
-        self.actor.make_change(self._end_if_finished)
-
-    def _end_if_finished(self) -> None:
-        """Start the next job of the actor if all rows are complete."""
-        worker = self.actor.incarnation.worker
-        if worker is not None and self.is_finished():
-            worker.unwatch_rings()
-            self.actor.end_job(self)
-
-    def activity(self) -> Activity | None:
-        """Return the step that the worker runs, or begins next; None if all rows are complete."""
-        unfinished, running, since = self._read_progress()
-        if running is not None or not unfinished:
-            return running
-        # When the next env begins is unknown. Its time counts from the start of the env before it.
-        return unfinished[0]._replace(started=max(since, self._posted_at))
-
-    def on_late(self, activity: Activity) -> None:
-        """Ignore the result of a row that has missed its deadline."""
-        self.table.miss_deadline(activity.env)
-
-    def _read_progress(self) -> tuple[list[Activity], Activity | None, float]:
-        """Read how far the worker has come.
-
-        Returns:
-            The steps whose rows are not complete, the one of them that runs (None if none does), and the time at which
-            the worker last began one.
-        """
-        table = self.table
-        worker = self.actor.incarnation.worker
-        running = None
-        if worker is None:
-            return [], None, 0.0
-        ids = [index for index in self.indices if table.status[index] == POSTED and not table.is_complete(index)]
-        progress = worker.page.progress()
-        index = self._first + progress.position
-        if index in ids and progress.call_id == table.call_ids[index] != table.completed[index]:
-            # An autoreset within a step counts as a reset.
-            method = "reset" if progress.method == METHOD_RESET else None
-            running = table.activity(index, started=progress.since, method=method)
-        return list(map(table.activity, ids)), running, progress.since
-
     def check_memory(self, finished: int) -> str:
         """Return an error text if the worker claims to have finished rows that are not complete; else an empty one.
 
@@ -343,7 +225,7 @@ class EnvGroup(Job, Tenant):
         self.table.add_overflow({index: payload for index, payload in parts if index in self.indices})
         worker = self.actor.incarnation.worker
         if worker is not None and worker.watches_rings:
-            self.actor.runtime.loop.call_soon(self._on_ring)  # the ring may have come before this frame
+            self.actor.runtime.loop.call_soon(self.rows.on_ring)  # the ring may have come before this frame
 
     # Times -----------------------------------------------------------------------------------------------
 
@@ -376,40 +258,17 @@ class EnvGroup(Job, Tenant):
         if self.table.keeps_journals:
             self.journal_keeper.record_call(kind, index, payload, frame)
 
-    def inputs(self, culprit: Activity) -> Inputs:
-        """Return the row that an ended process was running, and the requests before it."""
-        posted = self.table.posted_request(culprit.env)
-        return self.recovery.step_inputs(culprit.env, posted, self.table.slab.actions)
-
     def inputs_of_call(self, index: int, request: tuple[int, bytes]) -> Inputs:
         """Return a call of an env with the requests before it."""
         return self.recovery.message_inputs(index, request)
-
-    def culprit(self, incarnation: Incarnation) -> Activity | None:
-        """Return the step that an ended process was running, or that missed its deadline; None if it ran none.
-
-        Nobody knows which env a worker on a lost node had begun, so its first unfinished one counts as begun.
-        """
-        unfinished, running, _ = self._read_progress()
-        overdue = self.table.overdue
-        late = [activity for activity in unfinished if activity.env in overdue or activity.env == self._aborted]
-        is_node_lost = incarnation.report is not None and incarnation.report.status.loss is not None
-        if running is not None and (not late or running.env == late[0].env):
-            return running
-        begun = late or (unfinished if is_node_lost else [])
-        if begun:
-            return begun[0]._replace(started=self._posted_at)
-        is_blamed = blames_request(incarnation.end_reason)
-        return unfinished[0] if unfinished and is_blamed else None
 
     def on_exit(self, ended: ProcessExit) -> None:
         """Continue or fail the requests of an ended process, and end its episodes."""
         if self._is_timing:
             self._times.add(self.actor.page)
         self.journal_keeper.record_exit(ended)
-        unfinished, running, _ = self._read_progress()
+        unfinished, running, _ = self.rows.progress()
         self.table.end_process(self.indices)
-        self._aborted = None
         again = self.recovery.recover_unfinished(unfinished, running, ended)
         self.queue_again(again)
         if ended.plan.has_process:
@@ -427,7 +286,9 @@ class EnvGroup(Job, Tenant):
 
     def blame(self, future: ActorFuture) -> None:
         """Have the env of this future, if its row is posted, count as the one that the worker ran."""
-        self._aborted = self._find_env(future, POSTED)
+        index = self._find_env(future, POSTED)
+        if index is not None:
+            self.rows.abort(index)
 
     def is_posted_for(self, future: ActorFuture) -> bool:
         """Return whether the row of this future is posted and not complete."""

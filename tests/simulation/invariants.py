@@ -78,7 +78,7 @@ class Invariants:
     def _find_in_actor(self, actor: Actor, envs: EnvGroup) -> str:
         """Return what does not hold of an actor; empty if all does."""
         incarnation, running, timers = actor.incarnation, actor.running, actor.timers._timers
-        others = {running, actor.renewal} - {None, envs}
+        others = {running, actor.renewal} - {None, envs.rows}
         known = [*actor.queue, *others]
         if set(actor.unfinished) != set(known):
             return f"{list(actor.unfinished)} are unfinished, and {known} are known"
@@ -94,12 +94,12 @@ class Invariants:
             return ""
         if incarnation.worker is None:
             return "it has no process"
-        if envs._read_progress()[0] and running is not envs:
+        if envs.rows.progress().unfinished and running is not envs.rows:
             return "rows run, and another job is said to run"
         if actor.runtime.loop._soon:  # type: ignore[attr-defined] # of a `SimulatedLoop`
             return ""  # that may be `Actor._proceed`
         if actor.queue and running is None:
             return "a job waits for nothing"
-        if actor.queue and running is envs and not incarnation.worker.watches_rings:
+        if actor.queue and running is envs.rows and not incarnation.worker.watches_rings:
             return "nobody listens to the end of the rows that a job waits for"
         return ""

@@ -111,7 +111,8 @@ EXITS = "actor.exits:"
 LAUNCHER = "runtime:Launcher."
 WATCH = "actor.timers:DeadlineWatch."
 ENVS = "vector.env_group:EnvGroup."
-ROWS = "vector.env_group:QueuedRows."
+QUEUED_ROWS = "vector.env_group:QueuedRows."
+POSTED_ROWS = "vector.posted_rows:PostedRows."
 ENV_RECOVERY = "vector.env_recovery:EnvRecovery."
 KEEPER = "vector.journal_keeper:JournalKeeper."
 TABLE = "vector.table:EnvTable."
@@ -192,7 +193,7 @@ MUTANTS = [
     Mutant(WAITING + "wait", "min(complete + missing, len(streams))", "len(streams)", HANGS),
     Mutant(TABLE + "record_outcome", "self.waiters.ring()", "pass", HANGS),
     # The rows of an actor.
-    Mutant(ENVS + "begin_rows", "any(table.request(index).future is not None for index in ids)", "False", HANGS),
+    Mutant(POSTED_ROWS + "begin", "any(table.request(index).future is not None for index in ids)", "False", HANGS),
     Mutant(ENVS + "on_exit", "self.queue_again(again)", "pass", STATES),
     Mutant(TABLE + "end_process", "self.episodes.on_process_lost(index)", "pass", LOSSES),
     Mutant(TABLE + "end_process", "self.overdue.discard(index)", "pass", LATE),
@@ -200,12 +201,12 @@ MUTANTS = [
     Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
     Mutant(ENVS + "queue_new", "self.actor.enqueue(Renewal(self._first, reason=self.recycler.reason))", "pass", RENEWS),
     Mutant(TABLE + "accept_row", "self.swap_buffers(index)", "pass", LAST),
-    Mutant(ENVS + "culprit", "return running", "return unfinished[-1]", BLAMES),
+    Mutant(POSTED_ROWS + "culprit", "return running", "return unfinished[-1]", BLAMES),
     Mutant(KEEPER + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.set_idle([index])", "pass", INTERRUPTS),
-    Mutant(ROWS + "ids", " and queued_in[index] is self", "", ORDER),
+    Mutant(QUEUED_ROWS + "ids", " and queued_in[index] is self", "", ORDER),
     Mutant(ENV_RECOVERY + "fail_queued", "self._recover(index, failure, has_process=False)", "pass", HANGS),
-    Mutant(ENVS + "call_when_finished", "worker.watch_rings(self._on_ring)", "pass", HANGS),
+    Mutant(POSTED_ROWS + "call_when_finished", "worker.watch_rings(self.on_ring)", "pass", HANGS),
     Mutant(ENVS + "collect_completed", "self.queue_again(again)", "pass", STATES),
     Mutant(TABLE + "begin_process", "self.waiters.on_process_change()", "pass", HANGS),
     Mutant(

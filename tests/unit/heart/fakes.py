@@ -543,13 +543,13 @@ def check_invariant(engine):
             assert index not in table.outcomes or status in (DONE, FAILED)
             assert status != POSTED or table.slab.posted[index] == table.call_ids[index]
             if status == POSTED and actor.phase is Phase.LIVE and not table.has_outcome(index):
-                assert actor.running is group, "rows that run are the running job"
+                assert actor.running is group.rows, "rows that run are the running job"
                 assert table.posted_in[index] == actor.incarnation.index
         for group in engine.groups:
             actor = group.actor
             known = {*actor.queue, actor.running, actor.renewal}
             assert set(actor.unfinished) <= known, "an unfinished job is queued or running"
-            assert {job for job in actor.queue if job is not group} <= {*actor.unfinished}
+            assert {job for job in actor.queue if job is not group.rows} <= {*actor.unfinished}
 
 
 def wait_until(condition):

@@ -1,0 +1,195 @@
+"""The rows that a worker runs: post them, tell how far the worker has come, and notice when they end.
+
+The state of the envs is in `EnvTable`, and `EnvGroup` records the results. Every change here happens under the lock of
+the vector. Waiting threads also read without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from envactors.actor.activity import Activity
+from envactors.actor.actor import Actor
+from envactors.actor.incarnation import Incarnation
+from envactors.actor.job import Job
+from envactors.actor.states import blames_request
+from envactors.crashes.inputs import Inputs
+from envactors.mailbox import bundle
+from envactors.mailbox.control_page import METHOD_RESET, ControlPage
+from envactors.mailbox.messages import Frame, Kind
+from envactors.mailbox.slab import slice_of
+from envactors.vector.env_recovery import EnvRecovery
+from envactors.vector.recycling import Recycler
+from envactors.vector.table import POSTED, EnvTable, Selection
+
+
+def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, streams: bool) -> None:
+    """Post requests whose actions are already in the rows, and ring the workers.
+
+    Args:
+        table: The envs of the vector.
+        envs: The envs to post; their actors are free.
+        call_id: The call id of all these requests.
+        wait: How the workers wait for the next request; see `envactors.mailbox.control_page`.
+        streams: Whether they stream.
+    """
+    payloads = table.write_requests(envs, call_id, streams)
+    now = time.monotonic()
+    pages = [group.rows.begin(call_id, ids, payloads, now) for group, ids in envs.by_group]
+    # Workers that wake up compete with this thread for cores, so everything slow comes before the first ring.
+    for page, (_, ids) in zip(pages, envs.by_group, strict=True):
+        page.post_step(call_id, wait, streams, ids)
+
+
+class Progress(NamedTuple):
+    """How far a worker has come with its rows.
+
+    Attributes:
+        unfinished: The steps whose rows are not complete.
+        running: The one of them that runs; None if none does.
+        since: When the worker last began one (`time.monotonic`).
+    """
+
+    unfinished: list[Activity]
+    running: Activity | None
+    since: float
+
+
+class PostedRows(Job):
+    """The running job of an actor while any of its envs is `POSTED`.
+
+    Args:
+        table: The envs of the vector.
+        actor: The actor.
+        recycler: Measures the memory of its process.
+        recovery: Finds the requests before a crash.
+    """
+
+    call_id = -1  # workers complete rows without a reply
+    needs_permit = True
+
+    def __init__(self, table: EnvTable, actor: Actor, recycler: Recycler, recovery: EnvRecovery) -> None:
+        self.actor: Actor = actor
+        self._table = table
+        self._recycler = recycler
+        self._recovery = recovery
+        self._indices = actor.config.indices
+        self._slice = slice_of(self._indices)
+        self._posted_at = 0.0
+        self._aborted: tuple[int, int] | None = None  # the env and the call id that the user has aborted last
+
+    @property
+    def has_posted(self) -> bool:
+        """Whether any env is `POSTED`, with a complete row or not."""
+        return POSTED in self._table.status[self._slice]
+
+    def begin(self, call_id: int, ids: Sequence[int], payloads: Mapping[int, bytes], now: float) -> ControlPage:
+        """Begin to watch rows that are about to run, and send the payloads that go with them.
+
+        Args:
+            call_id: The call id of the rows.
+            ids: The envs.
+            payloads: The payloads of any envs of the vector that do not fit into rows, by env.
+            now: The time (`time.monotonic`).
+
+        Returns:
+            The control page of the worker. The caller posts the call id there and rings.
+        """
+        actor, table = self.actor, self._table
+        worker = actor.incarnation.worker
+        assert worker is not None, "rows are posted to a live process"
+        self._posted_at = now
+        # Without this test, which `watch` repeats, each step would pay for a call that schedules nothing.
+        if actor.deadline_watch.next_check_at > now + actor.deadline_watch.shortest:
+            actor.deadline_watch.watch(now)
+        if payloads:
+            mine = [(index - self._indices.start, payloads[index]) for index in ids if index in payloads]
+            if mine:
+                worker.send(Frame(Kind.PAYLOADS, actor.incarnation.index, call_id, bundle.pack(mine)))
+        if table.requests and any(table.request(index).future is not None for index in ids):
+            worker.watch_rings(self.on_ring)  # the loop resolves the futures
+        if actor.permits is not None:  # other actors may wait until these rows end
+            worker.watch_rings(self.on_ring)
+            worker.page.ring_at_end(call_id)
+        return worker.page
+
+    def is_finished(self) -> bool:
+        """Record complete rows, then return whether no row is posted."""
+        self.actor.tenant.collect_completed()
+        return not self.has_posted
+
+    def call_when_finished(self) -> None:
+        """Have the worker ring at the end of its rows, since another job waits for that."""
+        worker = self.actor.incarnation.worker
+        if worker is not None:
+            worker.watch_rings(self.on_ring)
+            worker.page.ring_at_end(max(self._table.call_ids[index] for index in self._indices))
+            self.actor.runtime.loop.call_soon(self.on_ring)  # the rows may have ended without a ring
+
+    def on_ring(self) -> None:
+        """Handle a ring of the worker, in the loop and without the lock."""
+        self._recycler.measure_memory()
+        self.actor.make_change(self._end_if_finished)
+
+    def _end_if_finished(self) -> None:
+        """Start the next job of the actor if all rows are complete."""
+        worker = self.actor.incarnation.worker
+        if worker is not None and self.is_finished():
+            worker.unwatch_rings()
+            self.actor.end_job(self)
+
+    def activity(self) -> Activity | None:
+        """Return the step that the worker runs, or begins next; None if all rows are complete."""
+        unfinished, running, since = self.progress()
+        if running is not None or not unfinished:
+            return running
+        # When the next env begins is unknown. Its time counts from the start of the env before it.
+        return unfinished[0]._replace(started=max(since, self._posted_at))
+
+    def on_late(self, activity: Activity) -> None:
+        """Ignore the result of a row that has missed its deadline."""
+        self._table.miss_deadline(activity.env)
+
+    def progress(self) -> Progress:
+        """Read how far the worker has come."""
+        table = self._table
+        worker = self.actor.incarnation.worker
+        running = None
+        if worker is None:
+            return Progress([], None, 0.0)
+        ids = [index for index in self._indices if table.status[index] == POSTED and not table.is_complete(index)]
+        progress = worker.page.progress()
+        index = self._indices.start + progress.position
+        if index in ids and progress.call_id == table.call_ids[index] != table.completed[index]:
+            # An autoreset within a step counts as a reset.
+            method = "reset" if progress.method == METHOD_RESET else None
+            running = table.activity(index, started=progress.since, method=method)
+        return Progress(list(map(table.activity, ids)), running, progress.since)
+
+    def abort(self, index: int) -> None:
+        """Have a posted env count as the one that the worker ran, since the user has ended the process to abort it."""
+        self._aborted = index, self._table.call_ids[index]
+
+    def inputs(self, culprit: Activity) -> Inputs:
+        """Return the row that an ended process was running, and the requests before it."""
+        posted = self._table.posted_request(culprit.env)
+        return self._recovery.step_inputs(culprit.env, posted, self._table.slab.actions)
+
+    def culprit(self, incarnation: Incarnation) -> Activity | None:
+        """Return the step that an ended process was running, or that missed its deadline; None if it ran none.
+
+        Nobody knows which env a worker on a lost node had begun, so its first unfinished one counts as begun.
+        """
+        unfinished, running, _ = self.progress()
+        overdue = self._table.overdue
+        late = [one for one in unfinished if one.env in overdue or (one.env, one.call_id) == self._aborted]
+        is_node_lost = incarnation.report is not None and incarnation.report.status.loss is not None
+        if running is not None and (not late or running.env == late[0].env):
+            return running
+        begun = late or (unfinished if is_node_lost else [])
+        if begun:
+            return begun[0]._replace(started=self._posted_at)
+        is_blamed = blames_request(incarnation.end_reason)
+        return unfinished[0] if unfinished and is_blamed else None
