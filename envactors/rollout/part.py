@@ -29,8 +29,8 @@ from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Parameters, Policy, Stop
 from envactors.vector.env_group import EnvGroup
-from envactors.vector.env_recovery import Actions
-from envactors.vector.fates import Cause, EnvFate, FailedRequest, lost_request
+from envactors.vector.env_recovery import Actions, exit_loss
+from envactors.vector.fates import Cause, EnvFate, RequestLoss
 
 
 class WholeRollout(Protocol):
@@ -212,8 +212,7 @@ class RolloutPart(Job):
         self._makes_policy = stop.lacks_policy
         if stop.failure is not None:
             index = self.columns.envs[stop.position]
-            failure = self._group.recovery.raised_failure(self._activity_of(index), stop.failure)
-            self._decide(index, failure, has_process=self._actor.is_usable)
+            self._recover(index, self._group.recovery.raised(self._activity_of(index), stop.failure))
         if stop.layout is not None:
             try:
                 self._buffer.add_columns(stop.layout)
@@ -247,9 +246,9 @@ class RolloutPart(Job):
         self._makes_policy = True
         is_complete = self.columns.next_step >= self.columns.steps  # the worker had only to reply
         if ended.culprit is not None and not is_complete:
-            failure = lost_request(ended, Cause.RUNNING, ended.error, ended.culprit, ended.reason)
+            loss = exit_loss(ended, Cause.RUNNING, ended.error, ended.culprit)
             for index in self._envs_failed_in(ended.culprit):
-                self._decide(index, failure, has_process=ended.plan.has_process)
+                self._recover(index, loss)
         if ended.plan.has_process:
             self._fail_without_episode()
             if not self._is_done:
@@ -285,12 +284,12 @@ class RolloutPart(Job):
             if counted >= columns.steps or (counted > step and self.errors):
                 break  # the next rollout, or the next call of `step`, finds that the episode was lost
             if self._table.lacks_episode(index) and not columns.repeats(index):
-                self._decide(index, recovery.lost_episode_failure(self._activity_of(index)), has_process=True)
+                self._recover(index, recovery.lost_episode(self._activity_of(index)))
 
-    def _decide(self, index: int, failure: FailedRequest, *, has_process: bool) -> None:
-        """Decide about the step of an env that has failed."""
+    def _recover(self, index: int, loss: RequestLoss) -> None:
+        """Handle a step of an env that has no result."""
         columns = self.columns
-        decision, error = self._group.recovery.decide(index, failure, *self._posted(index), has_process=has_process)
+        decision, error = self._group.recovery.end_attempt(index, loss, *self._posted(index))
         fate = decision.fate
         if fate is EnvFate.REDO:
             return

@@ -429,23 +429,24 @@ class RowEngine(Engine):
                 "taken meanwhile: let only one of them wait for these envs"
             )
         steps: list[EnvStep] = []
-        failures: dict[int, BaseException] = {}
+        errors: dict[int, BaseException] = {}
         unreadable: dict[int, BaseException] = {}
         for index, (_, _, outcome) in zip(ids, found, strict=True):  # without the lock: this runs code of users
             step, error = self._read_row(index) if outcome is None else outcome.read()
             if error is None:
                 steps.append(step)
             else:
-                (unreadable if outcome is None else failures)[index] = error
+                (unreadable if outcome is None else errors)[index] = error
         with self._lock, self._lock.change(*envs.actors):
             if find_outcomes() != found:
                 return None  # a signal handler or another thread has taken some
-            for index, failure in unreadable.items():
-                self.group_by_env[index].recover_unreadable(index, failure)
-            if unreadable and table.on_failure != "raise":
+            for index, error in unreadable.items():
+                recovery = self.group_by_env[index].recovery
+                recovery.recover([recovery.unreadable(index, error)])
+            if unreadable and self.on_failure != "raise":
                 return None  # their requests run again, or have other outcomes now
             table.set_idle(ids, is_all=envs.is_all)
-        return self._batch(envs, steps, failures | unreadable, caller)
+        return self._batch(envs, steps, errors | unreadable, caller)
 
     def _read_row(self, index: int) -> tuple[Any, BaseException | None]:
         """Return the result in a complete row, or the error of unpickling it. Runs code of users."""

@@ -24,6 +24,7 @@ from envactors.mailbox.control_page import NO_SPIN
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Frame, Kind
 from envactors.vector.env_recovery import EnvRecovery
+from envactors.vector.fates import RequestLoss
 from envactors.vector.journal_keeper import JournalKeeper
 from envactors.vector.posted_rows import PostedRows, post_rows
 from envactors.vector.recycling import Recycler
@@ -77,7 +78,8 @@ class QueuedRows(Job):
 
     def fail(self, error_of: ErrorOf) -> None:
         """Fail the envs."""
-        self._group.recovery.fail_queued(self.ids, error_of)
+        recovery = self._group.recovery
+        recovery.recover([recovery.refused(index, error_of) for index in self.ids])
 
 
 class EnvGroup(Tenant):
@@ -93,7 +95,7 @@ class EnvGroup(Tenant):
         table, reader, actor, recycler: As above.
         attach: That of the table.
         indices: The indices of the envs of the actor.
-        recovery: Handles their failed requests.
+        recovery: Handles their requests without results.
         rows: Their rows, as the running job of the actor.
         journal_keeper: Keeps their journals.
         end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; None until there is a policy.
@@ -107,7 +109,7 @@ class EnvGroup(Tenant):
         self.recycler = recycler
         self.attach: Attach = table.attach
         self.indices: range = actor.config.indices
-        self.recovery: EnvRecovery = EnvRecovery(table, reader, actor)
+        self.recovery: EnvRecovery = EnvRecovery(table, reader, actor, self._queue_again)
         self.rows: PostedRows = PostedRows(table, actor, recycler, self.recovery)
         self.journal_keeper: JournalKeeper = JournalKeeper(table, actor, self.recovery)
         self.end_rollout_parts: Callable[[ErrorOf], object] | None = None
@@ -130,11 +132,10 @@ class EnvGroup(Tenant):
         self.recovery.recover_lost_episodes(ids)
         self.actor.enqueue(QueuedRows(self, ids))
 
-    def queue_again(self, ids: list[int]) -> None:
-        """Queue envs whose requests have failed and run again, ahead of everything except replays."""
-        if ids:
-            self.table.queue(ids)
-            self.actor.enqueue(QueuedRows(self, ids), first=True)
+    def _queue_again(self, ids: list[int]) -> None:
+        """Queue envs whose requests run again, ahead of everything except replays."""
+        self.table.queue(ids)
+        self.actor.enqueue(QueuedRows(self, ids), first=True)
 
     def must_queue(self, ids: list[int]) -> bool:
         """Return whether envs must not be posted directly: an episode was lost, or a renewal of the process is due."""
@@ -144,51 +145,44 @@ class EnvGroup(Tenant):
         """Return whether the process must be replaced before these envs run: only between episodes, at a reset."""
         if not self.actor.is_usable:
             return False  # only the user may renew an actor without restarts left
-        table = self.table
-        resets = [table.request(index).method == "reset" for index in ids]
-        resetting = [
-            index for index, reset in zip(ids, resets, strict=True) if reset or table.episodes.resets_next[index]
-        ]
-        if any(map(table.episodes.is_retiring, resetting)):
+        table, episodes = self.table, self.table.episodes
+        asked = [index for index in ids if table.request(index).method == "reset"]
+        if any(episodes.is_retiring(index) for index in ids if index in asked or episodes.resets_next[index]):
             return True
         # Several envs move only at a reset that the user requests for all of them, which loses no episode.
-        return self.recycler.is_node_draining and resets == [True] * len(self.indices)
+        return self.recycler.is_node_draining and asked == [*self.indices]
 
     # Results ---------------------------------------------------------------------------------------------
 
     def collect_completed(self) -> None:
-        """Record the results of complete rows; queue failed requests that run again."""
-        table = self.table
+        """Record the results of complete rows, and recover envs that have raised."""
+        table, recovery = self.table, self.recovery
         if not self.rows.has_posted:
             return
-        again: list[int] = []
+        losses: list[RequestLoss] = []
         for index in self.indices:
             if table.status[index] == POSTED and table.is_complete(index):
                 self.actor.add_completed(1)
-                if not table.infos.failed(index):
+                if table.infos.failed(index):
+                    report = table.infos.failure(table.overflow.get(index))
+                    losses.append(recovery.raised(table.activity(index), report))
+                else:
                     self._accept(index)
-                elif self.recovery.recover_raised(index):
-                    again.append(index)
-        self.queue_again(again)
+        recovery.recover(losses)
         self.journal_keeper.queue_saves()
-
-    def recover_unreadable(self, index: int, error: BaseException) -> None:
-        """Recover from a result that cannot be unpickled."""
-        if self.recovery.recover_unreadable(index, error):
-            self.queue_again([index])
 
     def _accept(self, index: int) -> None:
         """Record the result in a complete row."""
         table, reader = self.table, self.reader
         request = table.request(index)
         before = None
-        if request.failure is not None and request.method == "step" and request.ending is None:
+        if request.earlier_error is not None and request.method == "step" and request.ending is None:
             before = reader.copy_last(index)  # from the buffer that was current until now
         if table.accept_row(index):
             self._reset_in_next_process(index)
             return
         outcome = None
-        if request.future or request.failure or request.ending:
+        if request.future or request.earlier_error or request.ending:
             row = reader.copy_row(index)
             outcome = self.recovery.read_later(index, functools.partial(reader.read_result, row, request, before))
             table.keep_content(index)
@@ -269,10 +263,9 @@ class EnvGroup(Tenant):
         self.journal_keeper.record_exit(ended)
         unfinished, running, _ = self.rows.progress()
         self.table.end_process(self.indices)
-        again = self.recovery.recover_unfinished(unfinished, running, ended)
-        self.queue_again(again)
+        self.recovery.recover(self.recovery.unfinished(unfinished, running, ended))
         if ended.plan.has_process:
-            self.recovery.recover_lost_episodes([index for index in self.indices if index not in again])
+            self.recovery.recover_lost_episodes(self.indices)
         self.table.waiters.ring()
 
     def withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:

@@ -1,4 +1,4 @@
-"""The fate of a step or reset that has failed: facts, a pure choice, and its effects on episodes and journals.
+"""The fate of a step or reset that has no result, as a pure choice. `EnvRecovery` applies it.
 
                          raise              renew                               replay
     its process ended    raised; the env    the last observation, truncated     the same again, in a process that was
@@ -7,7 +7,7 @@
                                             as after the end of a process
 
 The columns are the values of ``on_failure``. A request that the worker had not begun runs in the next process, unless
-it needs an episode that no replay can bring back. Nothing here starts or ends processes.
+it needs an episode that no replay can bring back.
 
 An example: envs 0 and 1 share a process, both are in an episode, and it crashes in the step of env 0. The vector has
 ``on_failure="renew"`` and ``autoreset="next_step"``.
@@ -22,17 +22,13 @@ be the reason, and env 1 gets REDO, since a reset needs no episode.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from typing import NamedTuple
 
 from envactors.actor.activity import Activity
-from envactors.actor.exits import ProcessExit
-from envactors.actor.future import Outcome, ReadyOutcome
-from envactors.actor.states import EndReason, is_crash
-from envactors.errors import ActorError
+from envactors.actor.future import Outcome
+from envactors.actor.states import EndReason
 from envactors.mailbox.messages import Failure
-from envactors.replay import Journal
 from envactors.vector.episodes import Episodes
 
 
@@ -44,7 +40,7 @@ class Cause(enum.Enum):
     RAISED = enum.auto()  # the env raised, or its result cannot be read
 
 
-class FailedRequest(NamedTuple):
+class RequestLoss(NamedTuple):
     """A step or reset without a result.
 
     Attributes:
@@ -52,8 +48,9 @@ class FailedRequest(NamedTuple):
         error: The error.
         incarnation: The process in which it failed, or whose end it did not survive.
         activity: The request.
+        has_process: Whether the actor has a process now, or will have another one.
         text: Description of an exception that an env raised.
-        raised: That exception, pickled; None if the worker has not sent it.
+        report: The worker's report of that exception; None without one.
         reason: Why the parent ended the process, if that concerns the request.
         counts_as_crash: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
         in_reset: Whether it failed in a reset, perhaps within a step.
@@ -64,32 +61,23 @@ class FailedRequest(NamedTuple):
     error: Outcome
     incarnation: int
     activity: Activity
+    has_process: bool
     text: str = ""
-    raised: Failure | None = None
+    report: Failure | None = None
     reason: EndReason | None = None
     counts_as_crash: bool = True
     in_reset: bool = False
     has_run: bool = False
 
 
-def lost_request(
-    ended: ProcessExit, cause: Cause, error: ActorError, activity: Activity, reason: EndReason | None
-) -> FailedRequest:
-    """Return a request that a process which has ended did not complete. For the other arguments see the result."""
-    index, counts = ended.incarnation.index, is_crash(ended.reason)
-    return FailedRequest(cause, ReadyOutcome(None, error), index, activity, reason=reason, counts_as_crash=counts)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Everything that the fate of a failed request depends on, besides the failure and the episode of its env.
+class Facts(NamedTuple):
+    """Everything that the fate of a request depends on, besides its loss and the episode of its env.
 
     Attributes:
         ran_only_reset: Whether the worker ran nothing but a reset, for the user or for autoreset.
         asked_reset: Whether the user asked for a reset.
         needs_episode: Whether the request needs the episode that the env had.
-        has_process: Whether the actor has a process now, or will have another one.
-        has_failed: Whether the same request has failed before.
+        has_earlier_error: Whether an earlier attempt at the request has failed.
         can_replay: Whether a replay brings the env to where it was.
         can_retry: Whether the same inputs may be tried once more after a replay.
     """
@@ -97,8 +85,7 @@ class Facts:
     ran_only_reset: bool
     asked_reset: bool
     needs_episode: bool
-    has_process: bool
-    has_failed: bool
+    has_earlier_error: bool
     can_replay: bool = False
     can_retry: bool = False
 
@@ -109,28 +96,51 @@ class EnvFate(enum.Enum):
     FAIL = enum.auto()  # the error is the outcome, and the episode is lost
     REPORT = enum.auto()  # the error is the outcome, and the episode continues
     REDO = enum.auto()  # it runs again, ahead of everything that waits
-    RESET = enum.auto()  # the next process resets the env, and the result contains the failure
+    RESET = enum.auto()  # the next process resets the env, and the result contains the error
     TRUNCATE = enum.auto()  # the last observation is the result, truncated; the env is reset later
 
 
 class Decision(NamedTuple):
-    """The fate of a failed request, and what its actor has to do.
+    """The fate of a request, and what follows from it.
 
     Attributes:
         fate: Its fate.
+        ends_episode: Whether the env has no episode any more.
+        resets_next: Whether the next step of the env resets it.
+        changes_seed: Whether the next episode has another seed, in case that of this one is the cause.
         repeats_reset: Whether the next process repeats a reset as the user has requested it.
         replaces_process: Whether the env raised and its process is not fit for use any more.
     """
 
     fate: EnvFate
+    ends_episode: bool
+    resets_next: bool
+    changes_seed: bool
     repeats_reset: bool
     replaces_process: bool
 
 
-def choose_fate(failure: FailedRequest, facts: Facts, episodes: Episodes, index: int) -> EnvFate:
-    """Choose the fate of a failed request of an env."""
-    cause, reason, on_failure = failure.cause, failure.reason, episodes.on_failure
-    if not facts.has_process:
+def decide(loss: RequestLoss, facts: Facts, episodes: Episodes, index: int) -> Decision:
+    """Choose the fate of a request of an env, and derive what follows from it."""
+    fate = choose_fate(loss, facts, episodes, index)
+    has_begun = loss.cause is not Cause.NOT_BEGUN
+    # Inputs that have failed twice are not tried a third time.
+    may_repeat = episodes.on_failure != "replay" or not loss.counts_as_crash
+    repeats_reset = fate is EnvFate.RESET and facts.asked_reset and not facts.has_earlier_error and may_repeat
+    return Decision(
+        fate,
+        ends_episode=fate not in (EnvFate.REPORT, EnvFate.REDO),
+        resets_next=fate is EnvFate.TRUNCATE and episodes.autoreset == "next_step",
+        changes_seed=facts.ran_only_reset and has_begun and fate is not EnvFate.REDO and not repeats_reset,
+        repeats_reset=repeats_reset,
+        replaces_process=loss.cause is Cause.RAISED and fate not in (EnvFate.FAIL, EnvFate.REPORT),
+    )
+
+
+def choose_fate(loss: RequestLoss, facts: Facts, episodes: Episodes, index: int) -> EnvFate:
+    """Choose the fate of a request of an env."""
+    cause, reason, on_failure = loss.cause, loss.reason, episodes.on_failure
+    if not loss.has_process:
         return EnvFate.FAIL
     if cause is Cause.NOT_BEGUN and (not facts.needs_episode or (on_failure == "replay" and facts.can_replay)):
         return EnvFate.REDO
@@ -139,37 +149,7 @@ def choose_fate(failure: FailedRequest, facts: Facts, episodes: Episodes, index:
     if on_failure == "replay" and facts.can_retry and cause is not Cause.NOT_BEGUN and reason is not EndReason.ABORT:
         return EnvFate.REDO
     if on_failure == "raise":
-        return EnvFate.REPORT if cause is Cause.RAISED and not failure.in_reset else EnvFate.FAIL
+        return EnvFate.REPORT if cause is Cause.RAISED and not loss.in_reset else EnvFate.FAIL
     if facts.asked_reset or episodes.autoreset == "same_step" or not episodes.has_result(index):
         return EnvFate.RESET
     return EnvFate.TRUNCATE
-
-
-def settle(
-    failure: FailedRequest, facts: Facts, episodes: Episodes, index: int, journal: Journal | None = None
-) -> Decision:
-    """Choose the fate of a failed request, and apply it to the episode and the journal of the env.
-
-    Args:
-        failure: The failure.
-        facts: The facts.
-        episodes: The episodes of all envs.
-        index: The env.
-        journal: Its journal; None without one.
-    """
-    fate = choose_fate(failure, facts, episodes, index)
-    has_begun = failure.cause is not Cause.NOT_BEGUN
-    if fate in (EnvFate.FAIL, EnvFate.RESET, EnvFate.TRUNCATE):
-        resets_next = fate is EnvFate.TRUNCATE and episodes.autoreset == "next_step"
-        episodes.end_without_result(index, resets_next=resets_next)
-        if journal is not None:
-            journal.forget()
-    elif journal is not None and fate is EnvFate.REDO and has_begun and failure.counts_as_crash:
-        journal.count_crash()
-    # Inputs that have failed twice are not tried a third time.
-    may_repeat = episodes.on_failure != "replay" or not failure.counts_as_crash
-    repeats_reset = fate is EnvFate.RESET and facts.asked_reset and not facts.has_failed and may_repeat
-    if facts.ran_only_reset and has_begun and fate is not EnvFate.REDO and not repeats_reset:
-        episodes.advance(index)  # the next episode has another seed, in case this one's is the cause
-    continues = fate in (EnvFate.REDO, EnvFate.RESET, EnvFate.TRUNCATE)
-    return Decision(fate, repeats_reset, failure.cause is Cause.RAISED and continues)

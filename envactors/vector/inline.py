@@ -27,7 +27,7 @@ from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import Episodes
-from envactors.vector.fates import Cause, EnvFate, Facts, FailedRequest, settle
+from envactors.vector.fates import Cause, EnvFate, Facts, RequestLoss, decide
 from envactors.vector.last_results import LastResults
 from envactors.vector.options import VectorSettings
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info
@@ -59,15 +59,15 @@ class _RunningRequests(InlineRequest):
         self._engine = engine
         self.ids, self.reset_args = ids, reset_args
         self.reset_env = -1
-        self.failures: list[FailedRequest] = []
+        self.failures: list[RequestLoss] = []
 
     def fail(self, index: int, cause: Cause, error: BaseException, *, in_reset: bool = False) -> None:
         """Keep the failure of an env until the other envs have run."""
         self._engine._other_requests[index] += 1
-        incarnation = self._engine._actor_by_env[index].incarnation.index
+        actor = self._engine._actor_by_env[index]
         activity = Activity("reset" if in_reset else "step", index)
-        failure = FailedRequest(cause, ReadyOutcome(None, error), incarnation, activity, in_reset=in_reset)
-        self.failures.append(failure)
+        failure = RequestLoss(cause, ReadyOutcome(None, error), actor.incarnation.index, activity, actor.is_usable)
+        self.failures.append(failure._replace(in_reset=in_reset))
 
     def find_context(self) -> ActorContext | None:
         return self._engine._hosted_envs[self.index].context
@@ -400,7 +400,7 @@ class InlineEngine(Engine):
             self._recover(running, failure)
         self._unfinished.remove(running)
 
-    def _recover(self, running: _RunningRequests, failure: FailedRequest) -> None:
+    def _recover(self, running: _RunningRequests, failure: RequestLoss) -> None:
         """Replace the envs of an actor after a failure if necessary; keep the outcome of the request."""
         running.index = index = failure.activity.env
         in_reset = failure.in_reset
@@ -414,11 +414,15 @@ class InlineEngine(Engine):
             ran_only_reset=in_reset and (asked_reset or attempts > 1 or episodes.autoreset != "same_step"),
             asked_reset=asked_reset,
             needs_episode=not in_reset,
-            # In-process, the restart policy limits only how often a reset is repeated.
-            has_process=actor.is_usable and attempts <= max(1, limit),
-            has_failed=attempts > 1,
+            has_earlier_error=attempts > 1,
         )
-        decision = settle(failure, facts, episodes, index)
+        # In-process, the restart policy limits only how often a reset is repeated.
+        failure = failure._replace(has_process=actor.is_usable and attempts <= max(1, limit))
+        decision = decide(failure, facts, episodes, index)
+        if decision.ends_episode:
+            episodes.end_without_result(index, resets_next=decision.resets_next)
+        if decision.changes_seed:
+            episodes.advance(index)
         # Another failure may have replaced the envs already.
         if decision.replaces_process and actor.incarnation.index == failure.incarnation:
             text = safe_repr(error)

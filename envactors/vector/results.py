@@ -88,27 +88,27 @@ def failure_info(info: Any, failure: BaseException, before: tuple[Any, Any] | No
 
 
 def step_error(
-    failures: dict[int, BaseException],
+    errors: dict[int, BaseException],
     batch: Any,
     count: int,
     caller: str,
     describe_actor: Callable[[int], str] | None = None,
 ) -> VectorStepError:
-    """Return the error of some failures.
+    """Return the error of some envs.
 
     Args:
-        failures: The failures, by env.
+        errors: The errors, by env.
         batch: The results of the other envs.
         count: How many envs there are in all.
         caller: Name of the user's method.
         describe_actor: Describes the actor of an env; None to leave that out.
     """
-    failures = dict(sorted(failures.items()))
-    first, cause = next(iter(failures.items()))
+    errors = dict(sorted(errors.items()))
+    first, cause = next(iter(errors.items()))
     # An `ActorError` already names the actor.
     where = "" if describe_actor is None or issubclass(type(cause), ActorError) else f" ({describe_actor(first)})"
-    text = f"{len(failures)} of {count} envs failed in {caller}; env {first}{where}: {safe_str(cause)}"
-    error = VectorStepError(text, failures=failures, batch=batch)
+    text = f"{len(errors)} of {count} envs failed in {caller}; env {first}{where}: {safe_str(cause)}"
+    error = VectorStepError(text, failures=errors, batch=batch)
     error.__cause__ = cause
     return error
 

@@ -90,9 +90,8 @@ class RowReader:
         infos = [{} for _ in envs.ids] if contents is None else [content[0] for content in contents]
         posted_in = self._table.posted_in
         if envs.is_all:
-            terminated = slab.terminated.copy()
-            truncated = slab.truncated.copy()
-            return Batch(self._all_ids.copy(), obs, rewards, terminated, truncated, infos, posted_in.copy())
+            flags = slab.terminated.copy(), slab.truncated.copy()
+            return Batch(self._all_ids.copy(), obs, rewards, *flags, infos, posted_in.copy())
         return Batch(at.copy(), obs, rewards, slab.terminated[at], slab.truncated[at], infos, posted_in[at])
 
     def _observations(self, buffer: int | None, buffers: bytearray, at: Any, contents: Sequence[Decoded]) -> list[Any]:
@@ -139,18 +138,14 @@ class RowReader:
         if self._layout.reward is not None:
             reward = slab.rewards[index]
             reward = reward.copy() if isinstance(reward, np.ndarray) else float(reward)
-        terminated = bool(slab.terminated[index])
-        truncated = bool(slab.truncated[index])
-        return RowResult(index, leaves, reward, terminated, truncated, content, int(table.posted_in[index]))
+        flags = bool(slab.terminated[index]), bool(slab.truncated[index])
+        return RowResult(index, leaves, reward, *flags, content, int(table.posted_in[index]))
 
     def encode(self, index: int, step: EnvStep) -> RowResult:
         """Return a result, which conforms to the specs, as `put_back` takes it."""
-        leaves: list[Any] = []
-        objects: list[Any] = []
-        for array, leaf in zip(self._slab.observations, flatten(self._layout.observation, step.obs), strict=True):
-            leaves.append(None if array is None else leaf)
-            if array is None:
-                objects.append(leaf)
+        columns = list(zip(self._slab.observations, flatten(self._layout.observation, step.obs), strict=True))
+        leaves = [None if array is None else leaf for array, leaf in columns]
+        objects = [leaf for array, leaf in columns if array is None]
         reward = step.reward
         if self._layout.reward is None:
             objects.append(reward)
@@ -183,28 +178,28 @@ class RowReader:
         obs = unflatten(self._layout.observation, iter(leaves))
         return EnvStep(row.env_id, obs, reward, row.terminated, row.truncated, info, row.incarnation)
 
-    # Results that report a failure -----------------------------------------------------------------------
+    # Results that report an error -------------------------------------------------------------------------
 
     def read_result(self, row: RowResult, request: EnvRequest, before: RowResult | None) -> EnvStep:
         """Unpickle the result of a request, and add what the vector reports with it; for the errors see `read`.
 
         Args:
             row: The result.
-            request: The request, which may have an earlier failure to report, or the end of an episode.
+            request: The request, which may have an earlier error to report, or the end of an episode.
             before: The result before it, if the request is a step that was answered with a reset.
         """
         step = self.read(row)
-        failure = None if request.failure is None else request.failure.read()[1]
+        error = None if request.earlier_error is None else request.earlier_error.read()[1]
         if request.ending is not None:
             ending = self.read(request.ending)
             info = {**as_dict(step.info), **ending.info}  # the worker has added ``final_obs`` and ``final_info``
-            if failure is not None:
-                info["failure"] = failure
+            if error is not None:
+                info["failure"] = error
             return ending._replace(obs=step.obs, info=info, incarnation=step.incarnation)
-        if failure is None:
+        if error is None:
             return step
         last = None if before is None else self.read(before)
-        info = failure_info(step.info, failure, None if last is None else (last.obs, last.info))
+        info = failure_info(step.info, error, None if last is None else (last.obs, last.info))
         return step._replace(truncated=step.truncated or request.method == "step", info=info)
 
     def keep_answer(self, index: int, request: EnvRequest) -> None:
@@ -214,18 +209,18 @@ class RowReader:
             slab.terminated[index], slab.truncated[index] = ending.terminated, ending.truncated
             if ending.reward is not None:
                 slab.rewards[index] = ending.reward
-        elif request.failure is not None and request.method == "step":
+        elif request.earlier_error is not None and request.method == "step":
             slab.truncated[index] = True
 
-    def read_truncated(self, last: RowResult, failure: Outcome, incarnation: int) -> EnvStep:
+    def read_truncated(self, last: RowResult, error: Outcome, incarnation: int) -> EnvStep:
         """Unpickle the last result before a failure as that of the step that has failed; for the errors see `read`.
 
         Args:
             last: The last result.
-            failure: The failure.
+            error: The error.
             incarnation: The process that the env continues in.
         """
-        reward, info = zeros(self._reward_spec), {"failure": failure.read()[1]}
+        reward, info = zeros(self._reward_spec), {"failure": error.read()[1]}
         step = self.read(last)
         return EnvStep(step.env_id, step.obs, reward, False, True, info, incarnation)
 

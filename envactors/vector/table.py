@@ -35,7 +35,7 @@ from envactors.mailbox.step_buffer import StepBuffer
 from envactors.options import Deadlines
 from envactors.replay import Journal, PostedRequest
 from envactors.vector.episodes import Episodes
-from envactors.vector.options import Autoreset, OnFailure
+from envactors.vector.options import Autoreset
 from envactors.vector.results import EnvSnapshot
 from envactors.vector.waiting import ResultWaiters
 
@@ -43,7 +43,7 @@ IDLE: Final = 0
 QUEUED: Final = 1  # the request waits in the queue of the actor
 POSTED: Final = 2  # the request is in the row, which may be complete
 DONE: Final = 3  # the result is in `EnvTable.outcomes`, or else in the row
-FAILED: Final = 4  # the failure is in `EnvTable.outcomes`
+FAILED: Final = 4  # the error is in `EnvTable.outcomes`
 
 # The largest seed that fits into a row.
 _LARGEST_SEED: Final = (1 << 64) - 1
@@ -61,7 +61,7 @@ class EnvRequest:
         future: The future of the outcome; None if the vector delivers it.
         seed: The user's seed for a reset.
         payload: The pickled action, or the pickled options of a reset; None if the row contains all of the request.
-        failure: The failure of an earlier attempt, which the result reports.
+        earlier_error: The error of an earlier attempt, which the result reports.
         ending: The `RowResult` of the step that ended the episode, if the process is replaced before the autoreset
             that belongs to this step.
     """
@@ -71,7 +71,7 @@ class EnvRequest:
     future: ActorFuture | None = None
     seed: int | None = None
     payload: bytes | None = None
-    failure: Outcome | None = None
+    earlier_error: Outcome | None = None
     ending: Any = None  # a `RowResult`, whose module imports this one
 
 
@@ -106,8 +106,8 @@ class EnvTable:
     """The state of all envs: their requests and rows, and in two parts of it their episodes and journals.
 
     Only methods change it, those of this class and of the two parts. The methods of this class change the parts, too,
-    when a result is accepted, a process begins or ends, and an env is restored. `envactors.vector.fates` changes them
-    for a failed request, and rollouts for the steps that they count.
+    when a result is accepted, a process begins or ends, and an env is restored. `EnvRecovery` changes them
+    for a request without a result, and rollouts for the steps that they count.
 
     Callers hold the lock, except to read facts that they check again under the lock. Between changes this holds:
 
@@ -126,7 +126,7 @@ class EnvTable:
     Attributes:
         lock, slab, infos, episodes: As above.
         attach: The part of the first message that tells a worker where the rows are.
-        autoreset, on_failure: As of the episodes.
+        autoreset: As of the episodes.
         uses_replay: Whether lost episodes are brought back by replay.
         keeps_journals: Whether steps and resets are recorded, for replays or for crash bundles.
         has_objects: Whether observations or rewards have leaves without a place in rows.
@@ -161,7 +161,6 @@ class EnvTable:
         self.episodes = episodes
         self.autoreset: Autoreset = episodes.autoreset
         self.attach: Attach = Attach(slab.layout, episodes.autoreset == "same_step")
-        self.on_failure: OnFailure = episodes.on_failure
         self.uses_replay: bool = episodes.on_failure == "replay"
         self.keeps_journals: bool = self.uses_replay
         self.has_objects: bool = any(leaf is None for leaf in (*slab.observations, slab.layout.reward))
@@ -243,7 +242,7 @@ class EnvTable:
         return status >= DONE or (status == POSTED and self.is_complete(index))
 
     def has_failed(self, index: int) -> bool:
-        """Return whether an env has a failure as its outcome."""
+        """Return whether an env has an error as its outcome."""
         status = self.status[index]
         return status == FAILED or (status == POSTED and self.infos.failed(index) and self.is_complete(index))
 
@@ -286,7 +285,7 @@ class EnvTable:
     def needs_episode(self, index: int) -> bool:
         """Return whether the request of an env cannot run without the episode that was lost with its process."""
         request = self.request(index)
-        if request.method == "reset" or request.failure is not None or request.ending is not None:
+        if request.method == "reset" or request.earlier_error is not None or request.ending is not None:
             return False
         return self.episodes.step_needs_episode(index)
 

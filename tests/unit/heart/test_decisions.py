@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -13,7 +12,7 @@ from envactors.actor.exits import restart_delay, runs_again
 from envactors.actor.future import ReadyOutcome
 from envactors.actor.states import EndReason
 from envactors.vector.episodes import Episodes
-from envactors.vector.fates import Cause, EnvFate, Facts, FailedRequest, choose_fate
+from envactors.vector.fates import Cause, EnvFate, Facts, RequestLoss, choose_fate
 
 
 @pytest.mark.parametrize(
@@ -48,8 +47,8 @@ def test_the_delay_of_a_restart(policy, granted, expected):
     assert restart_delay(ea.RestartPolicy(**policy), granted, 100.0) == expected
 
 
-FACTS = Facts(ran_only_reset=False, asked_reset=False, needs_episode=True, has_process=True, has_failed=False)
-FAILURE = FailedRequest(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity("step", 0, 17))
+FACTS = Facts(ran_only_reset=False, asked_reset=False, needs_episode=True, has_earlier_error=False)
+LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity("step", 0, 17), has_process=True)
 
 
 @pytest.mark.parametrize(
@@ -80,5 +79,5 @@ def test_a_failed_request(changes, expected):
     episodes = Episodes(1, changes.pop("autoreset", "next_step"), changes.pop("on_failure", "raise"))
     if changes.pop("has_last", True):
         episodes.record(0, ends=False, is_reset=True)
-    failure = FAILURE._replace(**{name: changes.pop(name) for name in FAILURE._fields if name in changes})
-    assert choose_fate(failure, dataclasses.replace(FACTS, **changes), episodes, 0) is expected
+    loss = LOSS._replace(**{name: changes.pop(name) for name in LOSS._fields if name in changes})
+    assert choose_fate(loss, FACTS._replace(**changes), episodes, 0) is expected

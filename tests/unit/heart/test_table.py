@@ -221,7 +221,7 @@ def test_plain_envs(table):
         (None, True, False),
         (EnvRequest("step"), False, True),
         (EnvRequest("reset", True), False, False),
-        (EnvRequest("step", True, failure=ValueError()), False, False),
+        (EnvRequest("step", True, earlier_error=ValueError()), False, False),
         (EnvRequest("step", True, ending=ReadyOutcome(None)), False, False),
     ],
 )
