@@ -92,10 +92,12 @@ class EnvRecovery:
     def _recover(self, loss: RequestLoss) -> Outcome | None:
         """Record and return the outcome of a request in a row that has no result; return None if it runs again."""
         table, reader, index = self._table, self._reader, loss.activity.env
-        if loss.has_run:
-            table.swap_buffers(index)  # the previous observation may be returned instead
         decision, error = self.end_attempt(index, loss, table.posted_request(index), table.slab.actions)
-        if decision.fate in (EnvFate.REDO, EnvFate.REPORT):
+        if loss.has_run and decision.fate is EnvFate.REPORT:
+            table.keep_content(index)  # the env is where this result says
+        elif loss.has_run:
+            table.swap_buffers(index)  # the previous observation may be returned instead
+        elif decision.fate in (EnvFate.REDO, EnvFate.REPORT):
             table.undo_post(index)
         if decision.fate is EnvFate.REDO:
             return None
@@ -148,6 +150,7 @@ class EnvRecovery:
         runs_again = decision.fate is EnvFate.REDO
         if decision.ends_episode:
             episodes.end_without_result(index, resets_next=decision.resets_next)
+        if decision.ends_episode and not runs_again:
             journal.forget()
         elif runs_again and loss.cause is not Cause.NOT_BEGUN and loss.counts_as_crash:
             journal.count_crash()
@@ -173,10 +176,11 @@ class EnvRecovery:
 
     def unreadable(self, index: int, error: BaseException) -> RequestLoss:
         """Return the loss of a result that cannot be unpickled."""
-        table = self._table
-        where, text, has_process = int(table.posted_in[index]), type(error).__name__, self._actor.is_usable
-        outcome = ReadyOutcome(None, error)
-        return RequestLoss(Cause.RAISED, outcome, where, table.activity(index), has_process, text, has_run=True)
+        table, outcome, text = self._table, ReadyOutcome(None, error), type(error).__name__
+        process, has_process = int(table.posted_in[index]), self._actor.is_usable
+        loss = RequestLoss(Cause.RAISED, outcome, process, table.activity(index), has_process, text, has_run=True)
+        # After an end that the user has not seen, the env needs a reset, as if its autoreset had raised.
+        return loss._replace(in_reset=bool(table.slab.terminated[index] or table.slab.truncated[index]))
 
     def unfinished(
         self, unfinished: Sequence[Activity], running: Activity | None, ended: ProcessExit

@@ -127,10 +127,13 @@ def decide(loss: RequestLoss, facts: Facts, episodes: Episodes, index: int) -> D
     # Inputs that have failed twice are not tried a third time.
     may_repeat = episodes.on_failure != "replay" or not loss.counts_as_crash
     repeats_reset = fate is EnvFate.RESET and facts.asked_reset and not facts.has_earlier_error and may_repeat
+    # An autoreset that runs again without a replay, since it is seeded, needs nothing of the episode before it.
+    is_autoreset = facts.needs_episode and bool(episodes.resets_next[index])
+    resets_again = fate is EnvFate.REDO and is_autoreset and not facts.can_replay
     return Decision(
         fate,
-        ends_episode=fate not in (EnvFate.REPORT, EnvFate.REDO),
-        resets_next=fate is EnvFate.TRUNCATE and episodes.autoreset == "next_step",
+        ends_episode=resets_again or fate not in (EnvFate.REPORT, EnvFate.REDO),
+        resets_next=resets_again or (fate is EnvFate.TRUNCATE and episodes.autoreset == "next_step"),
         changes_seed=facts.ran_only_reset and has_begun and fate is not EnvFate.REDO and not repeats_reset,
         repeats_reset=repeats_reset,
         replaces_process=loss.cause is Cause.RAISED and fate not in (EnvFate.FAIL, EnvFate.REPORT),

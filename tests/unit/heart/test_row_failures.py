@@ -27,7 +27,8 @@ from fakes import (
 
 import envactors as ea
 from envactors.actor.states import ActorState, Phase
-from envactors.mailbox.messages import renewed_seed
+from envactors.mailbox.messages import episode_seed, renewed_seed
+from envactors.mailbox.pickling import loads
 from envactors.vector.episodes import LOSS_UNREPORTED, NEEDS_RESET, NO_EPISODE, RETIRING, UNRESET
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED
 
@@ -366,6 +367,49 @@ def test_a_result_that_cannot_be_unpickled_fails_only_its_env(stages, on_failure
         batch = stage.finish()
         assert failures_of(batch.infos) == [0]
         assert batch.rewards.tolist()[1] == 2.0
+    stage.check()
+
+
+def test_a_reported_result_that_cannot_be_unpickled_is_the_last_one(stages):
+    policy = ea.SnapshotPolicy(get=lambda env: env.steps, set=lambda env, steps: setattr(env, "steps", steps))
+    stage = stages(1, snapshot=policy)
+    stage.step([1])
+    with pytest.raises(ea.VectorStepError):
+        stage.step([TRAP])
+    (snapshot,) = stage.play(stage.envs.snapshot)
+    assert loads(snapshot.state) == 2
+    assert (snapshot.last.obs.tolist(), snapshot.last.reward) == ([2, TRAP, 0], TRAP)
+    assert not snapshot.starts
+    assert stage.step([3])[0].tolist() == [[3, 3, 0]]
+
+
+class TrappedEnv(PlayedEnv):
+    """The info of its second reset cannot be unpickled."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, _ = super().reset(seed=seed, options=options)
+        return obs, {"trap": Trap()} if len(self.resets) == 2 else {}
+
+
+class TrappedEnd(PlayedEnv):
+    def step(self, action):
+        obs, reward, _, truncated, info = super().step(action)
+        return obs, reward, action == TRAP, truncated, info
+
+
+@pytest.mark.parametrize(
+    ("env", "action", "autoreset"),
+    [(TrappedEnd, TRAP, "next_step"), (TrappedEnd, TRAP, "disabled"), (TrappedEnv, END, "same_step")],
+)
+def test_an_episode_whose_last_result_cannot_be_unpickled_does_not_end_unnoticed(stages, env, action, autoreset):
+    stage = stages(1, env=env, autoreset=autoreset)
+    stage.step([1])
+    with pytest.raises(ea.VectorStepError):
+        stage.step([action])
+    with pytest.raises(ea.VectorInputError, match="needs a reset"):
+        stage.step([2])
+    stage.reset(seed=4)
+    assert stage.step([3])[0].tolist() == [[1, 3, 4]]
     stage.check()
 
 
@@ -1041,6 +1085,36 @@ def crash_until_given_up(stage, index=0):
     raise AssertionError("it is tried for ever")
 
 
+def test_a_seeded_autoreset_that_ends_processes_runs_twice_without_a_replay(stages):
+    stage = stages(1, on_failure="replay", seed_episodes=True, max_journal=2, seed=1)
+    for action in (1, 2, 3, END):
+        stage.step([action])
+    assert not stage.table.journals[0].can_replay
+    stage.start([4])
+    for _ in range(2):
+        begin_when_posted(stage)
+        assert stage.table.posted_request(0).seed == episode_seed(1, 1)
+        stage.crash()
+    stage.run()
+    assert failures_of(stage.finish().infos) == [0]
+    assert stage.step([5])[0].tolist() == [[0, -1, episode_seed(1, 2)]]
+    stage.check()
+
+
+def test_a_seeded_autoreset_that_ends_one_process_is_not_noticed(stages):
+    stage = stages(1, on_failure="replay", seed_episodes=True, max_journal=2, seed=1)
+    for action in (1, 2, 3, END):
+        stage.step([action])
+    stage.start([4])
+    stage.worker().begin_row(0)
+    stage.crash()
+    stage.run()
+    batch = stage.finish()
+    assert failures_of(batch.infos) == []
+    assert batch.obs.tolist() == [[0, -1, episode_seed(1, 1)]]
+    stage.check()
+
+
 def test_a_reset_that_ends_processes_runs_twice_although_the_replay_between_fails(stages):
     stage = stages(1, on_failure="replay", seed=1)
     stage.step([1])
@@ -1086,14 +1160,6 @@ def test_an_autoreset_that_cannot_be_read_uses_up_one_seed(stages):
     _, _, _, _, infos = stage.step([1])
     assert failures_of(infos) == [0]
     assert stage.episodes.numbers == [2]
-
-
-class TrappedEnv(PlayedEnv):
-    """The info of its second reset cannot be unpickled."""
-
-    def reset(self, *, seed=None, options=None):
-        obs, _ = super().reset(seed=seed, options=options)
-        return obs, {"trap": Trap()} if len(self.resets) == 2 else {}
 
 
 class ListEnv(PlayedEnv):
