@@ -149,12 +149,8 @@ def share_rows(
     observation, action, reward, _, _ = described
     is_plain_reward = isinstance(reward, ArraySpec) and reward.batchable
     has_actions = action is not None and all(leaf.batchable for leaf in leaves(action))
-    layout = Layout(
-        OBJECT if observation is None else observation,
-        action if has_actions else None,
-        reward if is_plain_reward else None,
-        count,
-    )
+    values = OBJECT if observation is None else observation, action if has_actions else None
+    layout = Layout(*values, reward if is_plain_reward else None, count)
     try:
         slab, infos = memory.create(layout)
     except (OSError, ValueError, OverflowError) as error:

@@ -440,9 +440,8 @@ class RowEngine(Engine):
         with self._lock, self._lock.change(*envs.actors):
             if find_outcomes() != found:
                 return None  # a signal handler or another thread has taken some
-            for index, error in unreadable.items():
-                recovery = self.group_by_env[index].recovery
-                recovery.recover([recovery.unreadable(index, error)])
+            for group, mine in envs.by_group:
+                group.recovery.recover(group.recovery.unreadable(i, unreadable[i]) for i in mine if i in unreadable)
             if unreadable and self.on_failure != "raise":
                 return None  # their requests run again, or have other outcomes now
             table.set_idle(ids, is_all=envs.is_all)

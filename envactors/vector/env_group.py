@@ -24,7 +24,6 @@ from envactors.mailbox.control_page import NO_SPIN
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Frame, Kind
 from envactors.vector.env_recovery import EnvRecovery
-from envactors.vector.fates import RequestLoss
 from envactors.vector.journal_keeper import JournalKeeper
 from envactors.vector.posted_rows import PostedRows, post_rows
 from envactors.vector.recycling import Recycler
@@ -63,11 +62,10 @@ class QueuedRows(Job):
         return running is self._group.rows
 
     def start(self) -> Job | None:
-        """Post the envs, except those whose requests need an episode that was lost. Then their group is running."""
+        """Post the envs, except those whose requests need an episode that was lost; return the rows of the group."""
         group = self._group
         group.recovery.recover_lost_episodes(self.ids)
-        ids = self.ids
-        if ids:
+        if ids := self.ids:
             envs = Selection(ids, ids, by_group=[(group, ids)])
             post_rows(group.table, envs, self.call_id, NO_SPIN, streams=True)
             group.table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
@@ -114,7 +112,6 @@ class EnvGroup(Tenant):
         self.journal_keeper: JournalKeeper = JournalKeeper(table, actor, self.recovery)
         self.end_rollout_parts: Callable[[ErrorOf], object] | None = None
         self.queued_in: dict[int, QueuedRows] = {}
-        self._first = self.indices.start
         self._is_timing = False
         self._times = StepTimes(len(self.indices))
 
@@ -128,7 +125,7 @@ class EnvGroup(Tenant):
         """Queue envs with new requests, behind a renewal of the process if that is due."""
         self.table.queue(ids, is_new=True)
         if self._is_renewal_due(ids):
-            self.actor.enqueue(Renewal(self._first, reason=self.recycler.reason))
+            self.actor.enqueue(Renewal(self.indices.start, reason=self.recycler.reason))
         self.recovery.recover_lost_episodes(ids)
         self.actor.enqueue(QueuedRows(self, ids))
 
@@ -159,7 +156,7 @@ class EnvGroup(Tenant):
         table, recovery = self.table, self.recovery
         if not self.rows.has_posted:
             return
-        losses: list[RequestLoss] = []
+        losses = []
         for index in self.indices:
             if table.status[index] == POSTED and table.is_complete(index):
                 self.actor.add_completed(1)
@@ -195,7 +192,7 @@ class EnvGroup(Tenant):
         ending = self.reader.copy_row(index)
         table.set_requests({index: EnvRequest("step", True, table.request(index).future, ending=ending)})
         table.queue([index])
-        self.actor.enqueue(Renewal(self._first, reason=self.recycler.reason))
+        self.actor.enqueue(Renewal(self.indices.start, reason=self.recycler.reason))
         self.actor.enqueue(QueuedRows(self, [index]))
 
     # The running job -------------------------------------------------------------------------------------
@@ -238,7 +235,7 @@ class EnvGroup(Tenant):
 
     def on_started(self, incarnation: Incarnation, *, is_renewal: bool) -> list[Job]:
         """Prepare for a new process; return the replays that it runs first."""
-        self.recycler.begin_process(self.table.episodes.steps[self._first])
+        self.recycler.begin_process(self.table.episodes.steps[self.indices.start])
         self.table.begin_process(self.indices, incarnation.index)
         if self._is_timing:
             self.begin_timing()
@@ -258,8 +255,7 @@ class EnvGroup(Tenant):
 
     def on_exit(self, ended: ProcessExit) -> None:
         """Continue or fail the requests of an ended process, and end its episodes."""
-        if self._is_timing:
-            self._times.add(self.actor.page)
+        self._times.add(self.actor.page)
         self.journal_keeper.record_exit(ended)
         unfinished, running, _ = self.rows.progress()
         self.table.end_process(self.indices)
@@ -300,8 +296,7 @@ class EnvGroup(Tenant):
         for index in self.indices:
             future = table.request(index).future
             if future is not None:
-                error = error_of(table.activity(index))
-                future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error))
+                future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error_of(table.activity(index))))
             table.clear(index)
         if self.end_rollout_parts is not None:
             self.end_rollout_parts(error_of)

@@ -65,9 +65,7 @@ class EnvRecovery:
         queue_again: Queues envs whose requests run again.
     """
 
-    def __init__(
-        self, table: EnvTable, reader: RowReader, actor: Actor, queue_again: Callable[[list[int]], object]
-    ) -> None:
+    def __init__(self, table: EnvTable, reader: RowReader, actor: Actor, queue_again: Callable[..., object]) -> None:
         self._table = table
         self._reader = reader
         self._actor = actor
@@ -171,24 +169,22 @@ class EnvRecovery:
         """Return the loss of a request in which the env raised, without unpickling the exception."""
         errors, incarnation, pid = self._actor.errors, int(self._table.posted_in[activity.env]), self._actor.pid
         error = LazyOutcome(lambda: (None, errors.raised(activity, incarnation, pid, report)), is_failure=True)
-        loss = RequestLoss(Cause.RAISED, error, incarnation, activity, self._actor.is_usable, report.text, report)
+        loss = RequestLoss(Cause.RAISED, error, incarnation, activity, self._actor.is_usable, report)
         return loss._replace(in_reset=report.fault == Fault.RESET)
 
     def unreadable(self, index: int, error: BaseException) -> RequestLoss:
         """Return the loss of a result that cannot be unpickled."""
-        table, outcome, text = self._table, ReadyOutcome(None, error), type(error).__name__
+        table, outcome = self._table, ReadyOutcome(None, error)
         process, has_process = int(table.posted_in[index]), self._actor.is_usable
-        loss = RequestLoss(Cause.RAISED, outcome, process, table.activity(index), has_process, text, has_run=True)
+        loss = RequestLoss(Cause.RAISED, outcome, process, table.activity(index), has_process, has_run=True)
         # After an end that the user has not seen, the env needs a reset, as if its autoreset had raised.
         return loss._replace(in_reset=bool(table.slab.terminated[index] or table.slab.truncated[index]))
 
-    def unfinished(
-        self, unfinished: Sequence[Activity], running: Activity | None, ended: ProcessExit
-    ) -> list[RequestLoss]:
+    def unfinished(self, requests: list[Activity], running: Activity | None, ended: ProcessExit) -> list[RequestLoss]:
         """Return the losses of the requests that an ended process has not completed.
 
         Args:
-            unfinished: The requests.
+            requests: The requests.
             running: The one of them that the process was running; None if it was running none.
             ended: The exit of the process, with the request that is blamed for it.
         """
@@ -197,7 +193,7 @@ class EnvRecovery:
         begun = [activity.env for activity in (culprit, running) if activity is not None]
         is_discard = ended.reason is EndReason.DISCARD
         losses = []
-        for activity in unfinished:
+        for activity in requests:
             is_culprit = culprit is not None and activity.env == culprit.env and not is_discard
             error = ended.error if is_culprit else self.crash_error_for(activity)
             cause = Cause.RUNNING if activity.env in begun else Cause.NOT_BEGUN
@@ -214,10 +210,8 @@ class EnvRecovery:
 
     def lost_episode(self, activity: Activity) -> RequestLoss:
         """Return the loss of a request that needs an episode which ended with an earlier process."""
-        actor = self._actor
-        ended = actor.incarnation.index
-        if actor.last_crash is not None and actor.last_crash.incarnation is not None:
-            ended = actor.last_crash.incarnation
+        actor, crash = self._actor, self._actor.last_crash
+        ended = actor.incarnation.index if crash is None or crash.incarnation is None else crash.incarnation
         error = ReadyOutcome(None, self.crash_error_for(activity))
         return RequestLoss(Cause.NOT_BEGUN, error, ended, activity, actor.is_usable)
 
@@ -261,7 +255,8 @@ class EnvRecovery:
         """Return the error of a process that is discarded since an env raised. Runs code of users, without the lock."""
         cause = loss.error.read()[1]
         assert cause is not None, "the env has raised"
-        error = self._actor.errors.discarded(loss.activity, loss.incarnation, pid, cause, loss.text)
+        text = type(cause).__name__ if loss.report is None else loss.report.text
+        error = self._actor.errors.discarded(loss.activity, loss.incarnation, pid, cause, text)
         error.bundle = getattr(loss.error, "bundle", None)
         return error
 

@@ -49,7 +49,6 @@ class RequestLoss(NamedTuple):
         incarnation: The process in which it failed, or whose end it did not survive.
         activity: The request.
         has_process: Whether the actor has a process now, or will have another one.
-        text: Description of an exception that an env raised.
         report: The worker's report of that exception; None without one.
         reason: Why the parent ended the process, if that concerns the request.
         counts_as_crash: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
@@ -62,7 +61,6 @@ class RequestLoss(NamedTuple):
     incarnation: int
     activity: Activity
     has_process: bool
-    text: str = ""
     report: Failure | None = None
     reason: EndReason | None = None
     counts_as_crash: bool = True

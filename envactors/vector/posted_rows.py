@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
@@ -43,20 +42,6 @@ def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, stre
         page.post_step(call_id, wait, streams, ids)
 
 
-class Progress(NamedTuple):
-    """How far a worker has come with its rows.
-
-    Attributes:
-        unfinished: The steps whose rows are not complete.
-        running: The one of them that runs; None if none does.
-        since: When the worker last began one (`time.monotonic`).
-    """
-
-    unfinished: list[Activity]
-    running: Activity | None
-    since: float
-
-
 class PostedRows(Job):
     """The running job of an actor while any of its envs is `POSTED`.
 
@@ -76,14 +61,13 @@ class PostedRows(Job):
         self._recycler = recycler
         self._recovery = recovery
         self._indices = actor.config.indices
-        self._slice = slice_of(self._indices)
         self._posted_at = 0.0
         self._aborted: tuple[int, int] | None = None  # the env and the call id that the user has aborted last
 
     @property
     def has_posted(self) -> bool:
         """Whether any env is `POSTED`, with a complete row or not."""
-        return POSTED in self._table.status[self._slice]
+        return POSTED in self._table.status[slice_of(self._indices)]
 
     def begin(self, call_id: int, ids: Sequence[int], payloads: Mapping[int, bytes], now: float) -> ControlPage:
         """Begin to watch rows that are about to run, and send the payloads that go with them.
@@ -152,13 +136,18 @@ class PostedRows(Job):
         """Ignore the result of a row that has missed its deadline."""
         self._table.miss_deadline(activity.env)
 
-    def progress(self) -> Progress:
-        """Read how far the worker has come."""
+    def progress(self) -> tuple[list[Activity], Activity | None, float]:
+        """Read how far the worker has come.
+
+        Returns:
+            The steps whose rows are not complete, the one of them that runs (None if none does), and the time at which
+            the worker last began one.
+        """
         table = self._table
         worker = self.actor.incarnation.worker
         running = None
         if worker is None:
-            return Progress([], None, 0.0)
+            return [], None, 0.0
         ids = [index for index in self._indices if table.status[index] == POSTED and not table.is_complete(index)]
         progress = worker.page.progress()
         index = self._indices.start + progress.position
@@ -166,7 +155,7 @@ class PostedRows(Job):
             # An autoreset within a step counts as a reset.
             method = "reset" if progress.method == METHOD_RESET else None
             running = table.activity(index, started=progress.since, method=method)
-        return Progress(list(map(table.activity, ids)), running, progress.since)
+        return list(map(table.activity, ids)), running, progress.since
 
     def abort(self, index: int) -> None:
         """Have a posted env count as the one that the worker ran, since the user has ended the process to abort it."""
@@ -174,8 +163,8 @@ class PostedRows(Job):
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the row that an ended process was running, and the requests before it."""
-        posted = self._table.posted_request(culprit.env)
-        return self._recovery.step_inputs(culprit.env, posted, self._table.slab.actions)
+        index, table = culprit.env, self._table
+        return self._recovery.step_inputs(index, table.posted_request(index), table.slab.actions)
 
     def culprit(self, incarnation: Incarnation) -> Activity | None:
         """Return the step that an ended process was running, or that missed its deadline; None if it ran none.
@@ -183,13 +172,11 @@ class PostedRows(Job):
         Nobody knows which env a worker on a lost node had begun, so its first unfinished one counts as begun.
         """
         unfinished, running, _ = self.progress()
-        overdue = self._table.overdue
-        late = [one for one in unfinished if one.env in overdue or (one.env, one.call_id) == self._aborted]
+        late = [one for one in unfinished if one.env in self._table.overdue or (one.env, one.call_id) == self._aborted]
         is_node_lost = incarnation.report is not None and incarnation.report.status.loss is not None
         if running is not None and (not late or running.env == late[0].env):
             return running
         begun = late or (unfinished if is_node_lost else [])
         if begun:
             return begun[0]._replace(started=self._posted_at)
-        is_blamed = blames_request(incarnation.end_reason)
-        return unfinished[0] if unfinished and is_blamed else None
+        return unfinished[0] if unfinished and blames_request(incarnation.end_reason) else None

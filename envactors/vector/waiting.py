@@ -170,9 +170,7 @@ class ResultWaiters:
         if self.groups[0].actor.config.backend.traits.can_kill:
             return  # the envs run in processes, not in threads of this one
         mine = next((group for group in self.groups if group.actor.runs_this_thread), None)
-        if mine is None:
-            return
-        if missing > sum(group.count_missing() for group in self.groups if group is not mine):
+        if mine is not None and missing > sum(group.count_missing() for group in self.groups if group is not mine):
             raise mine.actor.errors.within_envs()
 
     def _publish_wanted(self) -> None:

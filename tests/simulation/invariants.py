@@ -94,7 +94,7 @@ class Invariants:
             return ""
         if incarnation.worker is None:
             return "it has no process"
-        if envs.rows.progress().unfinished and running is not envs.rows:
+        if envs.rows.progress()[0] and running is not envs.rows:
             return "rows run, and another job is said to run"
         if actor.runtime.loop._soon:  # type: ignore[attr-defined] # of a `SimulatedLoop`
             return ""  # that may be `Actor._proceed`

@@ -199,7 +199,7 @@ MUTANTS = [
     Mutant(TABLE + "end_process", "self.overdue.discard(index)", "pass", LATE),
     Mutant(TABLE + "miss_deadline", "self.overdue.add(index)", "pass", LATE),
     Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
-    Mutant(ENVS + "queue_new", "self.actor.enqueue(Renewal(self._first, reason=self.recycler.reason))", "pass", RENEWS),
+    Mutant(ENVS + "queue_new", "if self._is_renewal_due(ids):", "if False:", RENEWS),
     Mutant(TABLE + "accept_row", "self.swap_buffers(index)", "pass", LAST),
     Mutant(POSTED_ROWS + "culprit", "return running", "return unfinished[-1]", BLAMES),
     Mutant(KEEPER + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
