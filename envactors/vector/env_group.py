@@ -144,10 +144,9 @@ class EnvGroup(Tenant):
             return False  # only the user may renew an actor without restarts left
         table, episodes = self.table, self.table.episodes
         asked = [index for index in ids if table.request(index).method == "reset"]
-        if any(episodes.is_retiring(index) for index in ids if index in asked or episodes.resets_next[index]):
-            return True
+        is_retiring = any(episodes.is_retiring(i) for i in ids if i in asked or episodes.resets_next[i])
         # Several envs move only at a reset that the user requests for all of them, which loses no episode.
-        return self.recycler.is_node_draining and asked == [*self.indices]
+        return is_retiring or (self.recycler.is_node_draining and asked == [*self.indices])
 
     # Results ---------------------------------------------------------------------------------------------
 

@@ -244,7 +244,7 @@ MUTANTS = [
     Mutant(EPISODES + "on_process_lost", "LOSS_UNREPORTED if self.has_episode(index) else 0", "0", LOSSES),
     Mutant(EPISODES + "resume", "| UNRESET | RETIRING", "| RETIRING", SEEDS),
     Mutant(EPISODES + "seed_of_reset", "and incarnation > 0", "and False", SEEDS),
-    Mutant(FATES + "choose_fate", "if not loss.has_process:", "if False:", HANGS),
+    Mutant(ENV_RECOVERY + "_recover", "table.record_outcome(index, outcome)", "pass", HANGS),
     # Journals.
     Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),
     Mutant(JOURNAL + "record_row", "check, is_reset=is_reset", "check, is_reset=False", REPLAYS),
