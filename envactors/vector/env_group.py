@@ -66,8 +66,7 @@ class QueuedRows(Job):
         group = self._group
         group.recovery.recover_lost_episodes(self.ids)
         if ids := self.ids:
-            envs = Selection(ids, ids, by_group=[(group, ids)])
-            post_rows(group.table, envs, self.call_id, NO_SPIN, streams=True)
+            post_rows(group.table, Selection(ids, ids, False, [(group, ids)]), self.call_id, NO_SPIN, streams=True)
             group.table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
         return group.rows if group.rows.has_posted else None
 

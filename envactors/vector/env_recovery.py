@@ -73,8 +73,7 @@ class EnvRecovery:
 
     def recover(self, losses: Iterable[RequestLoss]) -> None:
         """Record the outcomes of requests in rows that have no results, and queue those that run again."""
-        outcomes = {loss.activity.env: self._recover(loss) for loss in losses}
-        again = [index for index, outcome in outcomes.items() if outcome is None]
+        again = [loss.activity.env for loss in losses if self._recover(loss) is None]
         if again:
             self._queue_again(again)
 

@@ -163,8 +163,8 @@ class PostedRows(Job):
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the row that an ended process was running, and the requests before it."""
-        index, table = culprit.env, self._table
-        return self._recovery.step_inputs(index, table.posted_request(index), table.slab.actions)
+        posted = self._table.posted_request(culprit.env)
+        return self._recovery.step_inputs(culprit.env, posted, self._table.slab.actions)
 
     def culprit(self, incarnation: Incarnation) -> Activity | None:
         """Return the step that an ended process was running, or that missed its deadline; None if it ran none.
