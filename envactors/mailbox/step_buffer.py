@@ -38,7 +38,7 @@ class StepBuffer(Generic[J]):
 
     def __init__(self, slab: Slab, ops: npt.NDArray[np.uint8]) -> None:
         self.journals: list[J] = []
-        self.size: int = 64
+        self.size: int = 256
         # Not copied: until the next step of an env is recorded, its worker writes the other buffer only.
         self._checks = slab.checks
         self._arrays: list[npt.NDArray[Any]] = [ops, *slab.actions]
