@@ -8,6 +8,8 @@ import numpy as np
 
 from envactors.mailbox.messages import Attach, Kind, RecordedSteps, Set
 from envactors.mailbox.pickling import Sealed, dumps, loads
+from envactors.mailbox.slab import RESET
+from envactors.mailbox.step_buffer import StepBuffer
 from envactors.replay import Journal, PostedRequest
 
 ATTACH = Attach(SimpleNamespace(action=None), autoreset=False)
@@ -125,3 +127,31 @@ def test_saves_are_due_although_the_steps_do_not_fit():
     journal.record_steps(*steps(4), check=1)
     assert due == [True]
     assert not journal.can_replay
+
+
+class StepList:
+    """Keeps the steps that a journal is given."""
+
+    def __init__(self):
+        self.actions, self.resets = b"", b""
+
+    def record_steps(self, actions, resets, check):
+        self.actions += actions[0]
+        self.resets += resets
+
+
+def test_more_steps_than_a_buffer_holds_reach_the_journals_in_order():
+    slab = SimpleNamespace(actions=[np.zeros(2, np.int64)], checks=np.zeros((2, 2), np.uint32))
+    ops = np.zeros(2, np.uint8)
+    steps = StepBuffer(slab, ops)
+    steps.journals += [StepList(), StepList()]
+    count = 2 * steps.size + 10
+    for number in range(count):
+        slab.actions[0][:] = number, -number
+        ops[0] = RESET * (number % 3 == 0)
+        steps.record([0, 1], is_all=True)
+    steps.record([1], is_all=False)
+    first, second = steps.move_to_journals()
+    assert np.frombuffer(first.actions, np.int64).tolist() == list(range(count))
+    assert np.frombuffer(second.actions, np.int64).tolist() == [*range(0, -count, -1), 1 - count]
+    assert list(first.resets) == [number % 3 == 0 for number in range(count)]
