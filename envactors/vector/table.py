@@ -470,18 +470,20 @@ class EnvTable:
     def set_idle(self, ids: Sequence[int], *, is_all: bool = False) -> None:
         """Make envs idle. The caller has taken their outcomes, or drops them."""
         self.version += 1
-        if self.requests or self.outcome_at:
-            for index in ids:
-                if self.status[index] == DONE and index not in self.outcomes:
-                    self.keep_content(index)
-                self.requests.pop(index, None)
-                self.outcomes.pop(index, None)
-                self.outcome_at.pop(index, None)
+        for index in ids if self.outcome_at else ():
+            if self.status[index] == DONE and index not in self.outcomes:
+                self.keep_content(index)
+        # The status first: to a reader without the lock, a complete row without a request is that of a bare step.
         if is_all:
             self.status[:] = self._uniform_columns[IDLE]
         else:
             for index in ids:
                 self.status[index] = IDLE
+        if self.requests or self.outcome_at:
+            for index in ids:
+                self.requests.pop(index, None)
+                self.outcomes.pop(index, None)
+                self.outcome_at.pop(index, None)
         if self.waiters.sleepers:
             self.waiters.ring()  # other threads, or the code below a signal handler, may wait for these envs
 

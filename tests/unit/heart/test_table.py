@@ -133,6 +133,23 @@ def test_delivery_forgets_requests_and_outcomes(table):
     assert (table.requests, table.outcomes, table.outcome_at) == ({}, {}, {})
 
 
+@pytest.mark.parametrize("envs", [ALL, some(1)], ids=["all", "one"])
+def test_no_env_without_its_request_looks_like_a_finished_bare_step(table, envs):
+    seen = []
+
+    class Requests(dict):
+        def pop(self, index, default=None):
+            request = super().pop(index, default)
+            seen.append(table.has_outcome(index))  # as a thread without the lock sees it
+            return request
+
+    table.requests = Requests({index: EnvRequest("step") for index in envs.ids})
+    table.write_requests(envs, 5, False)
+    complete(table, *envs.ids)
+    table.set_idle(envs.ids, is_all=envs.is_all)
+    assert seen == [False] * len(envs.ids)
+
+
 def test_queued_envs_ring_for_each_result(table):
     table.queue([1])
     assert table.status[1] == QUEUED
