@@ -16,7 +16,7 @@ import math
 import operator
 import pickle
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -275,6 +275,28 @@ def decode(content: bytes | memoryview) -> tuple[Any, list[Any]]:
         info, object_leaves = loads(content)
         return info, object_leaves
     return layout.decode(content[len(layout.head) :])[0], []
+
+
+class _Joined(tuple[Any, ...]):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _decode_joined, tuple(self)
+
+
+def join(first: bytes | memoryview | None, last: bytes | memoryview, *, takes_reward: bool) -> bytes:
+    """Return a content with both infos and the leaves of the first, without running code of users.
+
+    Args:
+        first: The first content; None if there is none.
+        last: The content whose info has priority.
+        takes_reward: Whether the last leaf, which is the reward, is that of ``last``.
+    """
+    return bytes(dumps(_Joined((None if first is None else bytes(first), bytes(last), takes_reward))))
+
+
+def _decode_joined(first: bytes | None, last: bytes, takes_reward: bool) -> tuple[Any, list[Any]]:
+    (info, leaves), (last_info, last_leaves) = ({}, []) if first is None else decode(first), decode(last)
+    joined = {**(info if isinstance(info, Mapping) else {"info": info}), **last_info}
+    return joined, [*leaves[:-1], last_leaves[-1]] if takes_reward else leaves
 
 
 def decode_alike(contents: npt.NDArray[np.uint8]) -> list[dict[str, Any]] | None:

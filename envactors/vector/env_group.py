@@ -178,10 +178,11 @@ class EnvGroup(Tenant):
             return
         outcome = None
         if request.future or request.earlier_error or request.ending:
-            row = reader.copy_row(index)
+            row = reader.copy_answer(index, request)
             outcome = self.recovery.read_later(index, functools.partial(reader.read_result, row, request, before))
             table.keep_content(index)
-            reader.keep_answer(index, request)
+            if request.earlier_error or request.ending:
+                reader.put_back(index, row)
         table.record_outcome(index, outcome, float(table.slab.when[index]) if table.streams[index] else None)
 
     def _reset_in_next_process(self, index: int) -> None:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from envactors.actor.future import Outcome
-from envactors.mailbox.info_codec import decode, encode
+from envactors.mailbox.info_codec import decode, encode, join
 from envactors.mailbox.messages import Description
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
-from envactors.vector.results import Batch, EnvStep, as_dict, failure_info
+from envactors.vector.results import Batch, EnvStep, failure_info
 from envactors.vector.table import EnvRequest, EnvTable, Selection
 
 # The info of a result, and the leaves of its observation and reward that are objects.
@@ -116,6 +116,17 @@ class RowReader:
         """Copy a complete result out of its row, without running code of users."""
         return self._copy(index, self._table.content(index))
 
+    def copy_answer(self, index: int, request: EnvRequest) -> RowResult:
+        """Copy what the user gets for a request; a step may have been answered with the reset in the row."""
+        row, ending = self.copy_row(index), request.ending
+        if ending is None:
+            is_truncated = request.earlier_error is not None and request.method == "step"
+            return row._replace(truncated=row.truncated or is_truncated)
+        content = join(row.content, ending.content, takes_reward=self._layout.reward is None)
+        return row._replace(
+            reward=ending.reward, terminated=ending.terminated, truncated=ending.truncated, content=content
+        )
+
     def copy_last(self, index: int, *, has_info: bool = True) -> RowResult | None:
         """Copy the last complete result of an env whose present request has none; None if there is none to return.
 
@@ -183,33 +194,17 @@ class RowReader:
         """Unpickle the result of a request, and add what the vector reports with it; for the errors see `read`.
 
         Args:
-            row: The result.
-            request: The request, which may have an earlier error to report, or the end of an episode.
+            row: The result, as `copy_answer` returns it.
+            request: The request, which may have an earlier error to report.
             before: The result before it, if the request is a step that was answered with a reset.
         """
         step = self.read(row)
-        error = None if request.earlier_error is None else request.earlier_error.read()[1]
-        if request.ending is not None:
-            ending = self.read(request.ending)
-            info = {**as_dict(step.info), **ending.info}  # the worker has added ``final_obs`` and ``final_info``
-            if error is not None:
-                info["failure"] = error
-            return ending._replace(obs=step.obs, info=info, incarnation=step.incarnation)
-        if error is None:
+        if request.earlier_error is None:
             return step
+        error = request.earlier_error.read()[1]
+        assert error is not None, "an earlier attempt has failed"
         last = None if before is None else self.read(before)
-        info = failure_info(step.info, error, None if last is None else (last.obs, last.info))
-        return step._replace(truncated=step.truncated or request.method == "step", info=info)
-
-    def keep_answer(self, index: int, request: EnvRequest) -> None:
-        """Write what the user gets for a step that was answered with a reset into its row, as the last result."""
-        slab, ending = self._slab, request.ending
-        if ending is not None:
-            slab.terminated[index], slab.truncated[index] = ending.terminated, ending.truncated
-            if ending.reward is not None:
-                slab.rewards[index] = ending.reward
-        elif request.earlier_error is not None and request.method == "step":
-            slab.truncated[index] = True
+        return step._replace(info=failure_info(step.info, error, None if last is None else (last.obs, last.info)))
 
     def read_truncated(self, last: RowResult, error: Outcome, incarnation: int) -> EnvStep:
         """Unpickle the last result before a failure as that of the step that has failed; for the errors see `read`.

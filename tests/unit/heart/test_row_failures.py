@@ -1007,6 +1007,36 @@ def test_the_last_batch_after_a_reset_in_the_next_process_is_the_end_of_the_epis
     assert last.obs.tolist() == [[0, -1, renewed_seed(0, 1)]]
 
 
+class TellingEnv(PlayedEnv):
+    """Has an info in each reset, and an object as its reward."""
+
+    reward_space = gymnasium.spaces.Text(9)
+
+    def reset(self, *, seed=None, options=None):
+        obs, _ = super().reset(seed=seed, options=options)
+        return obs, {"resets": len(self.resets)}
+
+    def step(self, action):
+        obs, _, *others = super().step(action)
+        return obs, f"reward {action}", *others
+
+
+def test_the_last_batch_after_a_reset_in_the_next_process_has_the_info_and_the_reward_of_the_step(stages):
+    recycle = ea.RecyclePolicy(max_steps=1)
+    stage = stages(1, env=TellingEnv, on_failure="renew", autoreset="same_step", recycle=recycle)
+    for action in (1, END, 3):
+        stage.step([action])
+    stage.start([CUT])
+    stage.run()
+    batch, last = stage.finish(), stage.envs.last_batch()
+    assert stage.envs.actors[0].incarnation == 1
+    for result in (batch, last):
+        assert result.infos[0]["final_obs"].tolist()[:2] == [2, CUT]
+        assert (result.infos[0]["final_info"], result.infos[0]["resets"]) == ({}, 1)
+        assert list(result.rewards) == [f"reward {CUT}"]
+    assert stage.step([3])[1] == ["reward 3"]
+
+
 @pytest.mark.parametrize("way", ["step", "a result that is not plain", "submit"])
 def test_memory_is_measured_without_the_lock(stages, way, monkeypatch):
     stage = stages(1, recycle=ea.RecyclePolicy(max_rss=1000))
