@@ -157,7 +157,8 @@ class EnvGroup(Tenant):
         losses = []
         for index in self.indices:
             if table.status[index] == POSTED and table.is_complete(index):
-                self.actor.add_completed(1)
+                # Reset in the next process, a step that ended an episode counts once.
+                self.actor.add_completed(table.request(index).ending is None)
                 if table.infos.failed(index):
                     report = table.infos.failure(table.overflow.get(index))
                     losses.append(recovery.raised(table.activity(index), report))

@@ -850,6 +850,16 @@ def test_same_step_resets_in_the_next_process_within_the_step(stages):
     stage.check()
 
 
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+def test_a_step_that_is_reset_in_the_next_process_counts_once(stages, on_failure):
+    stage = stages(1, on_failure=on_failure, autoreset="same_step", recycle=ea.RecyclePolicy(max_steps=1))
+    stage.step([END])
+    before = stage.actor().stats().completed
+    stage.step([CUT])
+    assert stage.envs.actors[0].incarnation == 1
+    assert stage.actor().stats().completed == before + 1
+
+
 def test_after_a_reset_in_the_next_process_the_env_is_back_on_the_fast_path(stages, monkeypatch):
     stage = stages(1, autoreset="same_step", recycle=ea.RecyclePolicy(max_steps=1))
     stage.step([END])
