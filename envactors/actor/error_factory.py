@@ -105,6 +105,7 @@ class ErrorFactory:
         problems = {
             Fault.ARGUMENTS: f"the arguments of {call} cannot be unpickled in the worker",
             Fault.RESULT: f"the result of {call} cannot be pickled",
+            Fault.LAST_RESULT: f"the result of {call}, which ended the episode, cannot be pickled",
             Fault.TOO_LARGE: f"{call} is too large for the link to its node",
         }
         problem = problems.get(failure.fault, f"{call} raised an exception that cannot be pickled or unpickled")

@@ -214,6 +214,7 @@ class Fault(enum.IntEnum):
     RESULT = 2
     TOO_LARGE = 3  # on the way to a node or back
     RESET = 4  # a reset raised, perhaps within the step that ended the episode
+    LAST_RESULT = 5  # like RESULT, of the step that ended the episode
 
 
 class Failure(NamedTuple):

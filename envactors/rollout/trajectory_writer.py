@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from envactors.mailbox.control_page import METHOD, SINCE
 from envactors.mailbox.info_codec import Infos, decode
-from envactors.mailbox.messages import Fault, episode_seed
-from envactors.mailbox.pickling import copy_value, pack_failure
+from envactors.mailbox.messages import episode_seed
+from envactors.mailbox.pickling import copy_value
 from envactors.mailbox.slab import PLAIN_REWARD, slice_of
 from envactors.mailbox.specs import ArraySpec, conform, flatten, stack, unflatten
 from envactors.rollout.messages import EnvPlan, Order
 from envactors.rollout.policy_output import write_output
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, Trajectory, TrajectoryLayout
-from envactors.worker.env_rows import PayloadError
+from envactors.worker.env_rows import unfit_result
 from envactors.worker.host import Fields, HostedEnv
 from envactors.worker.main import Server
 
@@ -221,7 +221,7 @@ class TrajectoryWriter:
             if cursor.op == OP_RESET or terminated or truncated:
                 self.write_boundary(cursor, step, terminated, truncated)
         except BaseException as error:
-            raise PayloadError(pack_failure(error, Fault.RESULT)) from error
+            raise unfit_result(error, fields) from error
         self.done[index] = step + 1
 
     def write_info(self, cell: int, info: Any, objects: list[Any]) -> None:

@@ -169,7 +169,7 @@ class EnvRecovery:
         errors, incarnation, pid = self._actor.errors, int(self._table.posted_in[activity.env]), self._actor.pid
         error = LazyOutcome(lambda: (None, errors.raised(activity, incarnation, pid, report)), is_failure=True)
         loss = RequestLoss(Cause.RAISED, error, incarnation, activity, self._actor.is_usable, report)
-        return loss._replace(in_reset=report.fault == Fault.RESET)
+        return loss._replace(in_reset=report.fault in (Fault.RESET, Fault.LAST_RESULT))
 
     def unreadable(self, index: int, error: BaseException) -> RequestLoss:
         """Return the loss of a result that cannot be unpickled."""

@@ -52,7 +52,7 @@ class RequestLoss(NamedTuple):
         report: The worker's report of that exception; None without one.
         reason: Why the parent ended the process, if that concerns the request.
         counts_as_crash: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
-        in_reset: Whether it failed in a reset, perhaps within a step.
+        in_reset: Whether it failed in a reset, perhaps within a step, or ended the episode without a result.
         has_run: Whether the env has made the step, and only its result cannot be read.
     """
 

@@ -61,13 +61,15 @@ class _RunningRequests(InlineRequest):
         self.reset_env = -1
         self.failures: list[RequestLoss] = []
 
-    def fail(self, index: int, cause: Cause, error: BaseException, *, in_reset: bool = False) -> None:
-        """Keep the failure of an env until the other envs have run."""
+    def fail(
+        self, index: int, cause: Cause, error: BaseException, *, in_reset: bool = False, ends: bool = False
+    ) -> None:
+        """Keep the failure of an env, whose step may have ended the episode, until the other envs have run."""
         self._engine._other_requests[index] += 1
         actor = self._engine._actor_by_env[index]
         activity = Activity("reset" if in_reset else "step", index)
         failure = RequestLoss(cause, ReadyOutcome(None, error), actor.incarnation.index, activity, actor.is_usable)
-        self.failures.append(failure._replace(in_reset=in_reset))
+        self.failures.append(failure._replace(in_reset=in_reset or ends))
 
     def find_context(self) -> ActorContext | None:
         return self._engine._hosted_envs[self.index].context
@@ -266,13 +268,14 @@ class InlineEngine(Engine):
                     continue
                 if resets_at_end:
                     self._counters[index][METHOD] = METHOD_STEP  # until a reset within the step changes it
+                ends = False
                 try:
                     fields = hosted[index].step(action, resets_at_end, seeds[index])
+                    ends = fields[2] or fields[3]
                     infos[index] = keep(index, fields)
                 except Exception as error:
-                    running.fail(index, Cause.RAISED, error, in_reset=self._is_within_reset(index))
+                    running.fail(index, Cause.RAISED, error, in_reset=self._is_within_reset(index), ends=bool(ends))
                     continue
-                ends = fields[2] or fields[3]
                 # Without checks of resets, even a step can begin an episode.
                 if ends or (flags[index] and not episodes.has_episode(index)):
                     self._last.incarnations[index] = self._actor_by_env[index].incarnation.index
@@ -403,7 +406,7 @@ class InlineEngine(Engine):
     def _recover(self, running: _RunningRequests, failure: RequestLoss) -> None:
         """Replace the envs of an actor after a failure if necessary; keep the outcome of the request."""
         running.index = index = failure.activity.env
-        in_reset = failure.in_reset
+        in_reset = failure.activity.method == "reset"
         actor, episodes = self._actor_by_env[index], self.episodes
         asked_reset = index in running.reset_args
         error = failure.error.read()[1]

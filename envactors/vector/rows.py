@@ -166,10 +166,9 @@ class RowReader:
     def put_back(self, index: int, row: RowResult) -> None:
         """Make an earlier result the last one of an env, which is idle and whose worker runs nothing."""
         table, slab = self._table, self._slab
-        buffer = table.buffers[index]
         for array, leaf in zip(slab.observations, row.leaves, strict=True):
             if array is not None:
-                array[buffer, index] = leaf
+                array[table.buffers[index], index] = leaf
         if self._layout.reward is not None:
             slab.rewards[index] = row.reward
         slab.terminated[index], slab.truncated[index] = row.terminated, row.truncated

@@ -299,7 +299,7 @@ class EnvRow:
         try:
             return leaves, self._infos.pack(info, objects)
         except BaseException as error:
-            raise PayloadError(pack_failure(error, Fault.RESULT)) from error
+            raise unfit_result(error, fields) from error
 
     def _write_arrays(self, buffer: int, leaves: list[Any], fields: Fields) -> None:
         """Write what has a place in the row."""
@@ -311,6 +311,11 @@ class EnvRow:
                 row[...] = leaf
         if self._slab.layout.reward is not None:
             self.rewards[self.index] = reward
+
+
+def unfit_result(error: BaseException, fields: Fields) -> PayloadError:
+    """Return the error of a result that cannot travel. It tells that the episode has ended, if so."""
+    return PayloadError(pack_failure(error, Fault.LAST_RESULT if fields[2] or fields[3] else Fault.RESULT))
 
 
 def as_failure(error: BaseException, page: ControlPage) -> Failure:

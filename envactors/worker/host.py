@@ -111,11 +111,11 @@ class HostedEnv:
             # NumPy's float64 is a float.
             reward = float(reward) if self._plain_reward and isinstance(reward, float) else self._as_reward(reward)
         if autoreset and (terminated or truncated):
-            # Not converted, as with Gymnasium; copies, since the reset may change the same arrays and dicts.
-            last, reward, terminated, truncated, info = copy_value((result[0], reward, *result[2:]))
             if self._page.is_timing:
                 self._page.record_span(self.position)
-            self._page.record_env(METHOD_RESET, self.position)
+            self._page.record_env(METHOD_RESET, self.position)  # first: an error of copying must not hide the end
+            # Not converted, as with Gymnasium; copies, since the reset may change the same arrays and dicts.
+            last, reward, terminated, truncated, info = copy_value((result[0], reward, *result[2:]))
             obs, _, _, _, reset_info = self.reset(next_seed, None)
             info = {**reset_info, "final_obs": last, "final_info": info}
         return obs, reward, terminated, truncated, info

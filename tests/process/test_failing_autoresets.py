@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -109,3 +111,44 @@ def test_recv_waits_for_a_reset_that_another_thread_has_found_to_run_again(monke
             envs.send([0])
             assert envs.recv().env_ids.tolist() == [0]
     assert True in found
+
+
+class LockedEnd(FailingReset):
+    """The info of the second step, which ends the episode, can be neither pickled nor copied."""
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert self.steps < 2, "the episode is over"
+        *others, _ = super().step(action)
+        return *others, {"lock": threading.Lock()} if self.steps == 2 else {}
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+@pytest.mark.parametrize("backend", ["process", "thread", "inline"])
+def test_an_episode_whose_last_result_cannot_be_pickled_does_not_end_unnoticed(backend, autoreset):
+    actions = np.zeros(2, np.int64)
+    with ea.VectorEnv([LockedEnd, LockedEnd], backend=backend, autoreset=autoreset, on_failure="raise") as envs:
+        envs.reset()
+        envs.step(actions)
+        with pytest.raises(ea.VectorStepError) as failed:
+            envs.step(actions)
+        assert list(failed.value.failures) == [0, 1]
+        with pytest.raises(ea.VectorInputError, match="needs a reset first"):
+            envs.step(actions)
+        envs.reset()
+        assert envs.step(actions)[0].tolist() == [[1], [1]]
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@pytest.mark.parametrize("backend", ["process", "inline"])
+def test_an_episode_of_a_rollout_whose_last_result_cannot_be_pickled_does_not_end_unnoticed(backend, autoreset):
+    with ea.VectorEnv([LockedEnd], backend=backend, autoreset=autoreset, on_failure="raise") as envs:
+        envs.reset()
+        envs.set_policy(lambda: lambda obs, context: np.zeros(len(obs), np.int64))
+        with pytest.raises(ea.VectorStepError):
+            envs.rollout(4)
+        with pytest.raises(ea.VectorInputError, match="needs a reset first"):
+            envs.step([0])
