@@ -44,13 +44,13 @@ class StepBuffer(Generic[J]):
         self._arrays: list[npt.NDArray[Any]] = [ops, *slab.actions]
         # The memory of the arrays: to copy it as bytes takes a third of the time of a copy into another array.
         self._memory = [array.reshape(-1).view(np.uint8).data for array in self._arrays]
-        self._kept: list[tuple[bytes, ...]] = []
+        self._kept: list[list[bytes]] = []
         self._is_moving = False
 
     def record(self, ids: Sequence[int], *, is_all: bool) -> None:
         """Record the steps of these envs; ``is_all`` if these are all in ascending order."""
         if is_all:
-            self._kept.append(tuple(map(bytes, self._memory)))
+            self._kept.append([memory.tobytes() for memory in self._memory])
             if len(self._kept) >= self.size:
                 self.move_to_journals()
             return
