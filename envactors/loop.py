@@ -85,8 +85,9 @@ class Loop:
         self._wake = Doorbell()
         self._descriptors: dict[int, _Descriptor] = {}
         self._soon: deque[Callable[[], object]] = deque()
-        self._wakes: list[Callable[[], object]] = []
-        self._wakes_due = math.inf
+        # What `wake_others` has put off, until when events may delay it, and whether any of it is urgent.
+        self._put_off: list[Callable[[], object]] = []
+        self._put_off_until = math.inf
         self._is_urgent = False
         # Guards the descriptors and the timers. Reentrant, since a signal handler may interrupt a thread that holds it.
         self._lock = threading.RLock()
@@ -169,9 +170,9 @@ class Loop:
         if not self.is_current_thread():
             wake()
             return
-        if not self._wakes:
-            self._wakes_due = time.monotonic() + _MOST_DELAY
-        self._wakes.append(wake)
+        if not self._put_off:
+            self._put_off_until = time.monotonic() + _MOST_DELAY
+        self._put_off.append(wake)
         self._is_urgent |= is_urgent
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
@@ -202,7 +203,7 @@ class Loop:
     def _run(self) -> None:
         while not self._is_stopping:
             self._contain(self._run_once)
-        self._wake_others()
+        self._run_put_off()
         self._wake.close()
         self._poller.close()
         # A reference to an ended loop must not keep the actors of its callbacks alive.
@@ -211,10 +212,10 @@ class Loop:
         self._descriptors.clear()
 
     def _run_once(self) -> None:
-        """Wait for events, and run the callbacks of descriptors, timers, and `call_soon`, in this order."""
-        events = self._poller.poll(0.0 if self._is_urgent else _MOST_DELAY) if self._wakes else []
-        if not events or time.monotonic() > self._wakes_due:
-            self._wake_others()
+        """Run what was put off, wait for events, and run the callbacks of descriptors, timers, and `call_soon`, in this order."""
+        events = self._poller.poll(0.0 if self._is_urgent else _MOST_DELAY) if self._put_off else []
+        if not events or time.monotonic() > self._put_off_until:
+            self._run_put_off()
         if not events:
             events = self._poller.poll(self._timeout())
         self._wakes_at = -math.inf  # nobody has to wake a thread that is awake
@@ -230,9 +231,9 @@ class Loop:
         for _ in range(len(self._soon)):
             self._contain(self._soon.popleft())
 
-    def _wake_others(self) -> None:
-        wakes, self._wakes, self._wakes_due, self._is_urgent = self._wakes, [], math.inf, False
-        for wake in wakes:
+    def _run_put_off(self) -> None:
+        put_off, self._put_off, self._put_off_until, self._is_urgent = self._put_off, [], math.inf, False
+        for wake in put_off:
             self._contain(wake)
 
     def _timeout(self) -> float | None:

@@ -217,7 +217,7 @@ class EnvRecovery:
     # Crash bundles ---------------------------------------------------------------------------------------
 
     def step_inputs(self, index: int, posted: PostedRequest, actions: Actions) -> Inputs:
-        """Return a failed step or reset with the requests before it, for a crash bundle; see `decide`."""
+        """Return a failed step or reset with the requests before it, for a crash bundle; see `end_attempt`."""
         table, journal = self._table, self._table.journals[index]
         inputs = self.message_inputs(index, journal.request(table.attach, actions, index, posted))
         is_poison = table.uses_replay and journal.is_poison(posted)

@@ -113,7 +113,8 @@ class HostedEnv:
         if autoreset and (terminated or truncated):
             if self._page.is_timing:
                 self._page.record_span(self.position)
-            self._page.record_env(METHOD_RESET, self.position)  # first: an error of copying must not hide the end
+            # From here on this counts as a reset, so that an error of copying tells that the episode has ended.
+            self._page.record_env(METHOD_RESET, self.position)
             # Not converted, as with Gymnasium; copies, since the reset may change the same arrays and dicts.
             last, reward, terminated, truncated, info = copy_value((result[0], reward, *result[2:]))
             obs, _, _, _, reset_info = self.reset(next_seed, None)
