@@ -212,7 +212,7 @@ class Loop:
         self._descriptors.clear()
 
     def _run_once(self) -> None:
-        """Run what was put off, wait for events, and run the callbacks of descriptors, timers, and `call_soon`, in this order."""
+        """Run what was put off, wait for events, and run the callbacks of descriptors, timers, and `call_soon`."""
         events = self._poller.poll(0.0 if self._is_urgent else _MOST_DELAY) if self._put_off else []
         if not events or time.monotonic() > self._put_off_until:
             self._run_put_off()

@@ -212,7 +212,7 @@ class RolloutPart(Job):
         self._makes_policy = stop.lacks_policy
         if stop.failure is not None:
             index = self.columns.envs[stop.position]
-            self._recover(index, self._group.recovery.raised(self._activity_of(index), stop.failure))
+            self._recover(index, self._group.recovery.raised_loss(self._activity_of(index), stop.failure))
         if stop.layout is not None:
             try:
                 self._buffer.add_columns(stop.layout)
@@ -284,7 +284,7 @@ class RolloutPart(Job):
             if counted >= columns.steps or (counted > step and self.errors):
                 break  # the next rollout, or the next call of `step`, finds that the episode was lost
             if self._table.lacks_episode(index) and not columns.repeats(index):
-                self._recover(index, recovery.lost_episode(self._activity_of(index)))
+                self._recover(index, recovery.episode_loss(self._activity_of(index)))
 
     def _recover(self, index: int, loss: RequestLoss) -> None:
         """Handle a step of an env that has no result."""

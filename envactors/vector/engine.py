@@ -441,7 +441,9 @@ class RowEngine(Engine):
             if find_outcomes() != found:
                 return None  # a signal handler or another thread has taken some
             for group, mine in envs.by_group:
-                group.recovery.recover(group.recovery.unreadable(i, unreadable[i]) for i in mine if i in unreadable)
+                group.recovery.recover(
+                    group.recovery.unreadable_loss(i, unreadable[i]) for i in mine if i in unreadable
+                )
             if unreadable and self.on_failure != "raise":
                 return None  # their requests run again, or have other outcomes now
             table.set_idle(ids, is_all=envs.is_all)

@@ -76,7 +76,7 @@ class QueuedRows(Job):
     def fail(self, error_of: ErrorOf) -> None:
         """Fail the envs."""
         recovery = self._group.recovery
-        recovery.recover([recovery.refused(index, error_of) for index in self.ids])
+        recovery.recover([recovery.refused_loss(index, error_of) for index in self.ids])
 
 
 class EnvGroup(Tenant):
@@ -161,7 +161,7 @@ class EnvGroup(Tenant):
                 self.actor.add_completed(table.request(index).ending is None)
                 if table.infos.failed(index):
                     report = table.infos.failure(table.overflow.get(index))
-                    losses.append(recovery.raised(table.activity(index), report))
+                    losses.append(recovery.raised_loss(table.activity(index), report))
                 else:
                     self._accept(index)
         recovery.recover(losses)
@@ -259,7 +259,7 @@ class EnvGroup(Tenant):
         self.journal_keeper.record_exit(ended)
         unfinished, running, _ = self.rows.progress()
         self.table.end_process(self.indices)
-        self.recovery.recover(self.recovery.unfinished(unfinished, running, ended))
+        self.recovery.recover(self.recovery.unfinished_losses(unfinished, running, ended))
         if ended.plan.has_process:
             self.recovery.recover_lost_episodes(self.indices)
         self.table.waiters.ring()

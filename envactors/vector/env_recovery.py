@@ -73,7 +73,7 @@ class EnvRecovery:
 
     def recover(self, losses: Iterable[RequestLoss]) -> None:
         """Record the outcomes of requests in rows that have no results, and queue those that run again."""
-        again = [loss.activity.env for loss in losses if self._recover(loss) is None]
+        again = [loss.activity.env for loss in losses if self._recover_row(loss) is None]
         if again:
             self._queue_again(again)
 
@@ -84,9 +84,9 @@ class EnvRecovery:
         """
         for index in ids:
             if self._table.status[index] == QUEUED and self._table.lacks_episode(index):
-                self._recover(self.lost_episode(self._table.activity(index)))
+                self._recover_row(self.episode_loss(self._table.activity(index)))
 
-    def _recover(self, loss: RequestLoss) -> Outcome | None:
+    def _recover_row(self, loss: RequestLoss) -> Outcome | None:
         """Record and return the outcome of a request in a row that has no result; return None if it runs again."""
         table, reader, index = self._table, self._reader, loss.activity.env
         decision, error = self.end_attempt(index, loss, table.posted_request(index), table.slab.actions)
@@ -164,14 +164,14 @@ class EnvRecovery:
 
     # Requests without a result ---------------------------------------------------------------------------
 
-    def raised(self, activity: Activity, report: Failure) -> RequestLoss:
+    def raised_loss(self, activity: Activity, report: Failure) -> RequestLoss:
         """Return the loss of a request in which the env raised, without unpickling the exception."""
         errors, incarnation, pid = self._actor.errors, int(self._table.posted_in[activity.env]), self._actor.pid
         error = LazyOutcome(lambda: (None, errors.raised(activity, incarnation, pid, report)), is_failure=True)
         loss = RequestLoss(Cause.RAISED, error, incarnation, activity, self._actor.is_usable, report)
         return loss._replace(in_reset=report.fault in (Fault.RESET, Fault.LAST_RESULT))
 
-    def unreadable(self, index: int, error: BaseException) -> RequestLoss:
+    def unreadable_loss(self, index: int, error: BaseException) -> RequestLoss:
         """Return the loss of a result that cannot be unpickled."""
         table, outcome = self._table, ReadyOutcome(None, error)
         process, has_process = int(table.posted_in[index]), self._actor.is_usable
@@ -179,7 +179,9 @@ class EnvRecovery:
         # After an end that the user has not seen, the env needs a reset, as if its autoreset had raised.
         return loss._replace(in_reset=bool(table.slab.terminated[index] or table.slab.truncated[index]))
 
-    def unfinished(self, requests: list[Activity], running: Activity | None, ended: ProcessExit) -> list[RequestLoss]:
+    def unfinished_losses(
+        self, requests: list[Activity], running: Activity | None, ended: ProcessExit
+    ) -> list[RequestLoss]:
         """Return the losses of the requests that an ended process has not completed.
 
         Args:
@@ -199,7 +201,7 @@ class EnvRecovery:
             losses.append(exit_loss(ended, cause, error, activity, has_reason=is_culprit or is_discard))
         return losses
 
-    def refused(self, index: int, error_of: ErrorOf) -> RequestLoss:
+    def refused_loss(self, index: int, error_of: ErrorOf) -> RequestLoss:
         """Return the loss of a queued request that no process will run."""
         activity = self._table.activity(index)
         # A closing actor reports the error that led to the retry, rather than that it is closed.
@@ -207,7 +209,7 @@ class EnvRecovery:
         error = earlier or ReadyOutcome(None, error_of(activity))
         return RequestLoss(Cause.NOT_BEGUN, error, self._actor.incarnation.index, activity, has_process=False)
 
-    def lost_episode(self, activity: Activity) -> RequestLoss:
+    def episode_loss(self, activity: Activity) -> RequestLoss:
         """Return the loss of a request that needs an episode which ended with an earlier process."""
         actor, crash = self._actor, self._actor.last_crash
         ended = actor.incarnation.index if crash is None or crash.incarnation is None else crash.incarnation

@@ -240,11 +240,11 @@ MUTANTS = [
         LOSSES,
     ),
     Mutant(ENV_RECOVERY + "end_attempt", "journal.count_crash()", "pass", "no third time"),
-    Mutant(ENV_RECOVERY + "_recover", "earlier_error=error", "earlier_error=None", LOSSES),
+    Mutant(ENV_RECOVERY + "_recover_row", "earlier_error=error", "earlier_error=None", LOSSES),
     Mutant(EPISODES + "on_process_lost", "LOSS_UNREPORTED if self.has_episode(index) else 0", "0", LOSSES),
     Mutant(EPISODES + "resume", "| UNRESET | RETIRING", "| RETIRING", SEEDS),
     Mutant(EPISODES + "seed_of_reset", "and incarnation > 0", "and False", SEEDS),
-    Mutant(ENV_RECOVERY + "_recover", "table.record_outcome(index, outcome)", "pass", HANGS),
+    Mutant(ENV_RECOVERY + "_recover_row", "table.record_outcome(index, outcome)", "pass", HANGS),
     # Journals.
     Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),
     Mutant(JOURNAL + "record_row", "check, is_reset=is_reset", "check, is_reset=False", REPLAYS),
