@@ -1,8 +1,8 @@
 """The envs of one actor: queue their requests, collect their results, and follow their process.
 
 `RowEngine` decides when to post and waits for results. `PostedRows` is the running job of the actor while rows are
-posted. The state of the envs is in `EnvTable`; an `EnvGroup` only keeps which job each env was queued in last. Its
-helpers `EnvRecovery` and `JournalKeeper` have no state. Every change here happens under the lock of the vector.
+posted. The state of the envs is in `EnvTable`; an `EnvGroup` only keeps of it in which job each env was queued last.
+Its helpers `EnvRecovery` and `JournalKeeper` have no state. Every change here happens under the lock of the vector.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class QueuedRows(Job):
         return running is self._group.rows
 
     def start(self) -> Job | None:
-        """Post the envs, except those whose requests need an episode that was lost; return the rows of the group."""
+        """Handle lost episodes, then post the envs that still wait; return the posted rows, None if there are none."""
         group = self._group
         group.recovery.recover_lost_episodes(self.ids)
         if ids := self.ids:
@@ -142,10 +142,10 @@ class EnvGroup(Tenant):
         if not self.actor.is_usable:
             return False  # only the user may renew an actor without restarts left
         table, episodes = self.table, self.table.episodes
-        asked = [index for index in ids if table.request(index).method == "reset"]
-        is_retiring = any(episodes.is_retiring(i) for i in ids if i in asked or episodes.resets_next[i])
-        # Several envs move only at a reset that the user requests for all of them, which loses no episode.
-        return is_retiring or (self.recycler.is_node_draining and asked == [*self.indices])
+        reset_ids = [index for index in ids if table.request(index).method == "reset"]
+        is_retiring = any(episodes.is_retiring(i) for i in ids if i in reset_ids or episodes.resets_next[i])
+        # A process of several envs leaves a draining node at a reset of all of them by the user: that loses no episode.
+        return is_retiring or (self.recycler.is_node_draining and reset_ids == [*self.indices])
 
     # Results ---------------------------------------------------------------------------------------------
 
@@ -157,8 +157,8 @@ class EnvGroup(Tenant):
         losses = []
         for index in self.indices:
             if table.status[index] == POSTED and table.is_complete(index):
-                # Reset in the next process, a step that ended an episode counts once.
-                self.actor.add_completed(table.request(index).ending is None)
+                # A step with an ``ending`` was counted at the end of its episode; the reset after it adds nothing.
+                self.actor.add_completed(1 if table.request(index).ending is None else 0)
                 if table.infos.failed(index):
                     report = table.infos.failure(table.overflow.get(index))
                     losses.append(recovery.raised_loss(table.activity(index), report))
@@ -171,16 +171,16 @@ class EnvGroup(Tenant):
         """Record the result in a complete row."""
         table, reader = self.table, self.reader
         request = table.request(index)
-        before = None
+        previous = None
         if request.earlier_error is not None and request.method == "step" and request.ending is None:
-            before = reader.copy_last(index)  # from the buffer that was current until now
+            previous = reader.copy_last(index)  # from the buffer that was current until now
         if table.accept_row(index):
             self._reset_in_next_process(index)
             return
         outcome = None
         if request.future or request.earlier_error or request.ending:
             row = reader.copy_answer(index, request)
-            outcome = self.recovery.read_later(index, functools.partial(reader.read_result, row, request, before))
+            outcome = self.recovery.read_later(index, functools.partial(reader.read_result, row, request, previous))
             table.keep_content(index)
             if request.earlier_error or request.ending:
                 reader.put_back(index, row)
@@ -277,7 +277,7 @@ class EnvGroup(Tenant):
         """Have the env of this future, if its row is posted, count as the one that the worker ran."""
         index = self._find_env(future, POSTED)
         if index is not None:
-            self.rows.abort(index)
+            self.rows.blame(index)
 
     def is_posted_for(self, future: ActorFuture) -> bool:
         """Return whether the row of this future is posted and not complete."""
@@ -291,7 +291,7 @@ class EnvGroup(Tenant):
         return None
 
     def repair(self, error_of: ErrorOf) -> None:
-        """Make all envs idle and in need of a reset. Requests with a future fail; other results are lost."""
+        """Make all envs idle and in need of a reset. Futures get their outcomes or an error; other results are lost."""
         table = self.table
         for index in self.indices:
             future = table.request(index).future

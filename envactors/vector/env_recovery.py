@@ -45,7 +45,7 @@ def exit_loss(
 
     Args:
         ended: The exit of the process.
-        cause: Whether the request was running.
+        cause: `Cause.RUNNING` or `Cause.NOT_BEGUN`.
         error: The error of the request.
         activity: The request.
         has_reason: Whether the reason of the exit concerns the request.
@@ -73,7 +73,7 @@ class EnvRecovery:
 
     def recover(self, losses: Iterable[RequestLoss]) -> None:
         """Record the outcomes of requests in rows that have no results, and queue those that run again."""
-        again = [loss.activity.env for loss in losses if self._recover_row(loss) is None]
+        again = [loss.activity.env for loss in losses if self._recover_row(loss)]
         if again:
             self._queue_again(again)
 
@@ -86,8 +86,8 @@ class EnvRecovery:
             if self._table.status[index] == QUEUED and self._table.lacks_episode(index):
                 self._recover_row(self.episode_loss(self._table.activity(index)))
 
-    def _recover_row(self, loss: RequestLoss) -> Outcome | None:
-        """Record and return the outcome of a request in a row that has no result; return None if it runs again."""
+    def _recover_row(self, loss: RequestLoss) -> bool:
+        """Record the outcome of a request in a row that has no result; return True if it runs again instead."""
         table, reader, index = self._table, self._reader, loss.activity.env
         decision, error = self.end_attempt(index, loss, table.posted_request(index), table.slab.actions)
         if loss.has_run and decision.fate is EnvFate.REPORT:
@@ -97,7 +97,7 @@ class EnvRecovery:
         elif decision.fate in (EnvFate.REDO, EnvFate.REPORT):
             table.undo_post(index)
         if decision.fate is EnvFate.REDO:
-            return None
+            return True
         if decision.fate is EnvFate.RESET:
             request = table.request(index)
             # A repeated reset keeps the seed and the options of the user.
@@ -105,17 +105,17 @@ class EnvRecovery:
             payload = request.payload if request.method == "reset" else None
             reset = dataclasses.replace(request, resets=True, seed=seed, payload=payload, earlier_error=error)
             table.set_requests({index: reset})
-            return None
+            return True
         outcome = error
         if decision.fate is EnvFate.TRUNCATE:
             last = reader.copy_last(index, has_info=False)
             assert last is not None, "only an env with an earlier result is truncated"
             table.repeat_observation(index)
-            # Starts may have failed since.
+            # Starts that have failed since have an incarnation, too.
             incarnation = max(loss.incarnation + 1, self._actor.incarnation.index)
             outcome = self.read_later(index, functools.partial(reader.read_truncated, last, error, incarnation))
         table.record_outcome(index, outcome)
-        return outcome
+        return False
 
     def end_attempt(
         self, index: int, loss: RequestLoss, posted: PostedRequest, actions: Actions
@@ -136,7 +136,7 @@ class EnvRecovery:
         loss = loss._replace(in_reset=loss.in_reset or posted.is_reset)
         loss = loss._replace(error=self._complete_error(index, loss, posted, actions))
         facts = Facts(
-            ran_only_reset=posted.is_reset and not loss.has_run,  # otherwise its episode is recorded
+            ran_only_reset=posted.is_reset and not loss.has_run,  # one that has run is recorded, with its episode
             asked_reset=request.method == "reset",
             needs_episode=table.needs_episode(index),
             has_earlier_error=request.earlier_error is not None,
@@ -212,9 +212,9 @@ class EnvRecovery:
     def episode_loss(self, activity: Activity) -> RequestLoss:
         """Return the loss of a request that needs an episode which ended with an earlier process."""
         actor, crash = self._actor, self._actor.last_crash
-        ended = actor.incarnation.index if crash is None or crash.incarnation is None else crash.incarnation
+        incarnation = actor.incarnation.index if crash is None or crash.incarnation is None else crash.incarnation
         error = ReadyOutcome(None, self.crash_error_for(activity))
-        return RequestLoss(Cause.NOT_BEGUN, error, ended, activity, actor.is_usable)
+        return RequestLoss(Cause.NOT_BEGUN, error, incarnation, activity, actor.is_usable)
 
     # Crash bundles ---------------------------------------------------------------------------------------
 
@@ -243,8 +243,8 @@ class EnvRecovery:
         if crashes is not None and loss.report is not None:
             find_inputs = functools.partial(self.step_inputs, index, posted, actions)
             return crashes.name(loss.error, loss.report, find_inputs, loss.activity, loss.incarnation, self._actor.pid)
-        is_crash = loss.cause is Cause.RUNNING and loss.counts_as_crash
-        if not (is_crash and table.uses_replay and journal.is_poison(posted)):
+        has_crashed = loss.cause is Cause.RUNNING and loss.counts_as_crash
+        if not (has_crashed and table.uses_replay and journal.is_poison(posted)):
             return loss.error
         request = journal.request(table.attach, actions, index, posted)
         inputs = functools.partial(inputs_of, journal.replay(table.attach), request)

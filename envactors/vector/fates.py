@@ -49,7 +49,7 @@ class RequestLoss(NamedTuple):
         incarnation: The process in which it failed, or whose end it did not survive.
         activity: The request.
         has_process: Whether the actor has a process now, or will have another one.
-        report: The worker's report of that exception; None without one.
+        report: The worker's report of what the env raised; None without one.
         reason: Why the parent ended the process, if that concerns the request.
         counts_as_crash: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
         in_reset: Whether it failed in a reset, perhaps within a step, or ended the episode without a result.

@@ -63,7 +63,7 @@ class LastResults:
         return info
 
     def truncate(self, index: int, *, keeps_reward: bool) -> None:
-        """Make the last result of an env the answer to a step that has failed."""
+        """Make the last result the answer to a failed step; ``keeps_reward`` keeps its reward and ``terminated``."""
         self._truncated[index] = True
         if not keeps_reward:
             self._terminated[index] = False

@@ -52,7 +52,7 @@ class PostedRows(Job):
         recovery: Finds the requests before a crash.
     """
 
-    call_id = -1  # workers complete rows without a reply
+    call_id = -1  # that of no frame: workers complete rows without a reply
     needs_permit = True
 
     def __init__(self, table: EnvTable, actor: Actor, recycler: Recycler, recovery: EnvRecovery) -> None:
@@ -62,7 +62,7 @@ class PostedRows(Job):
         self._recovery = recovery
         self._indices = actor.config.indices
         self._posted_at = 0.0
-        self._aborted: tuple[int, int] | None = None  # the env and the call id that the user has aborted last
+        self._blamed: tuple[int, int] | None = None  # the env and the call id that the user has aborted last
 
     @property
     def has_posted(self) -> bool:
@@ -118,7 +118,7 @@ class PostedRows(Job):
         self.actor.make_change(self._end_if_finished)
 
     def _end_if_finished(self) -> None:
-        """Start the next job of the actor if all rows are complete."""
+        """End this job if all rows are complete; the actor then starts the next one."""
         worker = self.actor.incarnation.worker
         if worker is not None and self.is_finished():
             worker.unwatch_rings()
@@ -151,15 +151,16 @@ class PostedRows(Job):
         ids = [index for index in self._indices if table.status[index] == POSTED and not table.is_complete(index)]
         progress = worker.page.progress()
         index = self._indices.start + progress.position
-        if index in ids and progress.call_id == table.call_ids[index] != table.completed[index]:
+        is_current = progress.call_id == table.call_ids[index]
+        if index in ids and is_current and table.completed[index] != progress.call_id:  # it may be complete, and late
             # An autoreset within a step counts as a reset.
             method = "reset" if progress.method == METHOD_RESET else None
             running = table.activity(index, started=progress.since, method=method)
         return list(map(table.activity, ids)), running, progress.since
 
-    def abort(self, index: int) -> None:
-        """Have a posted env count as the one that the worker ran, since the user has ended the process to abort it."""
-        self._aborted = index, self._table.call_ids[index]
+    def blame(self, index: int) -> None:
+        """Have a posted env count as the one that the worker ran, since the user ends the process to abort it."""
+        self._blamed = index, self._table.call_ids[index]
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the row that an ended process was running, and the requests before it."""
@@ -167,16 +168,16 @@ class PostedRows(Job):
         return self._recovery.step_inputs(culprit.env, posted, self._table.slab.actions)
 
     def culprit(self, incarnation: Incarnation) -> Activity | None:
-        """Return the step that an ended process was running, or that missed its deadline; None if it ran none.
+        """Return the step that an ended process was running, or that is blamed for its end; None if there is none.
 
         Nobody knows which env a worker on a lost node had begun, so its first unfinished one counts as begun.
         """
         unfinished, running, _ = self.progress()
-        late = [one for one in unfinished if one.env in self._table.overdue or (one.env, one.call_id) == self._aborted]
+        blamed = [a for a in unfinished if a.env in self._table.overdue or (a.env, a.call_id) == self._blamed]
         is_node_lost = incarnation.report is not None and incarnation.report.status.loss is not None
-        if running is not None and (not late or running.env == late[0].env):
+        if running is not None and (not blamed or running.env == blamed[0].env):
             return running
-        begun = late or (unfinished if is_node_lost else [])
+        begun = blamed or (unfinished if is_node_lost else [])
         if begun:
             return begun[0]._replace(started=self._posted_at)
         return unfinished[0] if unfinished and blames_request(incarnation.end_reason) else None

@@ -62,8 +62,8 @@ class EnvRequest:
         seed: The user's seed for a reset.
         payload: The pickled action, or the pickled options of a reset; None if the row contains all of the request.
         earlier_error: The error of an earlier attempt, which the result reports.
-        ending: The `RowResult` of the step that ended the episode, if the process is replaced before the autoreset
-            that belongs to this step.
+        ending: The `RowResult` of a step that ended its episode, while the next process does the autoreset of that
+            step; else None.
     """
 
     method: Literal["step", "reset"]
@@ -91,7 +91,7 @@ class Selection(NamedTuple):
         ids: Their ids, in the user's order.
         at: The same as an index of arrays with one entry per env: a slice of all, an array, or a list.
         is_all: Whether these are all envs in ascending order.
-        by_group: The `EnvGroup` of each actor, with its ids in ascending order. Methods of `EnvTable` do not need them.
+        by_group: The `EnvGroup` of each actor, with its ids in ascending order. Methods of `EnvTable` do not use it.
         actors: The actors of the groups.
     """
 
@@ -105,9 +105,8 @@ class Selection(NamedTuple):
 class EnvTable:
     """The state of all envs: their requests and rows, and in two parts of it their episodes and journals.
 
-    Only methods change it, those of this class and of the two parts. The methods of this class change the parts, too,
-    when a result is accepted, a process begins or ends, and an env is restored. `EnvRecovery` changes them
-    for a request without a result, and rollouts for the steps that they count.
+    Once it is built, only methods change it: those of this class, which change the two parts, too, and those of the
+    parts. `EnvRecovery` calls the latter for a request without a result, and rollouts for the steps that they count.
 
     Callers hold the lock, except to read facts that they check again under the lock. Between changes this holds:
 
@@ -133,13 +132,14 @@ class EnvTable:
         status: The status of each env.
         version: Grows with each transition. A thread that copies results without the lock reads the version under the
             lock, before and after. If it has not changed, the copies are valid.
-        call_ids: The call id of each env's last post. Workers cannot overwrite it.
-        completed: The call id that the worker has written into each row: the memory of ``slab.completed``.
+        call_ids: The call id of each env's last post or rollout. Workers cannot overwrite it.
+        completed: The call id of the last result in each row, which is the worker's to write while the row is posted:
+            the memory of ``slab.completed``.
         ops: Each env's last posted operation, in the bits of `envactors.mailbox.slab`.
         buffers: The buffer with each env's last complete observation.
         incarnations: The current process of each env.
         posted_in: int64, shape (n,): the process that each env was last posted to.
-        streams: Whether the last posted step or reset of each env streams; see `STREAM` of
+        streams: Whether the last step or reset of each env streams, as it does when it was queued; see `STREAM` of
             `envactors.mailbox.control_page`.
         requests: The requests of envs, except bare steps.
         outcomes: The outcomes of `DONE` and `FAILED` envs, except results that are in rows.
@@ -181,7 +181,7 @@ class EnvTable:
         self.rollouts: int = 0
         self._deadlines = deadlines
         self._keeps_contents = episodes.on_failure != "raise" or self.has_objects
-        # Each env's previous operation. Its result is the last one until the operation in ``ops`` has one.
+        # The operation of each env before its last post. Its result is the last one until the post has one.
         self._previous_ops = bytearray(count)
         # The seed of each env's last posted operation, if its bits say that it has one.
         self._seeds: list[int | None] = [None] * count
@@ -210,7 +210,7 @@ class EnvTable:
 
     @property
     def journals(self) -> list[Journal]:
-        """The journal of each env."""
+        """The journal of each env, with all steps so far: this moves those that were kept apart there."""
         return self._steps.move_to_journals()
 
     # Facts -----------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class EnvTable:
         return self.status == self._uniform_columns[status]
 
     def count_incomplete(self) -> int:
-        """Return how many rows lack their call id, while all envs are posted."""
+        """Return how many rows lack their call id, while all envs are posted; compare `is_complete`."""
         return int(np.count_nonzero(self.slab.completed != self._call_ids))
 
     def is_complete(self, index: int) -> bool:
@@ -256,7 +256,7 @@ class EnvTable:
         return self.requests.get(index, _BARE_STEP)
 
     def activity(self, index: int, *, started: float = 0.0, method: str | None = None) -> Activity:
-        """Return the request of an env, for deadlines and errors."""
+        """Return the request of an env as an `Activity`, for deadlines and errors."""
         if method is None:
             # Until a queued env is posted, its row has the operation of an earlier request.
             is_posted_reset = self.status[index] != QUEUED and self.ops[index] & RESET
@@ -266,7 +266,7 @@ class EnvTable:
 
     def last_obs_are_first(self, at: Any) -> Any:
         """Return whether the last observations of envs are the first of their episodes; for ``at`` see `Selection`."""
-        were_reset = np.frombuffer(self.ops, np.uint8)[at] & RESET != 0
+        were_reset = (np.frombuffer(self.ops, np.uint8)[at] & RESET) != 0
         have_ended = self.slab.terminated[at] | self.slab.truncated[at]
         return were_reset | have_ended if self.autoreset == "same_step" else were_reset
 
@@ -409,7 +409,7 @@ class EnvTable:
         self.waiters.ring()
 
     def accept_row(self, index: int) -> bool:
-        """Accept the result in a complete row, as the last one of its env, its episode, and its journal.
+        """Record the result in a complete row as the last one of its env, and in its episode and its journal.
 
         Returns:
             Whether the next process has to reset the env, since its process has left out the autoreset.
@@ -497,11 +497,11 @@ class EnvTable:
             self.last_contents[index] = None if content is None else bytes(content)
 
     def swap_buffers(self, index: int) -> None:
-        """Make the other observation of an env its last one: a result is complete, or turns out to be unreadable."""
+        """Make the observation in the other buffer the last one: a new one, or the one before an unreadable one."""
         self.buffers[index] ^= BUFFER
 
     def undo_post(self, index: int) -> None:
-        """Record that a posted request has left no observation, and the episode continues from the last one."""
+        """Forget the operation of the last post, which has left no observation: the one before it is the last."""
         self.ops[index] = self._previous_ops[index]
 
     def repeat_observation(self, index: int) -> None:
@@ -527,7 +527,7 @@ class EnvTable:
         self.waiters.on_process_change()
 
     def end_process(self, ids: range) -> None:
-        """Mark the posted envs of an actor, whose process has ended, as queued."""
+        """Record the end of an actor's process: posted envs are queued, episodes are lost, and no row is to be run."""
         for index in ids:
             if self.status[index] == POSTED:
                 self.status[index] = QUEUED
