@@ -259,7 +259,7 @@ class EnvGroup(Tenant):
         self.journal_keeper.record_exit(ended)
         unfinished, running, _ = self.rows.progress()
         self.table.end_process(self.indices)
-        self.recovery.recover(self.recovery.unfinished_losses(unfinished, running, ended))
+        self.recovery.recover(self.recovery.exit_losses(unfinished, running, ended))
         if ended.plan.has_process:
             self.recovery.recover_lost_episodes(self.indices)
         self.table.waiters.ring()

@@ -179,9 +179,7 @@ class EnvRecovery:
         # After an end that the user has not seen, the env needs a reset, as if its autoreset had raised.
         return loss._replace(in_reset=bool(table.slab.terminated[index] or table.slab.truncated[index]))
 
-    def unfinished_losses(
-        self, requests: list[Activity], running: Activity | None, ended: ProcessExit
-    ) -> list[RequestLoss]:
+    def exit_losses(self, requests: list[Activity], running: Activity | None, ended: ProcessExit) -> list[RequestLoss]:
         """Return the losses of the requests that an ended process has not completed.
 
         Args:
