@@ -151,8 +151,8 @@ class PostedRows(Job):
         ids = [index for index in self._indices if table.status[index] == POSTED and not table.is_complete(index)]
         progress = worker.page.progress()
         index = self._indices.start + progress.position
-        is_current = progress.call_id == table.call_ids[index]
-        if index in ids and is_current and table.completed[index] != progress.call_id:  # it may be complete, and late
+        # A worker may have overwritten its position. The step that it ran last may be complete, and late.
+        if index in ids and table.completed[index] != progress.call_id == table.call_ids[index]:
             # An autoreset within a step counts as a reset.
             method = "reset" if progress.method == METHOD_RESET else None
             running = table.activity(index, started=progress.since, method=method)
