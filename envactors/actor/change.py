@@ -116,7 +116,7 @@ class ChangeLock(RLock):
             RuntimeError: A signal handler or a finalizer has interrupted its thread in a place where that holds the
                 lock. Everything that the handler would wait for needs the lock, too.
         """
-        if self.is_held_here():
+        if self._is_owned():
             raise RuntimeError(
                 "cannot wait for an actor in a signal handler or finalizer that has interrupted a look at its state: "
                 "let the handler set a flag, and use the actor after it"

@@ -62,8 +62,9 @@ class RowEngine(Engine):
         self.groups = groups
         self.sequence_lengths: list[int] = [len(group.indices) for group in groups]
         self._lock = table.lock
-        # The array of all actions, if an action is a single array.
-        self._action_array = table.slab.actions[0] if isinstance(table.slab.layout.action, ArraySpec) else None
+        # The type and the shape of an action, if it is a single array.
+        array = table.slab.actions[0] if isinstance(table.slab.layout.action, ArraySpec) else None
+        self._action_format = None if array is None else (array.dtype, array.shape[1:])
         self.all: Selection = self.select(self.all.ids)._replace(at=slice(None), is_all=True)
         self._spin = SpinPolicy(may_spin)
 
@@ -143,12 +144,11 @@ class RowEngine(Engine):
             rows; or else the pickled action of each env.
         """
         spec = self.action_spec if is_checked else None
-        array = self._action_array
         count = len(envs.ids)
-        if array is not None and spec is not None:
+        if spec is not None and type(actions) is np.ndarray:
             # Most steps end here. `split_batch` would take longer to find the same.
-            fits = type(actions) is np.ndarray and actions.dtype == array.dtype
-            if fits and actions.shape == (count, *array.shape[1:]):
+            is_batch = actions.shape[:1] == (count,)
+            if is_batch and (actions.dtype, actions.shape[1:]) == self._action_format:
                 return [actions], []
         values = split_batch(spec, actions, count, "actions")
         if spec is None or self.table.slab.layout.action is None:

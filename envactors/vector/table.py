@@ -355,11 +355,11 @@ class EnvTable:
         if envs.is_all:
             self._previous_ops[:] = self.ops
             self.ops[:] = self._slab_ops[:] = ops
-            self.posted_in[:] = self._incarnations
+            self._posted_in[:] = self.incarnations
             self._call_ids.fill(call_id)
             self.status[:] = self._uniform_columns[POSTED]
             self.streams[:] = self._uniform_columns[streams]
-            self.slab.posted[envs.at] = call_id
+            self.slab.posted.fill(call_id)
         else:
             for index in envs.ids:
                 self._previous_ops[index] = self.ops[index]
