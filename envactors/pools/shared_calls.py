@@ -173,16 +173,17 @@ class CallQueue(Generic[AnyCall]):
 
     def put(self, call: AnyCall) -> None:
         """Have an idle actor run a call, or let it wait for one; wake an actor if there are too few."""
-        # While calls wait, no actor is idle: one that becomes idle takes a call.
-        idle = [] if self._calls else [actor for actor in self._actors if actor.is_idle]
-        if idle:
+        if self._calls:  # then no actor is idle, and one can run calls: see `serve` and `on_unusable`
+            self._calls[call.future] = call
+            self.wake()
+        elif idle := [actor for actor in self._actors if actor.is_idle]:
             actor = max(idle, key=self._last_use.__getitem__)
             call.future.owner = actor
             actor.accept(call)
-            return
-        self._calls[call.future] = call
-        self.wake()
-        self.fail_unless_served()
+        else:
+            self._calls[call.future] = call
+            self.wake()
+            self.fail_unless_served()
 
     def wake(self) -> None:
         """Start the process of another actor if fewer are starting than calls are waiting."""
