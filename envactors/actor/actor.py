@@ -13,7 +13,6 @@ import logging
 import math
 import multiprocessing
 import time
-from _thread import LockType, allocate_lock
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -28,13 +27,13 @@ from envactors.actor.exits import Next, Plan, ProcessExit, RestartTracker
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import START_CALL_ID, ExitReport, Incarnation
 from envactors.actor.job import Close, ErrorOf, Job, Renewal, SharedQueue
-from envactors.actor.loan import ChannelLoan
+from envactors.actor.loan import ChannelLoans, Loan
 from envactors.actor.permits import Permits
 from envactors.actor.spinning import SpinPolicy
 from envactors.actor.states import ActorState, ActorStats, EndReason, Phase, is_crash
 from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Judgment, Timers
-from envactors.backends.base import ExitStatus, LendingWorker, Use, Worker
+from envactors.backends.base import ExitStatus, Use, Worker
 from envactors.backends.log_records import handle_record
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError, describe_bundle
@@ -115,7 +114,7 @@ class Actor(ActorBase):
         self.deadline_watch: DeadlineWatch = DeadlineWatch(config.deadlines, self.timers, self._check_deadlines)
         self.permits: Permits | None = config.permits
         self.spin: SpinPolicy = SpinPolicy(config.backend.traits.may_spin)
-        self._loan = ChannelLoan(lambda: self.runtime.loop, self.lock)
+        self._loans = ChannelLoans(lambda: self.runtime.loop, self.lock)
         # The last worker, if it counts as ended while its code may still be running, as on a node that is unreachable.
         self._unconfirmed: Worker | None = None
         self._use: Use | None = None
@@ -282,30 +281,27 @@ class Actor(ActorBase):
             self.proceed_soon()
 
     def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
-        """Read the reply in the calling thread; see `ChannelLoan`. If another call is running, the loop reads."""
+        """Read the reply in the calling thread; see `ChannelLoans`. If another call is running, the loop reads."""
         self.lock.reset_if_interrupted()
         if self.runs_this_thread:
             self._check_no_deadlock(future, deadline)
             return
-        if self.shared is not None and self.shared.has_jobs and not self._loan.is_active:
+        if self.shared is not None and self.shared.has_jobs and self._loans.current is None:
             return  # the loop starts the next job as soon as it has read the reply
-        loan_lock = allocate_lock()
-        with loan_lock:
-            try:
-                with self.lock:
-                    worker = self._borrow_channel(future, loan_lock)
-                if worker is None:
-                    return
-                spins = self.spin.caller_spins
-                while not future.done() and worker.wait_for_reply(deadline, spins=spins):
-                    if not self._loan.is_current(loan_lock):
-                        break
-                    self.on_frames(worker)
-                    spins = False
-            finally:
-                if self._loan.is_current(loan_lock):
-                    with self.lock:
-                        self._loan.end()
+        with self.lock:
+            loan = self._borrow_channel(future)
+        if loan is None:
+            return
+        try:
+            until = loan.until if deadline is None else min(deadline, loan.until)
+            spins = self.spin.caller_spins
+            while self._loans.current is loan and not future.done() and loan.worker.wait_for_reply(until, spins=spins):
+                self.on_frames(loan.worker)
+                spins = False
+        finally:
+            with self.lock:
+                if self._loans.current is loan:
+                    self._loans.end()
 
     @property
     def runs_this_thread(self) -> bool:
@@ -319,18 +315,17 @@ class Actor(ActorBase):
         if deadline is None and not future.done():
             raise self.errors.within_envs()
 
-    def _borrow_channel(self, future: ActorFuture, loan_lock: LockType) -> LendingWorker | None:
-        """Lend the channel to the thread that waits for a future; return the worker, or None if the loop must read."""
-        worker = self.incarnation.worker
-        if self._loan.is_mine and worker is not None:
+    def _borrow_channel(self, future: ActorFuture) -> Loan | None:
+        """Lend the channel to the thread that waits for a future; return None if the loop must read."""
+        if self._loans.is_mine:
             # A signal handler waits in the thread that has the loan. The wait that it interrupted leaves reading to
             # the loop from now on.
-            self._loan.end()
+            self._loans.end()
+        worker = self.incarnation.worker
         is_running = self.phase is _LIVE and self.running is not None and self.running.future is future
-        lender = worker.as_lender() if is_running and worker is not None and not self._loan.is_active else None
-        if lender is not None:
-            self._loan.begin(loan_lock, lender)
-        return lender
+        is_free = is_running and self._loans.current is None
+        lender = worker.as_lender() if worker is not None and is_free else None
+        return None if lender is None else self._loans.begin(lender)
 
     def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
         """Take the request of a future out of the queue; see `Tenant.withdraw`."""
@@ -480,7 +475,7 @@ class Actor(ActorBase):
         """Receive and handle frames, unless another thread has borrowed the channel."""
         with self.lock, self.lock.change(self):
             is_current = worker is self.incarnation.worker and not worker.at_end
-            if is_current and (not self._loan.is_active or self._loan.is_mine):
+            if is_current and (self._loans.current is None or self._loans.is_mine):
                 self._handle_frames(worker, worker.receive() or [])
 
     def on_exit(self, worker: Worker) -> None:
@@ -489,9 +484,7 @@ class Actor(ActorBase):
             incarnation = self.incarnation
             if worker is not incarnation.worker:
                 return
-            if self._loan.is_active:
-                self._loan.leave_exit()
-                return
+            self._loans.end()
             for frame in worker.drain():
                 self._on_frame(frame)
             report = incarnation.reap(worker)
@@ -612,7 +605,7 @@ class Actor(ActorBase):
         if has_shared_jobs or self.permits is not None:
             # A borrower returns with its result, and an interrupt may end a change of a thread of users: the loop takes
             # the jobs of others.
-            if self._loan.is_active or not runs_library_code_only():
+            if self._loans.current is not None or not runs_library_code_only():
                 self.proceed_soon()
             else:
                 self._dispatch_with_shared()
@@ -858,6 +851,7 @@ class Actor(ActorBase):
         """Close the actor without waiting for its worker, which may hang, and which the backend cannot kill."""
         worker = self.incarnation.worker
         if worker is not None and self.phase is Phase.ENDING:
+            self._loans.end()
             self._after_exit(self.incarnation.reap(worker))
 
     def _after_exit(self, report: ExitReport) -> None:

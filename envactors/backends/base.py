@@ -286,19 +286,18 @@ class LendingWorker(Worker):
         """Report no more frames until `take_back`: the calling thread receives them."""
 
     @abstractmethod
-    def leave_exit(self) -> None:
-        """Do not report the exit either, until `take_back`."""
-
-    @abstractmethod
     def take_back(self) -> None:
-        """Report everything again."""
+        """Report frames again."""
 
     @abstractmethod
-    def wait_for_reply(self, deadline: float | None, *, spins: bool) -> bool:
+    def wait_for_reply(self, deadline: float, *, spins: bool) -> bool:
         """Wait until frames may have come. Needs no lock.
 
+        If the worker is reaped meanwhile, its descriptors may belong to others by now. Then it may return anything, and
+        only at the deadline.
+
         Args:
-            deadline: When to stop (`time.monotonic`); None for no limit.
+            deadline: When to stop (`time.monotonic`).
             spins: Whether to spin first.
 
         Returns:

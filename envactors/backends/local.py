@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import select
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 
@@ -14,10 +15,8 @@ from envactors.loop import Loop
 from envactors.mailbox.channel import Channel, ChannelCorruptError
 from envactors.mailbox.control_page import FINISHED, NO_SPIN, ControlPage, spin_until_all
 from envactors.mailbox.messages import Frame
-from envactors.system.polling import READABLE, WRITABLE, is_disconnect, remaining
+from envactors.system.polling import READABLE, WRITABLE, is_disconnect
 
-# How long a thread that reads replies waits at once, in seconds.
-_LOOK_AGAIN = 0.5
 # How many bytes of output are read at once, and how often at the exit. Their product is the size of a full pipe.
 _CHUNK = 1 << 16
 _CHUNKS_AT_EXIT = 16
@@ -125,25 +124,17 @@ class LocalWorker(LendingWorker):
     def lend(self) -> None:
         self._loop.lend(self._channel_fd)
 
-    def leave_exit(self) -> None:
-        self._loop.lend(self.sentinel)
-
     def take_back(self) -> None:
         self._loop.take_back(self._channel_fd)
-        self._loop.take_back(self.sentinel)
 
-    def wait_for_reply(self, deadline: float | None, *, spins: bool) -> bool:
+    def wait_for_reply(self, deadline: float, *, spins: bool) -> bool:
         if spins and spin_until_all([(self.page.counters, self.page.last_call)], FINISHED):
             return True
         poll = select.poll()
         poll.register(self._channel_fd, select.POLLIN)
         poll.register(self.sentinel, select.POLLIN)
-        seconds = remaining(deadline)
-        # The caller looks again after a while: a signal handler in this thread may have had the loop read the reply.
-        events = poll.poll(1000 * (_LOOK_AGAIN if seconds is None else min(seconds, _LOOK_AGAIN)))
-        if not events:
-            return seconds is None or seconds > _LOOK_AGAIN
-        return all(fd == self._channel_fd for fd, _ in events) and not self.at_end
+        events = poll.poll(1000 * max(0.0, deadline - time.monotonic()))
+        return bool(events) and all(fd == self._channel_fd for fd, _ in events) and not self.at_end
 
     def _on_output(self, output: Output, fd: int, _mask: int) -> None:
         self._read_output(output, fd)

@@ -102,7 +102,7 @@ SERVER = "worker.main:Server."
 ENV_ROW = "worker.env_rows:EnvRow."
 ACTOR = "actor.actor:Actor."
 FUTURE = "actor.future:ActorFuture."
-LOAN = "actor.loan:ChannelLoan."
+LOAN = "actor.loan:ChannelLoans."
 LOCAL = "backends.local:LocalWorker."
 CHANGE = "actor.change:"
 JOB = "actor.job:"
@@ -186,7 +186,7 @@ MUTANTS = [
     # Waiting.
     Mutant(FUTURE + "_wake_others", "self._ended.open()", "pass", HANGS),
     Mutant(LOCAL + "take_back", "self._loop.take_back(self._channel_fd)", "pass", HANGS),
-    Mutant(LOCAL + "take_back", "self._loop.take_back(self.sentinel)", "pass", HANGS),
+    Mutant(LOAN + "_check", "self.end()", "pass", HANGS),
     Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
     Mutant(WAITING + "wait", "wanted < len(streams) or 1 in streams", "False", HANGS),
     Mutant(WAITING + "wait", "missing = count_missing()  # workers", "pass  # workers", HANGS),

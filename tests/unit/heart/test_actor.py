@@ -483,6 +483,53 @@ def test_a_reply_that_came_in_time_counts_although_a_borrower_has_not_read_it(ac
     assert not worker.was_killed
 
 
+@pytest.fixture
+def borrower(actors, monkeypatch):
+    """An actor with a call whose waiting thread has borrowed the channel, and is kept from reading by a signal handler.
+
+    It is a tuple (actor, backend, future of the call, worker).
+    """
+    actor, backend = actors(deadlines=ea.Deadlines(slow=None))
+    future = call(actor)
+    worker = backend.next_worker().serve_start()
+    lent, handled = threading.Event(), threading.Event()
+
+    def wait_for_reply(process, deadline, *, spins):
+        lent.set()
+        handled.wait(2 * SOON)
+        return False
+
+    monkeypatch.setattr(LocalWorker, "wait_for_reply", wait_for_reply)
+    wait_until(future.running)
+    thread = threading.Thread(target=future.exception)
+    thread.start()
+    assert lent.wait(SOON)
+    yield actor, backend, future, worker
+    assert thread.is_alive()
+    handled.set()
+    thread.join()
+
+
+def test_an_exit_does_not_wait_for_the_signal_handler_of_a_borrower(borrower):
+    actor, backend, future, worker = borrower
+    worker.begin(worker.take())
+    worker.crash()
+    wait_until(future.done)
+    other = call(actor)
+    backend.next_worker().serve_start().serve_call("in the next process")
+    wait_until(other.done)
+    assert isinstance(future.exception(), ea.ActorDiedError)
+
+
+def test_a_reply_does_not_wait_for_the_signal_handler_of_a_borrower(borrower):
+    actor, _, future, worker = borrower
+    behind = call(actor)
+    for reply in ("first", "second"):
+        worker.serve_call(reply)
+    wait_until(behind.done)
+    assert future.result() == "first"
+
+
 def test_a_signal_handler_may_read_the_result_that_its_thread_is_reading(actors):
     actor, _ = actors()
     future = call(actor)
