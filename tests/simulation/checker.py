@@ -106,6 +106,7 @@ class Checker:
         unordered: The tokens of calls that may have run at another time than in their order.
         canceled: The tokens of calls that must not run.
         has_exhausted: Whether an actor has failed for good.
+        resets_later: Whether an env may be reset in the next process within the step that ends its episode.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Checker:
         self.unordered: set[int] = set()
         self.canceled: set[int] = set()
         self.has_exhausted = False
+        self.resets_later = False
         self._autoreset = autoreset
         self.replays = on_failure == "replay"
         self._on_failure = on_failure
@@ -221,7 +223,11 @@ class Checker:
             model.may_skip = True
         final = np.array(info["final_obs"]) if "final_obs" in info else None
         shown = obs if final is None else final
-        is_step = failure is None and model.token is not None and not model.ended
+        # If a process is recycled, the reset after its last step runs in the next one. If that fails, the step counts.
+        is_kept = failure is not None and bool(terminated)
+        if is_kept and (truncated or not self.resets_later or model.token is None):
+            raise Violation(f"an episode has ended, although the step has failed: {what}")
+        is_step = (failure is None or is_kept) and model.token is not None and not model.ended
         if reward != (model.token if is_step else 0):
             raise Violation(f"another reward, {reward}: {what}")
         is_repeated = failure is not None and truncated and self._autoreset != "same_step" and model.token is not None
@@ -235,7 +241,7 @@ class Checker:
             self._check_in_time(env_id, what)
             if (info if final is None else info["final_info"]).get("token", model.token) != model.token:
                 raise Violation(f"another action's info: {what}")
-        elif final is not None and not np.array_equal(final, model.last) and final[2] != model.token:
+        elif final is not None and not np.array_equal(final, model.last):
             raise Violation(f"not the last observation: {what}")
         if final is not None or not (is_step or is_repeated):
             self._check_reset(env_id, obs, info, what)

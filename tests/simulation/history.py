@@ -85,6 +85,7 @@ class History:
         backend = SimulatedBackend(self.world, max_starting=self._random.choice((None, 1)))
         per_actor = self._random.choice((1, 1, 2, 3))
         recycle = ea.RecyclePolicy(max_steps=2) if per_actor == 1 and self._random.random() < 0.2 else None
+        self._checker.resets_later = recycle is not None and self._autoreset == "same_step"
         SimulatedEnv.most_episodes = None
         if recycle is not None and self._on_failure != "replay":
             SimulatedEnv.most_episodes = 1 + (self._autoreset == "same_step")
