@@ -93,10 +93,10 @@ class User:
                 self._take_call()
         self.world.interrupts = interrupts
 
-    def _receive_inside(self) -> None:
-        """Receive what is there, so that the interrupted call may find nothing."""
+    def _receive_inside(self, timeout: float | None = 0.0) -> None:
+        """Receive a result in a signal handler, so that the interrupted call may find nothing."""
         try:
-            batch = self.envs.recv(min_envs=0, timeout=0.0)
+            batch = self.envs.recv(min_envs=1, timeout=timeout)
         except (RuntimeError, ea.NothingPendingError):
             return
         except ea.VectorStepError as error:
@@ -174,6 +174,9 @@ class User:
         ids = [env_id for env_id in self._idle() if not self.models[env_id].needs_reset]
         if ids and self.world.chance(0.7):
             self.envs.send(self._begin(ids), env_ids=ids)
+            is_resetting = any(model.is_pending and model.token is None for model in self.models)
+            if self.world.chance(0.3) and not is_resetting:
+                self._receive_inside(timeout=None)
         else:
             # Nobody knows whether a reset that the user waits for was asked yet.
             self.checker.unordered.add(self._call())
