@@ -311,6 +311,8 @@ class Process(LocalWorker):
         self._world.present.remove(self)
         for bell in self._bells:
             bell.close()
+        for fd in (self.channel.fileno(), self.sentinel):
+            self._world.reuse_fd(fd)
         return self._status
 
 

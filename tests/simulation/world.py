@@ -228,6 +228,10 @@ class World:
         self.descriptors[self._fds] = is_readable
         return self._fds
 
+    def reuse_fd(self, fd: int) -> None:
+        """Have the number of a closed descriptor stand for another one, of which nothing is known."""
+        self.descriptors[fd] = lambda: self.chance(0.5)
+
     def note(self, text: object) -> None:
         """Write a line of the trace."""
         if self._trace is not None:
