@@ -85,6 +85,10 @@ class Column:
             self._world.at_store()
             self._column[rows] = value
 
+    def fill(self, value: Any) -> None:
+        """Store a number in all rows."""
+        self[:] = value
+
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return self._column
 
