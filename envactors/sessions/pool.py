@@ -84,8 +84,8 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         self.size = size
         self._fresh = fresh
         self._idle_timeout = idle_timeout
-        # Guards the pool and its actors. Only the loop starts sessions and prepares actors, so that no interrupt of a
-        # caller loses one.
+        # Guards the pool and its actors. Only the loop starts sessions, ends requests, and prepares actors, so that no
+        # interrupt of a caller loses one.
         self._lock = lock = ChangeLock()
         self._is_closed = False  # no session may begin any more
         self._books = SessionBooks()
@@ -141,9 +141,8 @@ class SessionPool(BoundToProcess, Generic[T_co]):
 
     def give_up(self, request: Request[Session[Any]], error: BaseException) -> None:
         """Stop waiting; end the session if it has already begun. Calling it again does nothing."""
-        with self._lock:
-            self._requests.remove(request)
         self._loop.call_soon(lambda: self._withdraw(request, error))
+        self._drop(request)  # the caller may look at the statistics next
 
     def end(self, session: Session[Any], error: BaseException | None = None) -> None:
         """End a session; do nothing if it has already ended.
@@ -174,11 +173,16 @@ class SessionPool(BoundToProcess, Generic[T_co]):
     # In the loop -----------------------------------------------------------------------------------------
 
     def _withdraw(self, request: Request[Session[Any]], error: BaseException) -> None:
+        self._drop(request)
         if not request.done():
             request.set_canceled()
         elif not request.cancelled() and request.exception() is None:
             session = request.result()
             self._finish(session, failed(session.name, "cancelled", error, session.seconds))
+
+    def _drop(self, request: Request[Session[Any]]) -> None:
+        with self._lock:
+            self._requests.remove(request)
 
     def _finish(self, session: Session[Any], outcome: Completed | Failed) -> None:
         """Set the outcome of a session, and prepare its actor for the next one."""
@@ -320,7 +324,8 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         """
         check_timeout(timeout, "close(timeout=...)")
         self._actor.check_owner()
-        self._shut()
+        self._is_closed = True
+        self._loop.call_soon(self._shut)
         close_all(self._handles, timeout)
 
     def __enter__(self) -> SessionPool[T_co]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import threading
 
@@ -59,6 +60,37 @@ def test_no_actor_is_lost_after_an_exception_at_some_lines(work, helper_processe
 @pytest.mark.parametrize(("work", "lines"), [(use, 200), (use_in_run, 20)])
 def test_no_actor_is_lost_after_an_exception_at_any_line(work, lines, helper_processes):
     assert interrupt_everywhere(work, 0, 1) > lines
+
+
+@pytest.mark.parametrize("how", ["cancel", "close"])
+def test_a_thread_that_waits_for_a_session_continues_after_an_interrupted(how, helper_processes):
+    for number in itertools.count():
+        with ea.SessionPool(Desk, 1) as pool:
+            pool.session().__enter__()
+            lease, errors = pool.session(), []
+            thread = threading.Thread(target=enter, args=(lease, errors))
+            thread.start()
+            wait_until(functools.partial(is_asleep, lease))
+            if how == "cancel":
+                where = interrupt(functools.partial(lease.cancel, RuntimeError()), number, only={"give_up"})
+            else:
+                where = interrupt(pool.close, number, only={"close", "_shut", "_finish"})
+        thread.join(SOON)
+        assert not thread.is_alive(), f"interrupted at {where}"
+        assert len(errors) == 1
+        if where is None:
+            break
+
+
+def is_asleep(lease):
+    return lease._request is not None and lease._request._ended._gates
+
+
+def enter(lease, errors):
+    try:
+        lease.__enter__()
+    except BaseException as error:
+        errors.append(error)
 
 
 class BlocksPickling:
