@@ -198,6 +198,7 @@ class CallQueue(Generic[AnyCall]):
             self.wake_submitters()
             if not call.future.done():
                 return call
+            call.future.set_canceled()  # wakes those that wait, in case an interrupt has kept `cancel` from it
         return None
 
     def put_back(self, call: AnyCall) -> None:
@@ -219,8 +220,8 @@ class CallQueue(Generic[AnyCall]):
 
     def remove(self, future: ActorFuture[Any]) -> None:
         """Remove a call that has ended."""
-        self._calls.pop(future, None)
         self.wake_submitters()
+        self._calls.pop(future, None)
 
     def __contains__(self, future: object) -> bool:
         return future in self._calls
@@ -251,9 +252,10 @@ class CallQueue(Generic[AnyCall]):
         return latch
 
     def wake_submitters(self) -> None:
-        """Let the threads continue that wait for a call to be removed, or for the end of the pool."""
-        while self._room:
-            self._room.pop().open()
+        """Have the threads that wait for room look again, once the lock is free."""
+        for latch in self._room:
+            latch.open()
+        self._room.clear()
 
     def record_use(self, actor: Any) -> None:
         """Record that an actor has run a call: the idle actor that was used last is used next."""

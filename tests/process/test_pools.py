@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from helpers import SOON, run_script, wait_until
 from interleaving import Lines, StoppingThread
+from interrupting import interrupt
 
 import envactors as ea
 
@@ -43,6 +45,8 @@ class FileGate:
 
 GATE, OTHER_GATE = FileGate("gate"), FileGate("other")
 BACKEND = ea.ThreadBackend()
+# Functions that `cancel` runs.
+ENDING = {"cancel", "set_canceled", "_leave", "_notify", "_wake_others", "remove", "wake_submitters", "open"}
 
 
 class Worker:
@@ -180,6 +184,26 @@ def test_an_interrupt_in_submit_takes_no_actor_out_of_its_pool():
             lines.has_stopped = bool(interrupted)
             check_all_work(pool)
         assert lines.count > 10
+
+
+@pytest.mark.parametrize("what", ["result", "room"])
+def test_a_thread_that_waits_continues_after_an_interrupted_cancel(what):
+    for number in itertools.count():
+        GATE.clear()
+        with ea.Executor(1, backend=BACKEND, max_pending=1) as pool:
+            running = pool.submit(GATE.wait, SOON)
+            wait_until(running.running)
+            queued = pool.submit(int)
+            if what == "result":
+                waiting = StoppingThread(lambda queued=queued: queued.exception()).start()
+            else:
+                waiting = StoppingThread(lambda pool=pool: pool.submit(int)).start()
+            waiting.wait_asleep()
+            where = interrupt(queued.cancel, number, only=ENDING)
+            GATE.set()
+            assert waiting.ends_within(SOON), where
+        if where is None:
+            break
 
 
 def test_a_pool_that_closes_anywhere_while_an_actor_becomes_idle_sends_nothing_that_it_cancels():
