@@ -23,23 +23,22 @@ class BaseDoorbell(ABC):
     """Wakes the threads that poll it. Several rings count as one, and after `close` they do nothing.
 
     Args:
-        hearing: The descriptor that is readable after a ring.
-        ringing: The descriptor that rings are written to; it may be the same.
-        ring_open: Rings.
+        open_ends: Returns the descriptor that is readable after a ring and the one that rings are written to, or a
+            single one that is both.
 
     Attributes:
         ring_open: Rings without a lock, for a caller that knows that no thread closes the doorbell meanwhile.
     """
 
-    def __init__(self, hearing: int, ringing: int, ring_open: Callable[[], None]) -> None:
-        self._hearing = hearing
-        self._ringing = ringing
-        self._write = ring_open
-        self.ring_open = ring_open
+    ring_open: Callable[[], None]
+
+    def __init__(self, open_ends: Callable[[], list[int]]) -> None:
         self._closed = False
         self._pollers: weakref.WeakSet[Any] = weakref.WeakSet()
         # Guards against writing to a closed descriptor, whose number may be reused. Reentrant: finalizers ring, too.
         self._lock = threading.RLock()
+        self._open: list[int] = open_ends()  # the descriptors that `close` has not closed yet
+        self._hearing, self._ringing = self._open[0], self._open[-1]
 
     def fileno(self) -> int:
         """Return the descriptor that hears rings, for another process or a poller."""
@@ -52,7 +51,7 @@ class BaseDoorbell(ABC):
     def ring(self) -> None:
         with self._lock:
             if not self._closed:
-                self._write()
+                self.ring_open()
 
     @abstractmethod
     def clear(self) -> None:
@@ -73,12 +72,16 @@ class BaseDoorbell(ABC):
                 poller.remove(self._hearing)
 
     def close(self) -> None:
+        """Close the descriptors, or those that an interrupted call has left open."""
         with self._lock:
-            if self._closed:
-                return  # another file may have the number of a descriptor by now
             self._closed = True
             for poller in self._pollers:
                 with contextlib.suppress(ValueError, OSError):  # the poller was closed meanwhile
                     poller.remove(self._hearing)
-            for fd in {self._hearing, self._ringing}:
-                os.close(fd)
+            self._pollers.clear()
+            while self._open:
+                os.close(self._open.pop())
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):  # an exception has interrupted its making
+            self.close()

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import inspect
+import itertools
 import mmap
 import os
 import signal
@@ -20,6 +21,7 @@ from budget import examples
 from helpers import SOON, is_gone, run_script, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interrupting import interrupt
 
 import envactors as ea
 from envactors.system import choice
@@ -150,6 +152,19 @@ def test_a_doorbell_that_was_unregistered_or_closed_is_not_reported(polling):
         bell.close()
         bell.ring()
         assert heard(other) == set()
+
+
+def test_a_doorbell_leaves_no_descriptor_open_if_its_making_or_its_end_is_interrupted(polling):
+    before = count_descriptors()
+    for number in itertools.count():
+        made = interrupt(polling.Doorbell, number, only={"__init__", "<lambda>"})
+        assert count_descriptors() == before, made
+        bell = polling.Doorbell()
+        closed = interrupt(bell.close, number, only={"close"})
+        bell.close()
+        assert count_descriptors() == before, closed
+        if made is closed is None:
+            break
 
 
 def test_rings_that_nobody_hears_do_not_block(polling):

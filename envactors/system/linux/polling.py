@@ -59,8 +59,8 @@ class Doorbell(BaseDoorbell):
     """
 
     def __init__(self, fd: int | None = None) -> None:
-        fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if fd is None else fd
-        super().__init__(fd, fd, functools.partial(os.eventfd_write, fd, 1))
+        super().__init__(lambda: [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if fd is None else fd])
+        self.ring_open: Callable[[], None] = functools.partial(os.eventfd_write, self._ringing, 1)
 
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):

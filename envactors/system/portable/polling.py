@@ -9,6 +9,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 from envactors.system.bells import BaseDoorbell
 
@@ -123,8 +124,8 @@ class Doorbell(BaseDoorbell):
     """
 
     def __init__(self, fd: int | None = None) -> None:
-        hearing, ringing = _bell_pair() if fd is None else (fd, fd)
-        super().__init__(hearing, ringing, functools.partial(_ring, ringing))
+        super().__init__(lambda: [*_bell_pair()] if fd is None else [fd])
+        self.ring_open: Callable[[], None] = functools.partial(_ring, self._ringing)
 
     def clear(self) -> None:
         _empty(self._hearing)
