@@ -123,11 +123,15 @@ class ChangeLock(RLock):
             )
         if self._changing:
             with self:
-                if self._changing:
-                    self._reset()
+                self._reset()
 
     def _reset(self) -> None:
-        self._check_not_nested()
+        if self.is_changing_below():
+            names = ", ".join(repr(actor.name) for actor in self._changing)
+            raise RuntimeError(
+                f"cannot use actor {names} in a signal handler or finalizer that has interrupted a change of its "
+                "state: let the handler set a flag, and use the actor after it"
+            )
         for actor in dict.fromkeys(self._changing):
             actor.repair(self._bug)
         self._changing, self._frame, self._bug = (), None, None
@@ -145,14 +149,6 @@ class ChangeLock(RLock):
         while frame is not None and frame is not self._frame:
             frame = frame.f_back
         return frame is not None
-
-    def _check_not_nested(self) -> None:
-        if self.is_changing_below():
-            names = ", ".join(repr(actor.name) for actor in self._changing)
-            raise RuntimeError(
-                f"cannot use actor {names} in a signal handler or finalizer that has interrupted a change of its "
-                "state: let the handler set a flag, and use the actor after it"
-            )
 
 
 class _Scope:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 AnyFuture = TypeVar("AnyFuture", bound="concurrent.futures.Future[Any]")
 # The states of the standard library.
 _PENDING, _RUNNING, _CANCELED, _FINISHED = "PENDING", "RUNNING", "CANCELLED_AND_NOTIFIED", "FINISHED"
+# How long a waiter of `concurrent.futures` may look at the state of a future, in seconds.
+_LOCK_PATIENCE = 1.0
 
 
 class Outcome(Protocol):
@@ -89,7 +91,7 @@ class _Condition(RLock):
         return is_mine
 
     def show_state(self) -> None:
-        """Make the current state visible. The lock must be held."""
+        """Make the current state visible. The lock must be held, unless an interrupt has left it to another thread."""
         if self.visible_state != self.state:
             self.visible_state = self.state
             self.unnotified[:] = self._waiters
@@ -274,17 +276,20 @@ class ActorFuture(concurrent.futures.Future[R]):
 
     def _notify_others(self) -> None:
         """Run callbacks, and wake the waiters of `concurrent.futures`."""
-        with self._condition:
-            self._condition.show_state()
-            while self._condition.unnotified:
-                waiter = self._condition.unnotified.pop()
-                outcome = self._outcome  # a thread that reads it sets this to None
-                if self._condition.state == _CANCELED:
-                    waiter.add_cancelled(self)
-                elif self._exception is not None if outcome is None else outcome.is_failure:
-                    waiter.add_exception(self)
-                else:
-                    waiter.add_result(self)
+        # Waiters hold the lock only for a moment, unless an interrupt has kept one from releasing it.
+        is_mine = self._condition.acquire(timeout=_LOCK_PATIENCE)
+        self._condition.show_state()
+        while self._condition.unnotified:
+            waiter = self._condition.unnotified.pop()
+            outcome = self._outcome  # a thread that reads it sets this to None
+            if self._condition.state == _CANCELED:
+                waiter.add_cancelled(self)
+            elif self._exception is not None if outcome is None else outcome.is_failure:
+                waiter.add_exception(self)
+            else:
+                waiter.add_result(self)
+        if is_mine:
+            self._condition.release()
         while self._done_callbacks:
             with contextlib.suppress(IndexError):  # another thread has taken the last one
                 _call_back(self, self._done_callbacks.pop(0))

@@ -132,21 +132,31 @@ def test_the_standard_library_waits_for_futures(make, when):
         assert set(found[0]) == set(futures)
 
 
-def test_a_condition_that_was_left_locked_does_not_block_the_loop(make):
-    """As an interrupt in `concurrent.futures.wait` does it."""
-    future, held, over = make(), threading.Event(), threading.Event()
+@pytest.fixture
+def locked(make, monkeypatch):
+    """A future with a waiter, whose condition an interrupt in `concurrent.futures.wait` has left locked."""
+    monkeypatch.setattr("envactors.actor.future._LOCK_PATIENCE", 0.01)
+    future, waiter = make(), concurrent.futures._base._AllCompletedWaiter(1, stop_on_exception=False)
+    future._waiters.append(waiter)
+    thread, _ = in_thread(lambda: future._condition.acquire(timeout=SOON))
+    thread.join()
+    return future, waiter
 
-    def hold():
-        with future._condition:
-            held.set()
-            over.wait(SOON)
 
-    thread, _ = in_thread(hold)
-    assert held.wait(SOON)
+def test_a_condition_that_was_left_locked_does_not_block_the_loop(locked):
+    future, _ = locked
     future.set_outcome(ReadyOutcome(1))
     assert future.result(SOON) == 1
-    over.set()
-    thread.join()
+
+
+def test_a_condition_that_was_left_locked_delays_callbacks_and_waiters_only_for_a_moment(locked):
+    future, waiter = locked
+    called = threading.Event()
+    future.add_done_callback(lambda _: called.set())
+    future.set_outcome(ReadyOutcome(1))
+    assert called.wait(SOON)
+    assert waiter.event.wait(SOON)
+    assert waiter.finished_futures == [future]
 
 
 def test_a_waiter_that_comes_after_the_end_and_before_the_notification_sees_the_future_once(make):
