@@ -15,12 +15,19 @@ import numpy as np
 import pytest
 from helpers import FORK_SERVER
 from interrupting import with_exits
+from leaks import inventory, settled_inventory
 
 import envactors as ea
 
+# Python ignores an exception in a finalizer, such as that of a doorbell, and warns of it.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 SOON = 20.0
 PACKAGE = str(Path(ea.__file__).parent)
-FOLDERS = ("loop.py", "runtime.py", "replay.py", "actor", "pools", "vector", "vector_env.py", "rollout")
+FOLDERS = (
+    *("loop.py", "runtime.py", "replay.py", "vector_env.py"),
+    *("actor", "pools", "rollout", "sessions", "system", "vector"),
+)
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0)
 # Every line is tried by `-m slow`; otherwise each call has this many lines between two tries, other ones in each of its
 # variants. `tests/unit/heart/test_env_group.py` tries steps closer together, without processes.
@@ -108,9 +115,13 @@ CALLS = {
     "step of some": lambda envs, actions: envs.step(actions[:1], env_ids=[1]),
     "recv": recv_all,
     "submit": lambda envs, actions: [future.result(SOON) for future in envs.submit(actions)],
+    "send": lambda envs, actions: envs.send(actions),
     "reset": lambda envs, actions: envs.reset(seed=5),
+    "reset of some": lambda envs, actions: envs.reset(seed=[6], env_ids=[1]),
+    "restore": lambda envs, actions: envs.restore(envs.snapshot()),
     "call": lambda envs, actions: envs.call("echo", 1),
-    "set_attr": lambda envs, actions: envs.set_attr("steps", 3),
+    "attributes": lambda envs, actions: (envs.set_attr("steps", 3), envs.get_attr("steps")),
+    "handle": lambda envs, actions: [envs[1].get("steps").result(SOON), envs[1].echo(1).result(SOON)],
     "cancel": lambda envs, actions: [future.cancel() for future in [envs[0].echo(1), envs[0].echo(2)]],
     "renew": lambda envs, actions: envs.actors[0].renew().result(SOON),
     "kill": lambda envs, actions: envs.actors[0].kill(restart=True),
@@ -188,9 +199,14 @@ def test_an_exception_at_every_line(call):
     check_lines(call, 2, True, range(1, 10_000))
 
 
+def make_vector(packed=1):
+    snapshot = ea.SnapshotPolicy(vars, lambda env, state: vars(env).update(state))
+    return ea.VectorEnv([Env] * 2, envs_per_actor=packed, restart=ALWAYS, backend=FORK_SERVER, snapshot=snapshot)
+
+
 def check_lines(call, packed, with_thread, lines):
     counter = itertools.count(1)
-    with ea.VectorEnv([Env] * 2, envs_per_actor=packed, restart=ALWAYS, backend=FORK_SERVER) as envs:
+    with make_vector(packed) as envs:
         check_works(envs, counter)
         companion = Companion(envs) if with_thread else None
         try:
@@ -216,6 +232,78 @@ def test_an_exception_at_some_lines_of_a_lone_actor():
                 if not interrupted(lambda value=value: actor.echo(value).result(SOON), at):
                     break
             assert actor.echo(at).result(SOON) == at
+
+
+ENDS = {
+    "close": lambda envs: envs.close(SOON),
+    "close one": lambda envs: envs.actors[0].close(SOON),
+    "kill one": lambda envs: envs.actors[0].kill(),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_exception_at_some_lines_of_an_end(end):
+    check_end(end, range(1, 10_000, 23))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("end", ENDS)
+def test_an_exception_at_every_line_of_an_end(end):
+    check_end(end, range(1, 10_000))
+
+
+def check_end(end, lines):
+    """After an interrupted end, the same end closes the actor, the other actor works, and nothing is left."""
+    before = inventory()
+    for at in lines:
+        envs = make_vector()
+        was_interrupted = interrupted(lambda envs=envs: ENDS[end](envs), at)
+        ENDS[end](envs)
+        if end != "close":
+            assert envs[1].echo(at).result(SOON) == at
+            with pytest.raises(ea.ActorClosedError):
+                envs[0].echo(at)
+        envs.close(SOON)
+        del envs
+        assert settled_inventory(before) == before, at
+        if not was_interrupted:
+            break
+
+
+MAKERS = {
+    "VectorEnv": make_vector,
+    "spawn": lambda: ea.spawn(Env, backend=FORK_SERVER),
+    "ActorPool": lambda: ea.ActorPool(Env, 2, backend=FORK_SERVER),
+    "Executor": lambda: ea.Executor(2, backend=FORK_SERVER),
+    "SessionPool": lambda: ea.SessionPool(Env, 2, backend=FORK_SERVER),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_an_exception_at_some_lines_of_the_making_leaves_nothing_behind(kind):
+    check_making(kind, range(1, 10_000, 97 if kind == "VectorEnv" else 23))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", MAKERS)
+def test_an_exception_at_every_line_of_the_making_leaves_nothing_behind(kind):
+    check_making(kind, range(1, 10_000))
+
+
+def check_making(kind, lines):
+    before, made = inventory(), []
+    for at in lines:
+        was_interrupted = True
+        with contextlib.suppress(ea.EnvActorsError):
+            was_interrupted = interrupted(lambda: made.append(MAKERS[kind]()), at)
+        for one in made:
+            one.shutdown() if kind == "Executor" else one.close()
+        made.clear()
+        assert settled_inventory(before) == before, at
+        if not was_interrupted:
+            break
 
 
 POOL_CALLS = {
