@@ -97,6 +97,7 @@ class RolloutEngine(abc.ABC):
         assert self._seed is not None, "the caller has checked it"
         return int(np.random.SeedSequence(self._seed, spawn_key=(1, number)).generate_state(1)[0])
 
-    @abc.abstractmethod
     def end_episodes(self) -> None:
         """Require a reset of every env before its next step."""
+        for index in self._engine.all.ids:
+            self._engine.episodes.end_without_result(index)

@@ -135,7 +135,7 @@ class ActorColumns:
             start=self.counted[index],
             op=op,
             seed=seed,
-            root_seed=episodes.root_seeds[index] if episodes.is_seeded(index) else None,
+            root_seed=None if episodes.next_seeds[index] is None else episodes.root_seeds[index],
             episode=episodes.numbers[index],
         )
 

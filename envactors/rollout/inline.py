@@ -77,9 +77,6 @@ class InlineRolloutEngine(RolloutEngine):
         self._arrays = [bytes(array) for array in arrays]  # which policies view, read-only
         self._version += 1
 
-    def end_episodes(self) -> None:
-        self._engine.end_episodes()
-
     def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
         """Run a rollout; see `RolloutEngine.start`."""
         del copy

@@ -158,8 +158,7 @@ class RolloutPart(Job):
         for index in self.columns.envs:
             has_lost = episodes.needs_reset(index) and not episodes.has_episode(index)
             if has_lost and index in rollout.last_errors:
-                self.errors[index] = rollout.last_errors[index]
-                self.failures[0, index] = rollout.last_errors[index]
+                self.errors[index] = self.failures[0, index] = rollout.last_errors[index]
 
     def _mirror_columns(self) -> None:
         """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""

@@ -89,11 +89,10 @@ class WorkerRolloutEngine(RolloutEngine):
         self.parameters.set(parameters, [rollout.parameters for rollout in self._in_flight])
 
     def end_episodes(self) -> None:
-        table, lock = self._table, self._table.lock
+        lock = self._table.lock
         with lock, lock.change(*self._actors):
             if not self._in_flight:  # else an evaluation was interrupted
-                for index in self._engine.all.ids:
-                    table.episodes.end_without_result(index)
+                super().end_episodes()
 
     def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
         lock = self._table.lock

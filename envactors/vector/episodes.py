@@ -107,10 +107,6 @@ class Episodes:
         """Return whether an env has returned anything yet."""
         return not self.flags[index] & NO_RESULT
 
-    def is_seeded(self, index: int) -> bool:
-        """Return whether each reset of an env gets a seed."""
-        return bool(self.flags[index] & SEEDED)
-
     # Seeds -----------------------------------------------------------------------------------------------
 
     def seed_episodes(self) -> None:
@@ -258,5 +254,4 @@ class Episodes:
     def disable_reset_checks(self) -> None:
         """Leave it to the envs to refuse steps before a reset. An env that has crashed still needs one."""
         self.checks_resets = False
-        for index in range(len(self.flags)):
-            self.flags[index] &= ~NEEDS_RESET
+        self.flags[:] = bytes(flags & ~NEEDS_RESET for flags in self.flags)

@@ -229,11 +229,6 @@ class InlineEngine(Engine):
         observations, spec = self._last.read_observations(envs), self.observation_spec
         return stack(spec, observations) if self.batcher.infers_spec and spec is not None else observations
 
-    def end_episodes(self) -> None:
-        """Require a reset of every env before its next step."""
-        for index in self.all.ids:
-            self.episodes.end_without_result(index)
-
     # Running ---------------------------------------------------------------------------------------------
 
     def start_steps(

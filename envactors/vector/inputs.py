@@ -51,8 +51,6 @@ def check_settings(
         if (value := getattr(settings, name)) not in get_args(kind):
             raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
     check_counts(0, max_journal=settings.max_journal, standbys=settings.standbys)
-    if settings.max_running is not None:
-        check_counts(1, max_running=settings.max_running)
     if not isinstance(settings.name, (str, type(None))):
         raise VectorInputError(f"name is {settings.name!r}: expected a str, the prefix of the actors' names, or None")
     check_flags(copy=settings.copy, seed_episodes=settings.seed_episodes)

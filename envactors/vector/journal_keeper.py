@@ -15,8 +15,7 @@ from envactors.actor.exits import ProcessExit
 from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call, Replay
 from envactors.actor.states import is_crash
-from envactors.mailbox import messages
-from envactors.mailbox.messages import Frame, Kind, Save
+from envactors.mailbox.messages import Failure, Frame, Kind, Save
 from envactors.mailbox.pickling import dumps, loads
 from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.table import EnvTable
@@ -61,7 +60,7 @@ class JournalKeeper:
 
     def _log_unsaved(self, index: int, frame: Frame) -> None:
         if frame.kind == Kind.FAILED:
-            text = messages.Failure(*loads(frame.payload)).text
+            text = Failure(*loads(frame.payload)).text
             self._actor.log(logging.WARNING, f"the state of env {index} cannot be saved: {text}")
 
     # Replays ---------------------------------------------------------------------------------------------

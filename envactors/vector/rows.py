@@ -157,11 +157,10 @@ class RowReader:
         columns = list(zip(self._slab.observations, flatten(self._layout.observation, step.obs), strict=True))
         leaves = [None if array is None else leaf for array, leaf in columns]
         objects = [leaf for array, leaf in columns if array is None]
-        reward = None if self._layout.reward is None else step.reward
         if self._layout.reward is None:
             objects.append(step.reward)
         content = bytes(encode(step.info, objects)) if step.info or objects else None
-        return RowResult(index, leaves, reward, step.terminated, step.truncated, content, step.incarnation)
+        return RowResult(index, leaves, step.reward, step.terminated, step.truncated, content, step.incarnation)
 
     def put_back(self, index: int, row: RowResult) -> None:
         """Make an earlier result the last one of an env, which is idle and whose worker runs nothing."""

@@ -53,7 +53,6 @@ class TimedEnv:
         self.context: ActorContext | None = env.context
         self._env = env
         self._page = page
-        self._position = env.position
 
     def step(self, action: Any, autoreset: bool, next_seed: int | None) -> Fields:
         """Step the env; see `HostedEnv.step`."""
@@ -66,10 +65,10 @@ class TimedEnv:
     def _time(self, method: int, function: Callable[..., Fields], *args: Any) -> Fields:
         page = self._page
         page.is_timing = True
-        page.record_env(method, self._position)
+        page.record_env(method, self._env.position)
         try:
             return function(*args)
         finally:
             page.is_timing = False
             # A reset within a step has changed the method and the time.
-            page.spans.add(page.times[SINCE], time.monotonic(), 0, self._position, page.counters[METHOD])
+            page.spans.add(page.times[SINCE], time.monotonic(), 0, self._env.position, page.counters[METHOD])
