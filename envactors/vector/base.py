@@ -20,8 +20,8 @@ from envactors.mailbox.specs import Spec, conform, zeros
 from envactors.vector.batching import Batcher
 from envactors.vector.episodes import Episodes
 from envactors.vector.options import OnFailure
+from envactors.vector.requests import Selection
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
-from envactors.vector.table import Selection
 
 # The errors of envs, by env.
 Failures: TypeAlias = dict[int, BaseException]

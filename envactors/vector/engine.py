@@ -29,9 +29,10 @@ from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.posted_rows import post_rows
-from envactors.vector.results import Batch, EnvSnapshot, EnvStep
-from envactors.vector.rows import RowReader, RowResult
-from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
+from envactors.vector.requests import EnvRequest, Selection
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep, RowResult
+from envactors.vector.rows import RowReader
+from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable
 
 # In C, since each request looks at all actors.
 _is_closing: Callable[[Actor], bool] = operator.attrgetter("is_closing")

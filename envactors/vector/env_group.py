@@ -27,8 +27,9 @@ from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.journal_keeper import JournalKeeper
 from envactors.vector.posted_rows import PostedRows, post_rows
 from envactors.vector.recycling import Recycler
+from envactors.vector.requests import EnvRequest, Selection
 from envactors.vector.rows import RowReader
-from envactors.vector.table import POSTED, QUEUED, EnvRequest, EnvTable, Selection
+from envactors.vector.table import POSTED, QUEUED, EnvTable
 from envactors.vector.timing import StepTimes
 
 

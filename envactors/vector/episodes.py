@@ -185,7 +185,7 @@ class Episodes:
 
         Args:
             ids: The envs.
-            at: The same as an index of arrays; see `envactors.vector.table.Selection`.
+            at: The same as an index of arrays; see `envactors.vector.requests.Selection`.
             terminated: Whether each episode ended, in the same order.
             truncated: Whether each was cut off.
         """

@@ -30,8 +30,8 @@ from envactors.vector.episodes import Episodes
 from envactors.vector.fates import Cause, EnvFate, Facts, RequestLoss, decide
 from envactors.vector.last_results import LastResults
 from envactors.vector.options import VectorSettings
+from envactors.vector.requests import Selection
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info
-from envactors.vector.table import Selection
 from envactors.vector.timing import StepTimes, TimedEnv
 from envactors.worker.context import ActorContext
 from envactors.worker.host import Fields, HostedEnv

@@ -15,8 +15,8 @@ from envactors.mailbox.messages import Description
 from envactors.mailbox.pickling import copy_value
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import OBJECT, ArraySpec, Spec, zeros
+from envactors.vector.requests import Selection
 from envactors.vector.results import Batch, EnvStep
-from envactors.vector.table import Selection
 
 
 class LastResults:

@@ -21,7 +21,8 @@ from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.slab import slice_of
 from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.recycling import Recycler
-from envactors.vector.table import POSTED, EnvTable, Selection
+from envactors.vector.requests import Selection
+from envactors.vector.table import POSTED, EnvTable
 
 
 def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, streams: bool) -> None:

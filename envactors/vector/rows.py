@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -11,29 +11,12 @@ from envactors.actor.future import Outcome
 from envactors.mailbox.info_codec import decode, encode, join
 from envactors.mailbox.messages import Description
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
-from envactors.vector.results import Batch, EnvStep, failure_info
-from envactors.vector.table import EnvRequest, EnvTable, Selection
+from envactors.vector.requests import EnvRequest, Selection
+from envactors.vector.results import Batch, EnvStep, RowResult, failure_info
+from envactors.vector.table import EnvTable
 
 # The info of a result, and the leaves of its observation and reward that are objects.
 Decoded: TypeAlias = tuple[Any, list[Any]]
-
-
-class RowResult(NamedTuple):
-    """A result that was copied out of its row, not unpickled yet.
-
-    Attributes:
-        leaves: The leaves of the observation; None for those that are objects.
-        reward: The reward; None if it is an object.
-        content: The info and the objects, pickled; None if the info is empty and there are no objects.
-    """
-
-    env_id: int
-    leaves: list[Any]
-    reward: Any
-    terminated: bool
-    truncated: bool
-    content: bytes | memoryview | None
-    incarnation: int
 
 
 class RowReader:
@@ -122,10 +105,10 @@ class RowReader:
         if ending is None:
             is_truncated = request.earlier_error is not None and request.method == "step"
             return row._replace(truncated=row.truncated or is_truncated)
-        content = join(row.content, ending.content, takes_reward=self._layout.reward is None)
-        return row._replace(
-            reward=ending.reward, terminated=ending.terminated, truncated=ending.truncated, content=content
-        )
+        content = row.content
+        if ending.content is not None:  # env code may have overwritten the marker of its info
+            content = join(content, ending.content, takes_reward=self._layout.reward is None)
+        return ending._replace(leaves=row.leaves, content=content, incarnation=row.incarnation)
 
     def copy_last(self, index: int, *, has_info: bool = True) -> RowResult | None:
         """Copy the last complete result of an env whose present request has none; None if there is none to return.

@@ -14,19 +14,17 @@ result that do not fit there. That changes no status: the vector delivers the ro
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from envactors.actor.activity import Activity
-from envactors.actor.actor import Actor
 from envactors.actor.change import ChangeLock
-from envactors.actor.future import ActorFuture, Outcome
+from envactors.actor.future import Outcome
 from envactors.mailbox.info_codec import INLINE_INFO, OVERFLOW, PLAIN, Infos
 from envactors.mailbox.messages import Attach, Pickled
 from envactors.mailbox.pickling import dumps
@@ -36,6 +34,7 @@ from envactors.options import Deadlines
 from envactors.replay import Journal, PostedRequest
 from envactors.vector.episodes import Episodes
 from envactors.vector.options import Autoreset
+from envactors.vector.requests import EnvRequest, Selection
 from envactors.vector.results import EnvSnapshot
 from envactors.vector.waiting import ResultWaiters
 
@@ -49,32 +48,6 @@ FAILED: Final = 4  # the error is in `EnvTable.outcomes`
 _LARGEST_SEED: Final = (1 << 64) - 1
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class EnvRequest:
-    """The request of an env.
-
-    A bare step needs no `EnvRequest`: its action is in the row, and the vector delivers its result.
-
-    Attributes:
-        method: The method that the user called.
-        resets: Whether the worker runs a reset, even if the user called ``step``.
-        future: The future of the outcome; None if the vector delivers it.
-        seed: The user's seed for a reset.
-        payload: The pickled action, or the pickled options of a reset; None if the row contains all of the request.
-        earlier_error: The error of an earlier attempt, which the result reports.
-        ending: The `RowResult` of a step that ended its episode, while the next process does the autoreset of that
-            step; else None.
-    """
-
-    method: Literal["step", "reset"]
-    resets: bool = False
-    future: ActorFuture | None = None
-    seed: int | None = None
-    payload: bytes | None = None
-    earlier_error: Outcome | None = None
-    ending: Any = None  # a `RowResult`, whose module imports this one
-
-
 # Tables for `bytes.translate`: the buffer of each operation; and for each buffer, a step that writes to the other one,
 # without and with streaming.
 _BUFFER_OF_OP: Final = bytes(op & BUFFER for op in range(256))
@@ -82,24 +55,6 @@ _STEPS: Final = [bytes(buffer ^ BUFFER | when for buffer in range(256)) for when
 
 # The request of each env without an entry in `EnvTable.requests`.
 _BARE_STEP: Final = EnvRequest("step")
-
-
-class Selection(NamedTuple):
-    """Some envs of a vector.
-
-    Attributes:
-        ids: Their ids, in the user's order.
-        at: The same as an index of arrays with one entry per env: a slice of all, an array, or a list.
-        is_all: Whether these are all envs in ascending order.
-        by_group: The `EnvGroup` of each actor, with its ids in ascending order. Methods of `EnvTable` do not use it.
-        actors: The actors of the groups.
-    """
-
-    ids: list[int]
-    at: Any
-    is_all: bool = False
-    by_group: Sequence[tuple[Any, list[int]]] = ()
-    actors: Sequence[Actor] = ()
 
 
 class EnvTable:

@@ -15,7 +15,8 @@ from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, 
 from envactors.mailbox.specs import ArraySpec
 from envactors.options import Deadlines
 from envactors.vector.episodes import NEEDS_RESET, RETIRING, SEEDED, Episodes
-from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvRequest, EnvTable, Selection
+from envactors.vector.requests import EnvRequest, Selection
+from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable
 
 COUNT = 3
 ALL = Selection(list(range(COUNT)), slice(None), is_all=True)

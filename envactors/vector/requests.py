@@ -1,0 +1,55 @@
+"""The requests of envs in workers, and selections of the envs of a vector."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from envactors.actor.actor import Actor
+from envactors.actor.future import ActorFuture, Outcome
+from envactors.vector.results import RowResult
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class EnvRequest:
+    """The request of an env.
+
+    A bare step needs no `EnvRequest`: its action is in the row, and the vector delivers its result.
+
+    Attributes:
+        method: The method that the user called.
+        resets: Whether the worker runs a reset, even if the user called ``step``.
+        future: The future of the outcome; None if the vector delivers it.
+        seed: The user's seed for a reset.
+        payload: The pickled action, or the pickled options of a reset; None if the row contains all of the request.
+        earlier_error: The error of an earlier attempt, which the result reports.
+        ending: The result of a step that ended its episode, while the next process does the autoreset of that
+            step; else None.
+    """
+
+    method: Literal["step", "reset"]
+    resets: bool = False
+    future: ActorFuture | None = None
+    seed: int | None = None
+    payload: bytes | None = None
+    earlier_error: Outcome | None = None
+    ending: RowResult | None = None
+
+
+class Selection(NamedTuple):
+    """Some envs of a vector.
+
+    Attributes:
+        ids: Their ids, in the user's order.
+        at: The same as an index of arrays with one entry per env: a slice of all, an array, or a list.
+        is_all: Whether these are all envs in ascending order.
+        by_group: The `EnvGroup` of each actor, with its ids in ascending order. Methods of `EnvTable` do not use it.
+        actors: The actors of the groups.
+    """
+
+    ids: list[int]
+    at: Any
+    is_all: bool = False
+    by_group: Sequence[tuple[Any, list[int]]] = ()
+    actors: Sequence[Actor] = ()
