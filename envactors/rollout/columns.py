@@ -74,27 +74,26 @@ class ActorColumns:
         """Write the last observations of the envs as the first ones of the trajectory."""
         table, trajectory, mine = self._table, self.trajectory, self._slice
         self.have_begun = True
-        trajectory.starts[0, mine] = table.last_obs_are_first(mine)
+        trajectory.starts[0, mine] = table.last.are_first(mine)
         for last, array in self._observations():
-            array[0, mine] = last[list(table.buffers[mine]), self.envs]
+            array[0, mine] = last[table.last.buffers(mine), self.envs]
         if not trajectory.is_whole:
-            self.encoded_leaves = {(0, index): table.last_contents[index] for index in self.envs}
+            self.encoded_leaves = {(0, index): table.last.contents[index] for index in self.envs}
 
     def end(self) -> None:
         """Write the last results of the envs into their rows; again after an interrupt."""
         table, slab, trajectory = self._table, self._table.slab, self.trajectory
         ids = [index for index, counted in self.counted.items() if counted]
         at = np.array([self.counted[index] for index in ids], np.int64)
-        buffer = [table.buffers[index] for index in ids]
+        buffer = table.last.buffers(ids)
         for last, array in self._observations():
             last[buffer, ids] = array[at, ids]
         if slab.layout.reward is not None:
             slab.rewards[ids] = trajectory.rewards[at - 1, ids]
         slab.terminated[ids] = trajectory.terminated[at - 1, ids]
         slab.truncated[ids] = trajectory.truncated[at - 1, ids]
-        table.end_rollout(ids, trajectory.starts[at, ids])
-        for index in ids:
-            table.set_last_content(index, self._encoded_at(self.counted[index], index))
+        for index, is_first in zip(ids, trajectory.starts[at, ids].tolist(), strict=True):
+            table.last.record(index, self._encoded_at(self.counted[index], index), is_first=is_first)
 
     def _observations(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield the array in the rows, and the one in the trajectory, of each leaf that has a place there."""
@@ -146,7 +145,7 @@ class ActorColumns:
     def repeats(self, index: int) -> bool:
         """Return whether an env's episode is over and nothing resets it."""
         needs_reset = self._table.episodes.needs_reset(index)
-        return needs_reset and index not in self.renewing and self._table.autoreset == "disabled"
+        return needs_reset and index not in self.renewing and self._table.episodes.autoreset == "disabled"
 
     def truncate(self, index: int) -> None:
         """Answer the next step of an env, which has failed, with its last observation."""
@@ -212,14 +211,14 @@ class ActorColumns:
         resets = _without_repeats(ops, ops)
         if resets:
             episodes.record_sequence(index, _without_repeats(ends, ops), resets)
-        if OP_RESET in ops or (table.autoreset == "same_step" and 1 in ends):
+        if OP_RESET in ops or (table.attach.autoreset and 1 in ends):
             self.seeds[index] = episodes.next_seeds[index]
         self.counted[index] = first + len(ops)
 
     def _record(self, index: int, first: int, ends: bytes, ops: bytes) -> None:
         """Record steps of an env in its journal, which a seeded reset begins anew."""
         table, trajectory, journal = self._table, self.trajectory, self._table.journals[index]
-        resets_within = table.autoreset == "same_step"
+        resets_within = table.attach.autoreset
         begin = 0
         for offset, op in enumerate(ops):
             if op == OP_RESET or (resets_within and ends[offset]):

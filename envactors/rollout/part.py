@@ -147,7 +147,7 @@ class RolloutPart(Job):
             places=self._buffer.places,
             parameters=rollout.parameters,
             plans=[tuple(columns.plan_next(index)) for index in columns.envs],
-            autoreset=self._table.autoreset,
+            autoreset=self._table.episodes.autoreset,
             last_leaves=columns.last_leaves(),
         )
 
@@ -305,7 +305,7 @@ class RolloutPart(Job):
         """Return the next step of an env as rows would have it, and the actions of all envs in that step."""
         columns = self.columns
         op = RESET_BIT if columns.resets_next(index) else 0
-        posted = PostedRequest(op, columns.seeds[index], None, self._table.autoreset == "same_step")
+        posted = PostedRequest(op, columns.seeds[index], None, self._table.episodes.autoreset == "same_step")
         return posted, [array[columns.counted[index]] for array in columns.trajectory.actions]
 
     def _activity_of(self, index: int) -> Activity:

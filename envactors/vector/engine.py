@@ -472,7 +472,7 @@ class RowEngine(Engine):
         return None if last is None else self.reader.read(last)
 
     def last_obs_is_first(self, index: int) -> bool:
-        return bool(self.table.last_obs_are_first(index))
+        return bool(self.table.last.are_first(index))
 
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
         last = self._conforming_last(snapshot, index)
@@ -485,5 +485,5 @@ class RowEngine(Engine):
             self.table.lose_episode(index)
             return
         if last is not None:
-            self.reader.put_back(index, last)
+            self.table.last.put_back(index, last, is_first=snapshot.starts)
         self.table.restore(index, snapshot, reply.incarnation)

@@ -174,7 +174,7 @@ class EnvGroup(Tenant):
         request = table.request(index)
         previous = None
         if request.earlier_error is not None and request.method == "step" and request.ending is None:
-            previous = reader.copy_last(index)  # from the buffer that was current until now
+            previous = reader.copy_last(index)
         if table.accept_row(index):
             self._reset_in_next_process(index)
             return
@@ -182,15 +182,16 @@ class EnvGroup(Tenant):
         if request.future or request.earlier_error or request.ending:
             row = reader.copy_answer(index, request)
             outcome = self.recovery.read_later(index, functools.partial(reader.read_result, row, request, previous))
-            table.keep_content(index)
+            table.last.take(index)
             if request.earlier_error or request.ending:
-                reader.put_back(index, row)
+                table.last.put_back(index, row, is_first=True)
         table.record_outcome(index, outcome, float(table.slab.when[index]) if table.streams[index] else None)
 
     def _reset_in_next_process(self, index: int) -> None:
         """Replace the process of an env whose episode has ended, and do the autoreset of that step in the next one."""
         table = self.table
         ending = self.reader.copy_row(index)
+        table.last.take(index)
         table.set_requests({index: EnvRequest("step", True, table.request(index).future, ending=ending)})
         table.queue([index])
         self.actor.enqueue(Renewal(self.indices.start, reason=self.recycler.reason))

@@ -91,11 +91,7 @@ class EnvRecovery:
         table, reader, index = self._table, self._reader, loss.activity.env
         decision, error = self.end_attempt(index, loss, table.posted_request(index), table.slab.actions)
         if loss.has_run and decision.fate is EnvFate.REPORT:
-            table.keep_content(index)  # the env is where this result says
-        elif loss.has_run:
-            table.swap_buffers(index)  # the previous observation may be returned instead
-        elif decision.fate in (EnvFate.REDO, EnvFate.REPORT):
-            table.undo_post(index)
+            table.last.take(index)  # the env continues from the result that cannot be read
         if decision.fate is EnvFate.REDO:
             return True
         if decision.fate is EnvFate.RESET:
@@ -110,7 +106,7 @@ class EnvRecovery:
         if decision.fate is EnvFate.TRUNCATE:
             last = reader.copy_last(index, has_info=False)
             assert last is not None, "only an env with an earlier result is truncated"
-            table.repeat_observation(index)
+            table.last.repeat(index)
             # Starts that have failed since have an incarnation, too.
             incarnation = max(loss.incarnation + 1, self._actor.incarnation.index)
             outcome = self.read_later(index, functools.partial(reader.read_truncated, last, error, incarnation))
@@ -226,10 +222,10 @@ class EnvRecovery:
     def message_inputs(self, index: int, request: tuple[int, bytes]) -> Inputs:
         """Return a message with the requests before it, for a crash bundle."""
         table, journal, reader = self._table, self._table.journals[index], self._reader
-        # In a rollout the rows are behind.
-        last = None if table.rollouts else reader.copy_last(index, has_info=False)
+        last = reader.copy_row(index) if table.has_result_in_row(index) else reader.copy_last(index, has_info=False)
         is_complete = journal.can_replay or not table.episodes.has_result(index)
-        read = None if last is None else lambda: reader.read(last).obs
+        # In a rollout the rows are behind.
+        read = None if last is None or table.rollouts else lambda: reader.read(last).obs
         replay = journal.replay(table.attach)
         return Inputs(replay and copy_replay(replay), request, is_complete, read_observation=read)
 

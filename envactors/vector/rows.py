@@ -1,26 +1,30 @@
-"""The results in the rows of shared memory: how they are copied, read, kept for later, and put back."""
+"""The results in the rows of shared memory: how they are copied and read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from envactors.actor.future import Outcome
 from envactors.mailbox.info_codec import decode, encode, join
 from envactors.mailbox.messages import Description
+from envactors.mailbox.slab import BUFFER
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
 from envactors.vector.requests import EnvRequest, Selection
 from envactors.vector.results import Batch, EnvStep, RowResult, failure_info
 from envactors.vector.table import EnvTable
+
+# For `bytes.translate`: the buffer of each operation.
+_BUFFER_OF_OP: Final = bytes(op & BUFFER for op in range(256))
 
 # The info of a result, and the leaves of its observation and reward that are objects.
 Decoded: TypeAlias = tuple[Any, list[Any]]
 
 
 class RowReader:
-    """Reads results out of rows, and keeps those that may have to be returned again.
+    """Reads results out of rows.
 
     Args:
         table: The envs.
@@ -60,7 +64,7 @@ class RowReader:
             contents: The content of each row; None if all are empty.
         """
         slab = self._slab
-        at, buffers = envs.at, self._table.posted_buffers()
+        at, buffers = envs.at, self._table.ops.translate(_BUFFER_OF_OP)
         buffer = _common_value(buffers) if envs.is_all else None
         if buffer is not None and self._single_array is not None:
             obs: Any = self._single_array[buffer].copy() if self.copies else self._single_array[buffer]
@@ -97,7 +101,7 @@ class RowReader:
 
     def copy_row(self, index: int) -> RowResult:
         """Copy a complete result out of its row, without running code of users."""
-        return self._copy(index, self._table.content(index))
+        return self._copy(index, self._table.ops[index] & BUFFER, self._table.content(index))
 
     def copy_answer(self, index: int, request: EnvRequest) -> RowResult:
         """Copy what the user gets for a request; a step may have been answered with the reset in the row."""
@@ -111,32 +115,32 @@ class RowReader:
         return ending._replace(leaves=row.leaves, content=content, incarnation=row.incarnation)
 
     def copy_last(self, index: int, *, has_info: bool = True) -> RowResult | None:
-        """Copy the last complete result of an env whose present request has none; None if there is none to return.
+        """Copy the last result of an env; None if there is none.
 
-        Only the observation and the content are those of that result: the row has the rest of it no longer.
+        Only the observation and the content are surely those of that result: a later request may have changed the rest.
 
         Args:
             index: The env.
             has_info: Whether the copy has the info of that result, which may be one that cannot be unpickled.
         """
-        table = self._table
+        table, last = self._table, self._table.last
         if not table.episodes.has_result(index):
             return None
-        return self._copy(index, table.last_contents[index] if has_info or table.has_objects else None)
+        content = last.contents[index] if has_info or last.has_objects else None
+        return self._copy(index, last.ops[index] & BUFFER, content)
 
-    def _copy(self, index: int, content: bytes | memoryview | None) -> RowResult:
-        table, slab = self._table, self._slab
-        buffer = table.buffers[index]
+    def _copy(self, index: int, buffer: int, content: bytes | memoryview | None) -> RowResult:
+        slab = self._slab
         leaves = [None if array is None else array[buffer, index, ...].copy()[()] for array in slab.observations]
         reward: Any = None
         if self._layout.reward is not None:
             reward = slab.rewards[index]
             reward = reward.copy() if isinstance(reward, np.ndarray) else float(reward)
         flags = bool(slab.terminated[index]), bool(slab.truncated[index])
-        return RowResult(index, leaves, reward, *flags, content, int(table.posted_in[index]))
+        return RowResult(index, leaves, reward, *flags, content, int(self._table.posted_in[index]))
 
     def encode(self, index: int, step: EnvStep) -> RowResult:
-        """Return a result, which conforms to the specs, as `put_back` takes it."""
+        """Return a result, which conforms to the specs, as `LastRows.put_back` takes it."""
         columns = list(zip(self._slab.observations, flatten(self._layout.observation, step.obs), strict=True))
         leaves = [None if array is None else leaf for array, leaf in columns]
         objects = [leaf for array, leaf in columns if array is None]
@@ -144,17 +148,6 @@ class RowReader:
             objects.append(step.reward)
         content = bytes(encode(step.info, objects)) if step.info or objects else None
         return RowResult(index, leaves, step.reward, step.terminated, step.truncated, content, step.incarnation)
-
-    def put_back(self, index: int, row: RowResult) -> None:
-        """Make an earlier result the last one of an env, which is idle and whose worker runs nothing."""
-        table, slab = self._table, self._slab
-        for array, leaf in zip(slab.observations, row.leaves, strict=True):
-            if array is not None:
-                array[table.buffers[index], index] = leaf
-        if self._layout.reward is not None:
-            slab.rewards[index] = row.reward
-        slab.terminated[index], slab.truncated[index] = row.terminated, row.truncated
-        table.set_last_content(index, row.content)
 
     def read(self, row: RowResult) -> EnvStep:
         """Unpickle a result. Runs code of users.

@@ -33,7 +33,7 @@ from envactors.mailbox.step_buffer import StepBuffer
 from envactors.options import Deadlines
 from envactors.replay import Journal, PostedRequest
 from envactors.vector.episodes import Episodes
-from envactors.vector.options import Autoreset
+from envactors.vector.last_rows import LastRows
 from envactors.vector.requests import EnvRequest, Selection
 from envactors.vector.results import EnvSnapshot
 from envactors.vector.waiting import ResultWaiters
@@ -48,10 +48,9 @@ FAILED: Final = 4  # the error is in `EnvTable.outcomes`
 _LARGEST_SEED: Final = (1 << 64) - 1
 
 
-# Tables for `bytes.translate`: the buffer of each operation; and for each buffer, a step that writes to the other one,
-# without and with streaming.
-_BUFFER_OF_OP: Final = bytes(op & BUFFER for op in range(256))
-_STEPS: Final = [bytes(buffer ^ BUFFER | when for buffer in range(256)) for when in (0, WHEN)]
+# Tables for `bytes.translate`: a step that writes to the other buffer than the operation, without and with
+# streaming.
+_STEPS: Final = [bytes(op & BUFFER ^ BUFFER | when for op in range(256)) for when in (0, WHEN)]
 
 # The request of each env without an entry in `EnvTable.requests`.
 _BARE_STEP: Final = EnvRequest("step")
@@ -80,10 +79,8 @@ class EnvTable:
     Attributes:
         lock, slab, infos, episodes: As above.
         attach: The part of the first message that tells a worker where the rows are.
-        autoreset: As of the episodes.
         uses_replay: Whether lost episodes are brought back by replay.
         keeps_journals: Whether steps and resets are recorded, for replays or for crash bundles.
-        has_objects: Whether observations or rewards have leaves without a place in rows.
         status: The status of each env.
         version: Grows with each transition. A thread that copies results without the lock reads the version under the
             lock, before and after. If it has not changed, the copies are valid.
@@ -91,7 +88,7 @@ class EnvTable:
         completed: The call id of the last result in each row, which is the worker's to write while the row is posted:
             the memory of ``slab.completed``.
         ops: Each env's last posted operation, in the bits of `envactors.mailbox.slab`.
-        buffers: The buffer with each env's last complete observation.
+        last: The last result of each env, which the user has, or whose outcome was copied out of the row.
         incarnations: The current process of each env.
         posted_in: int64, shape (n,): the process that each env was last posted to.
         streams: Whether the last step or reset of each env streams, as it does when it was queued; see `STREAM` of
@@ -101,8 +98,6 @@ class EnvTable:
         outcome_at: When the outcome of each `DONE` or `FAILED` env came (`time.monotonic`).
         overflow: The parts of results that did not fit into the rows of envs.
         overdue: The envs that missed a deadline. Their results are ignored until their process has ended.
-        last_contents: The info and the object leaves of each env's last result, pickled; None if there are none. They
-            are kept only where they may have to be returned again.
         saves_due: The envs whose journals are long enough to be replaced by a saved state.
         waiters: The threads that wait for results.
         rollouts: Number of rollouts in flight.
@@ -114,15 +109,12 @@ class EnvTable:
         self.slab = slab
         self.infos = infos
         self.episodes = episodes
-        self.autoreset: Autoreset = episodes.autoreset
         self.attach: Attach = Attach(slab.layout, episodes.autoreset == "same_step")
         self.uses_replay: bool = episodes.on_failure == "replay"
         self.keeps_journals: bool = self.uses_replay
-        self.has_objects: bool = any(leaf is None for leaf in (*slab.observations, slab.layout.reward))
         self.status: bytearray = bytearray(count)
         self.version: int = 0
         self.ops: bytearray = bytearray(count)
-        self.buffers: bytearray = bytearray(count)
         self.posted_in: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.streams: bytearray = bytearray(count)
         self.requests: dict[int, EnvRequest] = {}
@@ -130,14 +122,11 @@ class EnvTable:
         self.outcome_at: dict[int, float] = {}
         self.overflow: dict[int, memoryview] = {}
         self.overdue: set[int] = set()
-        self.last_contents: list[bytes | None] = [None] * count
         self.saves_due: set[int] = set()
+        self.last: LastRows = LastRows(slab, self.ops, self.content, episodes)
         self.waiters: ResultWaiters = ResultWaiters(slab, self.streams)
         self.rollouts: int = 0
         self._deadlines = deadlines
-        self._keeps_contents = episodes.on_failure != "raise" or self.has_objects
-        # The operation of each env before its last post. Its result is the last one until the post has one.
-        self._previous_ops = bytearray(count)
         # The seed of each env's last posted operation, if its bits say that it has one.
         self._seeds: list[int | None] = [None] * count
         # The envs whose requests were not posted yet: their entries in ``call_ids`` belong to earlier requests.
@@ -201,6 +190,10 @@ class EnvTable:
         status = self.status[index]
         return status == FAILED or (status == POSTED and self.infos.failed(index) and self.is_complete(index))
 
+    def has_result_in_row(self, index: int) -> bool:
+        """Return whether an env has an undelivered result that is only in its row."""
+        return self.status[index] == DONE and index not in self.outcomes
+
     def lacks_outcome(self, index: int) -> bool:
         """Return whether the request of an env has no outcome yet."""
         status = self.status[index]
@@ -219,22 +212,12 @@ class EnvTable:
         call_id = 0 if index in self._unposted else self.call_ids[index]
         return Activity(method, index, call_id, started, self._deadlines.of(method))
 
-    def last_obs_are_first(self, at: Any) -> Any:
-        """Return whether the last observations of envs are the first of their episodes; for ``at`` see `Selection`."""
-        were_reset = (np.frombuffer(self.ops, np.uint8)[at] & RESET) != 0
-        have_ended = self.slab.terminated[at] | self.slab.truncated[at]
-        return were_reset | have_ended if self.autoreset == "same_step" else were_reset
-
-    def posted_buffers(self) -> bytearray:
-        """Return the buffer that the observation of each env's last posted operation is in."""
-        return self.ops.translate(_BUFFER_OF_OP)
-
     def posted_request(self, index: int) -> PostedRequest:
         """Return an env's last posted operation in the form that its journal records."""
         op = self.ops[index]
         payload = self.request(index).payload if op & PAYLOAD else None
         seed = self._seeds[index] if op & (SEED | PAYLOAD) else None
-        autoreset = self.autoreset == "same_step" and not op & NO_AUTORESET
+        autoreset = self.attach.autoreset and not op & NO_AUTORESET
         return PostedRequest(op, seed, payload, autoreset)
 
     def needs_episode(self, index: int) -> bool:
@@ -289,7 +272,7 @@ class EnvTable:
             The payloads that do not fit into rows, by env.
         """
         payloads: dict[int, bytes] = {}
-        ops = self.buffers.translate(_STEPS[streams])
+        ops = self.last.ops.translate(_STEPS[streams])
         resets_next = self.episodes.resets_next
         if 1 in resets_next:
             for index in envs.ids:
@@ -308,7 +291,6 @@ class EnvTable:
         self.version += 1
         # ``slab.posted`` is written last: a worker that is running other rows may run these as soon as it is.
         if envs.is_all:
-            self._previous_ops[:] = self.ops
             self.ops[:] = self._slab_ops[:] = ops
             self._posted_in[:] = self.incarnations
             self._call_ids.fill(call_id)
@@ -317,7 +299,6 @@ class EnvTable:
             self.slab.posted.fill(call_id)
         else:
             for index in envs.ids:
-                self._previous_ops[index] = self.ops[index]
                 self.ops[index] = self._slab_ops[index] = ops[index]
                 self._posted_in[index] = self.incarnations[index]
                 self.call_ids[index] = call_id
@@ -340,7 +321,7 @@ class EnvTable:
         payload = request.payload if request.method == "reset" or not op & RESET else None  # an autoreset has no action
         if not op & RESET:
             seed = episodes.next_seeds[index]  # for a reset within the step
-            if self.autoreset == "same_step" and episodes.is_retiring(index):
+            if self.attach.autoreset and episodes.is_retiring(index):
                 op |= NO_AUTORESET  # the next process does the reset
         elif request.seed is not None:
             seed = request.seed
@@ -364,13 +345,12 @@ class EnvTable:
         self.waiters.ring()
 
     def accept_row(self, index: int) -> bool:
-        """Record the result in a complete row as the last one of its env, and in its episode and its journal.
+        """Record the result in a complete row in the episode and the journal of its env.
 
         Returns:
             Whether the next process has to reset the env, since its process has left out the autoreset.
         """
         slab, op = self.slab, self.ops[index]
-        self.swap_buffers(index)
         if self.keeps_journals:
             self.journals[index].record_row(slab, index, self.posted_request(index))
         ends = bool(slab.terminated[index]) or bool(slab.truncated[index])
@@ -391,15 +371,7 @@ class EnvTable:
         if self.keeps_journals:
             self._steps.record(envs.ids, is_all=envs.is_all)
         self.episodes.record_batch(envs.ids, envs.at, terminated, truncated)
-        if self._keeps_contents and (any(self.last_contents) or not self.infos.all_plain()):
-            for index in envs.ids:
-                self.keep_content(index)
-        buffers = self.posted_buffers()
-        if envs.is_all:
-            self.buffers[:] = buffers
-        else:
-            for index in envs.ids:
-                self.buffers[index] = buffers[index]
+        self.last.take_all(envs, terminated, truncated, have_contents=not self.infos.all_plain())
         self.set_idle(envs.ids, is_all=envs.is_all)
 
     def record_outcome(self, index: int, outcome: Outcome | None, when: float | None = None) -> None:
@@ -426,8 +398,8 @@ class EnvTable:
         """Make envs idle. The caller has taken their outcomes, or drops them."""
         self.version += 1
         for index in ids if self.outcome_at else ():
-            if self.status[index] == DONE and index not in self.outcomes:
-                self.keep_content(index)
+            if self.has_result_in_row(index):
+                self.last.take(index)
         # The status first: to a reader without the lock, a complete row without a request is that of a bare step.
         if is_all:
             self.status[:] = self._uniform_columns[IDLE]
@@ -441,27 +413,6 @@ class EnvTable:
                 self.outcome_at.pop(index, None)
         if self.waiters.sleepers:
             self.waiters.ring()  # other threads, or the code below a signal handler, may wait for these envs
-
-    def keep_content(self, index: int) -> None:
-        """Keep the info and the object leaves of the result in a row, if they may have to be returned again."""
-        self.set_last_content(index, self.content(index))
-
-    def set_last_content(self, index: int, content: bytes | memoryview | None) -> None:
-        """Keep the info and the object leaves of an env's last result, if they may have to be returned again."""
-        if self._keeps_contents:
-            self.last_contents[index] = None if content is None else bytes(content)
-
-    def swap_buffers(self, index: int) -> None:
-        """Make the observation in the other buffer the last one: a new one, or the one before an unreadable one."""
-        self.buffers[index] ^= BUFFER
-
-    def undo_post(self, index: int) -> None:
-        """Forget the operation of the last post, which has left no observation: the one before it is the last."""
-        self.ops[index] = self._previous_ops[index]
-
-    def repeat_observation(self, index: int) -> None:
-        """Record that the last observation is returned once more, as that of a step. Then it begins no episode."""
-        self.ops[index] = self.buffers[index]
 
     # Other changes ---------------------------------------------------------------------------------------
 
@@ -499,11 +450,6 @@ class EnvTable:
         self.posted_in[mine] = self._incarnations[mine]
         self._call_ids[mine] = self.slab.posted[mine] = self.slab.completed[mine] = call_id
 
-    def end_rollout(self, ids: list[int], are_first: npt.NDArray[np.bool_]) -> None:
-        """Record whether the last observations of a rollout are the first of their episodes."""
-        for index, is_first in zip(ids, are_first.tolist(), strict=True):
-            self.ops[index] = self.buffers[index] | (RESET if is_first else 0)
-
     def record_rollouts(self, count: int) -> None:
         """Record how many rollouts are in flight, which waiting threads may count."""
         self.rollouts = count
@@ -514,7 +460,6 @@ class EnvTable:
         """Record that a process has restored an idle env from a snapshot."""
         self.version += 1
         self.posted_in[index] = incarnation
-        self.ops[index] = self.buffers[index] | (RESET if snapshot.starts else 0)
         self.episodes.restore(index, snapshot)
         if self.keeps_journals:
             self.journals[index].begin_with_state(snapshot.check, snapshot.state)

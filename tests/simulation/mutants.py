@@ -116,6 +116,7 @@ POSTED_ROWS = "vector.posted_rows:PostedRows."
 ENV_RECOVERY = "vector.env_recovery:EnvRecovery."
 KEEPER = "vector.journal_keeper:JournalKeeper."
 TABLE = "vector.table:EnvTable."
+LAST_ROWS = "vector.last_rows:LastRows."
 ENGINE = "vector.engine:RowEngine."
 WAITING = "vector.waiting:ResultWaiters."
 EPISODES = "vector.episodes:Episodes."
@@ -200,7 +201,7 @@ MUTANTS = [
     Mutant(TABLE + "miss_deadline", "self.overdue.add(index)", "pass", LATE),
     Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
     Mutant(ENVS + "queue_new", "if self._is_renewal_due(ids):", "if False:", RENEWS),
-    Mutant(TABLE + "accept_row", "self.swap_buffers(index)", "pass", LAST),
+    Mutant(TABLE + "set_idle", "self.last.take(index)", "pass", LAST),
     Mutant(POSTED_ROWS + "culprit", "return running", "return unfinished[-1]", BLAMES),
     Mutant(KEEPER + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.set_idle([index])", "pass", INTERRUPTS),
@@ -219,9 +220,10 @@ MUTANTS = [
     Mutant(ENVS + "repair", "table.clear(index)", "pass", INTERRUPTS),
     Mutant(TABLE + "is_complete", " or index in self.overflow", "", MIXES),
     Mutant(TABLE + "set_requests", "self.episodes.set_root_seed(index, request.seed)", "pass", SEEDS),
-    Mutant(TABLE + "write_requests", "self.buffers.translate(_STEPS[streams])", "self.buffers[:]", LAST),
+    Mutant(TABLE + "write_requests", "self.last.ops.translate(_STEPS[streams])", "self.last.ops[:]", LAST),
     Mutant(TABLE + "write_requests", "self.overflow.pop(index, None)", "pass", MIXES),
-    Mutant(TABLE + "deliver_rows", "self.buffers[:] = buffers", "pass", LAST),
+    Mutant(LAST_ROWS + "take_all", "self.ops[:] = self._posted", "pass", LAST),
+    Mutant(LAST_ROWS + "take", "self.ops[index] = op | RESET if", "op | RESET if", LAST),
     Mutant(TABLE + "set_idle", "self.outcomes.pop(index, None)", "pass", STATES),
     Mutant(ENVS + "repair", "future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
     # The engine.

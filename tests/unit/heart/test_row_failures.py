@@ -145,7 +145,7 @@ def test_after_a_failure_the_next_steps_or_a_reset_work(stages, on_failure, auto
         stage.reset(env_ids=[0], seed=[5])
     elif autoreset == "next_step":
         assert stage.step([1, 1])[0][0].tolist() == [0, -1, renewed_seed(0, 1)]
-    before = stage.table.slab.observations[0][stage.table.buffers[0], 0, 0]
+    before = stage.table.slab.observations[0][stage.table.last.buffers(0), 0, 0]
     assert stage.step([7, 7])[0][0].tolist()[:2] == [before + 1, 7]
     stage.check()
 
@@ -1180,6 +1180,55 @@ def test_a_step_that_raises_leaves_the_last_observation_the_first_of_its_episode
     assert not stage.engine.last_obs_is_first(0)
     with pytest.raises(ea.VectorStepError):
         stage.step([TRAP], [0])
+    assert not stage.engine.last_obs_is_first(0)
+
+
+@AUTORESET
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_step_that_ends_with_its_process_leaves_the_last_observation_as_it_was(stages, autoreset, has_begun):
+    stage = stages(1, autoreset=autoreset)
+    for is_first in (True, False):
+        assert stage.engine.last_obs_is_first(0) == is_first
+        stage.start([2])
+        if has_begun:
+            stage.worker().begin_row(0)
+        stage.crash()
+        with pytest.raises(ea.VectorStepError):
+            stage.finish()
+        assert stage.engine.last_obs_is_first(0) == is_first
+        stage.reset()
+        stage.step([1])
+
+
+def test_a_reset_that_fails_leaves_the_last_observation_as_it_was(stages):
+    stage = stages(1)
+    stage.step([1])
+    stage.env().fails_reset = True
+    with pytest.raises(ea.VectorStepError):
+        stage.reset()
+    assert not stage.engine.last_obs_is_first(0)
+    last = stage.engine.read_last(0)
+    assert (last.obs.tolist(), last.truncated) == ([1, 1, 0], True)
+
+
+def test_a_dropped_result_is_the_last_one(stages):
+    stage = stages(2, on_failure="renew")
+    stage.envs.send([1, INFO])
+    stage.run()
+    stage.envs[0].echo(1)  # the results are collected before the call
+    stage.engine.make_idle(stage.engine.all, None, None)
+    last = stage.envs.last_batch()
+    assert last.obs.tolist() == [[1, 1, 0], [1, INFO, 1]]
+    assert last.infos == [{}, {"n": 1}]
+
+
+def test_the_result_before_one_that_cannot_be_read_is_the_last_one(stages):
+    stage = stages(1, on_failure="renew")
+    stage.step([INFO])
+    _, _, _, truncated, _ = stage.step([TRAP])
+    assert truncated.tolist() == [True]
+    last = stage.envs.last_batch()
+    assert (last.obs.tolist(), last.infos) == ([[1, INFO, 0]], [{"n": 1}])
     assert not stage.engine.last_obs_is_first(0)
 
 

@@ -62,7 +62,7 @@ def test_requests_of_some_envs(table):
 
 
 def test_the_buffers_alternate_with_complete_results(table):
-    table.buffers[1] = 1
+    table.last.ops[1] = BUFFER
     table.write_requests(ALL, 5, False)
     assert [op & BUFFER for op in table.ops] == [1, 0, 1]
 
