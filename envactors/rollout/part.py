@@ -30,6 +30,7 @@ from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Parameters, Policy, Stop
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.env_recovery import Actions, exit_loss
+from envactors.vector.episodes import NONE
 from envactors.vector.fates import Cause, EnvFate, RequestLoss
 
 
@@ -156,7 +157,7 @@ class RolloutPart(Job):
         episodes = self._table.episodes
         self.columns.begin()
         for index in self.columns.envs:
-            has_lost = episodes.needs_reset(index) and not episodes.has_episode(index)
+            has_lost = episodes.needs_reset(index) and episodes.state(index) == NONE
             if has_lost and index in rollout.last_errors:
                 self.errors[index] = self.failures[0, index] = rollout.last_errors[index]
 
@@ -282,7 +283,7 @@ class RolloutPart(Job):
         for index, counted in sorted(columns.counted.items(), key=operator.itemgetter(1)):
             if counted >= columns.steps or (counted > step and self.errors):
                 break  # the next rollout, or the next call of `step`, finds that the episode was lost
-            if self._table.lacks_episode(index) and not columns.repeats(index):
+            if self._table.cannot_continue(index) and not columns.repeats(index):
                 self._recover(index, recovery.episode_loss(self._activity_of(index)))
 
     def _recover(self, index: int, loss: RequestLoss) -> None:

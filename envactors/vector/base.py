@@ -18,7 +18,7 @@ from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame
 from envactors.mailbox.specs import Spec, conform, zeros
 from envactors.vector.batching import Batcher
-from envactors.vector.episodes import Episodes
+from envactors.vector.episodes import NONE, Episodes
 from envactors.vector.options import OnFailure
 from envactors.vector.requests import Selection
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
@@ -199,7 +199,7 @@ class Engine(abc.ABC):
         Its info is empty if infos are not kept. A result that was repeated for a failure has reward 0 and is truncated.
         """
         last = self._read_last(index)
-        if last is None or self.episodes.has_episode(index):
+        if last is None or self.episodes.state(index) != NONE:
             return last
         return last._replace(reward=zeros(self.reward_spec), terminated=False, truncated=True)
 

@@ -28,6 +28,7 @@ from envactors.mailbox.pickling import dumps, safe_repr, try_to_read
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
+from envactors.vector.episodes import NONE
 from envactors.vector.posted_rows import post_rows
 from envactors.vector.requests import EnvRequest, Selection
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, RowResult
@@ -462,10 +463,10 @@ class RowEngine(Engine):
     def process_with_episode(self, index: int) -> int | None:
         table = self.table
         with self._lock:
-            if table.is_lost_for_good(index):
+            if table.is_beyond_replay(index):
                 raise self.group_by_env[index].recovery.crash_error_for(Activity("snapshot", index))
             # Under replay, the next process would get to the same state; without an episode, the next step resets it.
-            return None if table.uses_replay or not self.episodes.has_episode(index) else table.incarnations[index]
+            return None if table.uses_replay or self.episodes.state(index) == NONE else table.incarnations[index]
 
     def _read_last(self, index: int) -> EnvStep | None:
         last = self.reader.copy_last(index)

@@ -24,6 +24,7 @@ from envactors.mailbox.control_page import NO_SPIN
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Frame, Kind
 from envactors.vector.env_recovery import EnvRecovery
+from envactors.vector.episodes import LOST
 from envactors.vector.journal_keeper import JournalKeeper
 from envactors.vector.posted_rows import PostedRows, post_rows
 from envactors.vector.recycling import Recycler
@@ -136,7 +137,7 @@ class EnvGroup(Tenant):
 
     def must_queue(self, ids: list[int]) -> bool:
         """Return whether envs must not be posted directly: an episode was lost, or a renewal of the process is due."""
-        return any(map(self.table.episodes.is_loss_unreported, ids)) or self._is_renewal_due(ids)
+        return LOST in map(self.table.episodes.state, ids) or self._is_renewal_due(ids)
 
     def _is_renewal_due(self, ids: list[int]) -> bool:
         """Return whether the process must be replaced before these envs run: only between episodes, at a reset."""

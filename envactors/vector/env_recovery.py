@@ -83,7 +83,7 @@ class EnvRecovery:
         Each gets its outcome now, or becomes a reset and stays in the queue.
         """
         for index in ids:
-            if self._table.status[index] == QUEUED and self._table.lacks_episode(index):
+            if self._table.status[index] == QUEUED and self._table.cannot_continue(index):
                 self._recover_row(self.episode_loss(self._table.activity(index)))
 
     def _recover_row(self, loss: RequestLoss) -> bool:
@@ -134,7 +134,7 @@ class EnvRecovery:
         facts = Facts(
             ran_only_reset=posted.is_reset and not loss.has_run,  # one that has run is recorded, with its episode
             asked_reset=request.method == "reset",
-            needs_episode=table.needs_episode(index),
+            continues_episode=table.continues_episode(index),
             has_earlier_error=request.earlier_error is not None,
             can_replay=journal.can_replay,
             can_retry=table.uses_replay and not loss.has_run and journal.can_retry(posted),

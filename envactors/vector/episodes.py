@@ -17,23 +17,28 @@ from envactors.vector.options import Autoreset, OnFailure
 from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot
 
-# The bits of `Episodes.flags`. Other modules call predicates, or test whether an env has any of them: one without them
-# only needs an action to make a step. `Episodes` makes an env with all but `LOSS_UNREPORTED`, `RETIRING`, and `SEEDED`.
+# The episode of an env, in the lowest bits of its flags.
+#
+#     NONE ──a result──▶ RUNNING ──its process ends──▶ LOST ──replayed──▶ RUNNING
+#       ▲                   └── a failure without a replay ──┴──▶ NONE
+#
+# An episode that has reached its end stays `RUNNING` until the next one begins.
+RUNNING: Final = 0
+NONE: Final = 1
+LOST: Final = 2  # with its process; a replay may bring it back, and no result has told the user
+_STATE: Final = 3
+
+# The other flags of an env. One without flags, whose episode is thus `RUNNING`, only needs an action to make a step.
 #
 #                 set by                                  cleared by
-# NO_EPISODE      `end_without_result`                    a result, `resume`, `restore`
-# LOSS_UNREPORTED `on_process_lost`, if it had an         a result, `end_without_result`, `resume`, `restore`
-#                 episode
 # NEEDS_RESET     `end_without_result`, unless the next   a result, `end_without_result`, `restore`,
 #                 step resets it; the end of an episode   `disable_reset_checks`
 #                 without autoreset
-# UNRESET         `on_process_lost`                       the result of a reset, `resume`, `restore`
+# UNRESET         `on_process_lost`, and at first         the result of a reset, `resume`, `restore`
 # RETIRING        the end of an episode, if its recycler  the result of a reset, `record_end_without_reset`, `resume`,
 #                 says so                                 `restore`
 # SEEDED          `seed_episodes`                         nothing
-# NO_RESULT       nothing                                 a result, `restore` with a last result
-NO_EPISODE: Final = 1  # it has no episode
-LOSS_UNREPORTED: Final = 2  # its episode was lost with its process, and the user does not know yet
+# NO_RESULT       at first                                a result, `restore` with a last result
 NEEDS_RESET: Final = 4  # the user has to reset it
 UNRESET: Final = 8  # it was not reset yet in its current process
 RETIRING: Final = 16  # its process is to be replaced before its next episode; has no effect on one that is `UNRESET`
@@ -53,7 +58,7 @@ class Episodes:
     Attributes:
         autoreset, on_failure: As above.
         may_recycle: Whether processes may be replaced after an episode.
-        flags: Which of the bits above apply to each env.
+        flags: The state of each env's episode, and which of the flags above apply to the env.
         no_flags: The value of ``flags`` while every env only needs an action to make a step.
         resets_next: Whether the next step of an env resets it, by autoreset.
         steps, finished: How many steps and finished episodes each env has had.
@@ -71,7 +76,7 @@ class Episodes:
         self.on_failure: OnFailure = on_failure
         self.may_recycle: bool = bool(recyclers)
         self._recyclers = recyclers
-        self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]) * count
+        self.flags: bytearray = bytearray([NONE | NEEDS_RESET | UNRESET | NO_RESULT]) * count
         self.resets_next: bytearray = bytearray(count)
         self._resets_next: npt.NDArray[np.bool_] = np.frombuffer(self.resets_next, np.bool_)
         self._steps: npt.NDArray[np.int64] = np.zeros(count, np.int64)
@@ -84,13 +89,9 @@ class Episodes:
         self.no_flags: bytes = bytes(count)
         self._ones = np.ones(count, np.int64)  # NumPy takes half of the time to add an array in place of a number
 
-    def has_episode(self, index: int) -> bool:
-        """Return whether an env has an episode. One that was lost counts until the user learns of it."""
-        return not self.flags[index] & NO_EPISODE
-
-    def is_loss_unreported(self, index: int) -> bool:
-        """Return whether the episode of an env was lost with its process, and the user does not know yet."""
-        return bool(self.flags[index] & LOSS_UNREPORTED)
+    def state(self, index: int) -> int:
+        """Return whether the episode of an env is `RUNNING` or `LOST`, or it has `NONE`."""
+        return self.flags[index] & _STATE
 
     def needs_reset(self, index: int) -> bool:
         """Return whether the user has to reset an env."""
@@ -164,7 +165,7 @@ class Episodes:
             ends: For each result, 1 if it ended an episode, else 0.
             resets: For each result, 1 if it was that of a reset, rather than a step.
         """
-        cleared = NO_EPISODE | LOSS_UNREPORTED | NEEDS_RESET | NO_RESULT
+        cleared = _STATE | NEEDS_RESET | NO_RESULT
         for _ in range(resets.count(1)):
             cleared |= UNRESET | RETIRING
             self.advance(index)
@@ -212,9 +213,8 @@ class Episodes:
 
     def end_without_result(self, index: int, *, resets_next: bool = False) -> None:
         """End an episode without a result. If the env's next step does not reset it, the user has to."""
-        self.flags[index] = (self.flags[index] & ~(LOSS_UNREPORTED | NEEDS_RESET)) | NO_EPISODE
-        if not resets_next:
-            self.flags[index] |= NEEDS_RESET
+        kept = self.flags[index] & ~(_STATE | NEEDS_RESET)
+        self.flags[index] = kept | NONE | (0 if resets_next else NEEDS_RESET)
         self.resets_next[index] = resets_next
 
     def is_retiring(self, index: int) -> bool:
@@ -223,17 +223,17 @@ class Episodes:
 
     def on_process_lost(self, index: int) -> None:
         """Record that the process of an env has ended, and with it the episode."""
-        self.flags[index] |= UNRESET | (LOSS_UNREPORTED if self.has_episode(index) else 0)
+        self.flags[index] |= UNRESET | (LOST if self.state(index) == RUNNING else 0)
 
     def resume(self, index: int) -> None:
         """Record that a replay has brought an env back to where it was, in a process that is not due to retire."""
-        self.flags[index] &= ~(NO_EPISODE | LOSS_UNREPORTED | UNRESET | RETIRING)
+        self.flags[index] &= ~(_STATE | UNRESET | RETIRING)
 
-    def step_needs_episode(self, index: int) -> bool:
-        """Return whether the next step of an env needs the episode that it has, or had.
+    def step_continues(self, index: int) -> bool:
+        """Return whether the next step of an env continues its episode, rather than begins the next one by autoreset.
 
-        An autoreset does not. Still, a crash between two episodes is reported in place of the autoreset, unless
-        failures are raised, or the process was to be replaced anyway.
+        So that a crash between two episodes is reported, an autoreset counts, too, unless failures are raised, or the
+        process was to be replaced anyway.
         """
         if not self.resets_next[index]:
             return True
@@ -246,7 +246,7 @@ class Episodes:
             self.root_seeds[index], self.numbers[index] = root_seed, number
             if self.flags[index] & SEEDED:
                 self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed
-        self.flags[index] &= ~(NO_EPISODE | LOSS_UNREPORTED | NEEDS_RESET | UNRESET | RETIRING)
+        self.flags[index] &= ~(_STATE | NEEDS_RESET | UNRESET | RETIRING)
         if snapshot.last is not None:
             self.flags[index] &= ~NO_RESULT
         self.resets_next[index] = snapshot.resets_next

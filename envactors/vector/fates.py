@@ -12,9 +12,9 @@ it needs an episode that no replay can bring back.
 An example: envs 0 and 1 share a process, both are in an episode, and it crashes in the step of env 0. The vector has
 ``on_failure="renew"`` and ``autoreset="next_step"``.
 
-    env  cause      needs_episode  fate                           then the episode            repeats_reset
-    0    RUNNING    True           TRUNCATE: it cannot run again  is over; its next step      False
-    1    NOT_BEGUN  True           TRUNCATE: its episode is lost  resets each of the envs     False
+    env  cause      continues_episode  fate                           then the episode            repeats_reset
+    0    RUNNING    True               TRUNCATE: it cannot run again  is over; its next step      False
+    1    NOT_BEGUN  True               TRUNCATE: its episode is lost  resets each of the envs     False
 
 With a call of ``reset`` in place of the steps, env 0 gets RESET with ``repeats_reset``, since the user's seed may not
 be the reason, and env 1 gets REDO, since a reset needs no episode.
@@ -74,7 +74,7 @@ class Facts(NamedTuple):
     Attributes:
         ran_only_reset: Whether the worker ran nothing but a reset, for the user or for autoreset.
         asked_reset: Whether the user asked for a reset.
-        needs_episode: Whether the request needs the episode that the env had.
+        continues_episode: Whether the request continues the episode of the last result.
         has_earlier_error: Whether an earlier attempt at the request has failed.
         can_replay: Whether a replay brings the env to where it was.
         can_retry: Whether the same inputs may be tried once more after a replay.
@@ -82,7 +82,7 @@ class Facts(NamedTuple):
 
     ran_only_reset: bool
     asked_reset: bool
-    needs_episode: bool
+    continues_episode: bool
     has_earlier_error: bool
     can_replay: bool = False
     can_retry: bool = False
@@ -126,7 +126,7 @@ def decide(loss: RequestLoss, facts: Facts, episodes: Episodes, index: int) -> D
     may_repeat = episodes.on_failure != "replay" or not loss.counts_as_crash
     repeats_reset = fate is EnvFate.RESET and facts.asked_reset and not facts.has_earlier_error and may_repeat
     # An autoreset that runs again without a replay, since it is seeded, needs nothing of the episode before it.
-    is_autoreset = facts.needs_episode and bool(episodes.resets_next[index])
+    is_autoreset = facts.continues_episode and bool(episodes.resets_next[index])
     resets_again = fate is EnvFate.REDO and is_autoreset and not facts.can_replay
     return Decision(
         fate,
@@ -143,7 +143,7 @@ def choose_fate(loss: RequestLoss, facts: Facts, episodes: Episodes, index: int)
     cause, reason, on_failure = loss.cause, loss.reason, episodes.on_failure
     if not loss.has_process:
         return EnvFate.FAIL
-    if cause is Cause.NOT_BEGUN and (not facts.needs_episode or (on_failure == "replay" and facts.can_replay)):
+    if cause is Cause.NOT_BEGUN and (not facts.continues_episode or (on_failure == "replay" and facts.can_replay)):
         return EnvFate.REDO
     if on_failure == "replay" and reason is EndReason.DISCARD and facts.can_replay:
         return EnvFate.REDO

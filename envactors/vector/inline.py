@@ -26,7 +26,7 @@ from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
-from envactors.vector.episodes import Episodes
+from envactors.vector.episodes import LOST, NONE, Episodes
 from envactors.vector.fates import Cause, EnvFate, Facts, RequestLoss, decide
 from envactors.vector.last_results import LastResults
 from envactors.vector.options import VectorSettings
@@ -200,7 +200,7 @@ class InlineEngine(Engine):
     # Snapshots -------------------------------------------------------------------------------------------
 
     def process_with_episode(self, index: int) -> None:
-        if self.episodes.is_loss_unreported(index):
+        if self.episodes.state(index) == LOST:
             raise self._lost_episode_error(index)
 
     def last_obs_is_first(self, index: int) -> bool:
@@ -255,7 +255,7 @@ class InlineEngine(Engine):
             self._begin(running)
             for index, action in zip(envs.ids, split, strict=True):
                 running.index = index
-                if flags[index] and episodes.is_loss_unreported(index) and episodes.step_needs_episode(index):
+                if flags[index] and episodes.state(index) == LOST and episodes.step_continues(index):
                     running.fail(index, Cause.NOT_BEGUN, self._lost_episode_error(index))
                     continue
                 if resets_next[index]:
@@ -272,7 +272,7 @@ class InlineEngine(Engine):
                     running.fail(index, Cause.RAISED, error, in_reset=self._is_within_reset(index), ends=bool(ends))
                     continue
                 # Without checks of resets, even a step can begin an episode.
-                if ends or (flags[index] and not episodes.has_episode(index)):
+                if ends or (flags[index] and episodes.state(index) == NONE):
                     self._last.incarnations[index] = self._actor_by_env[index].incarnation.index
                     episodes.record(index, ends=bool(ends), is_reset=False)
                     are_first[index] = bool(ends) and resets_at_end
@@ -411,7 +411,7 @@ class InlineEngine(Engine):
         facts = Facts(
             ran_only_reset=in_reset and (asked_reset or attempts > 1 or episodes.autoreset != "same_step"),
             asked_reset=asked_reset,
-            needs_episode=not in_reset,
+            continues_episode=not in_reset,
             has_earlier_error=attempts > 1,
         )
         # In-process, the restart policy limits only how often a reset is repeated.

@@ -18,6 +18,7 @@ from envactors.actor.states import is_crash
 from envactors.mailbox.messages import Failure, Frame, Kind, Save
 from envactors.mailbox.pickling import dumps, loads
 from envactors.vector.env_recovery import EnvRecovery
+from envactors.vector.episodes import RUNNING
 from envactors.vector.table import EnvTable
 
 # How often a request to save a state is retried after a crash, which another request may have caused.
@@ -45,7 +46,7 @@ class JournalKeeper:
         failed = reply.kind == Kind.FAILED
         if kind != Kind.SAVE:
             table.journals[index].record_call(kind, bytes(payload), failed=failed)
-        elif not failed and table.episodes.has_episode(index) and not table.episodes.is_loss_unreported(index):
+        elif not failed and table.episodes.state(index) == RUNNING:
             table.journals[index].begin_with_state(*loads(reply.payload))
         self.queue_saves()
 

@@ -32,7 +32,7 @@ from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, S
 from envactors.mailbox.step_buffer import StepBuffer
 from envactors.options import Deadlines
 from envactors.replay import Journal, PostedRequest
-from envactors.vector.episodes import Episodes
+from envactors.vector.episodes import LOST, Episodes
 from envactors.vector.last_rows import LastRows
 from envactors.vector.requests import EnvRequest, Selection
 from envactors.vector.results import EnvSnapshot
@@ -220,20 +220,20 @@ class EnvTable:
         autoreset = self.attach.autoreset and not op & NO_AUTORESET
         return PostedRequest(op, seed, payload, autoreset)
 
-    def needs_episode(self, index: int) -> bool:
-        """Return whether the request of an env cannot run without the episode that was lost with its process."""
+    def continues_episode(self, index: int) -> bool:
+        """Return whether the request of an env continues the episode of its last result; compare `step_continues`."""
         request = self.request(index)
         if request.method == "reset" or request.earlier_error is not None or request.ending is not None:
             return False
-        return self.episodes.step_needs_episode(index)
+        return self.episodes.step_continues(index)
 
-    def is_lost_for_good(self, index: int) -> bool:
-        """Return whether the episode of an env was lost, and no replay can bring it back."""
-        return self.episodes.is_loss_unreported(index) and not self.journals[index].can_replay
+    def is_beyond_replay(self, index: int) -> bool:
+        """Return whether the episode of an env was lost with its process, and no replay can bring it back."""
+        return self.episodes.state(index) == LOST and not self.journals[index].can_replay
 
-    def lacks_episode(self, index: int) -> bool:
-        """Return whether the request of an env needs an episode that no replay can bring back."""
-        return self.is_lost_for_good(index) and self.needs_episode(index)
+    def cannot_continue(self, index: int) -> bool:
+        """Return whether the request of an env continues an episode that no replay can bring back."""
+        return self.is_beyond_replay(index) and self.continues_episode(index)
 
     def content(self, index: int) -> bytes | memoryview | None:
         """Return the info and the object leaves in a complete row, pickled; None if there are none."""

@@ -47,7 +47,7 @@ def test_the_delay_of_a_restart(policy, granted, expected):
     assert restart_delay(ea.RestartPolicy(**policy), granted, 100.0) == expected
 
 
-FACTS = Facts(ran_only_reset=False, asked_reset=False, needs_episode=True, has_earlier_error=False)
+FACTS = Facts(ran_only_reset=False, asked_reset=False, continues_episode=True, has_earlier_error=False)
 LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity("step", 0, 17), has_process=True)
 
 
@@ -59,7 +59,7 @@ LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity(
         ({"cause": Cause.RAISED}, EnvFate.REPORT),
         ({"cause": Cause.RAISED, "in_reset": True}, EnvFate.FAIL),
         ({"cause": Cause.NOT_BEGUN}, EnvFate.FAIL),
-        ({"cause": Cause.NOT_BEGUN, "needs_episode": False}, EnvFate.REDO),
+        ({"cause": Cause.NOT_BEGUN, "continues_episode": False}, EnvFate.REDO),
         ({"on_failure": "renew"}, EnvFate.TRUNCATE),
         ({"on_failure": "renew", "has_last": False}, EnvFate.RESET),
         ({"on_failure": "renew", "asked_reset": True, "in_reset": True}, EnvFate.RESET),

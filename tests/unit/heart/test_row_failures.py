@@ -29,7 +29,7 @@ import envactors as ea
 from envactors.actor.states import ActorState, Phase
 from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.mailbox.pickling import loads
-from envactors.vector.episodes import LOSS_UNREPORTED, NEEDS_RESET, NO_EPISODE, RETIRING, UNRESET
+from envactors.vector.episodes import LOST, NEEDS_RESET, NONE, RETIRING, UNRESET
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED
 
 # The worker ends at each line with this distance.
@@ -194,7 +194,7 @@ def test_an_idle_crash_is_reported_by_the_next_step(stages):
     stage.step([1, 1])
     stage.crash()
     stage.run()
-    assert stage.episodes.flags[0] & LOSS_UNREPORTED
+    assert stage.episodes.flags[0] & LOST
     assert stage.table.are_all(IDLE)
     _, _, _, truncated, infos = stage.step([2, 2])
     assert truncated.tolist() == [True, False]
@@ -808,7 +808,7 @@ def test_failed_rows_keep_their_status_until_they_are_delivered(stages):
     with pytest.raises(ea.VectorStepError):
         stage.finish()
     assert stage.table.status[0] == IDLE
-    assert stage.episodes.flags[0] & (NO_EPISODE | NEEDS_RESET | UNRESET)
+    assert stage.episodes.flags[0] & (NONE | NEEDS_RESET | UNRESET)
 
 
 # Recycling -----------------------------------------------------------------------------------------------
