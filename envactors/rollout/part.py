@@ -29,9 +29,10 @@ from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Parameters, Policy, Stop
 from envactors.vector.env_group import EnvGroup
-from envactors.vector.env_recovery import Actions, exit_loss
+from envactors.vector.env_recovery import Actions
 from envactors.vector.episodes import NONE
-from envactors.vector.fates import Cause, EnvFate, RequestLoss
+from envactors.vector.fates import EnvFate, RequestLoss
+from envactors.vector.losses import episode_loss, exit_losses, raised_loss
 
 
 class WholeRollout(Protocol):
@@ -212,7 +213,7 @@ class RolloutPart(Job):
         self._makes_policy = stop.lacks_policy
         if stop.failure is not None:
             index = self.columns.envs[stop.position]
-            self._recover(index, self._group.recovery.raised_loss(self._activity_of(index), stop.failure))
+            self._recover(index, raised_loss(self._table, self._actor, self._activity_of(index), stop.failure))
         if stop.layout is not None:
             try:
                 self._buffer.add_columns(stop.layout)
@@ -246,7 +247,7 @@ class RolloutPart(Job):
         self._makes_policy = True
         is_complete = self.columns.next_step >= self.columns.steps  # the worker had only to reply
         if ended.culprit is not None and not is_complete:
-            loss = exit_loss(ended, Cause.RUNNING, ended.error, ended.culprit)
+            (loss,) = exit_losses(self._actor, [ended.culprit], ended.culprit, ended)
             for index in self._envs_failed_in(ended.culprit):
                 self._recover(index, loss)
         if ended.plan.has_process:
@@ -279,25 +280,24 @@ class RolloutPart(Job):
 
     def _fail_without_episode(self) -> None:
         """Decide about envs whose episode was lost with their process before they could take their next step."""
-        columns, step, recovery = self.columns, self.columns.next_step, self._group.recovery
+        columns, step = self.columns, self.columns.next_step
         for index, counted in sorted(columns.counted.items(), key=operator.itemgetter(1)):
             if counted >= columns.steps or (counted > step and self.errors):
                 break  # the next rollout, or the next call of `step`, finds that the episode was lost
             if self._table.cannot_continue(index) and not columns.repeats(index):
-                self._recover(index, recovery.episode_loss(self._activity_of(index)))
+                self._recover(index, episode_loss(self._actor, self._activity_of(index)))
 
     def _recover(self, index: int, loss: RequestLoss) -> None:
         """Handle a step of an env that has no result."""
         columns = self.columns
         decision, error = self._group.recovery.end_attempt(index, loss, *self._posted(index))
-        fate = decision.fate
-        if fate is EnvFate.REDO:
+        if decision.fate is EnvFate.REDO:
             return
         columns.renewing.discard(index)
         self.failures[columns.counted[index], index] = error
-        if fate is EnvFate.RESET:
+        if decision.fate is EnvFate.RESET:
             columns.renewing.add(index)
-        elif fate is EnvFate.TRUNCATE:
+        elif decision.fate is EnvFate.TRUNCATE:
             columns.truncate(index)
         else:
             self.errors[index] = error

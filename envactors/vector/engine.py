@@ -29,9 +29,10 @@ from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.episodes import NONE
+from envactors.vector.losses import crash_error, read_later, unreadable_loss
 from envactors.vector.posted_rows import post_rows
-from envactors.vector.requests import EnvRequest, Selection
-from envactors.vector.results import Batch, EnvSnapshot, EnvStep, RowResult
+from envactors.vector.requests import EnvRequest, RowResult, Selection
+from envactors.vector.results import Batch, EnvSnapshot, EnvStep
 from envactors.vector.rows import RowReader
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable
 
@@ -443,9 +444,7 @@ class RowEngine(Engine):
             if find_outcomes() != found:
                 return None  # a signal handler or another thread has taken some
             for group, mine in envs.by_group:
-                group.recovery.recover(
-                    group.recovery.unreadable_loss(i, unreadable[i]) for i in mine if i in unreadable
-                )
+                group.recover(unreadable_loss(table, group.actor, i, unreadable[i]) for i in mine if i in unreadable)
             if unreadable and self.on_failure != "raise":
                 return None  # their requests run again, or have other outcomes now
             table.set_idle(ids, is_all=envs.is_all)
@@ -454,9 +453,8 @@ class RowEngine(Engine):
     def _read_row(self, index: int) -> tuple[Any, BaseException | None]:
         """Return the result in a complete row, or the error of unpickling it. Runs code of users."""
         call_ids, call_id = self.table.call_ids, self.table.call_ids[index]
-        reader = self.reader
-        step, error = try_to_read(lambda: reader.read(reader.copy_row(index)), lambda: call_ids[index] == call_id)
-        return step, None if error is None else self.group_by_env[index].recovery.unreadable_error_maker(index)(error)
+        actor, read = self.group_by_env[index].actor, functools.partial(self.reader.read_row, index)
+        return read_later(self.table, actor, index, read, lambda: call_ids[index] == call_id).read()
 
     # Last results and snapshots --------------------------------------------------------------------------
 
@@ -464,7 +462,7 @@ class RowEngine(Engine):
         table = self.table
         with self._lock:
             if table.is_beyond_replay(index):
-                raise self.group_by_env[index].recovery.crash_error_for(Activity("snapshot", index))
+                raise crash_error(self.group_by_env[index].actor, Activity("snapshot", index))
             # Under replay, the next process would get to the same state; without an episode, the next step resets it.
             return None if table.uses_replay or self.episodes.state(index) == NONE else table.incarnations[index]
 

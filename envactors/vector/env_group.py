@@ -8,7 +8,7 @@ Its helpers `EnvRecovery` and `JournalKeeper` have no state. Every change here h
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from envactors.actor import recording
 from envactors.actor.activity import Activity
@@ -25,7 +25,9 @@ from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Frame, Kind
 from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.episodes import LOST
+from envactors.vector.fates import RequestLoss
 from envactors.vector.journal_keeper import JournalKeeper
+from envactors.vector.losses import exit_losses, raised_loss, read_later, refused_loss
 from envactors.vector.posted_rows import PostedRows, post_rows
 from envactors.vector.recycling import Recycler
 from envactors.vector.requests import EnvRequest, Selection
@@ -77,8 +79,8 @@ class QueuedRows(Job):
 
     def fail(self, error_of: ErrorOf) -> None:
         """Fail the envs."""
-        recovery = self._group.recovery
-        recovery.recover([recovery.refused_loss(index, error_of) for index in self.ids])
+        group = self._group
+        group.recover([refused_loss(group.table, group.actor, index, error_of) for index in self.ids])
 
 
 class EnvGroup(Tenant):
@@ -108,7 +110,7 @@ class EnvGroup(Tenant):
         self.recycler = recycler
         self.attach: Attach = table.attach
         self.indices: range = actor.config.indices
-        self.recovery: EnvRecovery = EnvRecovery(table, reader, actor, self._queue_again)
+        self.recovery: EnvRecovery = EnvRecovery(table, reader, actor)
         self.rows: PostedRows = PostedRows(table, actor, recycler, self.recovery)
         self.journal_keeper: JournalKeeper = JournalKeeper(table, actor, self.recovery)
         self.end_rollout_parts: Callable[[ErrorOf], object] | None = None
@@ -130,11 +132,6 @@ class EnvGroup(Tenant):
         self.recovery.recover_lost_episodes(ids)
         self.actor.enqueue(QueuedRows(self, ids))
 
-    def _queue_again(self, ids: list[int]) -> None:
-        """Queue envs whose requests run again, ahead of everything except replays."""
-        self.table.queue(ids)
-        self.actor.enqueue(QueuedRows(self, ids), first=True)
-
     def must_queue(self, ids: list[int]) -> bool:
         """Return whether envs must not be posted directly: an episode was lost, or a renewal of the process is due."""
         return LOST in map(self.table.episodes.state, ids) or self._is_renewal_due(ids)
@@ -153,7 +150,7 @@ class EnvGroup(Tenant):
 
     def collect_completed(self) -> None:
         """Record the results of complete rows, and recover envs that have raised."""
-        table, recovery = self.table, self.recovery
+        table = self.table
         if not self.rows.has_posted:
             return
         losses = []
@@ -163,26 +160,36 @@ class EnvGroup(Tenant):
                 self.actor.add_completed(1 if table.request(index).ending is None else 0)
                 if table.infos.failed(index):
                     report = table.infos.failure(table.overflow.get(index))
-                    losses.append(recovery.raised_loss(table.activity(index), report))
+                    losses.append(raised_loss(table, self.actor, table.activity(index), report))
                 else:
                     self._accept(index)
-        recovery.recover(losses)
+        self.recover(losses)
         self.journal_keeper.queue_saves()
+
+    def recover(self, losses: Iterable[RequestLoss]) -> None:
+        """Record the outcomes of posted or queued requests that have no results; some run again.
+
+        Those are queued ahead of everything except replays.
+        """
+        again = [loss.activity.env for loss in losses if self.recovery.recover_row(loss)]
+        if again:
+            self.table.queue(again)
+            self.actor.enqueue(QueuedRows(self, again), first=True)
 
     def _accept(self, index: int) -> None:
         """Record the result in a complete row."""
         table, reader = self.table, self.reader
         request = table.request(index)
-        previous = None
-        if request.earlier_error is not None and request.method == "step" and request.ending is None:
-            previous = reader.copy_last(index)
+        has_previous = request.earlier_error is not None and request.method == "step" and request.ending is None
+        previous = reader.copy_last(index) if has_previous else None
         if table.accept_row(index):
             self._reset_in_next_process(index)
             return
         outcome = None
         if request.future or request.earlier_error or request.ending:
             row = reader.copy_answer(index, request)
-            outcome = self.recovery.read_later(index, functools.partial(reader.read_result, row, request, previous))
+            read = functools.partial(reader.read_result, row, request, previous)
+            outcome = read_later(table, self.actor, index, read)
             table.last.take(index)
             if request.earlier_error or request.ending:
                 table.last.put_back(index, row, is_first=True)
@@ -262,7 +269,7 @@ class EnvGroup(Tenant):
         self.journal_keeper.record_exit(ended)
         unfinished, running, _ = self.rows.progress()
         self.table.end_process(self.indices)
-        self.recovery.recover(self.recovery.exit_losses(unfinished, running, ended))
+        self.recover(exit_losses(self.actor, unfinished, running, ended))
         if ended.plan.has_process:
             self.recovery.recover_lost_episodes(self.indices)
         self.table.waiters.ring()

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from envactors.errors import VectorInputError
 from envactors.mailbox.messages import episode_seed, renewed_seed
+from envactors.vector.fates import Decision
 from envactors.vector.options import Autoreset, OnFailure
 from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot
@@ -216,6 +217,17 @@ class Episodes:
         kept = self.flags[index] & ~(_STATE | NEEDS_RESET)
         self.flags[index] = kept | NONE | (0 if resets_next else NEEDS_RESET)
         self.resets_next[index] = resets_next
+
+    def facts(self, index: int) -> tuple[OnFailure, Autoreset, bool, bool]:
+        """Return the first four of the `Facts` on which the fate of an env's request depends."""
+        return self.on_failure, self.autoreset, bool(self.resets_next[index]), self.has_result(index)
+
+    def apply(self, index: int, decision: Decision) -> None:
+        """Apply the decision about a request without a result."""
+        if decision.ends_episode:
+            self.end_without_result(index, resets_next=decision.resets_next)
+        if decision.changes_seed:
+            self.advance(index)
 
     def is_retiring(self, index: int) -> bool:
         """Return whether the process of an env is to be replaced before the next episode; one without resets is new."""

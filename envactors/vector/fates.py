@@ -29,7 +29,7 @@ from envactors.actor.activity import Activity
 from envactors.actor.future import Outcome
 from envactors.actor.states import EndReason
 from envactors.mailbox.messages import Failure
-from envactors.vector.episodes import Episodes
+from envactors.vector.options import Autoreset, OnFailure
 
 
 class Cause(enum.Enum):
@@ -69,17 +69,24 @@ class RequestLoss(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Everything that the fate of a request depends on, besides its loss and the episode of its env.
+    """Everything that the fate of a request depends on, besides its loss.
 
     Attributes:
+        on_failure, autoreset: The options of the vector.
+        resets_next: Whether the next step of the env resets it, by autoreset.
+        has_result: Whether the env has returned anything yet.
         ran_only_reset: Whether the worker ran nothing but a reset, for the user or for autoreset.
         asked_reset: Whether the user asked for a reset.
         continues_episode: Whether the request continues the episode of the last result.
         has_earlier_error: Whether an earlier attempt at the request has failed.
-        can_replay: Whether a replay brings the env to where it was.
+        can_replay: Whether a replay will bring the env to where it was.
         can_retry: Whether the same inputs may be tried once more after a replay.
     """
 
+    on_failure: OnFailure
+    autoreset: Autoreset
+    resets_next: bool
+    has_result: bool
     ran_only_reset: bool
     asked_reset: bool
     continues_episode: bool
@@ -118,39 +125,38 @@ class Decision(NamedTuple):
     replaces_process: bool
 
 
-def decide(loss: RequestLoss, facts: Facts, episodes: Episodes, index: int) -> Decision:
-    """Choose the fate of a request of an env, and derive what follows from it."""
-    fate = choose_fate(loss, facts, episodes, index)
+def decide(loss: RequestLoss, facts: Facts) -> Decision:
+    """Choose the fate of a request, and derive what follows from it."""
+    fate = choose_fate(loss, facts)
     has_begun = loss.cause is not Cause.NOT_BEGUN
     # Inputs that have failed twice are not tried a third time.
-    may_repeat = episodes.on_failure != "replay" or not loss.counts_as_crash
+    may_repeat = facts.on_failure != "replay" or not loss.counts_as_crash
     repeats_reset = fate is EnvFate.RESET and facts.asked_reset and not facts.has_earlier_error and may_repeat
     # An autoreset that runs again without a replay, since it is seeded, needs nothing of the episode before it.
-    is_autoreset = facts.continues_episode and bool(episodes.resets_next[index])
-    resets_again = fate is EnvFate.REDO and is_autoreset and not facts.can_replay
+    resets_again = fate is EnvFate.REDO and facts.continues_episode and facts.resets_next and not facts.can_replay
     return Decision(
         fate,
         ends_episode=resets_again or fate not in (EnvFate.REPORT, EnvFate.REDO),
-        resets_next=resets_again or (fate is EnvFate.TRUNCATE and episodes.autoreset == "next_step"),
+        resets_next=resets_again or (fate is EnvFate.TRUNCATE and facts.autoreset == "next_step"),
         changes_seed=facts.ran_only_reset and has_begun and fate is not EnvFate.REDO and not repeats_reset,
         repeats_reset=repeats_reset,
         replaces_process=loss.cause is Cause.RAISED and fate not in (EnvFate.FAIL, EnvFate.REPORT),
     )
 
 
-def choose_fate(loss: RequestLoss, facts: Facts, episodes: Episodes, index: int) -> EnvFate:
-    """Choose the fate of a request of an env."""
-    cause, reason, on_failure = loss.cause, loss.reason, episodes.on_failure
+def choose_fate(loss: RequestLoss, facts: Facts) -> EnvFate:
+    """Choose the fate of a request."""
+    cause, reason = loss.cause, loss.reason
     if not loss.has_process:
         return EnvFate.FAIL
-    if cause is Cause.NOT_BEGUN and (not facts.continues_episode or (on_failure == "replay" and facts.can_replay)):
+    if cause is Cause.NOT_BEGUN and (not facts.continues_episode or facts.can_replay):
         return EnvFate.REDO
-    if on_failure == "replay" and reason is EndReason.DISCARD and facts.can_replay:
+    if facts.can_replay and reason is EndReason.DISCARD:
         return EnvFate.REDO
-    if on_failure == "replay" and facts.can_retry and cause is not Cause.NOT_BEGUN and reason is not EndReason.ABORT:
+    if facts.can_retry and cause is not Cause.NOT_BEGUN and reason is not EndReason.ABORT:
         return EnvFate.REDO
-    if on_failure == "raise":
+    if facts.on_failure == "raise":
         return EnvFate.REPORT if cause is Cause.RAISED and not loss.in_reset else EnvFate.FAIL
-    if facts.asked_reset or episodes.autoreset == "same_step" or not episodes.has_result(index):
+    if facts.asked_reset or facts.autoreset == "same_step" or not facts.has_result:
         return EnvFate.RESET
     return EnvFate.TRUNCATE

@@ -409,6 +409,7 @@ class InlineEngine(Engine):
         attempts = sum(each.activity.env == index for each in running.failures)
         limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
         facts = Facts(
+            *episodes.facts(index),
             ran_only_reset=in_reset and (asked_reset or attempts > 1 or episodes.autoreset != "same_step"),
             asked_reset=asked_reset,
             continues_episode=not in_reset,
@@ -416,11 +417,8 @@ class InlineEngine(Engine):
         )
         # In-process, the restart policy limits only how often a reset is repeated.
         failure = failure._replace(has_process=actor.is_usable and attempts <= max(1, limit))
-        decision = decide(failure, facts, episodes, index)
-        if decision.ends_episode:
-            episodes.end_without_result(index, resets_next=decision.resets_next)
-        if decision.changes_seed:
-            episodes.advance(index)
+        decision = decide(failure, facts)
+        episodes.apply(index, decision)
         # Another failure may have replaced the envs already.
         if decision.replaces_process and actor.incarnation.index == failure.incarnation:
             text = safe_repr(error)

@@ -12,8 +12,7 @@ import numpy as np
 
 from envactors.mailbox.slab import BUFFER, NO_AUTORESET, RESET, Slab
 from envactors.vector.episodes import Episodes
-from envactors.vector.requests import Selection
-from envactors.vector.results import RowResult
+from envactors.vector.requests import RowResult, Selection
 
 
 class LastRows:
@@ -40,7 +39,7 @@ class LastRows:
         self.ops: bytearray = bytearray(len(posted))
         self.contents: list[bytes | None] = [None] * len(posted)
         self._slab = slab
-        self._posted = posted
+        self._posted = np.frombuffer(posted, np.uint8)
         self._content_of = content_of
         self._resets_at_end = episodes.autoreset == "same_step"
         self._keeps_contents = episodes.on_failure != "raise" or self.has_objects
@@ -56,7 +55,7 @@ class LastRows:
 
     def take(self, index: int) -> None:
         """Make the result in the complete row of an env the last one."""
-        op, slab = self._posted[index], self._slab
+        op, slab = int(self._posted[index]), self._slab
         has_ended = slab.terminated[index] or slab.truncated[index]
         self.ops[index] = op | RESET if self._resets_at_end and has_ended and not op & NO_AUTORESET else op
         self._keep(index, self._content_of(index))
@@ -70,11 +69,7 @@ class LastRows:
             truncated: Whether it was cut off.
             have_contents: Whether any row may have an info or object leaves.
         """
-        if envs.is_all:
-            self.ops[:] = self._posted
-        else:
-            for index in envs.ids:
-                self.ops[index] = self._posted[index]
+        self._op_array[envs.at] = self._posted[envs.at]
         if self._resets_at_end:
             self._op_array[envs.at] |= (terminated | truncated) * np.uint8(RESET)
         if self._keeps_contents and (have_contents or any(self.contents)):

@@ -1,4 +1,4 @@
-"""The requests of envs in workers, and selections of the envs of a vector."""
+"""Requests of envs in workers, results out of their rows, and selections of the envs of a vector."""
 
 from __future__ import annotations
 
@@ -8,7 +8,24 @@ from typing import Any, Literal, NamedTuple
 
 from envactors.actor.actor import Actor
 from envactors.actor.future import ActorFuture, Outcome
-from envactors.vector.results import RowResult
+
+
+class RowResult(NamedTuple):
+    """A result that was copied out of its row, not unpickled yet.
+
+    Attributes:
+        leaves: The leaves of the observation; None for those that are objects.
+        reward: The reward; None if it is an object.
+        content: The info and the objects, pickled; None if the info is empty and there are no objects.
+    """
+
+    env_id: int
+    leaves: list[Any]
+    reward: Any
+    terminated: bool
+    truncated: bool
+    content: bytes | memoryview | None
+    incarnation: int
 
 
 @dataclasses.dataclass(slots=True, eq=False)

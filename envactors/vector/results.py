@@ -1,4 +1,4 @@
-"""Results and snapshots as users get them or as rows have them, and how one tells that requests have failed."""
+"""Results and snapshots as users get them, and how a result or an error tells that requests have failed."""
 
 from __future__ import annotations
 
@@ -32,24 +32,6 @@ class EnvStep(NamedTuple):
     terminated: bool
     truncated: bool
     info: dict[str, Any]
-    incarnation: int
-
-
-class RowResult(NamedTuple):
-    """A result that was copied out of its row, not unpickled yet.
-
-    Attributes:
-        leaves: The leaves of the observation; None for those that are objects.
-        reward: The reward; None if it is an object.
-        content: The info and the objects, pickled; None if the info is empty and there are no objects.
-    """
-
-    env_id: int
-    leaves: list[Any]
-    reward: Any
-    terminated: bool
-    truncated: bool
-    content: bytes | memoryview | None
     incarnation: int
 
 

@@ -12,8 +12,8 @@ from envactors.mailbox.info_codec import decode, encode, join
 from envactors.mailbox.messages import Description
 from envactors.mailbox.slab import BUFFER
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
-from envactors.vector.requests import EnvRequest, Selection
-from envactors.vector.results import Batch, EnvStep, RowResult, failure_info
+from envactors.vector.requests import EnvRequest, RowResult, Selection
+from envactors.vector.results import Batch, EnvStep, failure_info
 from envactors.vector.table import EnvTable
 
 # For `bytes.translate`: the buffer of each operation.
@@ -65,7 +65,8 @@ class RowReader:
         """
         slab = self._slab
         at, buffers = envs.at, self._table.ops.translate(_BUFFER_OF_OP)
-        buffer = _common_value(buffers) if envs.is_all else None
+        is_common = envs.is_all and buffers.count(buffers[0]) == len(buffers)
+        buffer = buffers[0] if is_common else None
         if buffer is not None and self._single_array is not None:
             obs: Any = self._single_array[buffer].copy() if self.copies else self._single_array[buffer]
         else:
@@ -102,6 +103,10 @@ class RowReader:
     def copy_row(self, index: int) -> RowResult:
         """Copy a complete result out of its row, without running code of users."""
         return self._copy(index, self._table.ops[index] & BUFFER, self._table.content(index))
+
+    def read_row(self, index: int) -> EnvStep:
+        """Unpickle the result in a complete row; for the errors see `read`."""
+        return self.read(self.copy_row(index))
 
     def copy_answer(self, index: int, request: EnvRequest) -> RowResult:
         """Copy what the user gets for a request; a step may have been answered with the reset in the row."""
@@ -191,8 +196,3 @@ class RowReader:
         reward, info = zeros(self._reward_spec), {"failure": error.read()[1]}
         step = self.read(last)
         return EnvStep(step.env_id, step.obs, reward, False, True, info, incarnation)
-
-
-def _common_value(values: bytearray) -> int | None:
-    """Return the value of all bytes; None if it is not the same."""
-    return values[0] if values.count(values[0]) == len(values) else None

@@ -44,12 +44,14 @@ POSTED: Final = 2  # the request is in the row, which may be complete
 DONE: Final = 3  # the result is in `EnvTable.outcomes`, or else in the row
 FAILED: Final = 4  # the error is in `EnvTable.outcomes`
 
+# In place of the operation of a request that was not posted yet: a bit that no operation has.
+_NOT_POSTED: Final = 128
+
 # The largest seed that fits into a row.
 _LARGEST_SEED: Final = (1 << 64) - 1
 
 
-# Tables for `bytes.translate`: a step that writes to the other buffer than the operation, without and with
-# streaming.
+# Tables for `bytes.translate`: a step that writes to the other buffer than an operation, without and with streaming.
 _STEPS: Final = [bytes(op & BUFFER ^ BUFFER | when for op in range(256)) for when in (0, WHEN)]
 
 # The request of each env without an entry in `EnvTable.requests`.
@@ -57,10 +59,10 @@ _BARE_STEP: Final = EnvRequest("step")
 
 
 class EnvTable:
-    """The state of all envs: their requests and rows, and in two parts of it their episodes and journals.
+    """The state of all envs: their requests and rows, and in three parts their episodes, journals, and last results.
 
-    Once it is built, only methods change it: those of this class, which change the two parts, too, and those of the
-    parts. `EnvRecovery` calls the latter for a request without a result, and rollouts for the steps that they count.
+    Once it is built, only methods change it: those of this class, which change the parts, too, and those of the parts.
+    `EnvRecovery` calls the latter for a request without a result, and rollouts for the steps that they count.
 
     Callers hold the lock, except to read facts that they check again under the lock. Between changes this holds:
 
@@ -87,8 +89,9 @@ class EnvTable:
         call_ids: The call id of each env's last post or rollout. Workers cannot overwrite it.
         completed: The call id of the last result in each row, which is the worker's to write while the row is posted:
             the memory of ``slab.completed``.
-        ops: Each env's last posted operation, in the bits of `envactors.mailbox.slab`.
-        last: The last result of each env, which the user has, or whose outcome was copied out of the row.
+        ops: The operation of each env's request as it was posted last, in the bits of `envactors.mailbox.slab`;
+            `_NOT_POSTED` while a new request is queued.
+        last: The last results of envs.
         incarnations: The current process of each env.
         posted_in: int64, shape (n,): the process that each env was last posted to.
         streams: Whether the last step or reset of each env streams, as it does when it was queued; see `STREAM` of
@@ -129,8 +132,6 @@ class EnvTable:
         self._deadlines = deadlines
         # The seed of each env's last posted operation, if its bits say that it has one.
         self._seeds: list[int | None] = [None] * count
-        # The envs whose requests were not posted yet: their entries in ``call_ids`` belong to earlier requests.
-        self._unposted: set[int] = set()
         # Steps that are not in the journals yet.
         self._steps: StepBuffer[Journal] = StepBuffer(slab, np.frombuffer(self.ops, np.uint8))
         # Columns in which all envs have the same value: one for each status. The first two also serve as booleans.
@@ -142,7 +143,6 @@ class EnvTable:
         self.completed: memoryview[int] = slab.completed.data
         self._posted_in: memoryview[int] = self.posted_in.data
         self._slab_ops: memoryview[int] = slab.ops.data
-        self._slab_posted: memoryview[int] = slab.posted.data
 
     def add_journals(self, ids: range, max_journal: int, save_every: int | None) -> None:
         """Add the journals of an actor's envs. See `Journal` for the other arguments."""
@@ -205,11 +205,8 @@ class EnvTable:
 
     def activity(self, index: int, *, started: float = 0.0, method: str | None = None) -> Activity:
         """Return the request of an env as an `Activity`, for deadlines and errors."""
-        if method is None:
-            # Until a queued env is posted, its row has the operation of an earlier request.
-            is_posted_reset = self.status[index] != QUEUED and self.ops[index] & RESET
-            method = "reset" if is_posted_reset else self.request(index).method
-        call_id = 0 if index in self._unposted else self.call_ids[index]
+        method = method or ("reset" if self.ops[index] & RESET else self.request(index).method)
+        call_id = 0 if self.ops[index] == _NOT_POSTED else self.call_ids[index]
         return Activity(method, index, call_id, started, self._deadlines.of(method))
 
     def posted_request(self, index: int) -> PostedRequest:
@@ -217,15 +214,11 @@ class EnvTable:
         op = self.ops[index]
         payload = self.request(index).payload if op & PAYLOAD else None
         seed = self._seeds[index] if op & (SEED | PAYLOAD) else None
-        autoreset = self.attach.autoreset and not op & NO_AUTORESET
-        return PostedRequest(op, seed, payload, autoreset)
+        return PostedRequest(op, seed, payload, self.attach.autoreset and not op & NO_AUTORESET)
 
     def continues_episode(self, index: int) -> bool:
         """Return whether the request of an env continues the episode of its last result; compare `step_continues`."""
-        request = self.request(index)
-        if request.method == "reset" or request.earlier_error is not None or request.ending is not None:
-            return False
-        return self.episodes.step_continues(index)
+        return not self.request(index).resets and self.episodes.step_continues(index)
 
     def is_beyond_replay(self, index: int) -> bool:
         """Return whether the episode of an env was lost with its process, and no replay can bring it back."""
@@ -254,9 +247,9 @@ class EnvTable:
     def queue(self, ids: list[int], *, is_new: bool = False) -> None:
         """Mark envs as queued. Their actor posts them later, for the first time if their requests are new."""
         self.version += 1
-        if is_new:
-            self._unposted.update(ids)
         for index in ids:
+            if is_new:
+                self.ops[index] = _NOT_POSTED
             self.status[index] = QUEUED
             self.streams[index] = True
 
@@ -286,8 +279,6 @@ class EnvTable:
         if self.overflow:
             for index in envs.ids:
                 self.overflow.pop(index, None)
-        if self._unposted:
-            self._unposted.difference_update(envs.ids)
         self.version += 1
         # ``slab.posted`` is written last: a worker that is running other rows may run these as soon as it is.
         if envs.is_all:
@@ -304,7 +295,7 @@ class EnvTable:
                 self.call_ids[index] = call_id
                 self.status[index] = POSTED
                 self.streams[index] = streams
-                self._slab_posted[index] = call_id
+                self.slab.posted[index] = call_id
         if self.waiters.sleepers:
             self.waiters.ring()  # other threads count complete rows, which are fewer now
         return payloads
@@ -453,8 +444,7 @@ class EnvTable:
     def record_rollouts(self, count: int) -> None:
         """Record how many rollouts are in flight, which waiting threads may count."""
         self.rollouts = count
-        if self.waiters.sleepers:
-            self.waiters.ring()
+        self.waiters.ring()
 
     def restore(self, index: int, snapshot: EnvSnapshot, incarnation: int) -> None:
         """Record that a process has restored an idle env from a snapshot."""

@@ -11,7 +11,6 @@ from envactors.actor.activity import Activity
 from envactors.actor.exits import restart_delay, runs_again
 from envactors.actor.future import ReadyOutcome
 from envactors.actor.states import EndReason
-from envactors.vector.episodes import Episodes
 from envactors.vector.fates import Cause, EnvFate, Facts, RequestLoss, choose_fate
 
 
@@ -47,7 +46,16 @@ def test_the_delay_of_a_restart(policy, granted, expected):
     assert restart_delay(ea.RestartPolicy(**policy), granted, 100.0) == expected
 
 
-FACTS = Facts(ran_only_reset=False, asked_reset=False, continues_episode=True, has_earlier_error=False)
+FACTS = Facts(
+    ran_only_reset=False,
+    asked_reset=False,
+    continues_episode=True,
+    has_earlier_error=False,
+    on_failure="raise",
+    autoreset="next_step",
+    resets_next=False,
+    has_result=True,
+)
 LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity("step", 0, 17), has_process=True)
 
 
@@ -61,7 +69,7 @@ LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity(
         ({"cause": Cause.NOT_BEGUN}, EnvFate.FAIL),
         ({"cause": Cause.NOT_BEGUN, "continues_episode": False}, EnvFate.REDO),
         ({"on_failure": "renew"}, EnvFate.TRUNCATE),
-        ({"on_failure": "renew", "has_last": False}, EnvFate.RESET),
+        ({"on_failure": "renew", "has_result": False}, EnvFate.RESET),
         ({"on_failure": "renew", "asked_reset": True, "in_reset": True}, EnvFate.RESET),
         ({"on_failure": "renew", "autoreset": "same_step"}, EnvFate.RESET),
         ({"on_failure": "renew", "autoreset": "disabled"}, EnvFate.TRUNCATE),
@@ -76,8 +84,5 @@ LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity(
 )
 def test_a_failed_request(changes, expected):
     changes = dict(changes)
-    episodes = Episodes(1, changes.pop("autoreset", "next_step"), changes.pop("on_failure", "raise"))
-    if changes.pop("has_last", True):
-        episodes.record(0, ends=False, is_reset=True)
     loss = LOSS._replace(**{name: changes.pop(name) for name in LOSS._fields if name in changes})
-    assert choose_fate(loss, FACTS._replace(**changes), episodes, 0) is expected
+    assert choose_fate(loss, FACTS._replace(**changes)) is expected

@@ -1,0 +1,127 @@
+"""Why a step or reset has no result: the losses of requests, and the errors that users get for them.
+
+`envactors.vector.fates` decides what follows from a loss, and `EnvRecovery` applies that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from envactors.actor.activity import Activity
+from envactors.actor.actor import Actor
+from envactors.actor.exits import ProcessExit
+from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
+from envactors.actor.incarnation import ExitReport
+from envactors.actor.job import ErrorOf
+from envactors.actor.states import EndReason, is_crash
+from envactors.errors import ActorError, copy_error
+from envactors.mailbox.messages import Failure, Fault
+from envactors.mailbox.pickling import try_to_read
+from envactors.vector.fates import Cause, RequestLoss
+from envactors.vector.results import EnvStep
+from envactors.vector.table import EnvTable
+
+
+def raised_loss(table: EnvTable, actor: Actor, activity: Activity, report: Failure) -> RequestLoss:
+    """Return the loss of a request in which the env raised, without unpickling the exception."""
+    incarnation, pid = int(table.posted_in[activity.env]), actor.pid
+    error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, report)), is_failure=True)
+    loss = RequestLoss(Cause.RAISED, error, incarnation, activity, actor.is_usable, report)
+    return loss._replace(in_reset=report.fault in (Fault.RESET, Fault.LAST_RESULT))
+
+
+def unreadable_loss(table: EnvTable, actor: Actor, index: int, error: BaseException) -> RequestLoss:
+    """Return the loss of a result that cannot be unpickled."""
+    outcome, incarnation = ReadyOutcome(None, error), int(table.posted_in[index])
+    loss = RequestLoss(Cause.RAISED, outcome, incarnation, table.activity(index), actor.is_usable, has_run=True)
+    # After an end that the user has not seen, the env needs a reset, as if its autoreset had raised.
+    return loss._replace(in_reset=bool(table.slab.terminated[index] or table.slab.truncated[index]))
+
+
+def exit_losses(
+    actor: Actor, requests: Sequence[Activity], running: Activity | None, ended: ProcessExit
+) -> list[RequestLoss]:
+    """Return the losses of the requests that an ended process has not completed.
+
+    Args:
+        actor: The actor.
+        requests: The requests.
+        running: The one of them that the process was running; None if it was running none.
+        ended: The exit of the process, with the request that is blamed for it.
+    """
+    culprit, incarnation = ended.culprit, ended.incarnation.index
+    # The worker may have finished a step after its deadline, and begun the next one: then both have begun.
+    begun = [activity.env for activity in (culprit, running) if activity is not None]
+    is_discard = ended.reason is EndReason.DISCARD
+    losses = []
+    for activity in requests:
+        is_culprit = culprit is not None and activity.env == culprit.env and not is_discard
+        error = ended.error if is_culprit else crash_error(actor, activity)
+        cause = Cause.RUNNING if activity.env in begun else Cause.NOT_BEGUN
+        loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, ended.plan.has_process)
+        reason = ended.reason if is_culprit or is_discard else None
+        losses.append(loss._replace(reason=reason, counts_as_crash=is_crash(ended.reason)))
+    return losses
+
+
+def refused_loss(table: EnvTable, actor: Actor, index: int, error_of: ErrorOf) -> RequestLoss:
+    """Return the loss of a queued request that no process will run."""
+    activity = table.activity(index)
+    # A closing actor reports the error that led to the retry, rather than that it is closed.
+    error = (table.request(index).earlier_error if actor.is_closing else None) or ReadyOutcome(None, error_of(activity))
+    return RequestLoss(Cause.NOT_BEGUN, error, actor.incarnation.index, activity, has_process=False)
+
+
+def episode_loss(actor: Actor, activity: Activity) -> RequestLoss:
+    """Return the loss of a request that continues an episode which ended with an earlier process."""
+    crash = actor.last_crash
+    incarnation = actor.incarnation.index if crash is None or crash.incarnation is None else crash.incarnation
+    error = ReadyOutcome(None, crash_error(actor, activity))
+    return RequestLoss(Cause.NOT_BEGUN, error, incarnation, activity, actor.is_usable)
+
+
+# Errors --------------------------------------------------------------------------------------------------
+
+
+def crash_error(actor: Actor, activity: Activity) -> ActorError:
+    """Return the error of a request that its process did not complete: its own crash, or that of another request.
+
+    The actor records an exit as its last crash before it calls `EnvGroup.on_exit`.
+    """
+    crash = actor.last_crash
+    if crash is None:
+        return actor.errors.ended(ExitReport(reason=EndReason.ABORT), actor.incarnation.index, activity)
+    if (crash.call_id, crash.index) == (activity.call_id, activity.env):
+        return copy_error(crash)
+    return actor.errors.not_begun(activity, crash)
+
+
+def discard_error(actor: Actor, loss: RequestLoss, pid: int | None) -> ActorError:
+    """Return the error of a process that is discarded since an env raised. Runs code of users, without the lock."""
+    cause = loss.error.read()[1]
+    assert cause is not None, "the env has raised"
+    text = type(cause).__name__ if loss.report is None else loss.report.text
+    error = actor.errors.discarded(loss.activity, loss.incarnation, pid, cause, text)
+    error.bundle = getattr(loss.error, "bundle", None)
+    return error
+
+
+def read_later(
+    table: EnvTable, actor: Actor, index: int, read: Callable[[], EnvStep], is_valid: Callable[[], bool] = lambda: True
+) -> Outcome:
+    """Return an outcome that unpickles the result of an env when somebody asks for it. Reading it runs code of users.
+
+    Args:
+        table: The envs of the vector.
+        actor: The actor of the env.
+        index: The env.
+        read: Unpickles the result.
+        is_valid: Returns whether the result is still that of the env's request; see `try_to_read`.
+    """
+    incarnation, pid, activity = int(table.posted_in[index]), actor.pid, table.activity(index)
+
+    def read_or_explain() -> tuple[EnvStep | None, BaseException | None]:
+        step, error = try_to_read(read, is_valid)
+        return step, None if error is None else actor.errors.unreadable(activity, incarnation, pid, error)
+
+    return LazyOutcome(read_or_explain, is_failure=False)
