@@ -158,6 +158,40 @@ def test_queued_envs_ring_for_each_result(table):
     assert table.lacks_outcome(1)
 
 
+def test_a_request_that_waits_for_its_first_post_has_no_operation_of_an_earlier_one(table):
+    table.requests[1] = EnvRequest("reset", True)
+    table.write_requests(some(1), 5, False)
+    table.set_idle([1])
+    table.queue([1], is_new=True)
+    assert not table.posted_request(1).is_reset
+    assert (table.activity(1).method, table.activity(1).call_id) == ("step", 0)
+
+
+def test_only_a_result_becomes_the_last_one(table):
+    for request, call_id in ((EnvRequest("reset", True), 5), (EnvRequest("step"), 6)):
+        table.requests[1] = request
+        table.write_requests(some(1), call_id, False)
+        table.record_outcome(1, ReadyOutcome(None, ValueError()))
+        table.set_idle([1])
+        assert (table.last.are_first(1), table.last.buffers(1)) == (False, 0)
+    table.requests[1] = EnvRequest("reset", True)
+    table.write_requests(some(1), 7, False)
+    complete(table, 1)
+    table.record_outcome(1, None)
+    assert not table.last.are_first(1)
+    table.set_idle([1])
+    assert (table.last.are_first(1), table.last.buffers(1)) == (True, BUFFER)
+
+
+@pytest.mark.parametrize("table", ["same_step"], indirect=True)
+def test_an_episode_that_ends_leaves_the_first_observation_of_the_next_one(table):
+    table.write_requests(ALL, 5, False)
+    complete(table, *ALL.ids)
+    table.slab.truncated[2] = True
+    table.deliver_rows(ALL, table.slab.terminated, table.slab.truncated)
+    assert table.last.are_first(ALL.at).tolist() == [False, False, True]
+
+
 # The encoding of requests --------------------------------------------------------------------------------
 
 
