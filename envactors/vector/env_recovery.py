@@ -74,7 +74,7 @@ class EnvRecovery:
         return False
 
     def recover_lost_episodes(self, ids: Sequence[int]) -> None:
-        """Handle the queued requests of these envs that need a lost episode.
+        """Handle the queued requests of these envs that would continue an episode which is lost.
 
         Each gets its outcome now, or becomes a reset and stays in the queue.
         """

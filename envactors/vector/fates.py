@@ -7,7 +7,7 @@
                                             as after the end of a process
 
 The columns are the values of ``on_failure``. A request that the worker had not begun runs in the next process, unless
-it needs an episode that no replay can bring back.
+it continues an episode that no replay can bring back.
 
 An example: envs 0 and 1 share a process, both are in an episode, and it crashes in the step of env 0. The vector has
 ``on_failure="renew"`` and ``autoreset="next_step"``.
