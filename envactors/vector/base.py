@@ -102,6 +102,10 @@ class Engine(abc.ABC):
         """Raise `AlreadyPendingError` if a rollout is in flight, or an env has a result pending."""
 
     @abc.abstractmethod
+    def _check_open(self, envs: Selection, method: str) -> None:
+        """Raise the error of a request for an env of a closed actor."""
+
+    @abc.abstractmethod
     def start_steps(
         self, envs: Selection, actions: Any, *, streams: bool, futures: Futures = (), is_checked: bool = True
     ) -> None:
@@ -169,8 +173,12 @@ class Engine(abc.ABC):
     def reset(
         self, envs: Selection, seeds: Seeds, options: Options, timeout: float | None, deadline: float | None
     ) -> Batch:
-        """Make envs idle, reset them, and deliver the results. For the arguments see these methods."""
-        converted = self._convert_options(envs, options)  # if that fails, no result has been dropped
+        """Make envs idle, reset them, and deliver the results. For the arguments see these methods.
+
+        A reset that is refused drops no results.
+        """
+        converted = self._convert_options(envs, options)
+        self._check_open(envs, "reset")
         self.make_idle(envs, timeout, deadline)
         self._start_resets(envs, seeds, converted, ())
         return self.wait_for_results(envs, timeout, deadline, "reset")

@@ -214,11 +214,14 @@ class RowEngine(Engine):
     def _check_startable(self, envs: Selection, method: str) -> None:
         """Raise if these envs cannot start a request now; see `start_steps`."""
         self._check_idle(envs)
+        self._check_open(envs, method)
+        if method == "step":
+            self.episodes.check_steppable(envs.ids)
+
+    def _check_open(self, envs: Selection, method: str) -> None:
         if closing := next(filter(_is_closing, envs.actors), None):
             index = next(index for index in envs.ids if index in closing.config.indices)
             raise closing.errors.closed(Activity(method, index), closing.incarnation.index)
-        if method == "step":
-            self.episodes.check_steppable(envs.ids)
 
     # Waiting ---------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from envactors.actor.activity import Activity
 from envactors.actor.exits import MOST_FAILED_STARTS
-from envactors.actor.future import ActorFuture, ReadyOutcome
+from envactors.actor.future import ReadyOutcome
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inline import InlineActor
 from envactors.actor.running_code import InlineRequest
@@ -191,8 +191,9 @@ class InlineEngine(Engine):
 
     def receivable(self) -> list[int]:
         self._drop_interrupted()
-        ready = [*self._pending_infos, *self._pending_errors]
-        return [index for index in ready if index not in self._outer_ids()] if self._unfinished else ready
+        with self._lock:  # until another thread has run its requests, it is unknown which results futures get
+            ready = [*self._pending_infos, *self._pending_errors]
+            return [index for index in ready if index not in self._outer_ids()] if self._unfinished else ready
 
     def close(self) -> None:
         """Do nothing: `on_change` has dropped the envs of the closed actors."""
@@ -271,17 +272,15 @@ class InlineEngine(Engine):
                 except Exception as error:
                     running.fail(index, Cause.RAISED, error, in_reset=self._is_within_reset(index), ends=bool(ends))
                     continue
-                # Without checks of resets, even a step can begin an episode.
-                if ends or (flags[index] and episodes.state(index) == NONE):
+                # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
+                if ends or (flags[index] and (episodes.state(index) == NONE or not episodes.has_result(index))):
                     self._last.incarnations[index] = self._actor_by_env[index].incarnation.index
                     episodes.record(index, ends=bool(ends), is_reset=False)
                     are_first[index] = bool(ends) and resets_at_end
                 else:
                     steps[index] += 1
                     are_first[index] = False
-            self._complete(running)
-        if futures:
-            self._resolve(envs, futures)
+            self._complete(running, futures)
 
     def _convert_options(self, envs: Selection, options: Options) -> list[Any]:
         return [copy_value(value) for _, value in zip(envs.ids, options, strict=True)]
@@ -296,12 +295,9 @@ class InlineEngine(Engine):
             self._begin(running)
             for index in envs.ids:
                 self._run_reset(running, index)
-            self._complete(running)
-        if futures:
-            self._resolve(envs, futures)
+            self._complete(running, futures)
 
     def _check_open(self, envs: Selection, method: str) -> None:
-        """Raise the error of a request for an env of a closed actor."""
         for index in envs.ids:
             if index in self._closed:
                 raise self._actor_by_env[index].unusable_error(Activity(method, index))
@@ -389,13 +385,19 @@ class InlineEngine(Engine):
             return actor.unusable_error(activity)
         return actor.errors.not_begun(activity, actor.last_crash)
 
-    def _complete(self, running: _RunningRequests) -> None:
-        """Handle the failures, once all envs have run.
+    def _complete(self, running: _RunningRequests, futures: Futures) -> None:
+        """Handle the failures, once all envs have run, and resolve the futures.
 
         That may replace all envs of an actor, which ends the episodes of those that did not fail, too.
         """
         for failure in running.failures:  # a reset that answers a failure, and fails, adds another one
             self._recover(running, failure)
+        for index, future in zip(running.ids, futures, strict=False):
+            error = self._pending_errors.pop(index, None)
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_outcome(ReadyOutcome(self._last.read(index, self._pending_infos.pop(index))))
         self._unfinished.remove(running)
 
     def _recover(self, running: _RunningRequests, failure: RequestLoss) -> None:
@@ -439,15 +441,6 @@ class InlineEngine(Engine):
                 self._pending_infos[index] = failure_info(self._pending_infos[index], error, before)
                 if not asked_reset:
                     self._last.truncate(index, keeps_reward=True)
-
-    def _resolve(self, envs: Selection, futures: Sequence[ActorFuture]) -> None:
-        """Deliver results and errors to futures."""
-        for index, future in zip(envs.ids, futures, strict=True):
-            error = self._pending_errors.pop(index, None)
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_outcome(ReadyOutcome(self._last.read(index, self._pending_infos.pop(index))))
 
     # Delivering ------------------------------------------------------------------------------------------
 

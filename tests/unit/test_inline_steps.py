@@ -11,7 +11,7 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 import pytest
-from interleaving import StoppingThread
+from interleaving import Lines, StoppingThread
 
 import envactors as ea
 from envactors.integrations.access import VectorAccess
@@ -568,3 +568,41 @@ def test_one_of_two_threads_that_step_the_same_envs_at_once_is_told_so(envs):
     assert len(errors) == 1
     assert steps_of(envs) == [1, 1]
     assert envs.recv().env_ids.tolist() == [0, 1, 2, 3]
+
+
+def test_recv_in_another_thread_takes_no_result_of_a_future():
+    with ea.VectorEnv([EchoEnv], backend="inline") as envs:
+        envs.reset(seed=0)
+        lines = Lines()
+        for count in lines:
+            submitting = StoppingThread(lambda: envs.submit([3])[0].result(SOON), count, ("vector/inline.py",)).start()
+            lines.has_stopped = submitting.stops()
+            receiving = StoppingThread(envs.recv).start()
+            receiving.wait_asleep()
+            submitting.go_on()
+            assert submitting.ends_within(SOON)
+            assert receiving.ends_within(SOON)
+            assert submitting.error is None
+            assert submitting.result.obs[2] == 3
+            assert isinstance(receiving.error, ea.NothingPendingError)
+    assert lines.count > 10
+
+
+def test_recv_that_began_before_another_thread_submits_takes_no_result_of_a_future(envs):
+    """It stops at each of its lines until the second env steps, or waits for it to go on."""
+    lines, may_step = Lines(), threading.Event()
+    Shared.during = staticmethod(lambda: may_step.wait(SOON))
+    for count in lines:
+        may_step.clear()
+        receiving = StoppingThread(envs.recv, count, ("vector/inline.py",)).start()
+        lines.has_stopped = receiving.stops()
+        submitting = StoppingThread(lambda: [future.result(SOON).obs[2] for future in envs.submit([3] * 4)]).start()
+        submitting.wait_asleep()
+        receiving.go_on()
+        receiving.wait_asleep()
+        may_step.set()
+        assert submitting.ends_within(SOON)
+        assert receiving.ends_within(SOON)
+        assert (submitting.error, submitting.result) == (None, [3] * 4)
+        assert isinstance(receiving.error, ea.NothingPendingError)
+    assert lines.count > 1

@@ -399,6 +399,17 @@ def test_a_closed_actor_names_the_request_that_it_refuses(backend):
             envs.step([1])
 
 
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_reset_that_a_closed_actor_refuses_drops_no_results(backend):
+    with ea.VectorEnv([Env, Env], backend=backend) as envs:
+        envs.reset()
+        envs.send([1, 1])
+        envs.actors[0].close()
+        with pytest.raises(ea.ActorClosedError, match="cannot run reset"):
+            envs.reset()
+        assert envs.recv().obs.tolist() == [[1], [1]]
+
+
 def test_a_single_number_is_no_list_of_env_ids():
     with make(Env, Env) as envs, pytest.raises(ea.VectorInputError, match="expected an iterable of ints"):
         envs.reset(env_ids=np.array(1))
@@ -420,6 +431,16 @@ def test_steps_without_a_reset_begin_an_episode_if_only_envs_check_that(backend)
         assert envs.last_batch().truncated.tolist() == [False, False]
         envs.actors[0].renew().result()
         assert step(envs, 1, 1) == ([1, 2], [True, False], [True, False])
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_the_first_step_after_a_restored_env_without_a_result_is_its_last_one(backend):
+    policy = ea.SnapshotPolicy(lambda env: env.steps, lambda env, steps: setattr(env, "steps", steps))
+    with ea.VectorEnv([Unreset], on_failure="renew", restart=ALWAYS, backend=backend, snapshot=policy) as envs:
+        VectorAccess(envs).disable_reset_checks()
+        envs.restore(envs.snapshot())
+        envs.step([1])
+        assert envs.last_batch().obs.tolist() == [[1]]
 
 
 def test_the_first_statistics_after_the_vector_was_closed_count_its_steps():
