@@ -102,7 +102,7 @@ class EnvRecovery:
         loss = loss._replace(error=self._complete_error(index, loss, posted, actions))
         facts = Facts(
             *episodes.facts(index),
-            ran_only_reset=posted.is_reset and not loss.has_run,  # one that has run is recorded, with its episode
+            ran_reset=(posted.is_reset or (loss.in_reset and posted.autoreset)) and not loss.has_run,
             asked_reset=request.method == "reset",
             continues_episode=table.continues_episode(index),
             has_earlier_error=request.earlier_error is not None,

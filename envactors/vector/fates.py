@@ -75,7 +75,7 @@ class Facts(NamedTuple):
         on_failure, autoreset: The options of the vector.
         resets_next: Whether the next step of the env resets it, by autoreset.
         has_result: Whether the env has returned anything yet.
-        ran_only_reset: Whether the worker ran nothing but a reset, for the user or for autoreset.
+        ran_reset: Whether the env ran a reset, for the user or for autoreset, that was not recorded.
         asked_reset: Whether the user asked for a reset.
         continues_episode: Whether the request continues the episode of the last result.
         has_earlier_error: Whether an earlier attempt at the request has failed.
@@ -87,7 +87,7 @@ class Facts(NamedTuple):
     autoreset: Autoreset
     resets_next: bool
     has_result: bool
-    ran_only_reset: bool
+    ran_reset: bool
     asked_reset: bool
     continues_episode: bool
     has_earlier_error: bool
@@ -138,7 +138,7 @@ def decide(loss: RequestLoss, facts: Facts) -> Decision:
         fate,
         ends_episode=resets_again or fate not in (EnvFate.REPORT, EnvFate.REDO),
         resets_next=resets_again or (fate is EnvFate.TRUNCATE and facts.autoreset == "next_step"),
-        changes_seed=facts.ran_only_reset and has_begun and fate is not EnvFate.REDO and not repeats_reset,
+        changes_seed=facts.ran_reset and has_begun and fate is not EnvFate.REDO and not repeats_reset,
         repeats_reset=repeats_reset,
         replaces_process=loss.cause is Cause.RAISED and fate not in (EnvFate.FAIL, EnvFate.REPORT),
     )

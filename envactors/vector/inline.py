@@ -286,8 +286,7 @@ class InlineEngine(Engine):
         return [copy_value(value) for _, value in zip(envs.ids, options, strict=True)]
 
     def _start_resets(self, envs: Selection, seeds: Seeds, options: list[Any], futures: Futures) -> None:
-        if self._closed:
-            self._check_open(envs, "reset")
+        self._check_open(envs, "reset")
         self.check_idle(envs)
         reset_args = dict(zip(envs.ids, zip(seeds, options, strict=True), strict=True))
         running = _RunningRequests(self, envs.ids, reset_args)
@@ -412,7 +411,7 @@ class InlineEngine(Engine):
         limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
         facts = Facts(
             *episodes.facts(index),
-            ran_only_reset=in_reset and (asked_reset or attempts > 1 or episodes.autoreset != "same_step"),
+            ran_reset=in_reset,
             asked_reset=asked_reset,
             continues_episode=not in_reset,
             has_earlier_error=attempts > 1,

@@ -60,7 +60,8 @@ def exit_losses(
         cause = Cause.RUNNING if activity.env in begun else Cause.NOT_BEGUN
         loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, ended.plan.has_process)
         reason = ended.reason if is_culprit or is_discard else None
-        losses.append(loss._replace(reason=reason, counts_as_crash=is_crash(ended.reason)))
+        in_reset = culprit is not None and culprit[:2] == ("reset", activity.env)
+        losses.append(loss._replace(reason=reason, counts_as_crash=is_crash(ended.reason), in_reset=in_reset))
     return losses
 
 

@@ -240,9 +240,6 @@ class EnvTable:
     def set_requests(self, requests: Mapping[int, EnvRequest]) -> None:
         """Set the requests, except bare steps, of envs that are about to be queued or posted."""
         self.requests.update(requests)
-        for index, request in requests.items():
-            if request.seed is not None:
-                self.episodes.set_root_seed(index, request.seed)
 
     def queue(self, ids: list[int], *, is_new: bool = False) -> None:
         """Mark envs as queued. Their actor posts them later, for the first time if their requests are new."""
@@ -301,7 +298,7 @@ class EnvTable:
         return payloads
 
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:
-        """Encode a request other than a bare step, and set its future running; return the operation and payload."""
+        """Encode a request other than a bare step, which can no longer be canceled; return the operation and payload."""
         request = self.request(index)
         episodes = self.episodes
         if request.resets:
@@ -316,6 +313,7 @@ class EnvTable:
                 op |= NO_AUTORESET  # the next process does the reset
         elif request.seed is not None:
             seed = request.seed
+            episodes.set_root_seed(index, seed)
         else:
             seed = episodes.seed_of_reset(index, self.incarnations[index])
         self._seeds[index] = seed

@@ -399,8 +399,7 @@ def test_an_episode_that_could_not_begin_is_not_begun_again(tmp_path, autoreset,
         for _ in range(8):
             track.step([1])
         numbers = [number for number in range(len(track.seeds[0]) + 1) if number != 1]
-        # Where the vector does not know that it was a reset, and where it is repeated, no number is left out.
-        if autoreset == "same_step" or (autoreset == "disabled" and on_failure == "renew"):
+        if autoreset == "disabled" and on_failure == "renew":  # it is repeated
             numbers = range(len(track.seeds[0]))
         assert track.seeds[0] == [episode_seed(10, number) for number in numbers[: len(track.seeds[0])]]
 

@@ -295,9 +295,7 @@ class Checker:
         was_given = (model.token is None and model.seed is not None) or info["is_renewed"] or self._seeds_episodes
         if seed is not None and not was_given and (self.is_hidden or not self.replays):
             raise Violation(f"a seed that nobody gave: {what}")
-        # A reset within a step does not count as a separate attempt.
-        counts_attempts = self._on_failure != "replay" and self._autoreset != "same_step"
-        if counts_attempts and model.token is not None and (env_id, seed) in self.world.failed_seeds:
+        if self._on_failure != "replay" and model.token is not None and (env_id, seed) in self.world.failed_seeds:
             raise Violation(f"the seed of a reset that has failed: {what}")
         if self._seeds_episodes:
             root = model.root_seed

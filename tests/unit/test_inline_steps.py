@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import threading
 import weakref
@@ -15,6 +16,7 @@ from interleaving import Lines, StoppingThread
 
 import envactors as ea
 from envactors.integrations.access import VectorAccess
+from envactors.mailbox.messages import episode_seed
 from envactors.testing import EchoEnv
 
 SOON = 30
@@ -537,6 +539,35 @@ def test_a_reset_after_one_that_failed_gets_the_seed_of_the_next_episode(refused
             envs.reset(seed=3)
         envs.reset()
         assert Refusing.seeds.count(3) == (1 if on_failure == "raise" else 2)
+
+
+class Locked(Refusing):
+    """Returns an info that cannot travel, with the seeds that it would refuse."""
+
+    def reset(self, *, seed=None, options=None):
+        self.seeds.append(seed)
+        obs, info = EchoEnv.reset(self, seed=seed)
+        return obs, {"lock": threading.Lock()} if seed in self.refused else info
+
+
+@pytest.mark.parametrize("env", [Refusing, Locked])
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_an_autoreset_that_fails_uses_up_its_seed(refused, backend, autoreset, on_failure, env):
+    seeds = [3, *[episode_seed(3, number) for number in (1, 2)]]
+    refused.symmetric_difference_update({3, seeds[1]})
+    options = {"backend": backend, "autoreset": autoreset, "on_failure": on_failure, "restart": ALWAYS}
+    with ea.VectorEnv([functools.partial(env, episode_length=1)], seed_episodes=True, **options) as envs:
+        envs.reset(seed=3)
+        for _ in range(2 if autoreset == "next_step" else 1):
+            with contextlib.suppress(ea.VectorStepError):
+                envs.step([0])
+        if on_failure == "raise":
+            envs.reset()
+        elif autoreset == "next_step":
+            envs.step([0])
+        assert Refusing.seeds == seeds
 
 
 class Meeting(list):

@@ -47,7 +47,7 @@ def test_the_delay_of_a_restart(policy, granted, expected):
 
 
 FACTS = Facts(
-    ran_only_reset=False,
+    ran_reset=False,
     asked_reset=False,
     continues_episode=True,
     has_earlier_error=False,

@@ -27,6 +27,7 @@ from fakes import (
 
 import envactors as ea
 from envactors.actor.states import ActorState, Phase
+from envactors.mailbox.control_page import METHOD, METHOD_RESET
 from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.mailbox.pickling import loads
 from envactors.vector.episodes import LOST, NEEDS_RESET, NONE, RETIRING, UNRESET
@@ -1138,6 +1139,19 @@ def test_a_seeded_autoreset_that_ends_processes_runs_twice_without_a_replay(stag
     stage.run()
     assert failures_of(stage.finish().infos) == [0]
     assert stage.step([5])[0].tolist() == [[0, -1, episode_seed(1, 2)]]
+    stage.check()
+
+
+@pytest.mark.parametrize(("on_failure", "crashes"), [("renew", 1), ("replay", 2)])
+def test_a_reset_within_a_step_that_ends_processes_uses_up_its_seed(stages, on_failure, crashes):
+    stage = stages(1, on_failure=on_failure, seed_episodes=True, autoreset="same_step", seed=1)
+    stage.start([END])
+    for _ in range(crashes):
+        begin_when_posted(stage)
+        stage.worker().page.counters[METHOD] = METHOD_RESET
+        stage.crash()
+    stage.run()
+    assert stage.finish().obs.tolist() == [[0, -1, episode_seed(1, 2)]]
     stage.check()
 
 

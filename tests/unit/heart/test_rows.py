@@ -10,7 +10,7 @@ from fakes import CUT, END, INFO, LARGE, RAISE, SOON, PlayedEnv, wait_until
 
 import envactors as ea
 from envactors.mailbox.control_page import RING_AT
-from envactors.mailbox.messages import Frame, Kind, episode_seed
+from envactors.mailbox.messages import Frame, Kind, episode_seed, renewed_seed
 from envactors.mailbox.pickling import dumps
 from envactors.vector.table import DONE, IDLE, POSTED, QUEUED
 
@@ -421,6 +421,17 @@ def test_a_queued_step_can_be_canceled(stages):
     assert list(stage.table.status) == [IDLE]
     stage.run()
     assert stage.step([2])[0].tolist() == [[1, 2, 0]]
+
+
+def test_a_canceled_reset_leaves_the_seed_of_the_env(stages):
+    stage = stages(1)
+    stage.envs[0].echo(1)
+    future = stage.access.submit_reset(0, 7, None)
+    assert future.cancel()
+    stage.run()
+    assert stage.step([2])[0].tolist() == [[1, 2, 0]]
+    stage.crash()
+    assert stage.reset()[0].tolist() == [[0, -1, renewed_seed(0, 1)]]
 
 
 def test_a_posted_step_cannot_be_canceled(stages):
