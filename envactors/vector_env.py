@@ -323,6 +323,7 @@ class VectorEnv(BoundToProcess):
         """Restore envs to states that `snapshot` of this vector, or of a similar one, has returned.
 
         From there, equal actions give the results that followed the snapshot. Steps and episodes continue to count.
+        With ``autoreset="disabled"``, an env whose episode was over needs a reset.
 
         Args:
             snapshots: States to restore.

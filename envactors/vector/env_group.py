@@ -280,6 +280,8 @@ class EnvGroup(Tenant):
         if index is None:
             return False
         end(self.table.activity(index))
+        if self.table.request(index).ending is not None:  # the step has run, and its reset waits for the next process
+            self.table.episodes.end_without_result(index, resets_next=self.table.episodes.on_failure != "raise")
         self.table.set_idle([index])
         return True
 
@@ -295,10 +297,8 @@ class EnvGroup(Tenant):
         return index is not None and not self.table.is_complete(index)
 
     def _find_env(self, future: ActorFuture, status: int) -> int | None:
-        for index in self.indices:
-            if self.table.status[index] == status and self.table.request(index).future is future:
-                return index
-        return None
+        table = self.table
+        return next((i for i in self.indices if table.status[i] == status and table.request(i).future is future), None)
 
     def repair(self, error_of: ErrorOf) -> None:
         """Make all envs idle and in need of a reset. Futures get their outcomes or an error; other results are lost."""

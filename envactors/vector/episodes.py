@@ -34,7 +34,7 @@ _STATE: Final = 3
 #                 set by                                  cleared by
 # NEEDS_RESET     `end_without_result`, unless the next   a result, `end_without_result`, `restore`,
 #                 step resets it; the end of an episode   `disable_reset_checks`
-#                 without autoreset
+#                 without autoreset, or its `restore`
 # UNRESET         `on_process_lost`, and at first         the result of a reset, `resume`, `restore`
 # RETIRING        the end of an episode, if its recycler  the result of a reset, `record_end_without_reset`, `resume`,
 #                 says so                                 `restore`
@@ -261,7 +261,9 @@ class Episodes:
         self.flags[index] &= ~(_STATE | NEEDS_RESET | UNRESET | RETIRING)
         if snapshot.last is not None:
             self.flags[index] &= ~NO_RESULT
-        self.resets_next[index] = snapshot.resets_next
+        must_reset = snapshot.resets_next and self.autoreset == "disabled"  # that vector had another ``autoreset``
+        self.flags[index] |= NEEDS_RESET if must_reset and self.checks_resets else 0
+        self.resets_next[index] = snapshot.resets_next and not must_reset
 
     def disable_reset_checks(self) -> None:
         """Leave it to the envs to refuse steps before a reset. An env that has crashed still needs one."""

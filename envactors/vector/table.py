@@ -298,7 +298,7 @@ class EnvTable:
         return payloads
 
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:
-        """Encode a request other than a bare step, which can no longer be canceled; return the operation and payload."""
+        """Encode a request other than a bare step; it cannot be canceled any more. Return the operation and payload."""
         request = self.request(index)
         episodes = self.episodes
         if request.resets:

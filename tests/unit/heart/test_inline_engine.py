@@ -379,6 +379,25 @@ def test_a_snapshot_of_other_spaces_is_refused(backend):
             envs.restore(others.snapshot())
 
 
+@pytest.mark.parametrize("checks_resets", [True, False])
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_an_ended_episode_is_restored_in_a_vector_without_autoreset(backend, checks_resets):
+    policy = ea.SnapshotPolicy(lambda env: env.steps, lambda env, steps: setattr(env, "steps", steps))
+    options = {"snapshot": policy, "backend": backend}
+    with ea.VectorEnv([Env], **options) as envs, ea.VectorEnv([Env], autoreset="disabled", **options) as others:
+        envs.reset()
+        for _ in range(6):
+            step(envs, 1)
+        if not checks_resets:
+            VectorAccess(others).disable_reset_checks()
+        others.restore(envs.snapshot())
+        if checks_resets:
+            with pytest.raises(ea.VectorInputError, match="needs a reset first"):
+                step(others, 1)
+            others.reset()
+        assert step(others, 1)[0] == [1 if checks_resets else 7]
+
+
 @pytest.mark.parametrize("backend", ["inline", "thread"])
 def test_the_last_batch_is_not_kept_under_raise(backend):
     with ea.VectorEnv([Env], backend=backend) as envs:

@@ -851,6 +851,28 @@ def test_same_step_resets_in_the_next_process_within_the_step(stages):
     stage.check()
 
 
+@ON_FAILURE
+def test_an_abort_while_the_reset_waits_for_the_next_process_ends_the_episode(stages, on_failure):
+    stage = stages(1, on_failure=on_failure, autoreset="same_step", recycle=ea.RecyclePolicy(max_steps=1))
+    stage.step([END])
+    (future,) = stage.envs.submit([END])
+    stage.worker().play()
+    stage.settle()
+    assert not future.cancel(), "the step has run"
+    assert future.abort()
+    stage.run()
+    assert future.exception(SOON).aborted
+    if on_failure == "raise":
+        with pytest.raises(ea.VectorInputError, match="needs a reset first"):
+            stage.step([1])
+        stage.reset()
+    else:
+        assert stage.step([1])[1:] == ([0], [False], [False], [{}])
+    assert stage.step([2])[0][0].tolist()[:2] == [1, 2]
+    assert (stage.envs.actors[0].incarnation, stage.envs.stats().episodes) == (1, [2])
+    stage.check()
+
+
 @pytest.mark.parametrize("on_failure", ["raise", "renew"])
 def test_a_step_that_is_reset_in_the_next_process_counts_once(stages, on_failure):
     stage = stages(1, on_failure=on_failure, autoreset="same_step", recycle=ea.RecyclePolicy(max_steps=1))
