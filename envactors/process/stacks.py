@@ -16,6 +16,9 @@ from envactors.system.processes import STACKS_SIGNAL, Process, describe_state, i
 READY = b"\n"
 # The stacks count as complete once nothing was added for this long, in seconds.
 _SETTLED = 0.02
+# A request without an answer for this long, in seconds, is made again: a signal that one thread handles while another
+# one is still at its end is ignored.
+_LOST = 0.25
 _POLL = 0.004
 # The first line of a thread's stack.
 _HEAD = re.compile(r"^.*\(most recent call first\)", re.MULTILINE)
@@ -71,7 +74,8 @@ class ProcessStacks:
         unchanged = 0.0
         while not (text and unchanged >= _SETTLED) and time.monotonic() < end:
             time.sleep(_POLL)
-            if not self._is_asked:
+            if not self._is_asked or (not text and unchanged >= _LOST):
+                unchanged = 0.0
                 self._ask_if_ready()
             before, text = text, self.read()
             unchanged = unchanged + _POLL if text == before else 0.0
