@@ -147,7 +147,7 @@ def test_an_env_that_leaks_too_much_is_killed_in_time(check):
 
 
 def test_an_env_may_double_its_memory_and_take_a_gigabyte_by_default(check):
-    _, record = check("rooms:Balloons")
+    _, record = check("rooms:Balloons", "--deadline", "90")
     (found,) = record["findings"]
     limit = re.fullmatch(r"The env was killed, .* more than (\d\.\d) GB\.", found["message"]).group(1)
     assert 1.0 < float(limit) < 1.5

@@ -386,6 +386,7 @@ def test_garbage_from_a_client_blocks_nothing(runtime, request_):
 
 def test_a_client_that_does_not_read_blocks_nothing(runtime, monkeypatch):
     monkeypatch.setattr(server, "_answer", lambda *_: {"long": "x" * (1 << 24)})
+    monkeypatch.setattr(server._Client, "timeout", SOON)
     with ea.VectorEnv([EchoEnv] * 2, backend="thread") as envs, connect() as deaf, connect() as deaf_too:
         envs.reset(seed=0)
         for sock in (deaf, deaf_too):
@@ -403,7 +404,8 @@ def test_a_silent_client_is_disconnected_after_a_timeout(actor, monkeypatch):
         assert read_all(silent) == b""
 
 
-def test_too_many_clients_are_turned_away_for_a_while(actor):
+def test_too_many_clients_are_turned_away_for_a_while(actor, monkeypatch):
+    monkeypatch.setattr(server._Client, "timeout", SOON)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connect()) for _ in range(server._MOST_CLIENTS)]
         wait_until(lambda: len(monitor_threads()) == 1 + server._MOST_CLIENTS)

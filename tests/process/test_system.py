@@ -310,7 +310,7 @@ def test_workers_end_with_a_caller_that_is_killed(doing):
                     collections.deque(itertools.repeat(0), maxlen=0)  # with the GIL
 
         actors = [ea.spawn(Env, backend=ea.ProcessBackend("loky")) for _ in range(2)]
-        print(*(pid for actor in actors for pid in actor.pids().result(10)), flush=True)
+        print(*(pid for actor in actors for pid in actor.pids().result(50)), flush=True)
         futures = [actor.work(sys.argv[1]) for actor in actors]
         while not all(future.done() or future.running() for future in futures):
             pass

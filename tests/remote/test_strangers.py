@@ -100,12 +100,15 @@ def test_a_caller_of_another_version_learns_both_versions(waiting, monkeypatch):
     wait_until(lambda: not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_a_node_of_another_version_is_left_out_and_the_error_of_a_start_says_why(monkeypatch):
+def test_a_node_of_another_version_is_left_out_and_the_error_of_a_start_says_why(monkeypatch, caplog):
     monkeypatch.setattr(ea, "__version__", "99.8.7")
     text = r"the agent's envactors is '.*', and the caller's is '99\.8\.7'"
-    backend, deadlines = ea.RemoteBackend(LocalNodes(1)), ea.Deadlines(start=3.0)
-    with (
-        pytest.raises(ea.ActorStartError, match=text),
-        ea.spawn(Counter, backend=backend, deadlines=deadlines) as actor,
-    ):
-        actor.add(1).result(LONG)
+    backend, deadlines = ea.RemoteBackend(LocalNodes(1)), ea.Deadlines(start=0.5)
+    with ea.spawn(Counter, backend=backend, deadlines=ea.Deadlines(start=LONG)) as waiting:
+        wait_until(lambda: "cannot be used" in caplog.text)
+        with (
+            pytest.raises(ea.ActorStartError, match=text),
+            ea.spawn(Counter, backend=backend, deadlines=deadlines) as actor,
+        ):
+            actor.add(1).result(LONG)
+        waiting.kill()
