@@ -225,7 +225,8 @@ class VectorEnv(BoundToProcess):
     def submit(self, actions: Any, env_ids: Iterable[int] | None = None) -> list[EnvFuture]:
         """Start steps and return a future for each. Their results never appear in `recv`.
 
-        Arguments and errors are those of `step`.
+        Arguments and errors are those of `step`. A result that cannot be unpickled fails only its future, whatever
+        ``on_failure`` is: that is found when the future is read, and the env may have continued by then.
 
         Returns:
             Futures that resolve to `EnvStep`, in the order of ``env_ids``, for use with ``as_completed``.

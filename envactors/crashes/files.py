@@ -50,7 +50,7 @@ class SavedInputs(NamedTuple):
 
 
 def write(path: str, report: dict[str, Any], inputs: SavedInputs) -> None:
-    """Write a bundle, so that its directory has both files as soon as it exists.
+    """Write a bundle, so that its directory has both files as soon as it exists, and only this user can enter it.
 
     Raises:
         OSError: The directory cannot be written.
@@ -58,7 +58,7 @@ def write(path: str, report: dict[str, Any], inputs: SavedInputs) -> None:
     directory, name = os.path.split(path)
     temporary = Path(directory, f".{name}.{os.getpid()}")
     try:
-        temporary.mkdir(parents=True)
+        temporary.mkdir(mode=0o700, parents=True)
         text = json.dumps({"format": FORMAT, **report}, indent=2, default=str)
         (temporary / REPORT).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
         (temporary / INPUTS).write_bytes(pickle.dumps({"format": FORMAT, **inputs._asdict()}))

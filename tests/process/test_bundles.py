@@ -541,3 +541,10 @@ def test_a_path_without_a_bundle_and_another_format_are_refused(tmp_path, capfd)
     (tmp_path / "report.json").write_text('{"format": 99}')
     assert main(["replay", str(tmp_path)]) == 2
     assert "has format 99" in capfd.readouterr().err
+
+
+def test_only_its_user_can_read_a_bundle(tmp_path):
+    """It contains ``env_vars``, and reading it unpickles it."""
+    inputs = files.SavedInputs("actor", 0, 0, b"", ([], []), False, None, None, False, None, None, {}, [])
+    files.write(str(tmp_path / "crashes" / "one"), {}, inputs)
+    assert (tmp_path / "crashes" / "one").stat().st_mode & 0o777 == 0o700

@@ -371,6 +371,18 @@ def test_a_result_that_cannot_be_unpickled_fails_only_its_env(stages, on_failure
     stage.check()
 
 
+@ON_FAILURE
+def test_a_result_that_cannot_be_unpickled_fails_only_its_future(stages, on_failure):
+    stage = stages(1, on_failure=on_failure)
+    (future,) = stage.envs.submit([TRAP])
+    stage.run()
+    assert stage.step([2])[0].tolist() == [[2, 2, 0]]
+    with pytest.raises(ea.SerializationError):
+        future.result(SOON)
+    assert stage.step([3])[0].tolist() == [[3, 3, 0]]
+    assert stage.envs.actors[0].incarnation == 0
+
+
 def test_a_reported_result_that_cannot_be_unpickled_is_the_last_one(stages):
     policy = ea.SnapshotPolicy(get=lambda env: env.steps, set=lambda env, steps: setattr(env, "steps", steps))
     stage = stages(1, snapshot=policy)
