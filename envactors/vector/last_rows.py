@@ -70,7 +70,7 @@ class LastRows:
             have_contents: Whether any row may have an info or object leaves.
         """
         self._op_array[envs.at] = self._posted[envs.at]
-        if self._resets_at_end:
+        if self._resets_at_end and (True in terminated.tobytes() or True in truncated.tobytes()):
             self._op_array[envs.at] |= (terminated | truncated) * np.uint8(RESET)
         if self._keeps_contents and (have_contents or any(self.contents)):
             for index in envs.ids:
