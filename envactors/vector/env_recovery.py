@@ -25,7 +25,7 @@ from envactors.replay import PostedRequest
 from envactors.vector.fates import Cause, Decision, EnvFate, Facts, RequestLoss, decide
 from envactors.vector.losses import discard_error, episode_loss, read_later
 from envactors.vector.rows import RowReader
-from envactors.vector.table import QUEUED, EnvTable
+from envactors.vector.table import NOT_POSTED, QUEUED, EnvTable
 
 # The actions of all envs: one array per leaf of the action.
 Actions: TypeAlias = Sequence[npt.NDArray[Any]]
@@ -62,6 +62,8 @@ class EnvRecovery:
             table.set_requests({index: reset})
             return True
         outcome = error
+        if table.ops[index] == NOT_POSTED:
+            table.begin_seeds(index)  # as if it had run; a reset that is canceled does not
         if decision.fate is EnvFate.TRUNCATE:
             last = reader.copy_last(index, has_info=False)
             assert last is not None, "only an env with an earlier result is truncated"

@@ -45,7 +45,7 @@ DONE: Final = 3  # the result is in `EnvTable.outcomes`, or else in the row
 FAILED: Final = 4  # the error is in `EnvTable.outcomes`
 
 # In place of the operation of a request that was not posted yet: a bit that no operation has.
-_NOT_POSTED: Final = 128
+NOT_POSTED: Final = 128
 
 # The largest seed that fits into a row.
 _LARGEST_SEED: Final = (1 << 64) - 1
@@ -90,7 +90,7 @@ class EnvTable:
         completed: The call id of the last result in each row, which is the worker's to write while the row is posted:
             the memory of ``slab.completed``.
         ops: The operation of each env's request as it was posted last, in the bits of `envactors.mailbox.slab`;
-            `_NOT_POSTED` while a new request is queued.
+            `NOT_POSTED` while a new request is queued.
         last: The last results of envs.
         incarnations: The current process of each env.
         posted_in: int64, shape (n,): the process that each env was last posted to.
@@ -206,7 +206,7 @@ class EnvTable:
     def activity(self, index: int, *, started: float = 0.0, method: str | None = None) -> Activity:
         """Return the request of an env as an `Activity`, for deadlines and errors."""
         method = method or ("reset" if self.ops[index] & RESET else self.request(index).method)
-        call_id = 0 if self.ops[index] == _NOT_POSTED else self.call_ids[index]
+        call_id = 0 if self.ops[index] == NOT_POSTED else self.call_ids[index]
         return Activity(method, index, call_id, started, self._deadlines.of(method))
 
     def posted_request(self, index: int) -> PostedRequest:
@@ -241,12 +241,18 @@ class EnvTable:
         """Set the requests, except bare steps, of envs that are about to be queued or posted."""
         self.requests.update(requests)
 
+    def begin_seeds(self, index: int) -> None:
+        """Have the user's seed for a reset, if the request of an env has one, begin the seeds of its episodes."""
+        seed = self.request(index).seed
+        if seed is not None:
+            self.episodes.set_root_seed(index, seed)
+
     def queue(self, ids: list[int], *, is_new: bool = False) -> None:
         """Mark envs as queued. Their actor posts them later, for the first time if their requests are new."""
         self.version += 1
         for index in ids:
             if is_new:
-                self.ops[index] = _NOT_POSTED
+                self.ops[index] = NOT_POSTED
             self.status[index] = QUEUED
             self.streams[index] = True
 
@@ -313,7 +319,7 @@ class EnvTable:
                 op |= NO_AUTORESET  # the next process does the reset
         elif request.seed is not None:
             seed = request.seed
-            episodes.set_root_seed(index, seed)
+            self.begin_seeds(index)
         else:
             seed = episodes.seed_of_reset(index, self.incarnations[index])
         self._seeds[index] = seed
