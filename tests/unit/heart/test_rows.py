@@ -434,6 +434,16 @@ def test_a_canceled_reset_leaves_the_seed_of_the_env(stages):
     assert stage.reset()[0].tolist() == [[0, -1, renewed_seed(0, 1)]]
 
 
+def test_a_reset_that_a_dead_actor_refuses_begins_the_seeds_of_its_env(stages):
+    stage = stages(1, restart=ea.RestartPolicy(max_restarts=0))
+    stage.crash()
+    with pytest.raises(ea.VectorStepError):
+        stage.envs.reset(seed=7)
+    with stage.backend.playing():
+        stage.envs.actors[0].renew().result(SOON)
+    assert stage.reset()[0].tolist() == [[0, -1, renewed_seed(7, 1)]]
+
+
 def test_a_posted_step_cannot_be_canceled(stages):
     stage = stages(1)
     (future,) = stage.envs.submit([1])
