@@ -99,8 +99,7 @@ class Journal:
         op, seed, payload, autoreset = posted
         is_reset = posted.is_reset
         check = int(slab.checks[op & BUFFER, index])
-        ends = bool(slab.terminated[index]) or bool(slab.truncated[index])
-        resets_within = autoreset and ends and not is_reset
+        resets_within = autoreset and not is_reset and slab.ends_episode(index, op)
         if seed is not None and (resets_within or is_reset):
             self.begin(seed, check, None if resets_within or payload is None else Pickled(payload))
         elif payload is not None:

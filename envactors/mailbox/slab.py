@@ -1,8 +1,9 @@
 """The memory that a vector env shares with its workers: observations, actions, and flags, one row per env.
 
-Each row of an array has one writer: the parent writes requests, the env's worker writes results. Observations have two
-buffers. The parent chooses the one that a step writes to, so the last complete observation survives a worker that is
-killed while it writes the next one. Who allocates the memory, and what is sent in frames, is decided elsewhere.
+Each row of an array has one writer: the parent writes requests, the env's worker writes results. Observations, checks,
+rewards, and flags have two buffers. The parent chooses the one that a request writes to, so the last complete result
+survives a worker that is killed while it writes the next one, and a result that comes too late. Who allocates the
+memory, and what is sent in frames, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from envactors.mailbox.specs import ArraySpec, Spec, leaves
 
 # The bits of `Slab.ops`.
-BUFFER: Final = 1  # which buffer the observation is written to
+BUFFER: Final = 1  # which buffer the result is written to
 RESET: Final = 2  # a reset; without this bit, a step
 SEED: Final = 4  # the seed in the row is that of the reset, or of a reset within the step
 PAYLOAD: Final = 8  # the action of the step, or the options of the reset, are in a payload
@@ -102,11 +103,10 @@ class Slab:
         inline_infos: uint8, shape (n, `INLINE_INFO_ROOM`): room for an encoded info.
         inline_info_rooms: The rows of ``inline_infos``.
         inline_info_sizes: uint32, shape (n,): how many bytes of that room are used.
-        checks: uint32, shape (2, n): the checksums over the envs' observations, in two buffers as the observations.
-            Used only if the envs have a journal.
-        terminated: bool, shape (n,).
-        truncated: bool, shape (n,).
-        rewards: float64, shape (n,) and the reward's; unused if rewards are objects.
+        checks: uint32, shape (2, n): the checksums over the envs' observations. Used only if the envs have a journal.
+        terminated: bool, shape (2, n).
+        truncated: bool, shape (2, n).
+        rewards: float64, shape (2, n) and the reward's; unused if rewards are objects.
         actions: An array of shape (n, ...) for each leaf of the action spec.
         observations: An array of shape (2, n, ...) for each leaf of the observation spec, None for a leaf that cannot
             be batched.
@@ -125,10 +125,10 @@ class Slab:
         self.inline_infos: npt.NDArray[np.uint8] = place((n, INLINE_INFO_ROOM), np.uint8)
         self.inline_info_sizes: npt.NDArray[np.uint32] = place((n,), np.uint32)
         self.checks: npt.NDArray[np.uint32] = place((2, n), np.uint32)
-        self.terminated: npt.NDArray[np.bool_] = place((n,), np.bool_)
-        self.truncated: npt.NDArray[np.bool_] = place((n,), np.bool_)
+        self.terminated: npt.NDArray[np.bool_] = place((2, n), np.bool_)
+        self.truncated: npt.NDArray[np.bool_] = place((2, n), np.bool_)
         reward = layout.reward or PLAIN_REWARD
-        self.rewards: npt.NDArray[np.float64] = place((n, *reward.shape), reward.dtype)
+        self.rewards: npt.NDArray[np.float64] = place((2, n, *reward.shape), reward.dtype)
         actions = [] if layout.action is None else leaves(layout.action)
         self.actions: list[npt.NDArray[Any]] = [place((n, *leaf.shape), leaf.dtype) for leaf in actions]
         self.observations: list[npt.NDArray[Any] | None] = [
@@ -142,3 +142,7 @@ class Slab:
     def inline_info(self, env: int) -> memoryview:
         """Return the used part of an env's room."""
         return self.inline_info_rooms[env][: self._inline_info_sizes[env]]
+
+    def ends_episode(self, env: int, op: int) -> bool:
+        """Return whether an env's result of an operation ended the episode."""
+        return bool(self.terminated[op & BUFFER, env] or self.truncated[op & BUFFER, env])

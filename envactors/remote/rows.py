@@ -86,11 +86,11 @@ class MirroredRows:
         slab = self.slab
         # Numbers come last: from then on a worker may run the row.
         request: list[npt.NDArray[Any]] = [slab.ops, slab.seeds, *slab.actions, slab.posted]
-        flags: list[npt.NDArray[Any]] = [slab.info_encoding, slab.inline_info_sizes, slab.terminated, slab.truncated]
-        stacked = [array for array in (slab.checks, *slab.observations) if array is not None]
+        columns = (slab.checks, slab.terminated, slab.truncated, slab.rewards, *slab.observations)
+        stacked = [array for array in columns if array is not None]
         return Run(
             [_bytes_of(array[rows]) for array in request],
-            [_bytes_of(array[rows]) for array in (*flags, slab.rewards)],
+            [_bytes_of(array[rows]) for array in (slab.info_encoding, slab.inline_info_sizes)],
             ([_bytes_of(array[0, rows]) for array in stacked], [_bytes_of(array[1, rows]) for array in stacked]),
             _bytes_of(slab.completed[rows]),
             slab.when[rows],

@@ -89,9 +89,9 @@ class ActorColumns:
         for last, array in self._observations():
             last[buffer, ids] = array[at, ids]
         if slab.layout.reward is not None:
-            slab.rewards[ids] = trajectory.rewards[at - 1, ids]
-        slab.terminated[ids] = trajectory.terminated[at - 1, ids]
-        slab.truncated[ids] = trajectory.truncated[at - 1, ids]
+            slab.rewards[buffer, ids] = trajectory.rewards[at - 1, ids]
+        slab.terminated[buffer, ids] = trajectory.terminated[at - 1, ids]
+        slab.truncated[buffer, ids] = trajectory.truncated[at - 1, ids]
         for index, is_first in zip(ids, trajectory.starts[at, ids].tolist(), strict=True):
             table.last.record(index, self._encoded_at(self.counted[index], index), is_first=is_first)
 

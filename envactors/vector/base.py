@@ -16,9 +16,9 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.inline import InlineActor
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Description, Frame
-from envactors.mailbox.specs import Spec, conform, zeros
+from envactors.mailbox.specs import Spec, conform
 from envactors.vector.batching import Batcher
-from envactors.vector.episodes import NONE, Episodes
+from envactors.vector.episodes import Episodes
 from envactors.vector.options import OnFailure
 from envactors.vector.requests import Selection
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
@@ -198,18 +198,11 @@ class Engine(abc.ABC):
     # Last results and snapshots --------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def _read_last(self, index: int) -> EnvStep | None:
-        """Return the last result of an idle env as the env has returned it; None if it has none."""
-
     def read_last(self, index: int) -> EnvStep | None:
         """Return the last result of an idle env; None if it has none.
 
-        Its info is empty if infos are not kept. A result that was repeated for a failure has reward 0 and is truncated.
+        Its info is empty if infos are not kept, and lacks the failure that the vector has put into it.
         """
-        last = self._read_last(index)
-        if last is None or self.episodes.state(index) != NONE:
-            return last
-        return last._replace(reward=zeros(self.reward_spec), terminated=False, truncated=True)
 
     def last_batch(self) -> Batch | None:
         """Return the last result of each env, all of which must be idle; None if an env has none."""

@@ -469,7 +469,7 @@ class RowEngine(Engine):
             # Under replay, the next process would get to the same state; without an episode, the next step resets it.
             return None if table.uses_replay or self.episodes.state(index) == NONE else table.incarnations[index]
 
-    def _read_last(self, index: int) -> EnvStep | None:
+    def read_last(self, index: int) -> EnvStep | None:
         last = self.reader.copy_last(index)
         return None if last is None else self.reader.read(last)
 
@@ -487,5 +487,5 @@ class RowEngine(Engine):
             self.table.lose_episode(index)
             return
         if last is not None:
-            self.table.last.put_back(index, last, is_first=snapshot.starts)
-        self.table.restore(index, snapshot, reply.incarnation)
+            self.table.last.put_back(index, last._replace(incarnation=reply.incarnation), is_first=snapshot.starts)
+        self.table.restore(index, snapshot)

@@ -65,13 +65,11 @@ class EnvRecovery:
         if table.ops[index] == NOT_POSTED:
             table.begin_seeds(index)  # as if it had run; a reset that is canceled does not
         if decision.fate is EnvFate.TRUNCATE:
+            # Starts that have failed since have an incarnation, too.
+            table.last.repeat(index, max(loss.incarnation + 1, self._actor.incarnation.index))
             last = reader.copy_last(index, has_info=False)
             assert last is not None, "only an env with an earlier result is truncated"
-            table.last.repeat(index)
-            # Starts that have failed since have an incarnation, too.
-            incarnation = max(loss.incarnation + 1, self._actor.incarnation.index)
-            read = functools.partial(reader.read_truncated, last, error, incarnation)
-            outcome = read_later(table, self._actor, index, read)
+            outcome = read_later(table, self._actor, index, functools.partial(reader.read_truncated, last, error))
         table.record_outcome(index, outcome)
         return False
 

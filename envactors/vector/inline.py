@@ -217,10 +217,10 @@ class InlineEngine(Engine):
         self._last.are_first[index] = snapshot.starts
         if last is not None:
             self._last.keep(index, last[1:6])
-        self._last.incarnations[index] = reply.incarnation
+            self._last.incarnations[index] = reply.incarnation
         self.episodes.restore(index, snapshot)
 
-    def _read_last(self, index: int) -> EnvStep | None:
+    def read_last(self, index: int) -> EnvStep | None:
         return self._last.read(index, self._last.info(index)) if self.episodes.has_result(index) else None
 
     # For rollouts ----------------------------------------------------------------------------------------
@@ -432,7 +432,7 @@ class InlineEngine(Engine):
             self._pending_infos[index] = {"failure": error}
         else:
             assert decision.fate is EnvFate.RESET, "nothing is replayed in-process"
-            last = None if asked_reset else self._read_last(index)
+            last = None if asked_reset else self.read_last(index)
             if asked_reset and not decision.repeats_reset:
                 running.reset_args[index] = None, running.reset_args[index][1]
             if self._run_reset(running, index):

@@ -35,7 +35,7 @@ def unreadable_loss(table: EnvTable, actor: Actor, index: int, error: BaseExcept
     outcome, incarnation = ReadyOutcome(None, error), int(table.posted_in[index])
     loss = RequestLoss(Cause.RAISED, outcome, incarnation, table.activity(index), actor.is_usable, has_run=True)
     # After an end that the user has not seen, the env needs a reset, as if its autoreset had raised.
-    return loss._replace(in_reset=bool(table.slab.terminated[index] or table.slab.truncated[index]))
+    return loss._replace(in_reset=table.slab.ends_episode(index, table.ops[index]))
 
 
 def exit_losses(

@@ -126,7 +126,7 @@ class EnvTable:
         self.overflow: dict[int, memoryview] = {}
         self.overdue: set[int] = set()
         self.saves_due: set[int] = set()
-        self.last: LastRows = LastRows(slab, self.ops, self.content, episodes)
+        self.last: LastRows = LastRows(slab, self.ops, self.posted_in.data, self.content, episodes)
         self.waiters: ResultWaiters = ResultWaiters(slab, self.streams)
         self.rollouts: int = 0
         self._deadlines = deadlines
@@ -348,7 +348,7 @@ class EnvTable:
         slab, op = self.slab, self.ops[index]
         if self.keeps_journals:
             self.journals[index].record_row(slab, index, self.posted_request(index))
-        ends = bool(slab.terminated[index]) or bool(slab.truncated[index])
+        ends = slab.ends_episode(index, op)
         if ends and op & NO_AUTORESET:
             self.episodes.record_end_without_reset(index)
             return True
@@ -450,10 +450,9 @@ class EnvTable:
         self.rollouts = count
         self.waiters.ring()
 
-    def restore(self, index: int, snapshot: EnvSnapshot, incarnation: int) -> None:
+    def restore(self, index: int, snapshot: EnvSnapshot) -> None:
         """Record that a process has restored an idle env from a snapshot."""
         self.version += 1
-        self.posted_in[index] = incarnation
         self.episodes.restore(index, snapshot)
         if self.keeps_journals:
             self.journals[index].begin_with_state(snapshot.check, snapshot.state)

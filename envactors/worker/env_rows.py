@@ -78,9 +78,10 @@ def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
                 ):
                     if is_noted:
                         row.note(obs, op, call_id)
-                    row.terminated[index] = terminated
-                    row.truncated[index] = truncated
-                    row.rewards[index] = reward
+                    cell = row.cells[op & BUFFER]
+                    row.terminated[cell] = terminated
+                    row.truncated[cell] = truncated
+                    row.rewards[cell] = reward
                     row.plain_buffers[op & BUFFER][...] = obs
                     row.encodings[index] = PLAIN
                     row.completed[index] = call_id
@@ -113,7 +114,9 @@ class EnvRow:
         payload: The call id that the last payload belongs to, and its content, pickled.
         action: Returns the action of a step; the env may modify it.
         autoreset: Whether a step that ends the episode resets.
-        completed, terminated, truncated, rewards, encodings: The columns of the slab.
+        completed, encodings: Columns of the slab.
+        terminated, truncated, rewards: Its columns with two buffers, the second after the first.
+        cells: Where each buffer of these has the env; the rewards only if they are plain.
         plain_buffers: The two buffers of the observation, if it is one array and the reward a number; else None.
         shape, dtype: Those of such an observation; else None.
     """
@@ -144,10 +147,10 @@ class EnvRow:
         # Actions without a spec come as payload.
         self.action: Any = None if layout.action is None else reader(layout.action, slab.actions, index)
         # Single numbers are written through memoryviews in a third of the time that arrays take.
-        is_plain_reward = layout.reward == PLAIN_REWARD
-        self.rewards: Any = slab.rewards.data if is_plain_reward else slab.rewards
-        self.terminated: memoryview[Any] = slab.terminated.data
-        self.truncated: memoryview[Any] = slab.truncated.data
+        self.rewards: memoryview[Any] = slab.rewards.reshape(-1).data
+        self.terminated: memoryview[Any] = slab.terminated.reshape(-1).data
+        self.truncated: memoryview[Any] = slab.truncated.reshape(-1).data
+        self.cells: list[int] = [index, layout.envs + index]
         self.completed: memoryview[int] = slab.completed.data
         self._slab = slab
         self._spec = layout.observation
@@ -158,7 +161,7 @@ class EnvRow:
         self.plain_buffers: Any = None
         self.shape: Any = None
         self.dtype: Any = None
-        if isinstance(self._spec, ArraySpec) and self._spec.batchable and is_plain_reward:
+        if isinstance(self._spec, ArraySpec) and self._spec.batchable and layout.reward == PLAIN_REWARD:
             self.plain_buffers = [row for (row,) in self._buffers]
             self.shape, self.dtype = self._spec.shape, self._spec.dtype
 
@@ -303,14 +306,15 @@ class EnvRow:
 
     def _write_arrays(self, buffer: int, leaves: list[Any], fields: Fields) -> None:
         """Write what has a place in the row."""
-        _, reward, self.terminated[self.index], self.truncated[self.index], _ = fields
+        cell = self.cells[buffer]
+        _, reward, self.terminated[cell], self.truncated[cell], _ = fields
         if self.hosted.journal:
             self._slab.checks[buffer, self.index] = self.hosted.check
         for row, leaf in zip(self._buffers[buffer], leaves, strict=True):
             if row is not None:
                 row[...] = leaf
         if self._slab.layout.reward is not None:
-            self.rewards[self.index] = reward
+            self._slab.rewards[buffer, self.index] = reward
 
 
 def unfit_result(error: BaseException, fields: Fields) -> PayloadError:

@@ -25,12 +25,15 @@ def make_slab():
     return Slab(LAYOUT, mmap.mmap(-1, LAYOUT.size))
 
 
+def with_buffers(slab):
+    return [slab.checks, slab.terminated, slab.truncated, slab.rewards, *slab.observations]
+
+
 def contents(slab, rows):
     buffers = slab.ops[rows] & BUFFER
-    arrays = [slab.completed, slab.terminated, slab.truncated, slab.rewards]
-    observations = [array[buffers, rows] for array in (slab.checks, *slab.observations)]
+    columns = [array[buffers, rows] for array in with_buffers(slab)]
     infos = Infos(slab)
-    return [array[rows] for array in arrays] + observations, [infos.decode(row, None) for row in rows]
+    return [slab.completed[rows], *columns], [infos.decode(row, None) for row in rows]
 
 
 @settings(max_examples=examples(200))
@@ -58,9 +61,8 @@ def test_requests_and_results_are_those_of_the_other_side(turns, random):
         assert far.complete(rows) == []
         for row in rows:  # as a worker does
             buffer = node.ops[row] & BUFFER
-            for array in (node.checks, *node.observations):
-                array[buffer, row] = rng.integers(0, 200, array.shape[2:])
-            node.rewards[row], node.terminated[row], node.truncated[row] = rng.random(3) > 0.5
+            for array in with_buffers(node):
+                array[buffer, row] = rng.integers(0, 200, array.shape[2:]) % (2 if array.dtype == bool else 200)
             if infos[row]:
                 assert writer.put(row, writer.pack(infos[row], [])) is None
             else:
@@ -75,20 +77,20 @@ def test_requests_and_results_are_those_of_the_other_side(turns, random):
         assert (caller.completed[rows] == number).all()
 
 
-def test_results_leave_the_other_half_of_the_observation_untouched():
+def test_results_leave_the_other_buffer_untouched():
     caller, node = make_slab(), make_slab()
     near, far = MirroredRows(caller), MirroredRows(node)
-    for array in (caller.checks, *caller.observations):
+    for array in with_buffers(caller):
         array[:] = 7
     caller.posted[:3] = 1
     caller.ops[:3] = BUFFER, 0, BUFFER
     far.apply_requests(near.pack_requests([0, 1, 2]))
     node.completed[:3] = 1
     near.apply_results(far.pack_results([0, 1, 2]))
-    for array in (caller.checks, *caller.observations):
+    for array in with_buffers(caller):
         for row, buffer in enumerate([1, 0, 1]):
             assert (array[buffer, row] == 0).all()
-            assert (array[1 - buffer, row] == 7).all()
+            assert (array[1 - buffer, row] == array.dtype.type(7)).all()
 
 
 def test_a_result_that_the_caller_never_had_does_not_answer_the_next_request():

@@ -85,6 +85,10 @@ class Column:
             self._world.at_store()
             self._column[rows] = value
 
+    def reshape(self, *shape: int) -> Column:
+        """Return the same memory with another shape."""
+        return Column(self._world, self._column.reshape(*shape))
+
     def fill(self, value: Any) -> None:
         """Store a number in all rows."""
         self[:] = value

@@ -1256,7 +1256,7 @@ def test_a_reset_that_fails_leaves_the_last_observation_as_it_was(stages):
         stage.reset()
     assert not stage.engine.last_obs_is_first(0)
     last = stage.engine.read_last(0)
-    assert (last.obs.tolist(), last.truncated) == ([1, 1, 0], True)
+    assert (last.obs.tolist(), last.reward, last.truncated) == ([1, 1, 0], 1.0, False)
 
 
 def test_a_dropped_result_is_the_last_one(stages):

@@ -187,8 +187,8 @@ def test_only_a_result_becomes_the_last_one(table):
 def test_an_episode_that_ends_leaves_the_first_observation_of_the_next_one(table):
     table.write_requests(ALL, 5, False)
     complete(table, *ALL.ids)
-    table.slab.truncated[2] = True
-    table.deliver_rows(ALL, table.slab.terminated, table.slab.truncated)
+    table.slab.truncated[1, 2] = True
+    table.deliver_rows(ALL, table.slab.terminated[1], table.slab.truncated[1])
     assert table.last.are_first(ALL.at).tolist() == [False, False, True]
 
 
