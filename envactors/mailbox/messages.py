@@ -213,7 +213,7 @@ class Fault(enum.IntEnum):
     ARGUMENTS = 1
     RESULT = 2
     TOO_LARGE = 3  # on the way to a node or back
-    RESET = 4  # a reset raised, perhaps within the step that ended the episode
+    RESET = 4  # a reset raised, or the step that ended the episode, perhaps in its reset
     LAST_RESULT = 5  # like RESULT, of the step that ended the episode
 
 

@@ -267,16 +267,16 @@ class InlineEngine(Engine):
                 ends = False
                 try:
                     fields = hosted[index].step(action, resets_at_end, seeds[index])
-                    ends = fields[2] or fields[3]
+                    ends = bool(fields[2] or fields[3])
                     infos[index] = keep(index, fields)
                 except Exception as error:
-                    running.fail(index, Cause.RAISED, error, in_reset=self._is_within_reset(index), ends=bool(ends))
+                    running.fail(index, Cause.RAISED, error, in_reset=self._is_within_reset(index), ends=ends)
                     continue
                 # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
                 if ends or (flags[index] and (episodes.state(index) == NONE or not episodes.has_result(index))):
                     self._last.incarnations[index] = self._actor_by_env[index].incarnation.index
-                    episodes.record(index, ends=bool(ends), is_reset=False)
-                    are_first[index] = bool(ends) and resets_at_end
+                    episodes.record(index, ends=ends, is_reset=False)
+                    are_first[index] = ends and resets_at_end
                 else:
                     steps[index] += 1
                     are_first[index] = False

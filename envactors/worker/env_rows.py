@@ -5,6 +5,7 @@ request in a row, payload ──▶ EnvRow ──▶ HostedEnv.step, HostedEnv.r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -252,19 +253,14 @@ class EnvRow:
             Whether it is a failure.
         """
         index, buffer = self.index, op & BUFFER
-        leaves: list[Any] = []
         content = overflow = None
         if fields is not None:
             try:
                 leaves, content = self._set_apart(fields)
-            except BaseException as unfit:
-                error = unfit
-        failure = None if error is None else as_failure(error, self.page)
-        if fields is not None and failure is None:
-            try:
                 self._write_arrays(buffer, leaves, fields)
             except BaseException as unfit:
-                failure = as_failure(unfit, self.page)
+                error = unfit
+        failure = None if error is None else as_failure(error, self.page, fields)
         if failure is not None:
             overflow = self._infos.fail(index, failure)
         elif content is None:
@@ -319,11 +315,25 @@ class EnvRow:
 
 def unfit_result(error: BaseException, fields: Fields) -> PayloadError:
     """Return the error of a result that cannot travel. It tells that the episode has ended, if so."""
-    return PayloadError(pack_failure(error, Fault.LAST_RESULT if fields[2] or fields[3] else Fault.RESULT))
+    return PayloadError(pack_failure(error, Fault.LAST_RESULT if _has_ended(fields) else Fault.RESULT))
 
 
-def as_failure(error: BaseException, page: ControlPage) -> Failure:
-    """Return the failure of an env that raised, or whose arguments or result cannot travel."""
+def as_failure(error: BaseException, page: ControlPage, fields: Fields | None = None) -> Failure:
+    """Return the failure of an env that raised, or whose arguments or result cannot travel.
+
+    Args:
+        error: The error.
+        page: The control page.
+        fields: The result, if that is what cannot be written.
+    """
     if isinstance(error, PayloadError):
         return error.failure
-    return pack_failure(error, Fault.RESET if page.counters[METHOD] == METHOD_RESET else Fault.RAISED)
+    is_over = page.counters[METHOD] == METHOD_RESET or (fields is not None and _has_ended(fields))
+    return pack_failure(error, Fault.RESET if is_over else Fault.RAISED)
+
+
+def _has_ended(fields: Fields) -> bool:
+    """Return whether a result ends the episode as far as its flags, which may be anything, tell."""
+    with contextlib.suppress(Exception):
+        return bool(fields[2] or fields[3])
+    return False

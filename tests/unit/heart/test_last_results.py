@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import gymnasium
+import numpy as np
 import pytest
 from fakes import END, RAISE, SOON, PlayedEnv, RowError, wait_until
 
 import envactors as ea
 from envactors.vector.table import QUEUED
 
+# Actions whose steps return flags without a truth value, besides one that tells whether the episode has ended.
+ENDS_WITH_UNFIT_FLAG = 801
+GOES_ON_WITH_UNFIT_FLAG = 802
 
-class ObjectEnv(PlayedEnv):
+
+class UnfitEnv(PlayedEnv):
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        if action in (ENDS_WITH_UNFIT_FLAG, GOES_ON_WITH_UNFIT_FLAG):
+            terminated, truncated = action == ENDS_WITH_UNFIT_FLAG, np.array([1, 2])
+        return obs, reward, terminated, truncated, info
+
+
+class ObjectEnv(UnfitEnv):
     """Its rewards are objects."""
 
     reward_space = gymnasium.spaces.Text(9)
@@ -24,7 +39,7 @@ class ObjectEnv(PlayedEnv):
 def in_both_engines(stages):
     """Return a function that calls another one with a vector whose envs have been reset, in workers and in-process."""
 
-    def run(function, env=PlayedEnv, **options):
+    def run(function, env=UnfitEnv, **options):
         stage = stages(2, env=env, **options)
         with stage.backend.playing():
             in_workers = function(stage.envs)
@@ -43,19 +58,20 @@ def values_of(batch):
     return [column if isinstance(column, list) else column.tolist() for column in columns]
 
 
-@pytest.mark.parametrize("env", [PlayedEnv, ObjectEnv])
+@pytest.mark.parametrize("env", [UnfitEnv, ObjectEnv])
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
-def test_the_last_batch_is_what_users_got_for_a_failure(in_both_engines, env, autoreset):
+@pytest.mark.parametrize("action", [RAISE, ENDS_WITH_UNFIT_FLAG, GOES_ON_WITH_UNFIT_FLAG])
+def test_the_last_batch_is_what_users_got_for_a_failure(in_both_engines, env, autoreset, action):
     def fail(envs):
         envs.step([1, 1])
-        envs.send([2, RAISE])
+        envs.send([2, action])
         batch = envs.recv(min_envs=2)
         assert values_of(envs.last_batch()) == values_of(batch)
         return values_of(batch)
 
     options = {"on_failure": "renew", "autoreset": autoreset}
     _, rewards, terminated, truncated, incarnations = in_both_engines(fail, env, **options)
-    assert rewards == ([2, 0] if env is PlayedEnv else ["2.0", 0])
+    assert rewards == ([2, 0] if env is UnfitEnv else ["2.0", 0])
     assert (terminated, truncated, incarnations) == ([False] * 2, [False, True], [0, 1])
 
 
@@ -75,6 +91,18 @@ def test_after_a_failed_restore_the_last_result_is_that_of_the_last_step(in_both
     policy = ea.SnapshotPolicy(lambda env: 0, refuse)
     _, rewards, terminated, _, _ = in_both_engines(fail_to_restore, on_failure="renew", snapshot=policy)
     assert (rewards, terminated) == ([1, END], [False, True])
+
+
+@pytest.mark.parametrize("action", [ENDS_WITH_UNFIT_FLAG, GOES_ON_WITH_UNFIT_FLAG])
+def test_a_step_that_ends_the_episode_with_an_unfit_flag_needs_a_reset(in_both_engines, action):
+    def step(envs):
+        with pytest.raises(ea.VectorStepError, match="truth value"):
+            envs.step([1, action])
+        with contextlib.suppress(ea.VectorInputError):
+            return envs.step([2, 2])[0].tolist()
+
+    obs = in_both_engines(step)
+    assert obs == (None if action == ENDS_WITH_UNFIT_FLAG else [[2, 2, 0], [2, 2, 1]])
 
 
 def test_a_late_result_that_is_withdrawn_leaves_the_last_one_whole(stages):
