@@ -23,7 +23,7 @@ from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
 from envactors.actor.evidence import evidence_of
-from envactors.actor.exits import Next, Plan, ProcessExit, RestartTracker
+from envactors.actor.exits import Next, Plan, ProcessExit, RestartTracker, Unfinished
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import START_CALL_ID, ExitReport, Incarnation
 from envactors.actor.job import Close, ErrorOf, Job, Renewal, SharedQueue
@@ -873,23 +873,24 @@ class Actor(ActorBase):
         for job_of_process in [queued for queued in self.queue if queued.is_of_process]:
             self.queue.remove(job_of_process)
             del self.unfinished[job_of_process]
-        # 2. Describe: find out what was running, and make the error.
-        culprit = None if job is None else job.culprit(incarnation)
+        # 2. Describe: find out what was running, make the error, and record it.
+        unfinished = Unfinished() if job is None else job.unfinished(incarnation)
+        culprit = unfinished.culprit
         error = self._describe_exit(report, culprit)
         if self.config.crashes is not None and is_crash(report.reason) and report.pid is not None:
             find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
             error.bundle = self.config.crashes.report(error, find_inputs, incarnation.failure)
-        # 3. Decide: start another process now, later, or never.
-        plan = self._plan(report, error)
-        ended = ProcessExit(incarnation, report, culprit, error, plan)
         if incarnation.has_started:
             self.last_crash = error
+        # 3. Decide: start another process now, later, or never.
+        plan = self._plan(report, error)
+        ended = ProcessExit(incarnation, report, job, unfinished, error, plan)
         if plan.next is not Next.CLOSE:
             self._log_exit(ended)
         recording.recorder.on_exit(self, culprit)
         # 4. Lose: end the episodes and the running job, or queue them again for the next process.
         self.tenant.on_exit(ended)
-        self._lose(job, ended)
+        self._lose(ended)
         self.running = None
         # 5. Continue: start the next process, fail the queue, or free everything.
         self._continue(ended)
@@ -919,8 +920,9 @@ class Actor(ActorBase):
         )
         return Plan(Next.DIE) if delay is None else Plan(Next.RESTART, delay)
 
-    def _lose(self, job: Job | None, ended: ProcessExit) -> None:
+    def _lose(self, ended: ProcessExit) -> None:
         """End the job that was running, or queue it again. A renewal stays until the next process has started."""
+        job = ended.job
         if job is not None and job is not self.renewal:
             if job.after_exit(ended):
                 job.call_id = 0

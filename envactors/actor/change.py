@@ -10,8 +10,8 @@ point. Nobody tries to prevent or to undo that. Instead:
    or it is the running one or the renewal, and an end of the process is reported to the loop. For an env: see
    `envactors.vector.table.EnvTable`.
 3. The next change calls ``repair()`` of the actors that an interrupted change has named. It establishes the invariant
-   from any state: jobs that may have been sent fail, envs need a reset, and the process is replaced. So the order of
-   statements inside a change does not matter to interrupts.
+   from any state: jobs that may have been sent fail, envs need a reset, and the process is replaced. So an interrupt
+   may come between any two statements of a change.
 
 Only exceptions in threads that run code of users are interrupts. In the other threads of this library, an exception is
 a bug of the library, which another process would meet again: the repair then closes the actors with it.

@@ -20,6 +20,7 @@ from envactors.options import RestartPolicy
 if TYPE_CHECKING:
     from envactors.actor.activity import Activity
     from envactors.actor.incarnation import ExitReport, Incarnation
+    from envactors.actor.job import Job
 
 # How many failed starts in a row end an actor without a backoff, which would start processes all the time.
 MOST_FAILED_STARTS: Final = 10
@@ -46,22 +47,43 @@ class Plan(NamedTuple):
         return self.next in (Next.START, Next.RESTART)
 
 
+class Unfinished(NamedTuple):
+    """The part of a job that a process has not completed.
+
+    Attributes:
+        culprit: The activity that the exit is blamed on; None if it was idle.
+        running: The step or reset of a row that was running; None if none was, or if the job has no rows.
+        rows: The steps and resets of rows that are not complete, with the running one.
+    """
+
+    culprit: Activity | None = None
+    running: Activity | None = None
+    rows: Sequence[Activity] = ()
+
+
 class ProcessExit(NamedTuple):
     """The exit of a process, once it is decided what the actor does next.
 
     Attributes:
         incarnation: The process.
         report: The facts.
-        culprit: The activity that it was running; None if it was idle.
+        job: The job that it was running; None if it was idle.
+        unfinished: What it has not completed of that job.
         error: The error that says all this.
         plan: What the actor does next.
     """
 
     incarnation: Incarnation
     report: ExitReport
-    culprit: Activity | None
+    job: Job | None
+    unfinished: Unfinished
     error: ActorError
     plan: Plan
+
+    @property
+    def culprit(self) -> Activity | None:
+        """The activity that it is blamed on; None if it was idle."""
+        return self.unfinished.culprit
 
     @property
     def reason(self) -> EndReason | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 from envactors.actor.activity import Activity
-from envactors.actor.exits import ProcessExit
+from envactors.actor.exits import ProcessExit, Unfinished
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import Incarnation
 from envactors.actor.states import EndReason, blames_request
@@ -72,11 +72,11 @@ class Job:
         """Return what the worker runs for it, or begins next; None if it is finished."""
         raise NotImplementedError
 
-    def culprit(self, incarnation: Incarnation) -> Activity | None:
-        """Return what an ended process was running of it, or missed its deadline in; None if it had not begun."""
+    def unfinished(self, incarnation: Incarnation) -> Unfinished:
+        """Return what an ended process has not completed of it. There is no culprit if the process had not begun it."""
         worker = incarnation.worker
         has_begun = worker is None or worker.page.progress().call_id == self.call_id
-        return self.activity() if has_begun or blames_request(incarnation.end_reason) else None
+        return Unfinished(self.activity() if has_begun or blames_request(incarnation.end_reason) else None)
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the requests that led to the end of a process, for its crash bundle."""
@@ -127,10 +127,10 @@ class Close(Job):
         """Return the closing."""
         return Activity(self.method, self._index, self.call_id, self.started)
 
-    def culprit(self, incarnation: Incarnation) -> Activity:
+    def unfinished(self, incarnation: Incarnation) -> Unfinished:
         """Return this: the worker ends because of it."""
         del incarnation
-        return self.activity()
+        return Unfinished(self.activity())
 
 
 class Renewal(Close):

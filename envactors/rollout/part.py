@@ -247,7 +247,7 @@ class RolloutPart(Job):
         self._makes_policy = True
         is_complete = self.columns.next_step >= self.columns.steps  # the worker had only to reply
         if ended.culprit is not None and not is_complete:
-            (loss,) = exit_losses(self._actor, [ended.culprit], ended.culprit, ended)
+            (loss,) = exit_losses(self._actor, [ended.culprit], ended)
             for index in self._envs_failed_in(ended.culprit):
                 self._recover(index, loss)
         if ended.plan.has_process:

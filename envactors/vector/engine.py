@@ -465,7 +465,8 @@ class RowEngine(Engine):
         table = self.table
         with self._lock:
             if table.is_beyond_replay(index):
-                raise crash_error(self.group_by_env[index].actor, Activity("snapshot", index))
+                actor = self.group_by_env[index].actor
+                raise crash_error(actor, actor.last_crash, Activity("snapshot", index))
             # Under replay, the next process would get to the same state; without an episode, the next step resets it.
             return None if table.uses_replay or self.episodes.state(index) == NONE else table.incarnations[index]
 

@@ -267,9 +267,8 @@ class EnvGroup(Tenant):
         """Continue or fail the requests of an ended process, and end its episodes."""
         self._times.add(self.actor.page)
         self.journal_keeper.record_exit(ended)
-        unfinished, running, _ = self.rows.progress()
         self.table.end_process(self.indices)
-        self.recover(exit_losses(self.actor, unfinished, running, ended))
+        self.recover(exit_losses(self.actor, ended.unfinished.rows, ended))
         if ended.plan.has_process:
             self.recovery.recover_lost_episodes(self.indices)
         self.table.waiters.ring()

@@ -106,5 +106,5 @@ class JournalKeeper:
 
     def record_exit(self, ended: ProcessExit) -> None:
         """Record the replay that has ended a process, if it was one."""
-        if isinstance(self._actor.running, Replay) and ended.culprit is not None and is_crash(ended.reason):
+        if isinstance(ended.job, Replay) and ended.culprit is not None and is_crash(ended.reason):
             self._table.journals[ended.culprit.env].record_replay(crashed=True)

@@ -38,25 +38,16 @@ def unreadable_loss(table: EnvTable, actor: Actor, index: int, error: BaseExcept
     return loss._replace(in_reset=table.slab.ends_episode(index, table.ops[index]))
 
 
-def exit_losses(
-    actor: Actor, requests: Sequence[Activity], running: Activity | None, ended: ProcessExit
-) -> list[RequestLoss]:
-    """Return the losses of the requests that an ended process has not completed.
-
-    Args:
-        actor: The actor.
-        requests: The requests.
-        running: The one of them that the process was running; None if it was running none.
-        ended: The exit of the process, with the request that is blamed for it.
-    """
+def exit_losses(actor: Actor, requests: Sequence[Activity], ended: ProcessExit) -> list[RequestLoss]:
+    """Return the losses of the requests that an ended process has not completed."""
     culprit, incarnation = ended.culprit, ended.incarnation.index
     # The worker may have finished a step after its deadline, and begun the next one: then both have begun.
-    begun = [activity.env for activity in (culprit, running) if activity is not None]
+    begun = [activity.env for activity in (culprit, ended.unfinished.running) if activity is not None]
     is_discard = ended.reason is EndReason.DISCARD
     losses = []
     for activity in requests:
         is_culprit = culprit is not None and activity.env == culprit.env and not is_discard
-        error = ended.error if is_culprit else crash_error(actor, activity)
+        error = ended.error if is_culprit else crash_error(actor, ended.error, activity)
         cause = Cause.RUNNING if activity.env in begun else Cause.NOT_BEGUN
         loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, ended.plan.has_process)
         reason = ended.reason if is_culprit or is_discard else None
@@ -77,19 +68,21 @@ def episode_loss(actor: Actor, activity: Activity) -> RequestLoss:
     """Return the loss of a request that continues an episode which ended with an earlier process."""
     crash = actor.last_crash
     incarnation = actor.incarnation.index if crash is None or crash.incarnation is None else crash.incarnation
-    error = ReadyOutcome(None, crash_error(actor, activity))
+    error = ReadyOutcome(None, crash_error(actor, crash, activity))
     return RequestLoss(Cause.NOT_BEGUN, error, incarnation, activity, actor.is_usable)
 
 
 # Errors --------------------------------------------------------------------------------------------------
 
 
-def crash_error(actor: Actor, activity: Activity) -> ActorError:
-    """Return the error of a request that its process did not complete: its own crash, or that of another request.
+def crash_error(actor: Actor, crash: ActorError | None, activity: Activity) -> ActorError:
+    """Return the error of a request whose process has ended: its own crash, or that of another request.
 
-    The actor records an exit as its last crash before it calls `EnvGroup.on_exit`.
+    Args:
+        actor: The actor.
+        crash: The error of the exit; None if no process of the actor has ended.
+        activity: The request.
     """
-    crash = actor.last_crash
     if crash is None:
         return actor.errors.ended(ExitReport(reason=EndReason.ABORT), actor.incarnation.index, activity)
     if (crash.call_id, crash.index) == (activity.call_id, activity.env):

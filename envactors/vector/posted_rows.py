@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
+from envactors.actor.exits import Unfinished
 from envactors.actor.incarnation import Incarnation
 from envactors.actor.job import Job
 from envactors.actor.states import blames_request
@@ -168,17 +169,18 @@ class PostedRows(Job):
         posted = self._table.posted_request(culprit.env)
         return self._recovery.step_inputs(culprit.env, posted, self._table.slab.actions)
 
-    def culprit(self, incarnation: Incarnation) -> Activity | None:
-        """Return the step that an ended process was running, or that is blamed for its end; None if there is none.
+    def unfinished(self, incarnation: Incarnation) -> Unfinished:
+        """Return the rows that an ended process has not completed.
 
         Nobody knows which env a worker on a lost node had begun, so its first unfinished one counts as begun.
         """
-        unfinished, running, _ = self.progress()
-        blamed = [a for a in unfinished if a.env in self._table.overdue or (a.env, a.call_id) == self._blamed]
+        rows, running, _ = self.progress()
+        blamed = [a for a in rows if a.env in self._table.overdue or (a.env, a.call_id) == self._blamed]
         is_node_lost = incarnation.report is not None and incarnation.report.status.loss is not None
+        begun = blamed or (rows if is_node_lost else [])
+        culprit = rows[0] if rows and blames_request(incarnation.end_reason) else None
         if running is not None and (not blamed or running.env == blamed[0].env):
-            return running
-        begun = blamed or (unfinished if is_node_lost else [])
-        if begun:
-            return begun[0]._replace(started=self._posted_at)
-        return unfinished[0] if unfinished and blames_request(incarnation.end_reason) else None
+            culprit = running
+        elif begun:
+            culprit = begun[0]._replace(started=self._posted_at)
+        return Unfinished(culprit, running, rows)

@@ -178,7 +178,7 @@ MUTANTS = [
     Mutant(WATCH + "stop", "self.next_check_at = math.inf", "pass", HANGS),
     # Decisions about calls.
     Mutant(EXITS + "runs_again", "retries > 0 and not", "not", ONCE),
-    Mutant(JOB + "Job.culprit", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE),
+    Mutant(JOB + "Job.unfinished", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE),
     Mutant(JOBS + "Call.on_reply", "actor.tenant.on_call(self.kind, self.index, self.payload, frame)", "pass", REPLAYS),
     Mutant(JOBS + "Call.start", "actor.deadline_watch.watch(self.started, self.deadline)", "pass", HANGS),
     Mutant(JOBS + "Call.after_exit", "self.future.set_exception(ended.error)", "pass", HANGS),
@@ -202,7 +202,7 @@ MUTANTS = [
     Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
     Mutant(ENVS + "queue_new", "if self._is_renewal_due(ids):", "if False:", RENEWS),
     Mutant(TABLE + "set_idle", "self.last.take(index)", "pass", LAST),
-    Mutant(POSTED_ROWS + "culprit", "return running", "return unfinished[-1]", BLAMES),
+    Mutant(POSTED_ROWS + "unfinished", "culprit = running", "culprit = rows[-1]", BLAMES),
     Mutant(KEEPER + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.set_idle([index])", "pass", INTERRUPTS),
     Mutant(QUEUED_ROWS + "ids", " and queued_in[index] is self", "", ORDER),
