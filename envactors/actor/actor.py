@@ -367,34 +367,43 @@ class Actor(ActorBase):
             self.proceed_soon()
 
     def dispatch(self) -> None:
-        """Start queued jobs that the worker can accept, and give back a permit that none of them needs."""
-        waits_for_permit = self._start_jobs()
-        if self.permits is not None and not waits_for_permit and not (self.running and self.running.needs_permit):
-            self.permits.give_back(self)
-
-    def _start_jobs(self) -> bool:
-        """Start queued jobs that the worker can accept; return whether the next one waits for a permit."""
-        while self.queue and self.phase is _LIVE:
+        """Start queued jobs that the worker can accept; if it is free then, start one of the shared queue."""
+        waits_for_permit = False
+        while self.queue and self.phase is _LIVE and not waits_for_permit:
             job = self.queue[0]
             running = self.running
             # With permits no job joins: the permit may be due to another actor, whose next job is older.
             if running is not None and (self.permits is not None or not job.can_join(running)):
                 if not running.is_finished():
                     running.call_when_finished()
-                    return False
+                    break
                 if self.running is running:
                     self.running = None
                 continue  # recording the results may have queued or started other jobs
-            if self.permits is not None and job.needs_permit and not self.permits.try_take(self, job.age):
-                return True
-            self.queue.popleft()
-            job.call_id = self.lock.next_call_id()
-            job.started = time.monotonic()
-            self.running = job
-            self.running = job.start()
-            if self.running is not job:
-                self.unfinished.pop(job, None)
-        return False
+            waits_for_permit = (
+                self.permits is not None and job.needs_permit and not self.permits.try_take(self, job.age)
+            )
+            if not waits_for_permit:
+                self.queue.popleft()
+                job.call_id = self.lock.next_call_id()
+                job.started = time.monotonic()
+                self.running = job  # while it starts, it may queue other jobs, which wait for it
+                self.running = job.start()
+                if self.running is not job:
+                    self.unfinished.pop(job, None)
+        if self.permits is not None and not waits_for_permit and not (self.running and self.running.needs_permit):
+            self.permits.give_back(self)
+        if self.shared is not None and self.is_idle and self.shared.has_jobs:
+            if runs_library_code_only():
+                self._take_shared_job(self.shared)
+            else:
+                self.proceed_soon()  # an interrupt may end this change; the loop takes the jobs of others
+
+    def _take_shared_job(self, shared: SharedQueue) -> None:
+        job = shared.take()
+        if job is not None and job.future is not None:
+            job.future.owner = self
+            self.enqueue(job)
 
     def end_job(self, job: Job) -> None:
         """Forget a job that has ended without a reply, and start the next one."""
@@ -599,25 +608,7 @@ class Actor(ActorBase):
         self.spin.complete(time.monotonic())
         if job.on_reply(frame):
             self.unfinished.pop(job, None)
-        if self.permits is None:
-            self._start_jobs()
-        has_shared_jobs = self.shared is not None and self.shared.has_jobs
-        if has_shared_jobs or self.permits is not None:
-            # A borrower returns with its result, and an interrupt may end a change of a thread of users: the loop takes
-            # the jobs of others.
-            if self._loans.current is not None or not runs_library_code_only():
-                self.proceed_soon()
-            else:
-                self._dispatch_with_shared()
-
-    def _dispatch_with_shared(self) -> None:
-        """Start queued jobs; if the worker is free then, take a job from the shared queue."""
         self.dispatch()
-        if self.shared is not None and self.running is None and self.phase is _LIVE and not self.is_closing:
-            job = self.shared.take()
-            if job is not None and job.future is not None:
-                job.future.owner = self
-                self.enqueue(job)
 
     # Jobs ------------------------------------------------------------------------------------------------
 
@@ -795,7 +786,7 @@ class Actor(ActorBase):
             job.actor = self
             self.unfinished[job] = None
         self.queue.extendleft(reversed(first))
-        self._dispatch_with_shared()
+        self.dispatch()
 
     # Ending ----------------------------------------------------------------------------------------------
 
@@ -810,6 +801,11 @@ class Actor(ActorBase):
         if reason is EndReason.CLOSE and not self.config.backend.traits.can_kill:
             self.runtime.loop.call_soon(functools.partial(self.make_change, self._leave_running))
 
+    @property
+    def _has_more_than_close(self) -> bool:
+        """Whether jobs are queued that need a process, as the `Close` behind them does not."""
+        return len(self.queue) > 1
+
     def proceed_soon(self) -> None:
         """Have the loop continue after a change: start jobs or a process, fail the queue, or close the actor."""
         self.runtime.loop.call_soon(functools.partial(self.make_change, self._proceed))
@@ -817,9 +813,9 @@ class Actor(ActorBase):
     def _proceed(self) -> None:
         """Continue in the loop after a change by a caller."""
         incarnation = self.incarnation
-        is_needed = not self.is_closing or len(self.queue) > 1  # the last job is the `Close`, which needs no process
+        is_needed = not self.is_closing or self._has_more_than_close
         if incarnation.worker is not None:
-            self._dispatch_with_shared()  # does nothing if the process is ending: `on_exit` continues
+            self.dispatch()  # does nothing if the process is ending: `on_exit` continues
         elif incarnation.is_launching:
             is_wanted = is_needed and self.phase is Phase.STARTING
             if not is_wanted and self._withdraw_launch():
@@ -908,7 +904,7 @@ class Actor(ActorBase):
         """Decide whether and when to start another process; count the exit if it is a crash."""
         incarnation = self.incarnation
         # An actor that is closed in the middle of a renewal runs the calls behind that in the next process.
-        is_renewing = incarnation.end_reason is EndReason.RENEW and len(self.queue) > 1
+        is_renewing = incarnation.end_reason is EndReason.RENEW and self._has_more_than_close
         if self.is_closing and not is_renewing:
             return Plan(Next.CLOSE)
         if incarnation.is_replaced:

@@ -238,7 +238,7 @@ def test_a_call_ends_although_the_thread_that_reads_its_reply_lacks_stack(backen
 
 
 # Where a change of an actor begins, down to where its worker gets the request.
-CHANGING = {"_accept", "enqueue", "dispatch", "_start_jobs", "start", "send"}
+CHANGING = {"_accept", "enqueue", "dispatch", "start", "send"}
 
 
 @pytest.mark.parametrize("backend", ["process", "thread"])

@@ -135,8 +135,8 @@ MUTANTS = [
     Mutant(ENV_ROW + "begin", "counters[BEGUN] = call_id", "pass", BLAMES),
     # The actor: its queue.
     Mutant(ACTOR + "_on_reply", "self.unfinished.pop(job, None)", "pass", STATES),
-    Mutant(ACTOR + "_on_reply", "self.proceed_soon()", "pass", HANGS),
-    Mutant(ACTOR + "_start_jobs", "running.call_when_finished()", "pass", HANGS),
+    Mutant(ACTOR + "_on_reply", "self.dispatch()", "pass", HANGS),
+    Mutant(ACTOR + "dispatch", "running.call_when_finished()", "pass", HANGS),
     Mutant(ACTOR + "enqueue", "self.queue.insert(replays, job)", "self.queue.append(job)", ORDER),
     Mutant(ACTOR + "try_run_rows", "or self.queue ", "", ORDER),
     Mutant(ACTOR + "_on_frame", "is_reply and self.phase is _LIVE", "False", HANGS),
@@ -150,7 +150,7 @@ MUTANTS = [
     Mutant(JOB + "Renewal.begin", "self.actor.renewal = self", "pass", HANGS),
     # The actor: starts and exits.
     Mutant(ACTOR + "_on_launched", "worker.kill()", "pass", HANGS),
-    Mutant(ACTOR + "_on_started", "self._dispatch_with_shared()", "pass", HANGS),
+    Mutant(ACTOR + "_on_started", "self.dispatch()", "pass", HANGS),
     Mutant(ACTOR + "_on_started", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
     Mutant(ACTOR + "_on_started", "renewal.end(incarnation.index)", "pass", HANGS),
     Mutant(ACTOR + "on_exit", "for frame in worker.drain():", "for frame in ():", MIXES),
