@@ -89,7 +89,7 @@ class Actor(ActorBase):
     """
 
     incarnation: Incarnation
-    last_crash: ActorError | None
+    last_exit_error: ActorError | None
 
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
@@ -244,10 +244,8 @@ class Actor(ActorBase):
             if is_running or future.done():
                 return is_running
             # A call that was running in an earlier process may be queued for another try.
-            make_error = functools.partial(
-                self.errors.ended, ExitReport(reason=EndReason.ABORT), self.incarnation.index
-            )
-            return self._withdraw(future, lambda activity: future.set_exception(make_error(activity)))
+            report, index = ExitReport(reason=EndReason.ABORT), self.incarnation.index
+            return self._withdraw(future, lambda at: future.set_exception(self.errors.ended(report, index, at)))
 
     def kill(self, restart: bool) -> None:
         self.check_owner()
@@ -370,20 +368,17 @@ class Actor(ActorBase):
         """Start queued jobs that the worker can accept; if it is free then, start one of the shared queue."""
         waits_for_permit = False
         while self.queue and self.phase is _LIVE and not waits_for_permit:
-            job = self.queue[0]
-            running = self.running
+            job, running = self.queue[0], self.running
             # With permits no job joins: the permit may be due to another actor, whose next job is older.
             if running is not None and (self.permits is not None or not job.can_join(running)):
-                if not running.is_finished():
+                if not running.try_finish():
                     running.call_when_finished()
                     break
-                if self.running is running:
+                if self.running is running:  # recording the results may have started another job
                     self.running = None
-                continue  # recording the results may have queued or started other jobs
-            waits_for_permit = (
-                self.permits is not None and job.needs_permit and not self.permits.try_take(self, job.age)
-            )
-            if not waits_for_permit:
+            elif self.permits is not None and job.needs_permit and not self.permits.try_take(self, job.age):
+                waits_for_permit = True
+            else:
                 self.queue.popleft()
                 job.call_id = self.lock.next_call_id()
                 job.started = time.monotonic()
@@ -394,16 +389,11 @@ class Actor(ActorBase):
         if self.permits is not None and not waits_for_permit and not (self.running and self.running.needs_permit):
             self.permits.give_back(self)
         if self.shared is not None and self.is_idle and self.shared.has_jobs:
-            if runs_library_code_only():
-                self._take_shared_job(self.shared)
-            else:
-                self.proceed_soon()  # an interrupt may end this change; the loop takes the jobs of others
-
-    def _take_shared_job(self, shared: SharedQueue) -> None:
-        job = shared.take()
-        if job is not None and job.future is not None:
-            job.future.owner = self
-            self.enqueue(job)
+            if not runs_library_code_only():
+                self.proceed_soon()  # an interrupt may end this change, so the loop takes the job
+            elif (taken := self.shared.take()) is not None and taken.future is not None:
+                taken.future.owner = self
+                self.enqueue(taken)
 
     def end_job(self, job: Job) -> None:
         """Forget a job that has ended without a reply, and start the next one."""
@@ -514,7 +504,7 @@ class Actor(ActorBase):
 
     def _check_deadlines(self) -> None:
         """Report the current step if it is slow, and end the process if it is late."""
-        activity = self.find_activity()
+        activity = self.check_worker()
         worker = self.incarnation.worker
         if activity is None or worker is None:
             return
@@ -527,10 +517,10 @@ class Actor(ActorBase):
             read_stacks = functools.partial(worker.ask_stacks(may_interrupt=False).wait, slow_calls.STACKS_PATIENCE)
             slow_calls.warn(self, activity, time.monotonic() - activity.started, read_stacks)
 
-    def find_activity(self) -> Activity | None:
-        """Process results, then return the activity that goes on; None if there is none, or the process is ending.
+    def check_worker(self) -> Activity | None:
+        """Process results, and kill the worker if it has corrupted the memory that it shares with this process.
 
-        A worker that has corrupted the memory it shares with this process is killed.
+        Return the activity that goes on; None if there is none, or the process is ending.
         """
         worker = self.incarnation.worker
         if self.phase is not _LIVE or worker is None:
@@ -608,6 +598,8 @@ class Actor(ActorBase):
         self.spin.complete(time.monotonic())
         if job.on_reply(frame):
             self.unfinished.pop(job, None)
+        else:
+            self.enqueue(job, first=True)
         self.dispatch()
 
     # Jobs ------------------------------------------------------------------------------------------------
@@ -877,7 +869,7 @@ class Actor(ActorBase):
             find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
             error.bundle = self.config.crashes.report(error, find_inputs, incarnation.failure)
         if incarnation.has_started:
-            self.last_crash = error
+            self.last_exit_error = error
         # 3. Decide: start another process now, later, or never.
         plan = self._plan(report, error)
         ended = ProcessExit(incarnation, report, job, unfinished, error, plan)
@@ -921,11 +913,11 @@ class Actor(ActorBase):
         job = ended.job
         if job is not None and job is not self.renewal:
             if job.after_exit(ended):
-                job.call_id = 0
-                self.queue.appendleft(job)
-            else:
                 self.failed += job.future is not None and job.future.done()
                 self.unfinished.pop(job, None)
+            else:
+                job.call_id = 0
+                self.queue.appendleft(job)
         if ended.plan.next is Next.CLOSE or ended.reason is EndReason.ABORT:
             self._fail_renewal(lambda _activity: ended.error)
 

@@ -38,7 +38,7 @@ class ActorBase(ABC):
         runtime: The threads that serve it, once it has begun.
         closed: Opened once nothing of the actor is left.
         incarnation: The current process, the one that is starting, or the last one.
-        last_crash: The error of the last exit of a process: the reason why an episode was lost.
+        last_exit_error: The error of the last exit of a process whose envs were made: why a lost episode was lost.
     """
 
     runtime: Runtime
@@ -49,7 +49,7 @@ class ActorBase(ABC):
         self.errors: ErrorFactory = ErrorFactory(config)
         self.closed: Latch = Latch()
         self.incarnation: Incarnation = Incarnation(0)
-        self.last_crash: ActorError | None = None
+        self.last_exit_error: ActorError | None = None
         self._owner_pid = os.getpid()
         self._forks = runtimes.forks
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from envactors.actor.states import EndReason
 from envactors.errors import ActorError, copy_error
@@ -20,7 +20,6 @@ from envactors.options import RestartPolicy
 if TYPE_CHECKING:
     from envactors.actor.activity import Activity
     from envactors.actor.incarnation import ExitReport, Incarnation
-    from envactors.actor.job import Job
 
 # How many failed starts in a row end an actor without a backoff, which would start processes all the time.
 MOST_FAILED_STARTS: Final = 10
@@ -75,7 +74,7 @@ class ProcessExit(NamedTuple):
 
     incarnation: Incarnation
     report: ExitReport
-    job: Job | None
+    job: Any  # a `Job`, whose module imports this one
     unfinished: Unfinished
     error: ActorError
     plan: Plan
@@ -96,8 +95,8 @@ class ProcessExit(NamedTuple):
         return self.plan.next in (Next.CLOSE, Next.START) and self.reason is not EndReason.HELPER_LOST
 
 
-def runs_again(*, has_begun: bool, retries: int, is_discard: bool, is_requested: bool) -> bool:
-    """Decide whether the call that a process was sent runs again. Otherwise it ends with an error.
+def survives_exit(*, has_begun: bool, retries: int, is_discard: bool, is_requested: bool) -> bool:
+    """Decide whether the call that an ended process was sent runs again. Otherwise it ends with an error.
 
     Args:
         has_begun: Whether the process had begun it, or is blamed for it.

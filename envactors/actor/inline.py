@@ -77,7 +77,7 @@ class InlineActor(ActorBase):
     code: RunningCode
 
     incarnation: Incarnation
-    last_crash: ActorError | None
+    last_exit_error: ActorError | None
 
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
@@ -160,7 +160,7 @@ class InlineActor(ActorBase):
             future.set_exception(error)
             return
         if call.incarnation not in (None, self.incarnation.index):
-            future.set_exception(self.errors.lost_process(self.last_crash, call.incarnation)(activity))
+            future.set_exception(self.errors.lost_process(self.last_exit_error, call.incarnation)(activity))
             return
         self._call_id += 1
         activity = activity._replace(call_id=self._call_id, started=time.monotonic())
@@ -209,7 +209,7 @@ class InlineActor(ActorBase):
             recording.recorder.on_exit(self, None)
             server, self._server = self._server, None
             self._start_error = None
-            self.last_crash = reason
+            self.last_exit_error = reason
             self.incarnation = Incarnation(self.incarnation.index + 1)
             self._report_change()
             if closes and server is not None:

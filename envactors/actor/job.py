@@ -61,8 +61,8 @@ class Job:
         """
         raise NotImplementedError
 
-    def is_finished(self) -> bool:
-        """Return whether the worker has ended it without a reply."""
+    def try_finish(self) -> bool:
+        """End it if the worker has completed it without a reply; return whether it has ended."""
         return False
 
     def call_when_finished(self) -> None:
@@ -90,7 +90,7 @@ class Job:
         """Take a part of the reply."""
 
     def on_reply(self, frame: Frame) -> bool:
-        """Take the reply; return whether the job has ended."""
+        """Take the reply; return whether the job has ended. Otherwise it continues ahead of the queue."""
         del frame
         return True
 
@@ -98,9 +98,9 @@ class Job:
         """Count the steps that an ended process has completed, before anything is decided about its envs."""
 
     def after_exit(self, ended: ProcessExit) -> bool:
-        """Handle the exit of the process that it was sent to; return whether it continues in the next process."""
+        """Handle the exit of the process that it was sent to; return whether the job has ended, as `on_reply` does."""
         del ended
-        return False
+        return True
 
     def fail(self, error_of: ErrorOf) -> None:
         """End with an error: no process will run it."""

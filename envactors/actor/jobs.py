@@ -10,7 +10,7 @@ from collections.abc import Callable
 from envactors.actor import recording
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
-from envactors.actor.exits import ProcessExit, runs_again
+from envactors.actor.exits import ProcessExit, survives_exit
 from envactors.actor.future import ActorFuture, Outcome
 from envactors.actor.job import ErrorOf, Job
 from envactors.actor.states import EndReason
@@ -60,7 +60,7 @@ class Call(Job):
         """Send the message."""
         actor = self.actor
         if self.incarnation not in (None, actor.incarnation.index):
-            self.fail(actor.errors.lost_process(actor.last_crash, self.incarnation))
+            self.fail(actor.errors.lost_process(actor.last_exit_error, self.incarnation))
             return None
         if self.deadline is None or not actor.config.backend.traits.can_kill:
             self.deadline = actor.config.deadlines.of(self.method)
@@ -93,19 +93,19 @@ class Call(Job):
         return self.actor.tenant.inputs_of_call(culprit.env, (self.kind, bytes(self.payload)))
 
     def after_exit(self, ended: ProcessExit) -> bool:
-        """Run again if the worker had not begun it, or if it has retries."""
+        """Let it run again if the worker had not begun it, or if it has retries."""
         has_begun = ended.culprit is not None
-        is_again = runs_again(
+        survives = survives_exit(
             has_begun=has_begun,
             retries=self.retries,
             is_discard=ended.reason is EndReason.DISCARD,
             is_requested=ended.is_requested,
         )
-        if not is_again:
+        if not survives:
             self.future.set_exception(ended.error)
         elif has_begun and ended.reason is not EndReason.HELPER_LOST:
             self.retries -= 1
-        return is_again
+        return not survives
 
     def fail(self, error_of: ErrorOf) -> None:
         """End with an error."""

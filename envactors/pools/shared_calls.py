@@ -57,13 +57,13 @@ class SharedCall(Call):
         return has_ended
 
     def after_exit(self, ended: ProcessExit) -> bool:
-        """If the call may run again, let any actor of the pool do so: the first one that is free."""
+        """If the call may run again, let any actor of the pool do so. For this one it has ended."""
         assert self.pool is not None, "it was submitted"
-        if super().after_exit(ended):
+        if not super().after_exit(ended):
             self.call_id = 0
             self.future.owner = self.pool
             self.pool.queue.put_back(self)
-        return False
+        return True
 
 
 class CallRecycler:

@@ -35,7 +35,8 @@ class ActorColumns:
         have_begun: Whether the rollout has begun to use them.
         counted: How many steps of each env are counted, by env.
         seeds: The seed of the reset that each env may run in its next step, by env.
-        renewing: Envs that the next process resets within a step that has failed, as ``autoreset="same_step"`` demands.
+        reset_after_failure: Envs that the next process resets within a step that has failed, as
+            ``autoreset="same_step"`` demands.
         encoded_leaves: The object leaves of observations that no worker wrote, by (step, env).
         large_infos: Infos that did not fit into the trajectory, by cell.
     """
@@ -46,7 +47,7 @@ class ActorColumns:
         self.have_begun: bool = False
         self.counted: dict[int, int] = dict.fromkeys(envs, 0)
         self.seeds: dict[int, int | None] = dict.fromkeys(envs)
-        self.renewing: set[int] = set()
+        self.reset_after_failure: set[int] = set()
         self.encoded_leaves: dict[tuple[int, int], bytes | None] = {}
         self.large_infos: dict[int, bytes] = {}
         self._table = table
@@ -140,12 +141,12 @@ class ActorColumns:
 
     def resets_next(self, index: int) -> bool:
         """Return whether the next step of an env resets it."""
-        return bool(self._table.episodes.resets_next[index]) or index in self.renewing
+        return bool(self._table.episodes.resets_next[index]) or index in self.reset_after_failure
 
     def repeats(self, index: int) -> bool:
         """Return whether an env's episode is over and nothing resets it."""
         needs_reset = self._table.episodes.needs_reset(index)
-        return needs_reset and index not in self.renewing and self._table.episodes.autoreset == "disabled"
+        return needs_reset and index not in self.reset_after_failure and self._table.episodes.autoreset == "disabled"
 
     def truncate(self, index: int) -> None:
         """Answer the next step of an env, which has failed, with its last observation."""
@@ -193,7 +194,7 @@ class ActorColumns:
             if new > old:
                 at = position * (high - low) - low
                 self._count_steps(index, old, all_ends[at + old : at + new], all_ops[at + old : at + new])
-                self._finish_renewal(index, old)
+                self._mark_truncated(index, old)
         return sum(done) - sum(before)
 
     def _count_steps(self, index: int, first: int, ends: bytes, ops: bytes) -> None:
@@ -242,10 +243,10 @@ class ActorColumns:
                 action = trajectory.actions[0][step, index].copy()[()]
                 journal.record_action(action, autoreset=resets_within, check=check)
 
-    def _finish_renewal(self, index: int, step: int) -> None:
+    def _mark_truncated(self, index: int, step: int) -> None:
         """Mark a step that had failed, and in which the next process has reset the env, as truncated."""
-        if index in self.renewing:
-            self.renewing.discard(index)
+        if index in self.reset_after_failure:
+            self.reset_after_failure.discard(index)
             self.trajectory.truncated[step, index] = True
             self.trajectory.ops[step, index] = OP_TRUNCATED
 

@@ -82,9 +82,9 @@ class Evaluator:
             failed = error
             infos = dict(zip(error.batch.env_ids.tolist(), error.batch.infos, strict=True))
         for index, info in infos.items():
-            renewed = failure_in(info)
-            if renewed is not None and self._numbers[index] < self._episodes:
-                self._failures.append((self._numbers[index], renewed))
+            reset_cause = failure_in(info)
+            if reset_cause is not None and self._numbers[index] < self._episodes:
+                self._failures.append((self._numbers[index], reset_cause))
         if failed is None:
             return []
         for index, failure in failed.failures.items():

@@ -226,7 +226,6 @@ class RolloutPart(Job):
         if self._is_done:
             self._end()
             return True
-        self._actor.enqueue(self, first=True)
         return False
 
     def count_completed(self) -> None:
@@ -253,11 +252,11 @@ class RolloutPart(Job):
         if ended.plan.has_process:
             self._fail_without_episode()
             if not self._is_done:
-                return True
+                return False
         elif not is_complete:
             self.error = ended.error
         self._end()
-        return False
+        return True
 
     def fail(self, error_of: ErrorOf) -> None:
         """End: no process will run the rest."""
@@ -293,10 +292,10 @@ class RolloutPart(Job):
         decision, error = self._group.recovery.end_attempt(index, loss, *self._posted(index))
         if decision.fate is EnvFate.REDO:
             return
-        columns.renewing.discard(index)
+        columns.reset_after_failure.discard(index)
         self.failures[columns.counted[index], index] = error
         if decision.fate is EnvFate.RESET:
-            columns.renewing.add(index)
+            columns.reset_after_failure.add(index)
         elif decision.fate is EnvFate.TRUNCATE:
             columns.truncate(index)
         else:

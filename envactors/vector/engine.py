@@ -29,7 +29,7 @@ from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.episodes import NONE
-from envactors.vector.losses import crash_error, read_later, unreadable_loss
+from envactors.vector.losses import read_later, unfinished_error, unreadable_loss
 from envactors.vector.posted_rows import post_rows
 from envactors.vector.requests import EnvRequest, RowResult, Selection
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep
@@ -466,7 +466,7 @@ class RowEngine(Engine):
         with self._lock:
             if table.is_beyond_replay(index):
                 actor = self.group_by_env[index].actor
-                raise crash_error(actor, actor.last_crash, Activity("snapshot", index))
+                raise unfinished_error(actor, actor.last_exit_error, Activity("snapshot", index))
             # Under replay, the next process would get to the same state; without an episode, the next step resets it.
             return None if table.uses_replay or self.episodes.state(index) == NONE else table.incarnations[index]
 

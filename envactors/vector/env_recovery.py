@@ -111,14 +111,14 @@ class EnvRecovery:
         )
         decision = decide(loss, facts)
         episodes.apply(index, decision)
-        runs_again = decision.fate is EnvFate.REDO
-        if decision.ends_episode and not runs_again:
+        is_redo = decision.fate is EnvFate.REDO
+        if decision.ends_episode and not is_redo:
             journal.forget()
-        elif runs_again and loss.cause is not Cause.NOT_BEGUN and loss.counts_as_crash:
+        elif is_redo and loss.cause is not Cause.NOT_BEGUN and loss.may_blame_inputs:
             journal.count_crash()
         elif table.keeps_journals and decision.fate is EnvFate.REPORT and loss.report is not None:
             journal.record_failed(journal.request(table.attach, actions, index, posted))
-        if loss.cause is Cause.RUNNING and not runs_again:
+        if loss.cause is Cause.RUNNING and not is_redo:
             self._actor.add_failed()
         if decision.replaces_process:
             self._actor.discard(loss.incarnation, functools.partial(discard_error, self._actor, loss, self._actor.pid))
@@ -149,7 +149,7 @@ class EnvRecovery:
         if crashes is not None and loss.report is not None:
             find_inputs = functools.partial(self.step_inputs, index, posted, actions)
             return crashes.name(loss.error, loss.report, find_inputs, loss.activity, loss.incarnation, self._actor.pid)
-        has_crashed = loss.cause is Cause.RUNNING and loss.counts_as_crash
+        has_crashed = loss.cause is Cause.RUNNING and loss.may_blame_inputs
         if not (has_crashed and table.uses_replay and journal.is_poison(posted)):
             return loss.error
         request = journal.request(table.attach, actions, index, posted)

@@ -37,7 +37,7 @@ class Cause(enum.Enum):
 
     RUNNING = enum.auto()  # its process ended while it ran
     NOT_BEGUN = enum.auto()  # its process ended before it began
-    RAISED = enum.auto()  # the env raised, or its result cannot be read
+    ERROR = enum.auto()  # the env raised, or its result cannot be read
 
 
 class RequestLoss(NamedTuple):
@@ -51,7 +51,7 @@ class RequestLoss(NamedTuple):
         has_process: Whether the actor has a process now, or will have another one.
         report: The worker's report of what the env raised; None without one.
         reason: Why the parent ended the process, if that concerns the request.
-        counts_as_crash: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
+        may_blame_inputs: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
         in_reset: Whether it failed in a reset, perhaps within a step, or ended the episode without a result.
         has_run: Whether the env has made the step, and only its result cannot be read.
     """
@@ -63,7 +63,7 @@ class RequestLoss(NamedTuple):
     has_process: bool
     report: Failure | None = None
     reason: EndReason | None = None
-    counts_as_crash: bool = True
+    may_blame_inputs: bool = True
     in_reset: bool = False
     has_run: bool = False
 
@@ -130,7 +130,7 @@ def decide(loss: RequestLoss, facts: Facts) -> Decision:
     fate = choose_fate(loss, facts)
     has_begun = loss.cause is not Cause.NOT_BEGUN
     # Inputs that have failed twice are not tried a third time.
-    may_repeat = facts.on_failure != "replay" or not loss.counts_as_crash
+    may_repeat = facts.on_failure != "replay" or not loss.may_blame_inputs
     repeats_reset = fate is EnvFate.RESET and facts.asked_reset and not facts.has_earlier_error and may_repeat
     # An autoreset that runs again without a replay, since it is seeded, needs nothing of the episode before it.
     resets_again = fate is EnvFate.REDO and facts.continues_episode and facts.resets_next and not facts.can_replay
@@ -140,7 +140,7 @@ def decide(loss: RequestLoss, facts: Facts) -> Decision:
         resets_next=resets_again or (fate is EnvFate.TRUNCATE and facts.autoreset == "next_step"),
         changes_seed=facts.ran_reset and has_begun and fate is not EnvFate.REDO and not repeats_reset,
         repeats_reset=repeats_reset,
-        replaces_process=loss.cause is Cause.RAISED and fate not in (EnvFate.FAIL, EnvFate.REPORT),
+        replaces_process=loss.cause is Cause.ERROR and fate not in (EnvFate.FAIL, EnvFate.REPORT),
     )
 
 
@@ -156,7 +156,7 @@ def choose_fate(loss: RequestLoss, facts: Facts) -> EnvFate:
     if facts.can_retry and cause is not Cause.NOT_BEGUN and reason is not EndReason.ABORT:
         return EnvFate.REDO
     if facts.on_failure == "raise":
-        return EnvFate.REPORT if cause is Cause.RAISED and not loss.in_reset else EnvFate.FAIL
+        return EnvFate.REPORT if cause is Cause.ERROR and not loss.in_reset else EnvFate.FAIL
     if facts.asked_reset or facts.autoreset == "same_step" or not facts.has_result:
         return EnvFate.RESET
     return EnvFate.TRUNCATE

@@ -270,7 +270,7 @@ class InlineEngine(Engine):
                     ends = bool(fields[2] or fields[3])
                     infos[index] = keep(index, fields)
                 except Exception as error:
-                    running.fail(index, Cause.RAISED, error, in_reset=self._is_within_reset(index), ends=ends)
+                    running.fail(index, Cause.ERROR, error, in_reset=self._is_within_reset(index), ends=ends)
                     continue
                 # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
                 if ends or (flags[index] and (episodes.state(index) == NONE or not episodes.has_result(index))):
@@ -368,7 +368,7 @@ class InlineEngine(Engine):
             fields = self._hosted_envs[index].reset(seed, copy_value(options))  # a later attempt needs the options
             self._pending_infos[index] = self._last.keep(index, fields)
         except Exception as error:
-            running.fail(index, Cause.RAISED, error, in_reset=True)
+            running.fail(index, Cause.ERROR, error, in_reset=True)
             return False
         self._last.incarnations[index] = incarnation
         self._other_requests[index] += 1
@@ -380,9 +380,9 @@ class InlineEngine(Engine):
         """Return the error of a step whose episode was lost when the envs of its actor were replaced."""
         actor = self._actor_by_env[index]
         activity = Activity("step", index)
-        if actor.last_crash is None:  # its envs have not been replaced: the actor is closed
+        if actor.last_exit_error is None:  # its envs have not been replaced: the actor is closed
             return actor.unusable_error(activity)
-        return actor.errors.not_begun(activity, actor.last_crash)
+        return actor.errors.not_begun(activity, actor.last_exit_error)
 
     def _complete(self, running: _RunningRequests, futures: Futures) -> None:
         """Handle the failures, once all envs have run, and resolve the futures.

@@ -96,9 +96,8 @@ class JournalKeeper:
         journal.record_replay(crashed=False, is_same=is_same)
         if journal.can_replay:
             self._table.episodes.resume(index)
-            self._actor.log(
-                logging.WARNING, f"the episode of env {index} was replayed in the new process, and continues"
-            )
+            text = f"the episode of env {index} was replayed in the new process, and continues"
+            self._actor.log(logging.WARNING, text)
         elif could_replay:
             for attributes in self._replays_for_env(index):  # the replay may have ended before all of them were set
                 self._actor.enqueue(attributes, first=True)

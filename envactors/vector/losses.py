@@ -26,14 +26,14 @@ def raised_loss(table: EnvTable, actor: Actor, activity: Activity, report: Failu
     """Return the loss of a request in which the env raised, without unpickling the exception."""
     incarnation, pid = int(table.posted_in[activity.env]), actor.pid
     error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, report)), is_failure=True)
-    loss = RequestLoss(Cause.RAISED, error, incarnation, activity, actor.is_usable, report)
+    loss = RequestLoss(Cause.ERROR, error, incarnation, activity, actor.is_usable, report)
     return loss._replace(in_reset=report.fault in (Fault.RESET, Fault.LAST_RESULT))
 
 
 def unreadable_loss(table: EnvTable, actor: Actor, index: int, error: BaseException) -> RequestLoss:
     """Return the loss of a result that cannot be unpickled."""
     outcome, incarnation = ReadyOutcome(None, error), int(table.posted_in[index])
-    loss = RequestLoss(Cause.RAISED, outcome, incarnation, table.activity(index), actor.is_usable, has_run=True)
+    loss = RequestLoss(Cause.ERROR, outcome, incarnation, table.activity(index), actor.is_usable, has_run=True)
     # After an end that the user has not seen, the env needs a reset, as if its autoreset had raised.
     return loss._replace(in_reset=table.slab.ends_episode(index, table.ops[index]))
 
@@ -47,12 +47,12 @@ def exit_losses(actor: Actor, requests: Sequence[Activity], ended: ProcessExit) 
     losses = []
     for activity in requests:
         is_culprit = culprit is not None and activity.env == culprit.env and not is_discard
-        error = ended.error if is_culprit else crash_error(actor, ended.error, activity)
+        error = ended.error if is_culprit else unfinished_error(actor, ended.error, activity)
         cause = Cause.RUNNING if activity.env in begun else Cause.NOT_BEGUN
         loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, ended.plan.has_process)
         reason = ended.reason if is_culprit or is_discard else None
         in_reset = culprit is not None and culprit[:2] == ("reset", activity.env)
-        losses.append(loss._replace(reason=reason, counts_as_crash=is_crash(ended.reason), in_reset=in_reset))
+        losses.append(loss._replace(reason=reason, may_blame_inputs=is_crash(ended.reason), in_reset=in_reset))
     return losses
 
 
@@ -66,28 +66,28 @@ def refused_loss(table: EnvTable, actor: Actor, index: int, error_of: ErrorOf) -
 
 def episode_loss(actor: Actor, activity: Activity) -> RequestLoss:
     """Return the loss of a request that continues an episode which ended with an earlier process."""
-    crash = actor.last_crash
-    incarnation = actor.incarnation.index if crash is None or crash.incarnation is None else crash.incarnation
-    error = ReadyOutcome(None, crash_error(actor, crash, activity))
+    last = actor.last_exit_error
+    incarnation = actor.incarnation.index if last is None or last.incarnation is None else last.incarnation
+    error = ReadyOutcome(None, unfinished_error(actor, last, activity))
     return RequestLoss(Cause.NOT_BEGUN, error, incarnation, activity, actor.is_usable)
 
 
 # Errors --------------------------------------------------------------------------------------------------
 
 
-def crash_error(actor: Actor, crash: ActorError | None, activity: Activity) -> ActorError:
-    """Return the error of a request whose process has ended: its own crash, or that of another request.
+def unfinished_error(actor: Actor, exit_error: ActorError | None, activity: Activity) -> ActorError:
+    """Return the error of a request that its process has not completed: the error of the exit, or one that names it.
 
     Args:
         actor: The actor.
-        crash: The error of the exit; None if no process of the actor has ended.
+        exit_error: The error of the exit; None if no process of the actor has ended.
         activity: The request.
     """
-    if crash is None:
+    if exit_error is None:
         return actor.errors.ended(ExitReport(reason=EndReason.ABORT), actor.incarnation.index, activity)
-    if (crash.call_id, crash.index) == (activity.call_id, activity.env):
-        return copy_error(crash)
-    return actor.errors.not_begun(activity, crash)
+    if (exit_error.call_id, exit_error.index) == (activity.call_id, activity.env):
+        return copy_error(exit_error)
+    return actor.errors.not_begun(activity, exit_error)
 
 
 def discard_error(actor: Actor, loss: RequestLoss, pid: int | None) -> ActorError:

@@ -101,7 +101,7 @@ class PostedRows(Job):
             worker.page.ring_at_end(call_id)
         return worker.page
 
-    def is_finished(self) -> bool:
+    def try_finish(self) -> bool:
         """Record complete rows, then return whether no row is posted."""
         self.actor.tenant.collect_completed()
         return not self.has_posted
@@ -122,7 +122,7 @@ class PostedRows(Job):
     def _end_if_finished(self) -> None:
         """End this job if all rows are complete; the actor then starts the next one."""
         worker = self.actor.incarnation.worker
-        if worker is not None and self.is_finished():
+        if worker is not None and self.try_finish():
             worker.unwatch_rings()
             self.actor.end_job(self)
 

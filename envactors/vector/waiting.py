@@ -191,4 +191,4 @@ class ResultWaiters:
             actor = group.actor
             worker = actor.incarnation.worker
             if worker is not None and group.check_memory(worker.page.counters[FINISHED]):
-                actor.runtime.loop.call_soon(functools.partial(actor.make_change, actor.find_activity))
+                actor.runtime.loop.call_soon(functools.partial(actor.make_change, actor.check_worker))

@@ -177,7 +177,7 @@ MUTANTS = [
     Mutant(LAUNCHER + "finish", "self._begin_waiting()", "pass", HANGS),
     Mutant(WATCH + "stop", "self.next_check_at = math.inf", "pass", HANGS),
     # Decisions about calls.
-    Mutant(EXITS + "runs_again", "retries > 0 and not", "not", ONCE),
+    Mutant(EXITS + "survives_exit", "retries > 0 and not", "not", ONCE),
     Mutant(JOB + "Job.unfinished", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE),
     Mutant(JOBS + "Call.on_reply", "actor.tenant.on_call(self.kind, self.index, self.payload, frame)", "pass", REPLAYS),
     Mutant(JOBS + "Call.start", "actor.deadline_watch.watch(self.started, self.deadline)", "pass", HANGS),

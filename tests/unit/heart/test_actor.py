@@ -170,7 +170,7 @@ def test_killing_an_actor_without_a_process_keeps_the_cause_of_the_last_exit(act
     actor, backend = actors(restart=ea.RestartPolicy(max_restarts=max_restarts, backoff=SOON, backoff_max=SOON))
     backend.next_worker().serve_start().crash()
     wait_until(lambda: actor.phase is (Phase.BACKOFF if max_restarts else Phase.DEAD))
-    crash = actor.last_crash
+    crash = actor.last_exit_error
     queued = call(actor) if max_restarts else None
     actor.kill(restart)
     if restart:
@@ -183,7 +183,7 @@ def test_killing_an_actor_without_a_process_keeps_the_cause_of_the_last_exit(act
         if queued is not None:
             with pytest.raises(ea.ActorDiedError, match="was ended on purpose"):
                 queued.result(SOON)
-    assert actor.last_crash is crash
+    assert actor.last_exit_error is crash
     assert exits.count == 1
 
 
@@ -191,10 +191,10 @@ def test_closing_a_dead_actor_records_no_second_exit(actors, exits):
     actor, backend = actors(restart=ea.RestartPolicy(max_restarts=0))
     backend.next_worker().serve_start().crash()
     wait_until(lambda: actor.phase is Phase.DEAD)
-    crash = actor.last_crash
+    crash = actor.last_exit_error
     actor.begin_close(SOON)
     actor.wait_closed(SOON)
-    assert actor.last_crash is crash
+    assert actor.last_exit_error is crash
     assert exits.count == 1
 
 
@@ -210,7 +210,7 @@ def test_a_process_is_discarded_although_the_error_of_its_env_is_never_read(acto
         backend.next_worker().serve_start().serve_call("next")
         assert future.result(SOON) == "next"
         assert worker.was_killed
-        assert "was replaced, since an env had raised" in str(actor.last_crash)
+        assert "was replaced, since an env had raised" in str(actor.last_exit_error)
     finally:
         gate.set()
 

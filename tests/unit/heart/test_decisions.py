@@ -8,7 +8,7 @@ import pytest
 
 import envactors as ea
 from envactors.actor.activity import Activity
-from envactors.actor.exits import restart_delay, runs_again
+from envactors.actor.exits import restart_delay, survives_exit
 from envactors.actor.future import ReadyOutcome
 from envactors.actor.states import EndReason
 from envactors.vector.fates import Cause, EnvFate, Facts, RequestLoss, choose_fate
@@ -26,7 +26,7 @@ from envactors.vector.fates import Cause, EnvFate, Facts, RequestLoss, choose_fa
     ],
 )
 def test_the_call_that_a_process_was_sent(has_begun, retries, is_discard, is_requested, expected):
-    found = runs_again(has_begun=has_begun, retries=retries, is_discard=is_discard, is_requested=is_requested)
+    found = survives_exit(has_begun=has_begun, retries=retries, is_discard=is_discard, is_requested=is_requested)
     assert found is expected
 
 
@@ -64,8 +64,8 @@ LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity(
     [
         ({}, EnvFate.FAIL),
         ({"has_process": False, "on_failure": "renew"}, EnvFate.FAIL),
-        ({"cause": Cause.RAISED}, EnvFate.REPORT),
-        ({"cause": Cause.RAISED, "in_reset": True}, EnvFate.FAIL),
+        ({"cause": Cause.ERROR}, EnvFate.REPORT),
+        ({"cause": Cause.ERROR, "in_reset": True}, EnvFate.FAIL),
         ({"cause": Cause.NOT_BEGUN}, EnvFate.FAIL),
         ({"cause": Cause.NOT_BEGUN, "continues_episode": False}, EnvFate.REDO),
         ({"on_failure": "renew"}, EnvFate.TRUNCATE),
@@ -73,7 +73,7 @@ LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity(
         ({"on_failure": "renew", "asked_reset": True, "in_reset": True}, EnvFate.RESET),
         ({"on_failure": "renew", "autoreset": "same_step"}, EnvFate.RESET),
         ({"on_failure": "renew", "autoreset": "disabled"}, EnvFate.TRUNCATE),
-        ({"on_failure": "renew", "cause": Cause.RAISED}, EnvFate.TRUNCATE),
+        ({"on_failure": "renew", "cause": Cause.ERROR}, EnvFate.TRUNCATE),
         ({"on_failure": "replay"}, EnvFate.TRUNCATE),
         ({"on_failure": "replay", "can_replay": True, "can_retry": True}, EnvFate.REDO),
         ({"on_failure": "replay", "can_replay": True}, EnvFate.TRUNCATE),
