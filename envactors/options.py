@@ -1,6 +1,6 @@
 """Options of an actor, as frozen dataclasses that check their values, and the checks that other modules share.
 
-What the options do is implemented elsewhere: supervisors enforce deadlines and restarts, vectors take snapshots.
+What the options do is implemented elsewhere: actors enforce deadlines and restarts, vectors take snapshots.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Deadlines:
             check_timeout(value, f"Deadlines({name}=...)")
 
     def of(self, method: str) -> float | None:
-        """Return the deadline of a method in seconds; None if it has none. That of a policy is ``policy``."""
+        """Return the deadline of a method of an env, in seconds; None if it has none."""
         own = self.step if method == "step" else self.reset if method == "reset" else None
         return self.call if own is None else own
 

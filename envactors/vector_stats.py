@@ -26,7 +26,7 @@ class VectorStats:
 
     Attributes:
         steps: Number of steps of each env.
-        episodes: Number of episodes of each env that have ended.
+        episodes: Number of episodes of each env that the env has ended. Those that a failure cut off do not count.
         actors: Statistics of each actor.
         batches: Number of full-batch steps that were timed.
         wait_seconds: Time spent in full-batch steps and in ``recv``.

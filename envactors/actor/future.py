@@ -331,7 +331,7 @@ class LazyOutcome:
         self._content: tuple[Any, BaseException | None] | None = None
 
     def read(self) -> tuple[Any, BaseException | None]:
-        """Return the result, or the exception, the same one each time."""
+        """Return the result, or the exception: the same one each time, unless several threads are the first to ask."""
         if self._content is None:
             self._content = self._read()
         return self._content

@@ -145,7 +145,7 @@ class Replay(Job):
         progress = None if worker is None else worker.page.progress()
         if progress is None or progress.call_id != self.call_id:
             return Activity("reset", self.index, self.call_id, self.started, deadlines.of("reset"))
-        method = METHOD_NAMES.get(progress.method, "call")
+        method = METHOD_NAMES[progress.method]
         return Activity(method, self.index, self.call_id, progress.since, deadlines.of(method))
 
     def inputs(self, culprit: Activity) -> Inputs:

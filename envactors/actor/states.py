@@ -24,7 +24,8 @@ class ActorStats:
     """Counts over an actor's lifetime, and its current state.
 
     Attributes:
-        completed: Calls that returned or raised.
+        completed: Requests that returned or raised: calls, resets, and steps, also those of rollouts, and the requests
+            that the library makes itself, such as replays, snapshots, and orders to run a part of a rollout.
         failed: Calls, steps, and resets that ended with a crash, a deadline, or an abort. Those that a replay has made
             good do not count.
         restarts: Processes that replaced a lost one.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from envactors.actor.activity import Activity
 from envactors.loop import Loop, Timer
-from envactors.mailbox.control_page import METHOD_NAMES
+from envactors.mailbox.control_page import METHOD_NAMES, METHOD_POLICY
 from envactors.options import Deadlines
 
 # The shortest pause between two looks at a running request, in seconds. Limits may be shorter, or zero.
@@ -88,7 +88,8 @@ class DeadlineWatch:
         self._timers = timers
         self._check = check
         self._slow = deadlines.slow
-        self.shortest: float = _shortest(deadlines)
+        limits = [*(deadline_of(method, deadlines) for method in METHOD_NAMES), deadlines.slow]
+        self.shortest: float = min((limit for limit in limits if limit is not None), default=math.inf)
         self.next_check_at: float = math.inf
         # When the last step began that was reported as slow.
         self._reported = 0.0
@@ -137,7 +138,11 @@ class DeadlineWatch:
         return judgment
 
 
-def _shortest(deadlines: Deadlines) -> float:
-    """Return the shortest deadline of what a worker runs, or the slow threshold, in seconds; infinity if none."""
-    limits = [*map(deadlines.of, METHOD_NAMES.values()), deadlines.policy, deadlines.slow]
-    return min((limit for limit in limits if limit is not None), default=math.inf)
+def deadline_of(method: int, deadlines: Deadlines) -> float | None:
+    """Return the deadline of what a worker runs by its control page, in seconds; None if it has none.
+
+    Args:
+        method: One of the values that begin with METHOD.
+        deadlines: The time limits of the actor.
+    """
+    return deadlines.policy if method == METHOD_POLICY else deadlines.of(METHOD_NAMES[method])

@@ -1,8 +1,8 @@
 """Actors on other machines: a node agent per machine, one link to each, and a backend like any other.
 
     caller                                       node
-    supervisor ── RemoteWorker ─┐
-    supervisor ── RemoteWorker ─┼── Node ══ link ══ agent ─┬─ worker
+    Actor ─────── RemoteWorker ─┐
+    Actor ─────── RemoteWorker ─┼── Node ══ link ══ agent ─┬─ worker
                                                     │      └─ worker
                                       helper process (ends the agent when its lease is over)
 

@@ -16,10 +16,11 @@ from envactors.actor.activity import Activity
 from envactors.actor.exits import ProcessExit
 from envactors.actor.future import Outcome
 from envactors.actor.job import ErrorOf, Job, Renewal
+from envactors.actor.timers import deadline_of
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
 from envactors.mailbox import bundle
-from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES
+from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES, METHOD_POLICY
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import RESET as RESET_BIT
@@ -180,12 +181,12 @@ class RolloutPart(Job):
         progress = worker.page.progress()
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
             return self._activity_of_order
-        method = METHOD_NAMES[progress.method]
-        deadlines = self._actor.config.deadlines
-        deadline = deadlines.policy if method == "policy" else deadlines.of(method)
-        is_of_env = method != "policy" and 0 <= progress.position < len(self.columns.envs)  # env code may overwrite it
+        deadline = deadline_of(progress.method, self._actor.config.deadlines)
+        is_of_env = progress.method != METHOD_POLICY and 0 <= progress.position < len(
+            self.columns.envs
+        )  # env code may overwrite it
         index = self.columns.envs[progress.position if is_of_env else 0]
-        return Activity(method, index, self.call_id, progress.since, deadline)
+        return Activity(METHOD_NAMES[progress.method], index, self.call_id, progress.since, deadline)
 
     def on_late(self, activity: Activity) -> None:
         """Ignore later progress of the worker, if its progress is known here."""

@@ -22,7 +22,7 @@ from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
 from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
-from envactors.vector.fates import Cause, Decision, EnvFate, Facts, RequestLoss, decide
+from envactors.vector.fates import Cause, Decision, EnvFate, RequestLoss, decide
 from envactors.vector.losses import discard_error, episode_loss, read_later
 from envactors.vector.rows import RowReader
 from envactors.vector.table import NOT_POSTED, QUEUED, EnvTable
@@ -100,8 +100,7 @@ class EnvRecovery:
         request, episodes = table.request(index), table.episodes
         loss = loss._replace(in_reset=loss.in_reset or posted.is_reset)
         loss = loss._replace(error=self._complete_error(index, loss, posted, actions))
-        facts = Facts(
-            *episodes.facts(index),
+        facts = episodes.facts(index)._replace(
             ran_reset=(posted.is_reset or (loss.in_reset and posted.autoreset)) and not loss.has_run,
             asked_reset=request.method == "reset",
             continues_episode=table.continues_episode(index),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from envactors.errors import VectorInputError
 from envactors.mailbox.messages import episode_seed, renewed_seed
-from envactors.vector.fates import Decision
+from envactors.vector.fates import Decision, Facts
 from envactors.vector.options import Autoreset, OnFailure
 from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot
@@ -218,9 +218,12 @@ class Episodes:
         self.flags[index] = kept | NONE | (0 if resets_next else NEEDS_RESET)
         self.resets_next[index] = resets_next
 
-    def facts(self, index: int) -> tuple[OnFailure, Autoreset, bool, bool]:
-        """Return the first four of the `Facts` on which the fate of an env's request depends."""
-        return self.on_failure, self.autoreset, bool(self.resets_next[index]), self.has_result(index)
+    def facts(self, index: int) -> Facts:
+        """Return the facts about an env on which the fate of its request depends; the caller adds those about that."""
+        resets_next, has_result = bool(self.resets_next[index]), self.has_result(index)
+        return Facts(
+            on_failure=self.on_failure, autoreset=self.autoreset, resets_next=resets_next, has_result=has_result
+        )
 
     def apply(self, index: int, decision: Decision) -> None:
         """Apply the decision about a request without a result."""

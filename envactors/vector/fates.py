@@ -16,8 +16,20 @@ An example: envs 0 and 1 share a process, both are in an episode, and it crashes
     0    RUNNING    True               TRUNCATE: it cannot run again  is over; its next step      False
     1    NOT_BEGUN  True               TRUNCATE: its episode is lost  resets each of the envs     False
 
+If the process had a third env whose step was complete, that step would be delivered. Its episode is lost, too, but only
+its next step finds that: with cause NOT_BEGUN, it gets TRUNCATE, one step later than the others.
+
 With a call of ``reset`` in place of the steps, env 0 gets RESET with ``repeats_reset``, since the user's seed may not
 be the reason, and env 1 gets REDO, since a reset needs no episode.
+
+Several names say "reset":
+
+    asked_reset               the user called `reset`, and waits for its result
+    resets_next (`Facts`)     before the request, autoreset was to turn the next step into a reset
+    resets_next (`Decision`)  after it, autoreset turns the next step into a reset
+    in_reset                  the request failed in a reset of any kind, also in one within a step; or its result, which
+                              cannot be had, ended the episode
+    ran_reset                 the env has run such a reset, whose seed may be the cause of the failure
 """
 
 from __future__ import annotations
@@ -87,10 +99,10 @@ class Facts(NamedTuple):
     autoreset: Autoreset
     resets_next: bool
     has_result: bool
-    ran_reset: bool
-    asked_reset: bool
-    continues_episode: bool
-    has_earlier_error: bool
+    ran_reset: bool = False
+    asked_reset: bool = False
+    continues_episode: bool = False
+    has_earlier_error: bool = False
     can_replay: bool = False
     can_retry: bool = False
 

@@ -27,7 +27,7 @@ from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import LOST, NONE, Episodes
-from envactors.vector.fates import Cause, EnvFate, Facts, RequestLoss, decide
+from envactors.vector.fates import Cause, EnvFate, RequestLoss, decide
 from envactors.vector.last_results import LastResults
 from envactors.vector.options import VectorSettings
 from envactors.vector.requests import Selection
@@ -409,8 +409,7 @@ class InlineEngine(Engine):
         assert error is not None, "the request has failed"
         attempts = sum(each.activity.env == index for each in running.failures)
         limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
-        facts = Facts(
-            *episodes.facts(index),
+        facts = episodes.facts(index)._replace(
             ran_reset=in_reset,
             asked_reset=asked_reset,
             continues_episode=not in_reset,

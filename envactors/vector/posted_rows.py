@@ -177,10 +177,9 @@ class PostedRows(Job):
         rows, running, _ = self.progress()
         blamed = [a for a in rows if a.env in self._table.overdue or (a.env, a.call_id) == self._blamed]
         is_node_lost = incarnation.report is not None and incarnation.report.status.loss is not None
-        begun = blamed or (rows if is_node_lost else [])
         culprit = rows[0] if rows and blames_request(incarnation.end_reason) else None
         if running is not None and (not blamed or running.env == blamed[0].env):
             culprit = running
-        elif begun:
+        elif begun := blamed or (rows if is_node_lost else []):
             culprit = begun[0]._replace(started=self._posted_at)
         return Unfinished(culprit, running, rows)

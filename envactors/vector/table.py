@@ -61,8 +61,10 @@ _BARE_STEP: Final = EnvRequest("step")
 class EnvTable:
     """The state of all envs: their requests and rows, and in three parts their episodes, journals, and last results.
 
-    Once it is built, only methods change it: those of this class, which change the parts, too, and those of the parts.
-    `EnvRecovery` calls the latter for a request without a result, and rollouts for the steps that they count.
+    Once the vector is built, only methods change it: those of this class, which change the parts, too, and those of the
+    parts. `EnvRecovery` calls the latter for a request without a result, and rollouts for the steps that they count.
+    The memory of the rows has other writers, too: the caller writes actions, workers write results, and a rollout
+    writes the last results of its envs at its end.
 
     Callers hold the lock, except to read facts that they check again under the lock. Between changes this holds:
 
