@@ -219,7 +219,7 @@ MUTANTS = [
     Mutant(ENVS + "on_exit", "self.table.end_process(self.indices)", "pass", ONCE),
     Mutant(ENVS + "repair", "table.clear(index)", "pass", INTERRUPTS),
     Mutant(TABLE + "is_complete", " or index in self.overflow", "", MIXES),
-    Mutant(TABLE + "_encode", "episodes.set_root_seed(index, seed)", "pass", SEEDS),
+    Mutant(TABLE + "begin_seeds", "self.episodes.set_root_seed(index, seed)", "pass", SEEDS),
     Mutant(TABLE + "write_requests", "self.last.ops.translate(_STEPS[streams])", "self.last.ops[:]", LAST),
     Mutant(TABLE + "write_requests", "self.overflow.pop(index, None)", "pass", MIXES),
     Mutant(LAST_ROWS + "take_all", "self.ops[:] = self._posted", "pass", LAST),
