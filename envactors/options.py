@@ -26,7 +26,7 @@ class Deadlines:
     it changes nothing that env code sees, and works on every backend.
 
     Attributes:
-        start: For starting the process and running the factory.
+        start: For starting the process and running the factory, and for making the policy of a rollout.
         call: For every method.
         reset: For ``reset``, including resets by autoreset; overrides ``call``.
         step: For ``step``; overrides ``call``.

@@ -30,8 +30,8 @@ class ActorStats:
             good do not count.
         restarts: Processes that replaced a lost one.
         restart_in: Seconds until the next one starts, by the backoff of `RestartPolicy`; None unless that is awaited.
-        stale: Replies that matched no running call and were dropped.
-        queued: Calls that are queued now.
+        stale: Messages that were dropped: replies that matched no running call, and all of a former process.
+        queued: Requests that are queued now, with those that the library makes itself.
         last_failure: The last crash or failed start; None if there was none.
         state: Its state.
         pid: The process id; None while there is no process.

@@ -1,6 +1,7 @@
 """Episodes: where each env of a vector is in its episode, its seeds, and its counts of steps and episodes.
 
-Vectors with workers, in-process vectors, and rollouts record their results here, so that the rules stand once.
+Vectors with workers, in-process vectors, and rollouts record their results here. Within a rollout,
+`envactors.rollout.trajectory_writer` follows the same rules in the worker.
 """
 
 from __future__ import annotations
@@ -244,10 +245,10 @@ class Episodes:
         """Record that a replay has brought an env back to where it was, in a process that is not due to retire."""
         self.flags[index] &= ~(_STATE | UNRESET | RETIRING)
 
-    def step_continues(self, index: int) -> bool:
-        """Return whether the next step of an env continues its episode, rather than begins the next one by autoreset.
+    def step_reports_loss(self, index: int) -> bool:
+        """Return whether the next step of an env reports the loss of the episode, if its process has ended.
 
-        So that a crash between two episodes is reported, an autoreset counts, too, unless failures are raised, or the
+        An autoreset does so, too, and a crash between two episodes is reported, unless failures are raised, or the
         process was to be replaced anyway.
         """
         if not self.resets_next[index]:

@@ -256,7 +256,7 @@ class InlineEngine(Engine):
             self._begin(running)
             for index, action in zip(envs.ids, split, strict=True):
                 running.index = index
-                if flags[index] and episodes.state(index) == LOST and episodes.step_continues(index):
+                if flags[index] and episodes.state(index) == LOST and episodes.step_reports_loss(index):
                     running.fail(index, Cause.NOT_BEGUN, self._lost_episode_error(index))
                     continue
                 if resets_next[index]:

@@ -36,7 +36,7 @@ class LastRows:
         has_objects: Whether observations or rewards have leaves without a place in rows.
         ops: The operation that has returned the result of each env, with the bits of `envactors.mailbox.slab`: its
             buffer is in `BUFFER`, and `RESET` is set also after a reset within a step. `REPEATED` may be set, too.
-        incarnations: The process that has returned the result of each env, as users were told.
+        incarnations: The ``incarnation`` of each env's result; see `EnvStep`.
         contents: The info and the object leaves of each env, pickled; None if there are none, or they are not kept.
     """
 

@@ -51,7 +51,7 @@ def exit_losses(actor: Actor, requests: Sequence[Activity], ended: ProcessExit) 
         cause = Cause.RUNNING if activity.env in begun else Cause.NOT_BEGUN
         loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, ended.plan.has_process)
         reason = ended.reason if is_culprit or is_discard else None
-        in_reset = culprit is not None and culprit[:2] == ("reset", activity.env)
+        in_reset = culprit is not None and culprit.method == "reset" and culprit.env == activity.env
         losses.append(loss._replace(reason=reason, may_blame_inputs=is_crash(ended.reason), in_reset=in_reset))
     return losses
 

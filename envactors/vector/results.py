@@ -23,7 +23,7 @@ class EnvStep(NamedTuple):
         terminated: Whether the episode ended.
         truncated: Whether the episode was cut off.
         info: The env's own info.
-        incarnation: Incarnation of the process that returned the result.
+        incarnation: Incarnation of the process that returned the result; if it answers a failure, of the one after it.
     """
 
     env_id: int
@@ -46,7 +46,8 @@ class Batch(NamedTuple):
         terminated: Whether each episode ended; bool, shape (n,).
         truncated: Whether each episode was cut off; bool, shape (n,).
         infos: Each env's own info.
-        incarnations: Incarnations of the processes that returned the results; int64, shape (n,).
+        incarnations: Incarnations of the processes that returned the results, or, if these answer failures, of those
+            after them; int64, shape (n,).
     """
 
     env_ids: npt.NDArray[np.int64]

@@ -219,8 +219,8 @@ class EnvTable:
         return PostedRequest(op, seed, payload, self.attach.autoreset and not op & NO_AUTORESET)
 
     def continues_episode(self, index: int) -> bool:
-        """Return whether the request of an env continues the episode of its last result; compare `step_continues`."""
-        return not self.request(index).resets and self.episodes.step_continues(index)
+        """Return whether the request of an env continues its last episode, or would report its loss."""
+        return not self.request(index).resets and self.episodes.step_reports_loss(index)
 
     def is_beyond_replay(self, index: int) -> bool:
         """Return whether the episode of an env was lost with its process, and no replay can bring it back."""
