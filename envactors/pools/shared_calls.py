@@ -173,16 +173,16 @@ class CallQueue(Generic[AnyCall]):
 
     def put(self, call: AnyCall) -> None:
         """Have an idle actor run a call, or let it wait for one; wake an actor if there are too few."""
-        if self._calls:  # then no actor is idle, and one can run calls: see `serve` and `on_unusable`
-            self._calls[call.future] = call
-            self.wake()
-        elif idle := [actor for actor in self._actors if actor.is_idle]:
+        others_wait = self.has_jobs  # then no actor is idle, and one can run calls: see `serve` and `on_unusable`
+        idle = [] if others_wait else [actor for actor in self._actors if actor.is_idle]
+        if idle:
             actor = max(idle, key=self._last_use.__getitem__)
             call.future.owner = actor
             actor.accept(call)
-        else:
-            self._calls[call.future] = call
-            self.wake()
+            return
+        self._calls[call.future] = call
+        self.wake()
+        if not others_wait:
             self.fail_unless_served()
 
     def wake(self) -> None:

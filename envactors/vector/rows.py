@@ -85,8 +85,9 @@ class RowReader:
         if self._layout.reward is None:
             rewards = stack(self._reward_spec, [content[1][-1] for content in contents or ()])
         infos = [{} for _ in envs.ids] if contents is None else [content[0] for content in contents]
-        obs: Any = leaves[0] if self._are_arrays else None
-        if not self._are_arrays:
+        if self._are_arrays:
+            obs: Any = leaves[0]
+        else:
             objects = zip(*(content[1] for content in contents or ()), strict=True)
             filled = (list(next(objects, ())) if leaf is None else leaf for leaf in leaves)
             obs = unflatten(self._layout.observation, filled)
