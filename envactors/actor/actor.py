@@ -487,8 +487,8 @@ class Actor(ActorBase):
             for frame in worker.drain():
                 self._on_frame(frame)
             report = incarnation.reap(worker)
-            is_requested = self.is_closing or not is_crash(incarnation.end_reason)
-            if incarnation.is_standby and not incarnation.has_started and not is_requested:
+            has_crashed = is_crash(incarnation.end_reason) and not self.is_closing
+            if incarnation.is_standby and not incarnation.has_started and has_crashed:
                 # Not a crash of this actor, which the standby has not served yet: launch a process instead.
                 self._start_process(Incarnation(incarnation.index))
             else:
@@ -794,8 +794,8 @@ class Actor(ActorBase):
             self.runtime.loop.call_soon(functools.partial(self.make_change, self._leave_running))
 
     @property
-    def _has_more_than_close(self) -> bool:
-        """Whether jobs are queued that need a process, as the `Close` behind them does not."""
+    def _has_jobs_before_close(self) -> bool:
+        """Whether jobs are queued before the `Close` of an actor that is closing."""
         return len(self.queue) > 1
 
     def proceed_soon(self) -> None:
@@ -805,7 +805,7 @@ class Actor(ActorBase):
     def _proceed(self) -> None:
         """Continue in the loop after a change by a caller."""
         incarnation = self.incarnation
-        is_needed = not self.is_closing or self._has_more_than_close
+        is_needed = not self.is_closing or self._has_jobs_before_close
         if incarnation.worker is not None:
             self.dispatch()  # does nothing if the process is ending: `on_exit` continues
         elif incarnation.is_launching:
@@ -896,7 +896,7 @@ class Actor(ActorBase):
         """Decide whether and when to start another process; count the exit if it is a crash."""
         incarnation = self.incarnation
         # An actor that is closed in the middle of a renewal runs the calls behind that in the next process.
-        is_renewing = incarnation.end_reason is EndReason.RENEW and self._has_more_than_close
+        is_renewing = incarnation.end_reason is EndReason.RENEW and self._has_jobs_before_close
         if self.is_closing and not is_renewing:
             return Plan(Next.CLOSE)
         if incarnation.is_replaced:

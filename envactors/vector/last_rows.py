@@ -23,13 +23,13 @@ class LastRows:
     """The last result of each env, which may have to be returned again.
 
     Requests are written to the other buffer of the row, so one without a result changes nothing here. A result becomes
-    the last one when it is delivered or dropped, or when the env continues without that. An unreadable result does not.
+    the last one when it is delivered or dropped, or when the env continues from it without that.
 
     Args:
         slab: The rows.
-        posted: Each env's last posted operation.
+        posted_op: Each env's last posted operation.
         posted_in: The process that each was posted to.
-        content_of: Returns the info and the object leaves in an env's complete row, pickled; None if there are none.
+        content: Returns the info and the object leaves in an env's complete row, pickled; None if there are none.
         episodes: The episodes of the envs.
 
     Attributes:
@@ -41,16 +41,16 @@ class LastRows:
     """
 
     def __init__(
-        self, slab: Slab, posted: bytearray, posted_in: memoryview, content_of: Callable[[int], Any], episodes: Episodes
+        self, slab: Slab, posted_op: bytearray, posted_in: memoryview, content: Callable[[int], Any], episodes: Episodes
     ) -> None:
         self.has_objects: bool = any(leaf is None for leaf in (*slab.observations, slab.layout.reward))
-        self.ops: bytearray = bytearray(len(posted))
-        self.incarnations: memoryview[int] = np.zeros(len(posted), np.int64).data
-        self.contents: list[bytes | None] = [None] * len(posted)
+        self.ops: bytearray = bytearray(len(posted_op))
+        self.incarnations: memoryview[int] = np.zeros(len(posted_op), np.int64).data
+        self.contents: list[bytes | None] = [None] * len(posted_op)
         self._slab = slab
-        self._posted = posted
+        self._posted_op = posted_op
         self._posted_in: memoryview[int] = posted_in
-        self._content_of = content_of
+        self._content_of = content
         self._resets_at_end = episodes.autoreset == "same_step"
         self._keeps_contents = episodes.on_failure != "raise" or self.has_objects
         self._op_array = np.frombuffer(self.ops, np.uint8)
@@ -65,7 +65,7 @@ class LastRows:
 
     def take(self, index: int) -> None:
         """Make the result in the complete row of an env the last one."""
-        op = self._posted[index]
+        op = self._posted_op[index]
         was_reset = self._resets_at_end and not op & NO_AUTORESET and self._slab.ends_episode(index, op)
         self.ops[index] = op | RESET if was_reset else op
         self.incarnations[index] = self._posted_in[index]
@@ -81,11 +81,11 @@ class LastRows:
             have_contents: Whether any row may have an info or object leaves.
         """
         if envs.is_all:  # as plain memory, which takes a quarter of the time of arrays
-            self.ops[:] = self._posted
+            self.ops[:] = self._posted_op
             self.incarnations[:] = self._posted_in
         else:
             for index in envs.ids:
-                self.ops[index] = self._posted[index]
+                self.ops[index] = self._posted_op[index]
                 self.incarnations[index] = self._posted_in[index]
         if self._resets_at_end and (True in terminated.tobytes() or True in truncated.tobytes()):
             self._op_array[envs.at] |= (terminated | truncated) * np.uint8(RESET)
@@ -94,7 +94,7 @@ class LastRows:
                 self._keep(index, self._content_of(index))
 
     def put_back(self, index: int, row: RowResult, *, is_first: bool) -> None:
-        """Write a result over the last one of an env whose worker runs nothing."""
+        """Write a result over the last one of an env that has no request in its worker."""
         slab, cell = self._slab, (self.ops[index] & BUFFER, index)
         for array, leaf in zip(slab.observations, row.leaves, strict=True):
             if array is not None:
@@ -102,17 +102,19 @@ class LastRows:
         if slab.layout.reward is not None:
             slab.rewards[cell] = row.reward
         slab.terminated[cell], slab.truncated[cell] = row.terminated, row.truncated
-        self.record(index, row.content, is_first=is_first)
-        self.incarnations[index] = row.incarnation
+        self.record(index, row.content, row.incarnation, is_first=is_first)
 
-    def record(self, index: int, content: bytes | memoryview | None, *, is_first: bool) -> None:
-        """Record the parts that no row keeps of a result that was written over the last one, by the current process."""
+    def record(self, index: int, content: bytes | memoryview | None, incarnation: int, *, is_first: bool) -> None:
+        """Record the parts that no row keeps of a result that was written over the last one."""
         self.ops[index] = self.ops[index] & BUFFER | (RESET if is_first else 0)
-        self.incarnations[index] = self._posted_in[index]
+        self.incarnations[index] = incarnation
         self._keep(index, content)
 
     def repeat(self, index: int, incarnation: int) -> None:
-        """Make the answer to a failed step the last result. The env continues in the process with that incarnation."""
+        """Make the answer to a failed step the last result, with the content of the one before it.
+
+        The env continues in the process with that incarnation.
+        """
         self.ops[index] = self.ops[index] & BUFFER | REPEATED
         self.incarnations[index] = incarnation
 

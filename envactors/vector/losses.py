@@ -46,12 +46,13 @@ def exit_losses(actor: Actor, requests: Sequence[Activity], ended: ProcessExit) 
     is_discard = ended.reason is EndReason.DISCARD
     losses = []
     for activity in requests:
-        is_culprit = culprit is not None and activity.env == culprit.env and not is_discard
+        blamed = culprit if culprit is not None and culprit.env == activity.env else None
+        is_culprit = blamed is not None and not is_discard
         error = ended.error if is_culprit else unfinished_error(actor, ended.error, activity)
         cause = Cause.RUNNING if activity.env in begun else Cause.NOT_BEGUN
         loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, ended.plan.has_process)
         reason = ended.reason if is_culprit or is_discard else None
-        in_reset = culprit is not None and culprit.method == "reset" and culprit.env == activity.env
+        in_reset = blamed is not None and blamed.method == "reset"
         losses.append(loss._replace(reason=reason, may_blame_inputs=is_crash(ended.reason), in_reset=in_reset))
     return losses
 
@@ -60,7 +61,8 @@ def refused_loss(table: EnvTable, actor: Actor, index: int, error_of: ErrorOf) -
     """Return the loss of a queued request that no process will run."""
     activity = table.activity(index)
     # A closing actor reports the error that led to the retry, rather than that it is closed.
-    error = (table.request(index).earlier_error if actor.is_closing else None) or ReadyOutcome(None, error_of(activity))
+    earlier = table.request(index).earlier_error if actor.is_closing else None
+    error = earlier or ReadyOutcome(None, error_of(activity))
     return RequestLoss(Cause.NOT_BEGUN, error, actor.incarnation.index, activity, has_process=False)
 
 

@@ -15,7 +15,7 @@ class RowResult(NamedTuple):
 
     Attributes:
         leaves: The leaves of the observation; None for those that are objects.
-        reward: The reward; None if it is an object.
+        reward: The reward; None if it is an object that was not unpickled yet.
         content: The info and the objects, pickled; None if the info is empty and there are no objects.
     """
 
@@ -41,8 +41,7 @@ class EnvRequest:
         seed: The user's seed for a reset.
         payload: The pickled action, or the pickled options of a reset; None if the row contains all of the request.
         earlier_error: The error of an earlier attempt, which the result reports.
-        ending: The result of a step that ended its episode, while the next process does the autoreset of that
-            step; else None.
+        ending: The result of a step that ended its episode, kept while the next process does its autoreset; else None.
     """
 
     method: Literal["step", "reset"]

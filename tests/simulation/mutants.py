@@ -222,7 +222,7 @@ MUTANTS = [
     Mutant(TABLE + "begin_seeds", "self.episodes.set_root_seed(index, seed)", "pass", SEEDS),
     Mutant(TABLE + "write_requests", "self.last.ops.translate(_STEPS[streams])", "self.last.ops[:]", LAST),
     Mutant(TABLE + "write_requests", "self.overflow.pop(index, None)", "pass", MIXES),
-    Mutant(LAST_ROWS + "take_all", "self.ops[:] = self._posted", "pass", LAST),
+    Mutant(LAST_ROWS + "take_all", "self.ops[:] = self._posted_op", "pass", LAST),
     Mutant(LAST_ROWS + "take", "self.ops[index] = op | RESET if", "op | RESET if", LAST),
     Mutant(TABLE + "set_idle", "self.outcomes.pop(index, None)", "pass", STATES),
     Mutant(ENVS + "repair", "future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
