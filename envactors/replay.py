@@ -29,13 +29,13 @@ class PostedRequest(NamedTuple):
         op: The operation, in the bits of `envactors.mailbox.slab`.
         seed: The seed; None if there was none.
         payload: The action, or the options of a reset, pickled; None if the row had everything.
-        autoreset: Whether the worker resets the env within a step that ends the episode.
+        resets_within_step: Whether a step that ends the episode also resets the env.
     """
 
     op: int
     seed: int | None
     payload: bytes | None
-    autoreset: bool
+    resets_within_step: bool
 
     @property
     def is_reset(self) -> bool:
@@ -63,11 +63,7 @@ class Journal:
     """
 
     def __init__(
-        self,
-        position: int,
-        limit: int,
-        save_every: int | None = None,
-        on_save_due: Callable[[], object] = lambda: None,
+        self, position: int, limit: int, save_every: int | None = None, on_save_due: Callable[[], object] = lambda: None
     ) -> None:
         self.can_replay: bool = False
         self.length: int = 0
@@ -96,12 +92,12 @@ class Journal:
 
     def record_row(self, slab: Slab, index: int, posted: PostedRequest) -> None:
         """Record a step or a reset from its complete row."""
-        op, seed, payload, autoreset = posted
+        op, seed, payload, resets_within_step = posted
         is_reset = posted.is_reset
         check = int(slab.checks[op & BUFFER, index])
-        resets_within = autoreset and not is_reset and slab.ends_episode(index, op)
-        if seed is not None and (resets_within or is_reset):
-            self.begin(seed, check, None if resets_within or payload is None else Pickled(payload))
+        was_reset = resets_within_step and not is_reset and slab.ends_episode(index, op)
+        if seed is not None and (was_reset or is_reset):
+            self.begin(seed, check, None if was_reset or payload is None else Pickled(payload))
         elif payload is not None:
             self._record_message(*self._message_of(posted, Pickled(payload)), check)
         else:
@@ -151,9 +147,9 @@ class Journal:
         """Record a step that has raised in an env whose episode continues."""
         self._record_message(*request, self._check)
 
-    def record_action(self, action: Any, *, autoreset: bool, check: int) -> None:
+    def record_action(self, action: Any, *, resets_within_step: bool, check: int) -> None:
         """Record a step whose action does not fit into rows."""
-        message = self._position, Pickled(bytes(dumps(action))), autoreset, None
+        message = self._position, Pickled(bytes(dumps(action))), resets_within_step, None
         self._record_message(Kind.STEP, bytes(dumps(message)), check)
 
     def record_reset(self, check: int) -> None:
@@ -206,8 +202,8 @@ class Journal:
         attributes = list(self._attributes.values())
         if not self.can_replay and not attributes:
             return None
-        action, autoreset = attach.layout.action, attach.autoreset
-        return Replay(self._position, attributes, action, autoreset, self._entries, self._check)
+        action, resets_within_step = attach.layout.action, attach.resets_within_step
+        return Replay(self._position, attributes, action, resets_within_step, self._entries, self._check)
 
     def can_retry(self, failed: PostedRequest) -> bool:
         """Return whether a request that has failed may run once more. The same inputs are not tried a third time."""
@@ -253,4 +249,4 @@ class Journal:
     def _message_of(self, posted: PostedRequest, content: Pickled | None) -> tuple[int, bytes]:
         if posted.is_reset:
             return Kind.RESET, bytes(dumps((self._position, posted.seed, content)))
-        return Kind.STEP, bytes(dumps((self._position, content, posted.autoreset, posted.seed)))
+        return Kind.STEP, bytes(dumps((self._position, content, posted.resets_within_step, posted.seed)))

@@ -78,7 +78,7 @@ class VectorAccess:
     @property
     def autoreset(self) -> Autoreset:
         """What happens at the end of an episode."""
-        return self._envs._engine.episodes.autoreset
+        return self._envs._engine.episodes.autoreset.name
 
     def resets_next(self) -> npt.NDArray[np.bool_]:
         """Return whether the next step of each env resets it, by autoreset; bool, shape (n,)."""

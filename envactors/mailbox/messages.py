@@ -62,10 +62,10 @@ class Frame(NamedTuple):
 
 
 class Attach(NamedTuple):
-    """Use the rows of a slab; with ``autoreset`` an episode that ends is reset within the step."""
+    """Use the rows of a slab; with ``resets_within_step`` a step that ends the episode also resets the env."""
 
     layout: Layout
-    autoreset: bool
+    resets_within_step: bool
 
 
 class Start(NamedTuple):
@@ -139,11 +139,11 @@ class Reset(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Step an env; with ``autoreset`` an episode that ends is reset within the step, with ``next_seed``."""
+    """Step an env; with ``resets_within_step`` a step that ends the episode also resets it, with ``next_seed``."""
 
     env: int
     action: Any
-    autoreset: bool
+    resets_within_step: bool
     next_seed: int | None
 
 
@@ -173,7 +173,7 @@ class Replay(NamedTuple):
     env: int
     attributes: list[bytes]
     action: Spec | None
-    autoreset: bool
+    resets_within_step: bool
     entries: list[RecordedSteps | tuple[int, bytes]]
     check: int
 

@@ -42,7 +42,7 @@ def _steps_of(replay: Replay, steps: RecordedSteps) -> Iterator[Any]:
             yield Reset(replay.env, None, None)
         else:
             assert action is not None, "actions in rows have a spec"
-            yield Step(replay.env, reader(action, columns, row)(), replay.autoreset, None)
+            yield Step(replay.env, reader(action, columns, row)(), replay.resets_within_step, None)
 
 
 def inputs_of(replay: Replay | None, last: tuple[int, bytes]) -> list[tuple[Any, ...]]:

@@ -18,7 +18,7 @@ def run_request(server: Server, kind: int, payload: bytes) -> Any:
     hosted = server.host.hosted_envs[message.env]
     if kind == Kind.RESET:
         return hosted.reset(message.seed, content_of(message.options))
-    return hosted.step(content_of(message.action), message.autoreset, message.next_seed)
+    return hosted.step(content_of(message.action), message.resets_within_step, message.next_seed)
 
 
 def wait_for_start(server: Server) -> None:

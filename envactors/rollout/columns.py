@@ -146,8 +146,8 @@ class ActorColumns:
 
     def repeats(self, index: int) -> bool:
         """Return whether an env's episode is over and nothing resets it."""
-        needs_reset = self._table.episodes.needs_reset(index)
-        return needs_reset and index not in self.reset_after_failure and self._table.episodes.autoreset == "disabled"
+        episodes, is_reset_next = self._table.episodes, index in self.reset_after_failure
+        return episodes.autoreset.needs_reset_after_end and episodes.needs_reset(index) and not is_reset_next
 
     def truncate(self, index: int) -> None:
         """Answer the next step of an env, which has failed, with its last observation."""
@@ -213,17 +213,17 @@ class ActorColumns:
         resets = _without_repeats(ops, ops)
         if resets:
             episodes.record_sequence(index, _without_repeats(ends, ops), resets)
-        if OP_RESET in ops or (table.attach.autoreset and 1 in ends):
+        if OP_RESET in ops or (table.attach.resets_within_step and 1 in ends):
             self.seeds[index] = episodes.next_seeds[index]
         self.counted[index] = first + len(ops)
 
     def _record(self, index: int, first: int, ends: bytes, ops: bytes) -> None:
         """Record steps of an env in its journal, which a seeded reset begins anew."""
         table, trajectory, journal = self._table, self.trajectory, self._table.journals[index]
-        resets_within = table.attach.autoreset
+        resets_within_step = table.attach.resets_within_step
         begin = 0
         for offset, op in enumerate(ops):
-            if op == OP_RESET or (resets_within and ends[offset]):
+            if op == OP_RESET or (resets_within_step and ends[offset]):
                 seed = int(trajectory.seeds[first + offset, index])
                 if seed >= 0:
                     journal.begin(seed, int(trajectory.checks[first + offset, index]))
@@ -242,7 +242,7 @@ class ActorColumns:
                 journal.record_reset(check)
             else:
                 action = trajectory.actions[0][step, index].copy()[()]
-                journal.record_action(action, autoreset=resets_within, check=check)
+                journal.record_action(action, resets_within_step=resets_within_step, check=check)
 
     def _mark_truncated(self, index: int, step: int) -> None:
         """Mark a step that had failed, and in which the next process has reset the env, as truncated."""

@@ -99,7 +99,8 @@ class Order(NamedTuple):
         places: Places of the regions of the trajectory in the shared memory.
         parameters: Parameters that the policy loads first unless it has them; None if there are none.
         plans: Fields of the `EnvPlan` of each env.
-        autoreset: What happens at the end of an episode.
+        resets_within_step: Whether a step that ends an episode also resets the env.
+        op_after_end: What an env does after such a step, if it was not reset; see `EnvPlan`.
         last_leaves: The encoded info and object leaves of each env's last observation (None without any); empty if all
             leaves have a place.
     """
@@ -113,7 +114,8 @@ class Order(NamedTuple):
     places: RegionPlaces
     parameters: Parameters | None
     plans: list[tuple[Any, ...]]
-    autoreset: str
+    resets_within_step: bool
+    op_after_end: int
     last_leaves: list[bytes | None]
 
 

@@ -29,6 +29,7 @@ from envactors.rollout import policy_loop
 from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Parameters, Policy, Stop
+from envactors.rollout.trajectory import OP_REPEAT, OP_RESET
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.env_recovery import Actions
 from envactors.vector.episodes import NONE
@@ -139,7 +140,7 @@ class RolloutPart(Job):
         return self
 
     def _make_order(self, rollout: WholeRollout) -> Order:
-        columns = self.columns
+        columns, autoreset = self.columns, self._table.episodes.autoreset
         return Order(
             policy_id=rollout.policy.policy_id,
             policy=rollout.policy if self._makes_policy else None,
@@ -150,7 +151,8 @@ class RolloutPart(Job):
             places=self._buffer.places,
             parameters=rollout.parameters,
             plans=[tuple(columns.plan_next(index)) for index in columns.envs],
-            autoreset=self._table.episodes.autoreset,
+            resets_within_step=autoreset.resets_within_step,
+            op_after_end=OP_RESET if autoreset.resets_next_step else OP_REPEAT,
             last_leaves=columns.last_leaves(),
         )
 
@@ -182,10 +184,8 @@ class RolloutPart(Job):
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
             return self._activity_of_order
         deadline = deadline_of(progress.method, self._actor.config.deadlines)
-        is_of_env = progress.method != METHOD_POLICY and 0 <= progress.position < len(
-            self.columns.envs
-        )  # env code may overwrite it
-        index = self.columns.envs[progress.position if is_of_env else 0]
+        envs, position = self.columns.envs, progress.position  # env code may overwrite the latter
+        index = envs[position if progress.method != METHOD_POLICY and 0 <= position < len(envs) else 0]
         return Activity(METHOD_NAMES[progress.method], index, self.call_id, progress.since, deadline)
 
     def on_late(self, activity: Activity) -> None:
@@ -219,9 +219,8 @@ class RolloutPart(Job):
             try:
                 self._buffer.add_columns(stop.layout)
             except OSError as error:
-                self.error = self._actor.errors.out_of_memory(
-                    self._activity_of_order, self._actor.incarnation.index, error
-                )
+                activity, incarnation = self._activity_of_order, self._actor.incarnation.index
+                self.error = self._actor.errors.out_of_memory(activity, incarnation, error)
                 self._end()
                 return True
         if self._is_done:
@@ -306,7 +305,7 @@ class RolloutPart(Job):
         """Return the next step of an env as rows would have it, and the actions of all envs in that step."""
         columns = self.columns
         op = RESET_BIT if columns.resets_next(index) else 0
-        posted = PostedRequest(op, columns.seeds[index], None, self._table.episodes.autoreset == "same_step")
+        posted = PostedRequest(op, columns.seeds[index], None, self._table.attach.resets_within_step)
         return posted, [array[columns.counted[index]] for array in columns.trajectory.actions]
 
     def _activity_of(self, index: int) -> Activity:

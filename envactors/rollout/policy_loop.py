@@ -107,7 +107,7 @@ class PolicyLoop:
         counters, times = page.counters, page.times
         done, rewards, numbers, copies = writer.done, writer.rewards, writer.numbers, writer.copies_action
         trajectory, count = writer.trajectory, writer.count
-        resets_within = order.autoreset == "same_step"
+        resets_within = order.resets_within_step
         size = 0 if page.is_timing else writer.size  # of a plain observation; 0 if results are not plain
         make_rng = functools.partial(generator_of, self._seed, rollout=order.rollout, first_env=writer.envs.start)
         due: list[EnvCursor] = []

@@ -110,7 +110,7 @@ class TrajectoryWriter:
         self._server = server
         self._infos = Infos(trajectory)
         self._spec, self._learned = layout.observation, layout.learned
-        self._autoreset = ""
+        self._resets_within_step, self._op_after_end = False, OP_REPEAT
         mine = slice_of(self.envs)
 
         self.chosen: memoryview[int] = trajectory.chosen.data
@@ -153,7 +153,7 @@ class TrajectoryWriter:
 
         Results then only write what differs.
         """
-        self._autoreset = order.autoreset
+        self._resets_within_step, self._op_after_end = order.resets_within_step, order.op_after_end
         for position, encoded in enumerate(order.last_leaves):
             self.objects[position] = [] if encoded is None else decode(encoded)[1]
         trajectory = self.trajectory
@@ -174,7 +174,7 @@ class TrajectoryWriter:
     def write_boundary(self, cursor: EnvCursor, step: int, terminated: Any, truncated: Any) -> None:
         """Write that an episode has ended, or that a reset has begun one, and choose the env's next operation."""
         trajectory, index = self.trajectory, cursor.index
-        is_reset = cursor.op == OP_RESET or self._autoreset == "same_step"
+        is_reset = cursor.op == OP_RESET or self._resets_within_step
         trajectory.terminated[step, index] = bool(terminated)
         trajectory.truncated[step, index] = bool(truncated)
         trajectory.ops[step, index] = cursor.op
@@ -183,7 +183,7 @@ class TrajectoryWriter:
         if is_reset:
             cursor.begin_episode()
         else:
-            cursor.op = OP_RESET if self._autoreset == "next_step" else OP_REPEAT
+            cursor.op = self._op_after_end
 
     def finish(self, cursor: EnvCursor, step: int, result: Any) -> None:
         """Write the result of a step or a reset.
@@ -195,7 +195,7 @@ class TrajectoryWriter:
         hosted, page, index = cursor.hosted, self._server.page, cursor.index
         fields: Fields = result
         if cursor.op != OP_RESET:
-            fields = hosted.take(result, self._autoreset == "same_step", cursor.seed)
+            fields = hosted.take(result, self._resets_within_step, cursor.seed)
         if page.is_timing:
             method = page.counters[METHOD]
             page.spans.add(page.times[SINCE], time.monotonic(), self._server.call_id, cursor.position, method)

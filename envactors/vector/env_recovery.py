@@ -101,7 +101,7 @@ class EnvRecovery:
         loss = loss._replace(in_reset=loss.in_reset or posted.is_reset)
         loss = loss._replace(error=self._complete_error(index, loss, posted, actions))
         facts = episodes.facts(index)._replace(
-            ran_reset=(posted.is_reset or (loss.in_reset and posted.autoreset)) and not loss.has_run,
+            ran_reset=(posted.is_reset or (loss.in_reset and posted.resets_within_step)) and not loss.has_run,
             asked_reset=request.method == "reset",
             continues_episode=table.continues_episode(index),
             has_earlier_error=request.earlier_error is not None,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from envactors.errors import VectorInputError
 from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.vector.fates import Decision, Facts
-from envactors.vector.options import Autoreset, OnFailure
+from envactors.vector.options import AUTORESETS, Autoreset, AutoresetRules, OnFailure
 from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot
 
@@ -53,12 +53,13 @@ class Episodes:
 
     Args:
         count: Number of envs.
-        autoreset: What happens at the end of an episode.
+        autoreset: The option.
         on_failure: What happens after a failure.
         recyclers: For each env, decides whether to replace its process after an episode; empty if that never happens.
 
     Attributes:
-        autoreset, on_failure: As above.
+        autoreset: What follows from the end of an episode.
+        on_failure: As above.
         may_recycle: Whether processes may be replaced after an episode.
         flags: The state of each env's episode, and which of the flags above apply to the env.
         no_flags: The value of ``flags`` while every env only needs an action to make a step.
@@ -74,7 +75,7 @@ class Episodes:
     def __init__(
         self, count: int, autoreset: Autoreset, on_failure: OnFailure, recyclers: Sequence[Recycler] = ()
     ) -> None:
-        self.autoreset: Autoreset = autoreset
+        self.autoreset: AutoresetRules = AUTORESETS[autoreset]
         self.on_failure: OnFailure = on_failure
         self.may_recycle: bool = bool(recyclers)
         self._recyclers = recyclers
@@ -179,7 +180,7 @@ class Episodes:
             self._end(index)
         self.steps[index] += len(ends) - until_end - resets.count(1, until_end)
         is_over = until_end == len(ends)
-        self.resets_next[index] = is_over and self.autoreset == "next_step"
+        self.resets_next[index] = is_over and self.autoreset.resets_next_step
         if not is_over:
             self.flags[index] &= ~NEEDS_RESET
 
@@ -198,15 +199,15 @@ class Episodes:
             self._resets_next[at] = False
         if True in terminated.tobytes() or True in truncated.tobytes():
             for place in (terminated | truncated).nonzero()[0].tolist():
-                self.resets_next[ids[place]] = self.autoreset == "next_step"
+                self.resets_next[ids[place]] = self.autoreset.resets_next_step
                 self._end(ids[place])
 
     def _end(self, index: int) -> None:
         """Record the end of an episode."""
         self.finished[index] += 1
-        if self.autoreset == "same_step":
+        if self.autoreset.resets_within_step:
             self.advance(index)
-        if self.autoreset == "disabled" and self.checks_resets:
+        if self.autoreset.needs_reset_after_end and self.checks_resets:
             self.flags[index] |= NEEDS_RESET
         if self._recyclers and self._recyclers[index].is_due(self.steps[index]):
             self.flags[index] |= RETIRING
@@ -221,10 +222,7 @@ class Episodes:
 
     def facts(self, index: int) -> Facts:
         """Return the facts about an env on which the fate of its request depends; the caller adds those about that."""
-        resets_next, has_result = bool(self.resets_next[index]), self.has_result(index)
-        return Facts(
-            on_failure=self.on_failure, autoreset=self.autoreset, resets_next=resets_next, has_result=has_result
-        )
+        return Facts(self.on_failure, self.autoreset, bool(self.resets_next[index]), self.has_result(index))
 
     def apply(self, index: int, decision: Decision) -> None:
         """Apply the decision about a request without a result."""
@@ -265,7 +263,8 @@ class Episodes:
         self.flags[index] &= ~(_STATE | NEEDS_RESET | UNRESET | RETIRING)
         if snapshot.last is not None:
             self.flags[index] &= ~NO_RESULT
-        must_reset = snapshot.resets_next and self.autoreset == "disabled"  # that vector had another ``autoreset``
+        # The vector of the snapshot may have had another ``autoreset``.
+        must_reset = snapshot.resets_next and self.autoreset.needs_reset_after_end
         self.flags[index] |= NEEDS_RESET if must_reset and self.checks_resets else 0
         self.resets_next[index] = snapshot.resets_next and not must_reset
 

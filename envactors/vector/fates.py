@@ -41,7 +41,7 @@ from envactors.actor.activity import Activity
 from envactors.actor.future import Outcome
 from envactors.actor.states import EndReason
 from envactors.mailbox.messages import Failure
-from envactors.vector.options import Autoreset, OnFailure
+from envactors.vector.options import AutoresetRules, OnFailure
 
 
 class Cause(enum.Enum):
@@ -84,7 +84,8 @@ class Facts(NamedTuple):
     """Everything that the fate of a request depends on, besides its loss.
 
     Attributes:
-        on_failure, autoreset: The options of the vector.
+        on_failure: The option of the vector.
+        autoreset: What follows from the end of an episode.
         resets_next: Whether the next step of the env resets it, by autoreset.
         has_result: Whether the env has returned anything yet.
         ran_reset: Whether the env ran a reset, for the user or for autoreset, that was not recorded.
@@ -96,7 +97,7 @@ class Facts(NamedTuple):
     """
 
     on_failure: OnFailure
-    autoreset: Autoreset
+    autoreset: AutoresetRules
     resets_next: bool
     has_result: bool
     ran_reset: bool = False
@@ -149,7 +150,7 @@ def decide(loss: RequestLoss, facts: Facts) -> Decision:
     return Decision(
         fate,
         ends_episode=resets_again or fate not in (EnvFate.REPORT, EnvFate.REDO),
-        resets_next=resets_again or (fate is EnvFate.TRUNCATE and facts.autoreset == "next_step"),
+        resets_next=resets_again or (fate is EnvFate.TRUNCATE and facts.autoreset.resets_next_step),
         changes_seed=facts.ran_reset and has_begun and fate is not EnvFate.REDO and not repeats_reset,
         repeats_reset=repeats_reset,
         replaces_process=loss.cause is Cause.ERROR and fate not in (EnvFate.FAIL, EnvFate.REPORT),
@@ -169,6 +170,6 @@ def choose_fate(loss: RequestLoss, facts: Facts) -> EnvFate:
         return EnvFate.REDO
     if facts.on_failure == "raise":
         return EnvFate.REPORT if cause is Cause.ERROR and not loss.in_reset else EnvFate.FAIL
-    if facts.asked_reset or facts.autoreset == "same_step" or not facts.has_result:
+    if facts.asked_reset or facts.autoreset.resets_within_step or not facts.has_result:
         return EnvFate.RESET
     return EnvFate.TRUNCATE

@@ -248,7 +248,7 @@ class InlineEngine(Engine):
             split = [copy_value(action) for action in split]
         # Local variables make the loop faster.
         episodes, infos, hosted, keep = self.episodes, self._pending_infos, self._hosted_envs, self._last.keep
-        resets_at_end = episodes.autoreset == "same_step"
+        resets_within_step = episodes.autoreset.resets_within_step
         resets_next, seeds, flags = episodes.resets_next, episodes.next_seeds, episodes.flags
         steps, are_first = episodes.steps, self._last.are_first
         running = _RunningRequests(self, envs.ids, {})
@@ -262,11 +262,11 @@ class InlineEngine(Engine):
                 if resets_next[index]:
                     self._run_reset(running, index)
                     continue
-                if resets_at_end:
+                if resets_within_step:
                     self._counters[index][METHOD] = METHOD_STEP  # until a reset within the step changes it
                 ends = False
                 try:
-                    fields = hosted[index].step(action, resets_at_end, seeds[index])
+                    fields = hosted[index].step(action, resets_within_step, seeds[index])
                     ends = bool(fields[2] or fields[3])
                     infos[index] = keep(index, fields)
                 except Exception as error:
@@ -276,7 +276,7 @@ class InlineEngine(Engine):
                 if ends or (flags[index] and (episodes.state(index) == NONE or not episodes.has_result(index))):
                     self._last.incarnations[index] = self._actor_by_env[index].incarnation.index
                     episodes.record(index, ends=ends, is_reset=False)
-                    are_first[index] = ends and resets_at_end
+                    are_first[index] = ends and resets_within_step
                 else:
                     steps[index] += 1
                     are_first[index] = False
@@ -353,7 +353,7 @@ class InlineEngine(Engine):
 
     def _is_within_reset(self, index: int) -> bool:
         """Return whether the step that an env runs, or has raised in, has come as far as its reset by autoreset."""
-        return self.episodes.autoreset == "same_step" and bool(self._counters[index][METHOD] == METHOD_RESET)
+        return self.episodes.autoreset.resets_within_step and bool(self._counters[index][METHOD] == METHOD_RESET)
 
     def _run_reset(self, running: _RunningRequests, index: int) -> bool:
         """Run the reset of an env; keep its result or failure, and return whether it has succeeded."""
@@ -410,10 +410,7 @@ class InlineEngine(Engine):
         attempts = sum(each.activity.env == index for each in running.failures)
         limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
         facts = episodes.facts(index)._replace(
-            ran_reset=in_reset,
-            asked_reset=asked_reset,
-            continues_episode=not in_reset,
-            has_earlier_error=attempts > 1,
+            ran_reset=in_reset, asked_reset=asked_reset, continues_episode=not in_reset, has_earlier_error=attempts > 1
         )
         # In-process, the restart policy limits only how often a reset is repeated.
         failure = failure._replace(has_process=actor.is_usable and attempts <= max(1, limit))

@@ -51,7 +51,7 @@ class LastRows:
         self._posted_op = posted_op
         self._posted_in: memoryview[int] = posted_in
         self._content_of = content
-        self._resets_at_end = episodes.autoreset == "same_step"
+        self._resets_within_step = episodes.autoreset.resets_within_step
         self._keeps_contents = episodes.on_failure != "raise" or self.has_objects
         self._op_array = np.frombuffer(self.ops, np.uint8)
 
@@ -66,7 +66,7 @@ class LastRows:
     def take(self, index: int) -> None:
         """Make the result in the complete row of an env the last one."""
         op = self._posted_op[index]
-        was_reset = self._resets_at_end and not op & NO_AUTORESET and self._slab.ends_episode(index, op)
+        was_reset = self._resets_within_step and not op & NO_AUTORESET and self._slab.ends_episode(index, op)
         self.ops[index] = op | RESET if was_reset else op
         self.incarnations[index] = self._posted_in[index]
         self._keep(index, self._content_of(index))
@@ -87,7 +87,7 @@ class LastRows:
             for index in envs.ids:
                 self.ops[index] = self._posted_op[index]
                 self.incarnations[index] = self._posted_in[index]
-        if self._resets_at_end and (True in terminated.tobytes() or True in truncated.tobytes()):
+        if self._resets_within_step and (True in terminated.tobytes() or True in truncated.tobytes()):
             self._op_array[envs.at] |= (terminated | truncated) * np.uint8(RESET)
         if self._keeps_contents and (have_contents or any(self.contents)):
             for index in envs.ids:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypedDict
+from typing import Final, Literal, NamedTuple, TypedDict
 
 from envactors.backends.base import Backend
 from envactors.crashes.writer import CrashDir
@@ -16,6 +16,29 @@ from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, SnapshotP
 Autoreset = Literal["next_step", "same_step", "disabled"]
 OnFailure = Literal["raise", "renew", "replay"]
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str] | None] | Callable[[int], Mapping[str, str] | None] | None
+
+
+class AutoresetRules(NamedTuple):
+    """What follows from the end of an episode, for one value of the option ``autoreset``.
+
+    Attributes:
+        name: The value of the option.
+        resets_within_step: Whether the step that ends the episode also resets the env.
+        resets_next_step: Whether the next step resets the env.
+        needs_reset_after_end: Whether the user has to reset the env.
+    """
+
+    name: Autoreset
+    resets_within_step: bool = False
+    resets_next_step: bool = False
+    needs_reset_after_end: bool = False
+
+
+AUTORESETS: Final[Mapping[Autoreset, AutoresetRules]] = {
+    "next_step": AutoresetRules("next_step", resets_next_step=True),
+    "same_step": AutoresetRules("same_step", resets_within_step=True),
+    "disabled": AutoresetRules("disabled", needs_reset_after_end=True),
+}
 
 
 class CommonOptions(TypedDict, total=False):

@@ -114,7 +114,7 @@ class EnvTable:
         self.slab = slab
         self.infos = infos
         self.episodes = episodes
-        self.attach: Attach = Attach(slab.layout, episodes.autoreset == "same_step")
+        self.attach: Attach = Attach(slab.layout, episodes.autoreset.resets_within_step)
         self.uses_replay: bool = episodes.on_failure == "replay"
         self.keeps_journals: bool = self.uses_replay
         self.status: bytearray = bytearray(count)
@@ -216,7 +216,7 @@ class EnvTable:
         op = self.ops[index]
         payload = self.request(index).payload if op & PAYLOAD else None
         seed = self._seeds[index] if op & (SEED | PAYLOAD) else None
-        return PostedRequest(op, seed, payload, self.attach.autoreset and not op & NO_AUTORESET)
+        return PostedRequest(op, seed, payload, self.attach.resets_within_step and not op & NO_AUTORESET)
 
     def continues_episode(self, index: int) -> bool:
         """Return whether the request of an env continues its last episode, or would report its loss."""
@@ -317,7 +317,7 @@ class EnvTable:
         payload = request.payload if request.method == "reset" or not op & RESET else None  # an autoreset has no action
         if not op & RESET:
             seed = episodes.next_seeds[index]  # for a reset within the step
-            if self.attach.autoreset and episodes.is_retiring(index):
+            if self.attach.resets_within_step and episodes.is_retiring(index):
                 op |= NO_AUTORESET  # the next process does the reset
         elif request.seed is not None:
             seed = request.seed

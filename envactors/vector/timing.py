@@ -54,9 +54,9 @@ class TimedEnv:
         self._env = env
         self._page = page
 
-    def step(self, action: Any, autoreset: bool, next_seed: int | None) -> Fields:
+    def step(self, action: Any, resets_within_step: bool, next_seed: int | None) -> Fields:
         """Step the env; see `HostedEnv.step`."""
-        return self._time(METHOD_STEP, self._env.step, action, autoreset, next_seed)
+        return self._time(METHOD_STEP, self._env.step, action, resets_within_step, next_seed)
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Fields:
         """Reset the env; see `HostedEnv.reset`."""

@@ -75,7 +75,7 @@ def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
                     (type(obs) is array and obs.shape == row.shape and obs.dtype == row.dtype)
                     and (type(reward) is float and type(terminated) is type(truncated) is bool)
                     and (type(info) is dict and not info and context.forks == forks)
-                    and not (row.autoreset and (terminated or truncated))
+                    and not (row.resets_within_step and (terminated or truncated))
                 ):
                     if is_noted:
                         row.note(obs, op, call_id)
@@ -103,7 +103,7 @@ class EnvRow:
         hosted: The env.
         slab: The slab.
         infos: Encodes infos, object leaves and failures.
-        autoreset: Whether an episode that ends is reset within the step.
+        resets_within_step: Whether a step that ends the episode also resets the env.
         page: The control page, which tells whether results are streamed.
         send_overflow: Sends what does not fit, by the env's index in the vector.
 
@@ -114,7 +114,7 @@ class EnvRow:
         counters, times: Its memory.
         payload: The call id that the last payload belongs to, and its content, pickled.
         action: Returns the action of a step; the env may modify it.
-        autoreset: Whether a step that ends the episode resets.
+        resets_within_step: As above.
         completed, encodings: Columns of the slab.
         terminated, truncated, rewards: Its columns with two buffers, the second after the first.
         cells: Where each buffer of these has the env; the rewards only if they are plain.
@@ -129,14 +129,14 @@ class EnvRow:
         hosted: HostedEnv,
         slab: Slab,
         infos: Infos,
-        autoreset: bool,
+        resets_within_step: bool,
         page: ControlPage,
         send_overflow: Callable[[int, bytes | bytearray], None],
     ) -> None:
         self.hosted = hosted
         self.index = index = hosted.index
         self.position: int = hosted.position
-        self.autoreset = autoreset
+        self.resets_within_step = resets_within_step
         self.payload: tuple[int, Any] = 0, None
         self.page = page
         self.counters: memoryview[int] = page.counters
@@ -180,7 +180,7 @@ class EnvRow:
             return self.hosted.reset(seed if large_seed is None else large_seed, options)
         action = content if op & PAYLOAD else self.action()
         if not op & NO_AUTORESET:
-            return self.hosted.step(action, self.autoreset, seed)
+            return self.hosted.step(action, self.resets_within_step, seed)
         result = self.hosted.env.step(action)
         obs, reward, terminated, truncated, info = self.hosted.take(result, False, None)
         if terminated or truncated:  # the next process does the reset, and the caller adds its results
@@ -234,7 +234,7 @@ class EnvRow:
         fields = None
         if error is None:
             try:
-                fields = self.run(op) if op & _UNUSUAL else self.hosted.take(result, self.autoreset, None)
+                fields = self.run(op) if op & _UNUSUAL else self.hosted.take(result, self.resets_within_step, None)
             except BaseException as raised:
                 error = raised
         if context.forks != forks:

@@ -87,17 +87,17 @@ class HostedEnv:
         # For error messages; made once rather than in every step.
         self._observation_name = f"the observation of env {self.index}"
 
-    def step(self, action: Any, autoreset: bool, next_seed: int | None) -> Fields:
+    def step(self, action: Any, resets_within_step: bool, next_seed: int | None) -> Fields:
         """Step the env; check and convert what it returns, except for the flags.
 
         Args:
             action: The action; the env may modify it.
-            autoreset: Whether an episode that ends is reset at once (Gymnasium's ``SAME_STEP``).
+            resets_within_step: Whether a step that ends the episode also resets the env (Gymnasium's ``SAME_STEP``).
             next_seed: The seed of such a reset; None lets the env choose.
         """
-        return self.take(self.env.step(action), autoreset, next_seed)
+        return self.take(self.env.step(action), resets_within_step, next_seed)
 
-    def take(self, result: Any, autoreset: bool, next_seed: int | None) -> Fields:
+    def take(self, result: Any, resets_within_step: bool, next_seed: int | None) -> Fields:
         """Continue a `step` whose env has returned ``result``."""
         if not isinstance(result, tuple) or len(result) != 5:
             raise self._refuse("step", result, "(obs, reward, terminated, truncated, info)")
@@ -110,7 +110,7 @@ class HostedEnv:
         if type(reward) is not float:
             # NumPy's float64 is a float.
             reward = float(reward) if self._plain_reward and isinstance(reward, float) else self._as_reward(reward)
-        if autoreset and (terminated or truncated):
+        if resets_within_step and (terminated or truncated):
             if self._page.is_timing:
                 self._page.record_span(self.position)
             # From here on this counts as a reset, so that an error of copying tells that the episode has ended.
@@ -313,7 +313,7 @@ class Host:
             hosted.reset(request.seed, content_of(request.options))
         elif method == METHOD_STEP:
             with contextlib.suppress(Exception):  # under ``on_failure="raise"`` the episode continues after one
-                hosted.step(content_of(request.action), request.autoreset, request.next_seed)
+                hosted.step(content_of(request.action), request.resets_within_step, request.next_seed)
         elif isinstance(request, messages.Call):
             with contextlib.suppress(Exception):  # the call may have raised the first time, too
                 self.call(*request)

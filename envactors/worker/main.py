@@ -249,12 +249,12 @@ class Server:
         if attach is not None:
             self._attach(*attach)
 
-    def _attach(self, layout: Layout, autoreset: bool) -> None:
+    def _attach(self, layout: Layout, resets_within_step: bool) -> None:
         """Use the rows of a slab from now on."""
         assert self.memory is not None, "the parent attaches only workers that it has passed a slab"
         slab, infos = self.memory.open(layout)
         self._posted, self._completed, self._ops = slab.posted.data, slab.completed.data, slab.ops.data
-        beside = infos, autoreset, self.page, self._send_overflow
+        beside = infos, resets_within_step, self.page, self._send_overflow
         self.rows = [EnvRow(hosted, slab, *beside) for hosted in self.host.hosted_envs]
 
     def _extend(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

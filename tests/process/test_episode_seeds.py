@@ -112,7 +112,7 @@ class Track:
         self.reset_ended((batch.terminated | batch.truncated)[order])
 
     def reset_ended(self, ended):
-        if ended.any() and self.envs._engine.episodes.autoreset == "disabled":
+        if ended.any() and self.envs._engine.episodes.autoreset.needs_reset_after_end:
             self.reset(np.flatnonzero(ended).tolist())
 
 

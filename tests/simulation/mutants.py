@@ -231,7 +231,7 @@ MUTANTS = [
     Mutant(ENGINE + "make_idle", "table.set_idle(envs.ids)", "pass", HANGS),
     Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
     # Episodes and recovery.
-    Mutant(EPISODES + "record_batch", 'self.autoreset == "next_step"', "False", STATES),
+    Mutant(EPISODES + "record_batch", "self.autoreset.resets_next_step", "False", STATES),
     Mutant(EPISODES + "end_without_result", "(0 if resets_next else NEEDS_RESET)", "0", LOSSES),
     Mutant(EPISODES + "advance", "self.numbers[index] += 1", "pass", SEEDS),
     Mutant(FATES + "choose_fate", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
@@ -242,7 +242,7 @@ MUTANTS = [
         LOSSES,
     ),
     Mutant(ENV_RECOVERY + "end_attempt", "journal.count_crash()", "pass", "no third time"),
-    Mutant(ENV_RECOVERY + "end_attempt", "(loss.in_reset and posted.autoreset)", "False", SEEDS),
+    Mutant(ENV_RECOVERY + "end_attempt", "(loss.in_reset and posted.resets_within_step)", "False", SEEDS),
     Mutant(ENV_RECOVERY + "recover_row", "earlier_error=error", "earlier_error=None", LOSSES),
     Mutant(EPISODES + "on_process_lost", "LOST if self.state(index) == RUNNING else 0", "0", LOSSES),
     Mutant(EPISODES + "resume", "| UNRESET | RETIRING", "| RETIRING", SEEDS),

@@ -12,6 +12,7 @@ from envactors.actor.exits import restart_delay, survives_exit
 from envactors.actor.future import ReadyOutcome
 from envactors.actor.states import EndReason
 from envactors.vector.fates import Cause, EnvFate, Facts, RequestLoss, choose_fate
+from envactors.vector.options import AUTORESETS
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ FACTS = Facts(
     continues_episode=True,
     has_earlier_error=False,
     on_failure="raise",
-    autoreset="next_step",
+    autoreset=AUTORESETS["next_step"],
     resets_next=False,
     has_result=True,
 )
@@ -71,8 +72,8 @@ LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity(
         ({"on_failure": "renew"}, EnvFate.TRUNCATE),
         ({"on_failure": "renew", "has_result": False}, EnvFate.RESET),
         ({"on_failure": "renew", "asked_reset": True, "in_reset": True}, EnvFate.RESET),
-        ({"on_failure": "renew", "autoreset": "same_step"}, EnvFate.RESET),
-        ({"on_failure": "renew", "autoreset": "disabled"}, EnvFate.TRUNCATE),
+        ({"on_failure": "renew", "autoreset": AUTORESETS["same_step"]}, EnvFate.RESET),
+        ({"on_failure": "renew", "autoreset": AUTORESETS["disabled"]}, EnvFate.TRUNCATE),
         ({"on_failure": "renew", "cause": Cause.ERROR}, EnvFate.TRUNCATE),
         ({"on_failure": "replay"}, EnvFate.TRUNCATE),
         ({"on_failure": "replay", "can_replay": True, "can_retry": True}, EnvFate.REDO),

@@ -12,7 +12,7 @@ from envactors.mailbox.slab import RESET
 from envactors.mailbox.step_buffer import StepBuffer
 from envactors.replay import Journal, PostedRequest
 
-ATTACH = Attach(SimpleNamespace(action=None), autoreset=False)
+ATTACH = Attach(SimpleNamespace(action=None), resets_within_step=False)
 
 
 def steps(count):
@@ -71,7 +71,7 @@ def test_attributes_survive_what_is_forgotten():
 
 def test_the_same_inputs_are_not_tried_a_third_time():
     journal = Journal(0, 100)
-    step = PostedRequest(0, None, None, autoreset=False)
+    step = PostedRequest(0, None, None, resets_within_step=False)
     assert not journal.can_retry(step)
     journal.begin(7, check=0)
     assert journal.can_retry(step)
