@@ -180,16 +180,14 @@ class EnvGroup(Tenant):
         """Record the result in a complete row."""
         table, reader = self.table, self.reader
         request = table.request(index)
-        has_previous = request.earlier_error is not None and request.method == "step" and request.ending is None
-        previous = reader.copy_last(index) if has_previous else None
+        before = reader.copy_last(index) if request.truncates_episode else None
         if table.accept_row(index):
             self._reset_in_next_process(index)
             return
         outcome = None
         if request.future or request.earlier_error or request.ending:
             row = reader.copy_answer(index, request)
-            read = functools.partial(reader.read_result, row, request, previous)
-            outcome = read_later(table, self.actor, index, read)
+            outcome = read_later(table, self.actor, index, functools.partial(reader.read_result, row, request, before))
             table.last.take(index)
             if request.earlier_error or request.ending:
                 table.last.put_back(index, row, is_first=True)

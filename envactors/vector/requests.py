@@ -52,6 +52,11 @@ class EnvRequest:
     earlier_error: Outcome | None = None
     ending: RowResult | None = None
 
+    @property
+    def truncates_episode(self) -> bool:
+        """Whether the request is a step that has failed, and that a reset in the next process answers, truncated."""
+        return self.method == "step" and self.earlier_error is not None and self.ending is None
+
 
 class Selection(NamedTuple):
     """Some envs of a vector.

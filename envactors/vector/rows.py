@@ -107,8 +107,7 @@ class RowReader:
         """Copy what the user gets for a request; a step may have been answered with the reset in the row."""
         row, ending = self.copy_row(index), request.ending
         if ending is None:
-            is_truncated = request.earlier_error is not None and request.method == "step"
-            return row._replace(truncated=row.truncated or is_truncated)
+            return row._replace(truncated=row.truncated or request.truncates_episode)
         content = row.content
         if ending.content is not None:  # env code may have overwritten the marker of its info
             content = join(content, ending.content, takes_reward=self._layout.reward is None)
@@ -170,7 +169,7 @@ class RowReader:
         Args:
             row: The result, as `copy_answer` returns it.
             request: The request, which may have an earlier error to report.
-            before: The result before it, if the request is a step that was answered with a reset.
+            before: The result before it, if the request truncates its episode.
         """
         step = self.read(row)
         if request.earlier_error is None:
