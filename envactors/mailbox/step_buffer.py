@@ -52,16 +52,16 @@ class StepBuffer(Generic[J]):
         if is_all:
             self._kept.append([memory.tobytes() for memory in self._memory])
             if len(self._kept) >= self.size:
-                self.move_to_journals()
+                self.flush()
             return
-        journals = self.move_to_journals()
+        journals = self.flush()
         ops, *actions = self._arrays
         for index in ids:
             op = int(ops[index])
             row = [leaf[index].tobytes() for leaf in actions]
             journals[index].record_steps(row, bytes([op & RESET != 0]), int(self._checks[op & BUFFER, index]))
 
-    def move_to_journals(self) -> list[J]:
+    def flush(self) -> list[J]:
         """Record in the journals what is kept here; return them."""
         if not self._kept:
             return self.journals

@@ -96,7 +96,7 @@ class EnvRecovery:
         Returns:
             The decision, and the error to report.
         """
-        table, journal = self._table, self._table.journals[index]
+        table, journal = self._table, self._table.flush_journal(index)
         request, episodes = table.request(index), table.episodes
         loss = loss._replace(in_reset=loss.in_reset or posted.is_reset)
         loss = loss._replace(error=self._complete_error(index, loss, posted, actions))
@@ -127,14 +127,14 @@ class EnvRecovery:
 
     def step_inputs(self, index: int, posted: PostedRequest, actions: Actions) -> Inputs:
         """Return a failed step or reset with the requests before it, for a crash bundle; see `end_attempt`."""
-        table, journal = self._table, self._table.journals[index]
+        table, journal = self._table, self._table.flush_journal(index)
         inputs = self.message_inputs(index, journal.request(table.attach, actions, index, posted))
         is_poison = table.uses_replay and journal.is_poison(posted)
         return inputs._replace(is_complete=inputs.is_complete or posted.is_seeded_reset, is_poison=is_poison)
 
     def message_inputs(self, index: int, request: tuple[int, bytes]) -> Inputs:
         """Return a message with the requests before it, for a crash bundle."""
-        table, journal, reader = self._table, self._table.journals[index], self._reader
+        table, journal, reader = self._table, self._table.flush_journal(index), self._reader
         last = reader.copy_row(index) if table.has_result_in_row(index) else reader.copy_last(index, has_info=False)
         is_complete = journal.can_replay or not table.episodes.has_result(index)
         # In a rollout the rows are behind.
@@ -144,7 +144,7 @@ class EnvRecovery:
 
     def _complete_error(self, index: int, loss: RequestLoss, posted: PostedRequest, actions: Actions) -> Outcome:
         """Return the error of a request, with its crash bundle, or with the inputs if they have ended two processes."""
-        table, journal, crashes = self._table, self._table.journals[index], self._actor.config.crashes
+        table, journal, crashes = self._table, self._table.flush_journal(index), self._actor.config.crashes
         if crashes is not None and loss.report is not None:
             find_inputs = functools.partial(self.step_inputs, index, posted, actions)
             return crashes.name(loss.error, loss.report, find_inputs, loss.activity, loss.incarnation, self._actor.pid)

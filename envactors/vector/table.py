@@ -134,7 +134,7 @@ class EnvTable:
         self._deadlines = deadlines
         # The seed of each env's last posted operation, if its bits say that it has one.
         self._seeds: list[int | None] = [None] * count
-        # Steps that are not in the journals yet.
+        # The journals, and steps that are not in them yet.
         self._steps: StepBuffer[Journal] = StepBuffer(slab, np.frombuffer(self.ops, np.uint8))
         # Columns in which all envs have the same value: one for each status. The first two also serve as booleans.
         self._uniform_columns = [bytes([value]) * count for value in range(FAILED + 1)]
@@ -154,10 +154,9 @@ class EnvTable:
         if save_every is not None:
             self._steps.size = 1
 
-    @property
-    def journals(self) -> list[Journal]:
-        """The journal of each env, with all steps so far: this moves those that were kept apart there."""
-        return self._steps.move_to_journals()
+    def flush_journal(self, index: int) -> Journal:
+        """Record the buffered steps of all envs in their journals; return the journal of an env."""
+        return self._steps.flush()[index]
 
     # Facts -----------------------------------------------------------------------------------------------
 
@@ -224,7 +223,7 @@ class EnvTable:
 
     def is_beyond_replay(self, index: int) -> bool:
         """Return whether the episode of an env was lost with its process, and no replay can bring it back."""
-        return self.episodes.state(index) == LOST and not self.journals[index].can_replay
+        return self.episodes.state(index) == LOST and not self.flush_journal(index).can_replay
 
     def cannot_continue(self, index: int) -> bool:
         """Return whether the request of an env continues an episode that no replay can bring back."""
@@ -349,7 +348,7 @@ class EnvTable:
         """
         slab, op = self.slab, self.ops[index]
         if self.keeps_journals:
-            self.journals[index].record_row(slab, index, self.posted_request(index))
+            self.flush_journal(index).record_row(slab, index, self.posted_request(index))
         ends = slab.ends_episode(index, op)
         if ends and op & NO_AUTORESET:
             self.episodes.record_end_without_reset(index)
@@ -457,12 +456,12 @@ class EnvTable:
         self.version += 1
         self.episodes.restore(index, snapshot)
         if self.keeps_journals:
-            self.journals[index].begin_with_state(snapshot.check, snapshot.state)
+            self.flush_journal(index).begin_with_state(snapshot.check, snapshot.state)
 
     def lose_episode(self, index: int) -> None:
         """Record that an env has to be reset, and that no replay leads to where it is."""
         self.episodes.end_without_result(index)
-        self.journals[index].forget()
+        self.flush_journal(index).forget()
 
     def clear(self, index: int) -> None:
         """Make an env idle, whatever its state. It needs a reset, which another process will run."""

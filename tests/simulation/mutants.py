@@ -212,7 +212,7 @@ MUTANTS = [
     Mutant(TABLE + "begin_process", "self.waiters.on_process_change()", "pass", HANGS),
     Mutant(
         KEEPER + "record_call",
-        "table.journals[index].record_call(kind, bytes(payload), failed=failed)",
+        "table.flush_journal(index).record_call(kind, bytes(payload), failed=failed)",
         "pass",
         REPLAYS,
     ),

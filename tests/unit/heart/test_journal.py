@@ -151,7 +151,7 @@ def test_more_steps_than_a_buffer_holds_reach_the_journals_in_order():
         ops[0] = RESET * (number % 3 == 0)
         steps.record([0, 1], is_all=True)
     steps.record([1], is_all=False)
-    first, second = steps.move_to_journals()
+    first, second = steps.flush()
     assert np.frombuffer(first.actions, np.int64).tolist() == list(range(count))
     assert np.frombuffer(second.actions, np.int64).tolist() == [*range(0, -count, -1), 1 - count]
     assert list(first.resets) == [number % 3 == 0 for number in range(count)]
