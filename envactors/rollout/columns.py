@@ -95,7 +95,7 @@ class ActorColumns:
         slab.truncated[buffer, ids] = trajectory.truncated[at - 1, ids]
         for index, is_first in zip(ids, trajectory.starts[at, ids].tolist(), strict=True):
             content = self._encoded_at(self.counted[index], index)
-            table.last.record(index, content, int(table.posted_in[index]), is_first=is_first)
+            table.last.record(index, content, table.posted_in[index], is_first=is_first)
 
     def _observations(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield the array in the rows, and the one in the trajectory, of each leaf that has a place there."""

@@ -24,7 +24,7 @@ from envactors.vector.table import EnvTable
 
 def raised_loss(table: EnvTable, actor: Actor, activity: Activity, report: Failure) -> RequestLoss:
     """Return the loss of a request in which the env raised, without unpickling the exception."""
-    incarnation, pid = int(table.posted_in[activity.env]), actor.pid
+    incarnation, pid = table.posted_in[activity.env], actor.pid
     error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, report)), is_failure=True)
     loss = RequestLoss(Cause.ERROR, error, incarnation, activity, actor.is_usable, report)
     return loss._replace(in_reset=report.fault in (Fault.RESET, Fault.LAST_RESULT))
@@ -32,7 +32,7 @@ def raised_loss(table: EnvTable, actor: Actor, activity: Activity, report: Failu
 
 def unreadable_loss(table: EnvTable, actor: Actor, index: int, error: BaseException) -> RequestLoss:
     """Return the loss of a result that cannot be unpickled."""
-    outcome, incarnation = ReadyOutcome(None, error), int(table.posted_in[index])
+    outcome, incarnation = ReadyOutcome(None, error), table.posted_in[index]
     loss = RequestLoss(Cause.ERROR, outcome, incarnation, table.activity(index), actor.is_usable, has_run=True)
     # After an end that the user has not seen, the env needs a reset, as if its autoreset had raised.
     return loss._replace(in_reset=table.slab.ends_episode(index, table.ops[index]))
@@ -114,7 +114,7 @@ def read_later(
         read: Unpickles the result.
         is_valid: Returns whether the result is still that of the env's request; see `try_to_read`.
     """
-    incarnation, pid, activity = int(table.posted_in[index]), actor.pid, table.activity(index)
+    incarnation, pid, activity = table.posted_in[index], actor.pid, table.activity(index)
 
     def read_or_explain() -> tuple[EnvStep | None, BaseException | None]:
         step, error = try_to_read(read, is_valid)

@@ -71,7 +71,7 @@ class RowReader:
             envs: The envs.
             contents: The content of each row; None if all are empty.
         """
-        at, buffers, posted_in = envs.at, self._table.ops.translate(_BUFFER_OF_OP), self._table.posted_in
+        at, buffers, posted_in = envs.at, self._table.ops.translate(_BUFFER_OF_OP), self._table.posted_in_array
         if envs.is_all and buffers.count(buffers[0]) == len(buffers):
             ids, incarnations = self._all_ids.copy(), posted_in.copy()
             rewards, terminated, truncated, *leaves = self._buffers[buffers[0]]
@@ -97,7 +97,7 @@ class RowReader:
 
     def copy_row(self, index: int) -> RowResult:
         """Copy a complete result out of its row, without running code of users."""
-        return self._copy(index, self._table.ops[index], self._table.content(index), int(self._table.posted_in[index]))
+        return self._copy(index, self._table.ops[index], self._table.content(index), self._table.posted_in[index])
 
     def read_row(self, index: int) -> EnvStep:
         """Unpickle the result in a complete row; for the errors see `read`."""

@@ -95,7 +95,8 @@ class EnvTable:
             `NOT_POSTED` while a new request is queued.
         last: The last results of envs.
         incarnations: The current process of each env.
-        posted_in: int64, shape (n,): the process that each env was last posted to.
+        posted_in: The process that each env was last posted to.
+        posted_in_array: The same as an array: int64, shape (n,).
         streams: Whether the last step or reset of each env streams, as it does when it was queued; see `STREAM` of
             `envactors.mailbox.control_page`.
         requests: The requests of envs, except bare steps.
@@ -120,7 +121,6 @@ class EnvTable:
         self.status: bytearray = bytearray(count)
         self.version: int = 0
         self.ops: bytearray = bytearray(count)
-        self.posted_in: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.streams: bytearray = bytearray(count)
         self.requests: dict[int, EnvRequest] = {}
         self.outcomes: dict[int, Outcome] = {}
@@ -128,7 +128,15 @@ class EnvTable:
         self.overflow: dict[int, memoryview] = {}
         self.overdue: set[int] = set()
         self.saves_due: set[int] = set()
-        self.last: LastRows = LastRows(slab, self.ops, self.posted_in.data, self.content, episodes)
+        # Arrays are faster for all envs, and their memory as plain integers for one.
+        self.posted_in_array: npt.NDArray[np.int64] = np.zeros(count, np.int64)
+        self._call_id_array, self._incarnation_array = np.zeros((2, count), np.int64)
+        self.posted_in: memoryview[int] = self.posted_in_array.data
+        self.call_ids: memoryview[int] = self._call_id_array.data
+        self.incarnations: memoryview[int] = self._incarnation_array.data
+        self.completed: memoryview[int] = slab.completed.data
+        self._slab_ops: memoryview[int] = slab.ops.data
+        self.last: LastRows = LastRows(slab, self.ops, self.posted_in, self.content, episodes)
         self.waiters: ResultWaiters = ResultWaiters(slab, self.streams)
         self.rollouts: int = 0
         self._deadlines = deadlines
@@ -138,13 +146,6 @@ class EnvTable:
         self._steps: StepBuffer[Journal] = StepBuffer(slab, np.frombuffer(self.ops, np.uint8))
         # Columns in which all envs have the same value: one for each status. The first two also serve as booleans.
         self._uniform_columns = [bytes([value]) * count for value in range(FAILED + 1)]
-        # Arrays are faster for all envs, and their memory as plain integers for one.
-        self._call_ids, self._incarnations = np.zeros((2, count), np.int64)
-        self.call_ids: memoryview[int] = self._call_ids.data
-        self.incarnations: memoryview[int] = self._incarnations.data
-        self.completed: memoryview[int] = slab.completed.data
-        self._posted_in: memoryview[int] = self.posted_in.data
-        self._slab_ops: memoryview[int] = slab.ops.data
 
     def add_journals(self, ids: range, max_journal: int, save_every: int | None) -> None:
         """Add the journals of an actor's envs. See `Journal` for the other arguments."""
@@ -173,7 +174,7 @@ class EnvTable:
 
     def count_incomplete(self) -> int:
         """Return how many rows lack their call id, while all envs are posted; compare `is_complete`."""
-        return int(np.count_nonzero(self.slab.completed != self._call_ids))
+        return int(np.count_nonzero(self.slab.completed != self._call_id_array))
 
     def is_complete(self, index: int) -> bool:
         """Return whether the whole result of a posted env has come, and before the deadline."""
@@ -287,15 +288,15 @@ class EnvTable:
         # ``slab.posted`` is written last: a worker that is running other rows may run these as soon as it is.
         if envs.is_all:
             self.ops[:] = self._slab_ops[:] = ops
-            self._posted_in[:] = self.incarnations
-            self._call_ids.fill(call_id)
+            self.posted_in[:] = self.incarnations
+            self._call_id_array.fill(call_id)
             self.status[:] = self._uniform_columns[POSTED]
             self.streams[:] = self._uniform_columns[streams]
             self.slab.posted.fill(call_id)
         else:
             for index in envs.ids:
                 self.ops[index] = self._slab_ops[index] = ops[index]
-                self._posted_in[index] = self.incarnations[index]
+                self.posted_in[index] = self.incarnations[index]
                 self.call_ids[index] = call_id
                 self.status[index] = POSTED
                 self.streams[index] = streams
@@ -425,7 +426,7 @@ class EnvTable:
 
     def begin_process(self, ids: range, incarnation: int) -> None:
         """Record the new process of an actor, whose doorbell waiting threads have to watch."""
-        self._incarnations[slice_of(ids)] = incarnation
+        self._incarnation_array[slice_of(ids)] = incarnation
         self.waiters.on_process_change()
 
     def end_process(self, ids: range) -> None:
@@ -437,14 +438,14 @@ class EnvTable:
             self.episodes.on_process_lost(index)
         # A worker runs all rows that are posted and not completed. The next one must find none.
         mine = slice_of(ids)
-        self.slab.posted[mine] = self.slab.completed[mine] = self._call_ids[mine]
+        self.slab.posted[mine] = self.slab.completed[mine] = self._call_id_array[mine]
         self.version += 1
 
     def begin_rollout(self, ids: range, call_id: int) -> None:
         """Record that the current process of an actor begins or continues a rollout, and that it has no rows to run."""
         mine = slice_of(ids)
-        self.posted_in[mine] = self._incarnations[mine]
-        self._call_ids[mine] = self.slab.posted[mine] = self.slab.completed[mine] = call_id
+        self.posted_in_array[mine] = self._incarnation_array[mine]
+        self._call_id_array[mine] = self.slab.posted[mine] = self.slab.completed[mine] = call_id
 
     def record_rollouts(self, count: int) -> None:
         """Record how many rollouts are in flight, which waiting threads may count."""

@@ -306,7 +306,7 @@ def test_the_processes_of_envs_are_recorded_only_under_the_lock(monkeypatch, sta
                     assert lock.is_held_here()
                     super().__setitem__(at, value)
 
-            self._incarnations = self._incarnations.view(Guarded)
+            self._incarnation_array = self._incarnation_array.view(Guarded)
 
     monkeypatch.setattr(build, "EnvTable", GuardedTable)
     stage = stages(2)
