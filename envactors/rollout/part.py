@@ -34,7 +34,7 @@ from envactors.vector.env_group import EnvGroup
 from envactors.vector.env_recovery import Actions
 from envactors.vector.episodes import NONE
 from envactors.vector.fates import EnvFate, RequestLoss
-from envactors.vector.losses import episode_loss, exit_losses, raised_loss
+from envactors.vector.losses import exit_losses, lost_episode_loss, raised_loss
 
 
 class WholeRollout(Protocol):
@@ -284,7 +284,7 @@ class RolloutPart(Job):
             if counted >= columns.steps or (counted > step and self.errors):
                 break  # the next rollout, or the next call of `step`, finds that the episode was lost
             if self._table.cannot_continue(index) and not columns.repeats(index):
-                self._recover(index, episode_loss(self._actor, self._activity_of(index)))
+                self._recover(index, lost_episode_loss(self._actor, self._activity_of(index)))
 
     def _recover(self, index: int, loss: RequestLoss) -> None:
         """Handle a step of an env that has no result."""

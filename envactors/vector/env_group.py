@@ -27,7 +27,7 @@ from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.episodes import LOST
 from envactors.vector.fates import RequestLoss
 from envactors.vector.journal_keeper import JournalKeeper
-from envactors.vector.losses import exit_losses, raised_loss, read_later, refused_loss
+from envactors.vector.losses import exit_losses, queued_request_loss, raised_loss, read_later
 from envactors.vector.posted_rows import PostedRows, post_rows
 from envactors.vector.recycling import Recycler
 from envactors.vector.requests import EnvRequest, Selection
@@ -80,7 +80,7 @@ class QueuedRows(Job):
     def fail(self, error_of: ErrorOf) -> None:
         """Fail the envs."""
         group = self._group
-        group.recover([refused_loss(group.table, group.actor, index, error_of) for index in self.ids])
+        group.recover([queued_request_loss(group.table, group.actor, index, error_of) for index in self.ids])
 
 
 class EnvGroup(Tenant):

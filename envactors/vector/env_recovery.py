@@ -23,7 +23,7 @@ from envactors.errors import ActorError
 from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
 from envactors.vector.fates import Cause, Decision, EnvFate, RequestLoss, decide
-from envactors.vector.losses import discard_error, episode_loss, read_later
+from envactors.vector.losses import discard_error, lost_episode_loss, read_later
 from envactors.vector.rows import RowReader
 from envactors.vector.table import NOT_POSTED, QUEUED, EnvTable
 
@@ -80,7 +80,7 @@ class EnvRecovery:
         """
         for index in ids:
             if self._table.status[index] == QUEUED and self._table.cannot_continue(index):
-                self.recover_row(episode_loss(self._actor, self._table.activity(index)))
+                self.recover_row(lost_episode_loss(self._actor, self._table.activity(index)))
 
     def end_attempt(
         self, index: int, loss: RequestLoss, posted: PostedRequest, actions: Actions

@@ -57,7 +57,7 @@ def exit_losses(actor: Actor, requests: Sequence[Activity], ended: ProcessExit) 
     return losses
 
 
-def refused_loss(table: EnvTable, actor: Actor, index: int, error_of: ErrorOf) -> RequestLoss:
+def queued_request_loss(table: EnvTable, actor: Actor, index: int, error_of: ErrorOf) -> RequestLoss:
     """Return the loss of a queued request that no process will run."""
     activity = table.activity(index)
     # A closing actor reports the error that led to the retry, rather than that it is closed.
@@ -66,7 +66,7 @@ def refused_loss(table: EnvTable, actor: Actor, index: int, error_of: ErrorOf) -
     return RequestLoss(Cause.NOT_BEGUN, error, actor.incarnation.index, activity, has_process=False)
 
 
-def episode_loss(actor: Actor, activity: Activity) -> RequestLoss:
+def lost_episode_loss(actor: Actor, activity: Activity) -> RequestLoss:
     """Return the loss of a request that continues an episode which ended with an earlier process."""
     last = actor.last_exit_error
     incarnation = actor.incarnation.index if last is None or last.incarnation is None else last.incarnation
