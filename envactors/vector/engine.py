@@ -488,5 +488,5 @@ class RowEngine(Engine):
             self.table.lose_episode(index)
             return
         if last is not None:
-            self.table.last.put_back(index, last._replace(incarnation=reply.incarnation), is_first=snapshot.starts)
+            self.table.last.overwrite(index, last._replace(incarnation=reply.incarnation), is_first=snapshot.starts)
         self.table.restore(index, snapshot)

@@ -188,16 +188,16 @@ class EnvGroup(Tenant):
         if request.future or request.earlier_error or request.ending:
             row = reader.copy_answer(index, request)
             outcome = read_later(table, self.actor, index, functools.partial(reader.read_result, row, request, before))
-            table.last.take(index)
+            table.last.keep(index)
             if request.earlier_error or request.ending:
-                table.last.put_back(index, row, is_first=True)
+                table.last.overwrite(index, row, is_first=True)
         table.record_outcome(index, outcome, float(table.slab.when[index]) if table.streams[index] else None)
 
     def _reset_in_next_process(self, index: int) -> None:
         """Replace the process of an env whose episode has ended, and do the autoreset of that step in the next one."""
         table = self.table
         ending = self.reader.copy_row(index)
-        table.last.take(index)
+        table.last.keep(index)
         table.set_requests({index: EnvRequest("step", True, table.request(index).future, ending=ending)})
         table.queue([index])
         self.actor.enqueue(Renewal(self.indices.start, reason=self.recycler.reason))

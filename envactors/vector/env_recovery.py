@@ -50,7 +50,7 @@ class EnvRecovery:
         table, reader, index = self._table, self._reader, loss.activity.env
         decision, error = self.end_attempt(index, loss, table.posted_request(index), table.slab.actions)
         if loss.has_run and decision.fate is EnvFate.REPORT:
-            table.last.take(index)  # the env continues from the result that cannot be read
+            table.last.keep(index)  # the env continues from the result that cannot be read
         if decision.fate is EnvFate.REDO:
             return True
         if decision.fate is EnvFate.RESET:
@@ -66,7 +66,7 @@ class EnvRecovery:
             table.begin_seeds(index)  # as if it had run; a reset that is canceled does not
         if decision.fate is EnvFate.TRUNCATE:
             # Starts that have failed since have an incarnation, too.
-            table.last.repeat(index, max(loss.incarnation + 1, self._actor.incarnation.index))
+            table.last.truncate(index, max(loss.incarnation + 1, self._actor.incarnation.index))
             last = reader.copy_last(index, has_info=False)
             assert last is not None, "only an env with an earlier result is truncated"
             outcome = read_later(table, self._actor, index, functools.partial(reader.read_truncated, last, error))

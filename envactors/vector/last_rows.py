@@ -15,8 +15,9 @@ from envactors.vector.episodes import Episodes
 from envactors.vector.requests import RowResult, Selection
 
 # A bit of `LastRows.ops` that no operation has: a failed step was answered with the observation in the buffer, with
-# reward 0, truncated. The buffer keeps the reward and the flags of the result before it.
-REPEATED: Final = 128
+# reward 0, truncated. The buffer keeps the reward and the flags of the result before it. `EnvTable.ops` has another
+# meaning for the same bit, and neither column ever copies it from the other.
+TRUNCATED: Final = 128
 
 
 class LastRows:
@@ -35,7 +36,7 @@ class LastRows:
     Attributes:
         has_objects: Whether observations or rewards have leaves without a place in rows.
         ops: The operation that has returned the result of each env, with the bits of `envactors.mailbox.slab`: its
-            buffer is in `BUFFER`, and `RESET` is set also after a reset within a step. `REPEATED` may be set, too.
+            buffer is in `BUFFER`, and `RESET` is set also after a reset within a step. `TRUNCATED` may be set, too.
         incarnations: The ``incarnation`` of each env's result; see `EnvStep`.
         contents: The info and the object leaves of each env, pickled; None if there are none, or they are not kept.
     """
@@ -63,15 +64,15 @@ class LastRows:
         """Return the buffers with the results of envs."""
         return self._op_array[at] & BUFFER
 
-    def take(self, index: int) -> None:
+    def keep(self, index: int) -> None:
         """Make the result in the complete row of an env the last one."""
         op = self._posted_op[index]
         was_reset = self._resets_within_step and not op & NO_AUTORESET and self._slab.ends_episode(index, op)
         self.ops[index] = op | RESET if was_reset else op
         self.incarnations[index] = self._posted_in[index]
-        self._keep(index, self._content_of(index))
+        self._keep_content(index, self._content_of(index))
 
-    def take_all(self, envs: Selection, terminated: Any, truncated: Any, *, have_contents: bool) -> None:
+    def keep_all(self, envs: Selection, terminated: Any, truncated: Any, *, have_contents: bool) -> None:
         """Make the results in the complete rows of envs on the fast path the last ones.
 
         Args:
@@ -91,9 +92,9 @@ class LastRows:
             self._op_array[envs.at] |= (terminated | truncated) * np.uint8(RESET)
         if self._keeps_contents and (have_contents or any(self.contents)):
             for index in envs.ids:
-                self._keep(index, self._content_of(index))
+                self._keep_content(index, self._content_of(index))
 
-    def put_back(self, index: int, row: RowResult, *, is_first: bool) -> None:
+    def overwrite(self, index: int, row: RowResult, *, is_first: bool) -> None:
         """Write a result over the last one of an env that has no request in its worker."""
         slab, cell = self._slab, (self.ops[index] & BUFFER, index)
         for array, leaf in zip(slab.observations, row.leaves, strict=True):
@@ -108,17 +109,17 @@ class LastRows:
         """Record the parts that no row keeps of a result that was written over the last one."""
         self.ops[index] = self.ops[index] & BUFFER | (RESET if is_first else 0)
         self.incarnations[index] = incarnation
-        self._keep(index, content)
+        self._keep_content(index, content)
 
-    def repeat(self, index: int, incarnation: int) -> None:
+    def truncate(self, index: int, incarnation: int) -> None:
         """Make the answer to a failed step the last result, with the content of the one before it.
 
         The env continues in the process with that incarnation.
         """
-        self.ops[index] = self.ops[index] & BUFFER | REPEATED
+        self.ops[index] = self.ops[index] & BUFFER | TRUNCATED
         self.incarnations[index] = incarnation
 
-    def _keep(self, index: int, content: bytes | memoryview | None) -> None:
+    def _keep_content(self, index: int, content: bytes | memoryview | None) -> None:
         """Keep the content of a result, if it may have to be returned again."""
         if self._keeps_contents:
             self.contents[index] = None if content is None else bytes(content)

@@ -12,7 +12,7 @@ from envactors.mailbox.info_codec import decode, encode, join
 from envactors.mailbox.messages import Description
 from envactors.mailbox.slab import BUFFER
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
-from envactors.vector.last_rows import REPEATED
+from envactors.vector.last_rows import TRUNCATED
 from envactors.vector.requests import EnvRequest, RowResult, Selection
 from envactors.vector.results import Batch, EnvStep, failure_info
 from envactors.vector.table import EnvTable
@@ -129,7 +129,7 @@ class RowReader:
     def _copy(self, index: int, op: int, content: bytes | memoryview | None, incarnation: int) -> RowResult:
         slab, cell = self._slab, (op & BUFFER, index)
         leaves = [None if array is None else array[op & BUFFER, index, ...].copy()[()] for array in slab.observations]
-        if op & REPEATED:
+        if op & TRUNCATED:
             return RowResult(index, leaves, zeros(self._reward_spec), False, True, content, incarnation)
         reward: Any = None
         if self._layout.reward is not None:
@@ -139,7 +139,7 @@ class RowReader:
         return RowResult(index, leaves, reward, *flags, content, incarnation)
 
     def encode(self, index: int, step: EnvStep) -> RowResult:
-        """Return a result, which conforms to the specs, as `LastRows.put_back` takes it."""
+        """Return a result, which conforms to the specs, as `LastRows.overwrite` takes it."""
         columns = list(zip(self._slab.observations, flatten(self._layout.observation, step.obs), strict=True))
         leaves = [None if array is None else leaf for array, leaf in columns]
         objects = [leaf for array, leaf in columns if array is None]
@@ -180,7 +180,7 @@ class RowReader:
         return step._replace(info=failure_info(step.info, error, None if last is None else (last.obs, last.info)))
 
     def read_truncated(self, last: RowResult, error: Outcome) -> EnvStep:
-        """Unpickle the answer to a failed step, of which `LastRows.repeat` has made the last result, with its error.
+        """Unpickle the answer to a failed step, of which `LastRows.truncate` has made the last result, with its error.
 
         For the errors see `read`.
         """

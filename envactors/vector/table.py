@@ -44,7 +44,8 @@ POSTED: Final = 2  # the request is in the row, which may be complete
 DONE: Final = 3  # the result is in `EnvTable.outcomes`, or else in the row
 FAILED: Final = 4  # the error is in `EnvTable.outcomes`
 
-# In place of the operation of a request that was not posted yet: a bit that no operation has.
+# In place of the operation of a request that was not posted yet: a bit that no operation has. In `LastRows.ops` the
+# same bit is `TRUNCATED`.
 NOT_POSTED: Final = 128
 
 # The largest seed that fits into a row.
@@ -368,7 +369,7 @@ class EnvTable:
         if self.keeps_journals:
             self._steps.record(envs.ids, is_all=envs.is_all)
         self.episodes.record_batch(envs.ids, envs.at, terminated, truncated)
-        self.last.take_all(envs, terminated, truncated, have_contents=not self.infos.all_plain())
+        self.last.keep_all(envs, terminated, truncated, have_contents=not self.infos.all_plain())
         self.set_idle(envs.ids, is_all=envs.is_all)
 
     def record_outcome(self, index: int, outcome: Outcome | None, when: float | None = None) -> None:
@@ -396,7 +397,7 @@ class EnvTable:
         self.version += 1
         for index in ids if self.outcome_at else ():
             if self.has_result_in_row(index):
-                self.last.take(index)
+                self.last.keep(index)
         # The status first: to a reader without the lock, a complete row without a request is that of a bare step.
         if is_all:
             self.status[:] = self._uniform_columns[IDLE]
