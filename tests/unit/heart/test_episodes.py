@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from envactors.vector.episodes import (
     UNRESET,
     Episodes,
 )
+from envactors.vector.options import AUTORESETS, Autoreset
 from envactors.vector.results import EnvSnapshot, EnvStep
 
 
@@ -25,6 +28,10 @@ def test_a_new_env_needs_a_reset_and_then_only_actions():
     episodes.record(0, ends=False, is_reset=True)
     assert list(episodes.flags) == [0, NONE | NEEDS_RESET | UNRESET | NO_RESULT]
     assert episodes.steps.tolist() == [0, 0]
+
+
+def test_each_value_of_autoreset_has_its_rules():
+    assert [rules.name for rules in AUTORESETS.values()] == [*AUTORESETS] == [*get_args(Autoreset)]
 
 
 @pytest.mark.parametrize(
