@@ -6,9 +6,8 @@ point. Nobody tries to prevent or to undo that. Instead:
 1. Every change is made in ``with lock, lock.change(*actors):``, which names the actors that it concerns. It is short
    and runs no code of users. It raises nothing itself, except to refuse something while the invariant holds
    (`ChangeLock.refuse`). Waiting, pickling, and copying happen outside.
-2. Between changes, the state satisfies this invariant. For an actor: every job in `Actor.unfinished` is in the queue,
-   or it is the running one or the renewal, and an end of the process is reported to the loop. For an env: see
-   `envactors.vector.table.EnvTable`.
+2. Between changes, the state satisfies an invariant. For an actor, see `envactors.actor.job_queue.JobQueue` and
+   `envactors.actor.supervisor.Supervisor`; for an env, see `envactors.vector.table.EnvTable`.
 3. The next change calls ``repair()`` of the actors that an interrupted change has named. It establishes the invariant
    from any state: jobs that may have been sent fail, envs need a reset, and the process is replaced. So an interrupt
    may come between any two statements of a change.
@@ -48,8 +47,7 @@ AnyError = TypeVar("AnyError", bound=Exception)
 class Changeable(Protocol):
     """An actor, as its lock uses it."""
 
-    @property
-    def runtime(self) -> Runtime: ...
+    runtime: Runtime
 
     @property
     def name(self) -> str: ...

@@ -7,33 +7,20 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from envactors import errors
 from envactors.actor.activity import Activity
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import is_spinning
+from envactors.actor.exits import RestartTracker, is_spinning
 from envactors.actor.future import LazyOutcome
 from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.states import EndReason, is_crash
 from envactors.backends.base import LaunchRefusedError
-from envactors.errors import (
-    ActorClosedError,
-    ActorDiedError,
-    ActorError,
-    ActorStartError,
-    ActorTimeoutError,
-    NodeLostError,
-    RestartsExhaustedError,
-    SerializationError,
-    copy_error,
-    describe_end,
-)
+from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Failure, Fault, Frame, Kind
 from envactors.mailbox.pickling import loads, safe_repr, safe_traceback, try_to_read, unpack_failure
-
-# Before Python 3.12 looking up a member of an enum takes as long as a function call.
-_FAILED = Kind.FAILED
 
 
 class ErrorFactory:
@@ -50,18 +37,18 @@ class ErrorFactory:
         """Return the error of arguments that could not be sent; ``text`` is the `repr` of the cause."""
         who, where = self._locate(incarnation, activity=activity)
         text = f"the arguments of {activity.method} for {who} cannot be pickled: {text}"
-        return _caused(SerializationError(text, **where), cause)
+        return _caused(errors.SerializationError(text, **where), cause)
 
     def closed(self, activity: Activity, incarnation: int) -> ActorError:
         """Return the error of a call after the actor was closed."""
         who, where = self._locate(incarnation, activity=activity)
-        return ActorClosedError(f"cannot run {activity.method}: {who} is closed", **where)
+        return errors.ActorClosedError(f"cannot run {activity.method}: {who} is closed", **where)
 
     def broken(self, bug: BaseException, incarnation: int, activity: Activity) -> ActorError:
         """Return the error of a call whose actor was closed by an error of this library."""
         who, where = self._locate(incarnation, activity=activity)
         text = f"{activity.method} has failed: {who} was closed by an internal error of envactors: {type(bug).__name__}"
-        return _caused(ActorClosedError(f"{text}. Please report it with this traceback", **where), bug)
+        return _caused(errors.ActorClosedError(f"{text}. Please report it with this traceback", **where), bug)
 
     def within_envs(self) -> RuntimeError:
         """Return the error of env code that waits for its own actor, which would never end."""
@@ -78,11 +65,12 @@ class ErrorFactory:
 
     def outcome(self, activity: Activity, frame: Frame, pid: int | None) -> LazyOutcome:
         """Return the outcome of a call, whose reply is not read yet."""
-        return LazyOutcome(functools.partial(self._read_reply, activity, frame, pid), is_failure=frame.kind == _FAILED)
+        read = functools.partial(self._read_reply, activity, frame, pid)
+        return LazyOutcome(read, is_failure=frame.kind == Kind.FAILED)
 
     def _read_reply(self, activity: Activity, frame: Frame, pid: int | None) -> tuple[Any, BaseException | None]:
         """Read a reply: return the call's (value, None), or (None, the exception that it ended with)."""
-        has_failed = frame.kind == _FAILED
+        has_failed = frame.kind == Kind.FAILED
         content, error = try_to_read(lambda: Failure(*loads(frame.payload)) if has_failed else loads(frame.payload))
         if error is not None:
             return None, self.unreadable(activity, frame.incarnation, pid, error)
@@ -94,7 +82,7 @@ class ErrorFactory:
         lines = "".join(safe_traceback(cause)).rstrip()
         text = f"the result of {activity.method} cannot be unpickled, {who}{_after(where)}: {safe_repr(cause)}\n{lines}"
         # Without its frames: where rows are read, these refer to memory, which would live as long as the error.
-        return _caused(SerializationError(text, **where), cause.with_traceback(None))
+        return _caused(errors.SerializationError(text, **where), cause.with_traceback(None))
 
     def raised(self, activity: Activity, incarnation: int, pid: int | None, failure: Failure) -> BaseException:
         """Return the exception that a call ended with in the worker. Unpickles it, so not under the lock."""
@@ -111,13 +99,21 @@ class ErrorFactory:
         problem = problems.get(failure.fault, f"{call} raised an exception that cannot be pickled or unpickled")
         who, where = self._locate(incarnation, pid, activity)
         text = f"{problem}, {who}{_after(where)}: {failure.text}\n{failure.traceback}".rstrip()
-        return _caused(SerializationError(text, **where), cause)
+        return _caused(errors.SerializationError(text, **where), cause)
 
     def out_of_memory(self, activity: Activity, incarnation: int, cause: OSError) -> ActorError:
         """Return the error of a step whose results have no room."""
         who, where = self._locate(incarnation, activity=activity)
         text = f"there is too little shared memory for the results of {activity.method}, {who}: {cause}"
         return _caused(ActorError(text, **where), cause)
+
+    def exit(self, incarnation: Incarnation, report: ExitReport, culprit: Activity | None) -> ActorError:
+        """Return the error that says how a process has ended, or why it could not be started."""
+        if report.reason is EndReason.DISCARD and isinstance(incarnation.cause, ActorError):
+            return incarnation.cause
+        if incarnation.has_started:
+            return self.ended(report, incarnation.index, culprit)
+        return self.start(report, incarnation)
 
     def start(self, report: ExitReport, incarnation: Incarnation) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made."""
@@ -129,7 +125,7 @@ class ErrorFactory:
         is_late = failure is None and report.reason is EndReason.TIMEOUT
         seconds = self._config.deadlines.start
         if failure is not None:
-            cause = incarnation.failure_cause
+            cause = incarnation.cause
             ending = {"stderr_tail": report.stderr_tail}
             maker = "initializer" if self._config.is_executor else "factory"
             text = f"the {maker} of {who} raised {failure.text}{_after(where)}"
@@ -147,7 +143,7 @@ class ErrorFactory:
         text += _appendix(report)
         if is_late:
             cause = _timeout(text, seconds, report, where)
-        return _caused(ActorStartError(text, **ending, **where), cause)
+        return _caused(errors.ActorStartError(text, **ending, **where), cause)
 
     def ended(self, report: ExitReport, incarnation: int, activity: Activity | None) -> ActorError:
         """Return the error of a process that has ended, at work or while idle."""
@@ -171,8 +167,8 @@ class ErrorFactory:
             how = "was replaced, since an env had raised,"
         text = f"{who} {how} {running}"
         if report.status.loss is not None:
-            return NodeLostError(text, **report.status.loss._asdict(), **_ending(report), **where)
-        return ActorDiedError(text, aborted=aborted, **_ending(report), **where)
+            return errors.NodeLostError(text, **report.status.loss._asdict(), **_ending(report), **where)
+        return errors.ActorDiedError(text, aborted=aborted, **_ending(report), **where)
 
     def discarded(
         self, activity: Activity, incarnation: int, pid: int | None, cause: BaseException, text: str
@@ -180,7 +176,7 @@ class ErrorFactory:
         """Return the error of a process that was ended because an env raised; ``text`` describes the cause."""
         who, where = self._locate(incarnation, pid, activity)
         text = f"{who} was replaced since {activity.method} raised {text}"
-        return _caused(ActorDiedError(text, aborted=True, **where), cause)
+        return _caused(errors.ActorDiedError(text, aborted=True, **where), cause)
 
     def poison(self, crash: ActorError, inputs: Callable[[], list[tuple[Any, ...]]]) -> ActorError:
         """Return the error of a second process that ended at the same point of the same inputs."""
@@ -197,8 +193,8 @@ class ErrorFactory:
             f"env {activity.env} of actor {self._config.name!r} was lost with its process{whose}, before its own "
             f"{activity.method}{_call(activity)} had a result: {crash}"
         )
-        kind = NodeLostError if isinstance(crash, NodeLostError) else ActorDiedError
-        names = {**ActorDiedError.__annotations__, **kind.__annotations__}
+        kind = errors.NodeLostError if isinstance(crash, errors.NodeLostError) else errors.ActorDiedError
+        names = {**errors.ActorDiedError.__annotations__, **kind.__annotations__}
         ending = {name: value for name, value in vars(crash).items() if name in names}
         return _caused(kind(text, bundle=crash.bundle, **ending, **where), copy_error(crash))
 
@@ -208,21 +204,17 @@ class ErrorFactory:
             return lambda _activity: copy_error(crash)
         return functools.partial(self.ended, ExitReport(reason=EndReason.ABORT), incarnation)
 
-    def exhausted(self, crashes: Sequence[ActorError], failed_starts: int, incarnation: int) -> ActorError:
+    def exhausted(self, tracker: RestartTracker, incarnation: int) -> ActorError:
         """Return the error of every call after the last process that the restart policy allows."""
-        policy = self._config.restart
+        policy, crashes, failed_starts = self._config.restart, tracker.errors, tracker.failed_starts
         last = crashes[-1]
         # No restart was tried, or none can help.
         is_final = len(crashes) == 1 or isinstance(last.__cause__, LaunchRefusedError)
         if is_final or 0 in (policy.max_restarts, policy.max_lifetime_restarts):
             return last
         who, where = self._locate(incarnation, last.pid)
-        if len(crashes) > policy.max_lifetime_restarts:
-            limit = "max_lifetime_restarts"
-            reached = f"max_lifetime_restarts={policy.max_lifetime_restarts}"
-        else:
-            limit = "max_restarts"
-            reached = f"max_restarts={policy.max_restarts}, window={policy.window}"
+        limit = "max_lifetime_restarts" if len(crashes) > policy.max_lifetime_restarts else "max_restarts"
+        reached = f"{limit}={getattr(policy, limit)}" + (f", window={policy.window}" if limit == "max_restarts" else "")
         text = (
             f"{who} was lost {len(crashes)} times, and restart=RestartPolicy({reached}) allows no more restarts. If "
             f"such losses are to be expected, raise {limit}, or set it to math.inf for no limit. The last time: {last}"
@@ -233,15 +225,13 @@ class ErrorFactory:
                 f"delay the next time. If it may start later, set backoff. The last time: {last}"
             )
         causes = [copy_error(crash) for crash in crashes]
-        return _caused(RestartsExhaustedError(text, causes=causes, bundle=last.bundle, **where), last)
+        return _caused(errors.RestartsExhaustedError(text, causes=causes, bundle=last.bundle, **where), last)
 
     def after_last(self, final: ActorError, activity: Activity) -> ActorError:
         """Return the error of a call to a dead actor, given the error of its last process."""
         error = copy_error(final)
-        if isinstance(error, RestartsExhaustedError):
-            error.index = activity.env
-            error.method = activity.method
-            error.call_id = activity.call_id
+        if isinstance(error, errors.RestartsExhaustedError):
+            error.index, error.method, error.call_id = activity.env, activity.method, activity.call_id
             error.args = (f"{activity.method} of env {activity.env}{_call(activity)} cannot run: {final}",)
         return error
 
@@ -271,7 +261,7 @@ def _caused(error: ActorError, cause: BaseException | None) -> ActorError:
 
 def _timeout(text: str, seconds: float | None, report: ExitReport, where: dict[str, Any]) -> ActorError:
     evidence = {"stacks": report.stacks, "stderr_tail": report.stderr_tail}
-    return ActorTimeoutError(text, timeout=seconds, **evidence, **where)
+    return errors.ActorTimeoutError(text, timeout=seconds, **evidence, **where)
 
 
 def _how(report: ExitReport) -> str:
@@ -281,12 +271,11 @@ def _how(report: ExitReport) -> str:
         return "was killed, since its helper process was lost,"
     if report.corruption:
         return f"was killed, since it has overwritten memory that it shares with the caller ({report.corruption}),"
-    return describe_end(report.status.exitcode, report.status.signal)
+    return errors.describe_end(report.status.exitcode, report.status.signal)
 
 
 def _ending(report: ExitReport) -> dict[str, Any]:
-    status = report.status
-    return {"exitcode": status.exitcode, "signal": status.signal, "stderr_tail": report.stderr_tail}
+    return {"exitcode": report.status.exitcode, "signal": report.status.signal, "stderr_tail": report.stderr_tail}
 
 
 def _call(activity: Activity) -> str:
@@ -294,8 +283,7 @@ def _call(activity: Activity) -> str:
 
 
 def _after(where: dict[str, Any]) -> str:
-    elapsed = where["elapsed"]
-    return "" if elapsed is None else f" after {elapsed:.3f} s"
+    return "" if where["elapsed"] is None else f" after {where['elapsed']:.3f} s"
 
 
 def _appendix(report: ExitReport) -> str:

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import enum
 import math
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from envactors.actor.states import EndReason
+from envactors.actor.incarnation import Incarnation
 from envactors.errors import ActorError, copy_error
 from envactors.options import RestartPolicy
-
-if TYPE_CHECKING:
-    from envactors.actor.activity import Activity
-    from envactors.actor.incarnation import ExitReport, Incarnation
 
 # How many failed starts in a row end an actor without a backoff, which would start processes all the time.
 MOST_FAILED_STARTS: Final = 10
@@ -44,55 +41,6 @@ class Plan(NamedTuple):
     def has_process(self) -> bool:
         """Whether another process comes."""
         return self.next in (Next.START, Next.RESTART)
-
-
-class Unfinished(NamedTuple):
-    """The part of a job that a process has not completed.
-
-    Attributes:
-        culprit: The activity that the exit is blamed on; None if it was idle.
-        running: The step or reset of a row that was running; None if none was, or if the job has no rows.
-        rows: The steps and resets of rows that are not complete, with the running one.
-    """
-
-    culprit: Activity | None = None
-    running: Activity | None = None
-    rows: Sequence[Activity] = ()
-
-
-class ProcessExit(NamedTuple):
-    """The exit of a process, once it is decided what the actor does next.
-
-    Attributes:
-        incarnation: The process.
-        report: The facts.
-        job: The job that it was running; None if it was idle.
-        unfinished: What it has not completed of that job.
-        error: The error that says all this.
-        plan: What the actor does next.
-    """
-
-    incarnation: Incarnation
-    report: ExitReport
-    job: Any  # a `Job`, whose module imports this one
-    unfinished: Unfinished
-    error: ActorError
-    plan: Plan
-
-    @property
-    def culprit(self) -> Activity | None:
-        """The activity that it is blamed on; None if it was idle."""
-        return self.unfinished.culprit
-
-    @property
-    def reason(self) -> EndReason | None:
-        """Why the process was ended; None if it ended by itself."""
-        return self.report.reason
-
-    @property
-    def is_requested(self) -> bool:
-        """Whether the actor is being closed, or its process was replaced on purpose."""
-        return self.plan.next in (Next.CLOSE, Next.START) and self.reason is not EndReason.HELPER_LOST
 
 
 def survives_exit(*, has_begun: bool, retries: int, is_discard: bool, is_requested: bool) -> bool:
@@ -162,22 +110,27 @@ class RestartTracker:
         limit = "" if min(limits) == math.inf else f" of {min(limits):g}"
         return f"restart {number}{limit} in {delay:.1f} s"
 
-    def add(self, error: ActorError, now: float, *, has_started: bool, may_restart: bool = True) -> float | None:
-        """Count a crash; return the delay of the restart in seconds, or None if there is none.
+    def plan(self, incarnation: Incarnation, error: ActorError, *, is_first: bool) -> Plan:
+        """Decide whether and when another process replaces an ended one; count the exit if it is a crash.
 
         Args:
-            error: Its error.
-            now: When the process has ended, in seconds of a clock that never goes back.
-            has_started: Whether the envs of the process were made.
-            may_restart: Whether the policy decides; a process that cannot be started is not restarted.
+            incarnation: The ended process.
+            error: The error of its exit.
+            is_first: Whether no earlier process of the actor has shown that its factories can succeed.
         """
+        if incarnation.is_replaced:
+            return Plan(Next.START)
+        now = time.monotonic()
         if self._policy.max_lifetime_restarts == math.inf:  # otherwise that limit bounds the list
             self._crashes = [crash for crash in self._crashes if now - crash[0] < self._policy.window]
         granted = [when for when, _, is_granted in self._crashes if is_granted]
-        self.failed_starts = 0 if has_started else self.failed_starts + 1
-        delay = restart_delay(self._policy, granted, now, self.failed_starts) if may_restart else None
+        self.failed_starts = 0 if incarnation.has_started else self.failed_starts + 1
+        # If no process can be started, or the first one could not make its envs, the policy has no say.
+        is_refused = incarnation.report is not None and incarnation.report.is_refused
+        is_hopeless = is_refused or (incarnation.failure is not None and is_first)
+        delay = None if is_hopeless else restart_delay(self._policy, granted, now, self.failed_starts)
         # A copy, since the traceback of a raised error refers to the handles in its frames, and the actor would never
         # be garbage-collected.
         self.last = copy_error(error)
         self._crashes.append((now, self.last, delay is not None))
-        return delay
+        return Plan(Next.DIE) if delay is None else Plan(Next.RESTART, delay)

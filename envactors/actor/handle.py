@@ -22,9 +22,6 @@ from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import PicklerClass, Sealed, ValuePickler, dumps, safe_repr
 from envactors.options import check_timeout, is_int
 
-# Before Python 3.12 looking up a member of an enum takes as long as a function call.
-_CALL = Kind.CALL
-
 
 class Lifeline:
     """Keeps an actor alive. Each handle and each unfinished future holds it; the actor is closed when none is left."""
@@ -89,7 +86,7 @@ class Caller(BoundToProcess, Generic[T_co]):
             ActorClosedError: The actor was closed.
         """
         name = method if type(method) is str and not method.startswith("_") else method_name(method)
-        return self._submit(_CALL, (self._env, name, args, kwargs), name)
+        return self._submit(Kind.CALL, (self._env, name, args, kwargs), name)
 
     def get(self, name: str) -> ActorFuture[Any]:
         """Read an attribute of the env, even if a Gymnasium wrapper hides it."""
@@ -101,7 +98,7 @@ class Caller(BoundToProcess, Generic[T_co]):
 
     def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, **conditions: Any) -> ActorFuture[Any]:
         """Have the actor run a request; for the arguments see `send_request`."""
-        if self._is_shared and method in ("step", "reset") and kind == _CALL:
+        if self._is_shared and method in ("step", "reset") and kind == Kind.CALL:
             raise VectorInputError(
                 f"cannot call {method} through the handle of an env that shares its process: the vector keeps track of "
                 f"its episodes; use envs.{method}(..., env_ids=[i])"

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from envactors.actor.evidence import order_fatal_error
 from envactors.actor.states import EndReason
 from envactors.backends.base import ExitStatus, LaunchRefusedError, Stacks, Worker
-from envactors.errors import ActorError
 from envactors.mailbox.messages import Failure
 
 # The call id of the first message to a process; those of jobs begin with 1.
@@ -51,14 +50,14 @@ class Incarnation:
         launched: When the launch began (`time.monotonic`).
         envs_made: How many envs it has made.
         failure: The failure of a factory; None if none has failed.
-        failure_cause: The exception of that factory, once it was unpickled.
         is_standby: Whether the process was a standby, whose envs were made before.
         report: The facts about its exit; None before that.
         has_started: Whether all envs were made.
         end_reason: Why it is ended; None while it is not. The first reason wins.
         is_replaced: Whether the next process starts without counting as a restart: the user has asked for it, an
             interrupted change has, or its helper process was lost.
-        discard_error: The error that says which env raised, if it is ended for that reason.
+        cause: The exception for which it is ended, once it was unpickled: that of the factory, or an error that says
+            which env raised.
     """
 
     index: int
@@ -67,21 +66,15 @@ class Incarnation:
     launched: float = 0.0
     envs_made: int = 0
     failure: Failure | None = None
-    failure_cause: BaseException | None = None
     is_standby: bool = False
     report: ExitReport | None = None
     has_started: bool = False
     end_reason: EndReason | None = None
     is_replaced: bool = False
-    discard_error: ActorError | None = None
+    cause: BaseException | None = None
     _stacks: Stacks | None = dataclasses.field(default=None, init=False)
 
-    @property
-    def is_late(self) -> bool:
-        """Whether it has missed a deadline."""
-        return self.end_reason is EndReason.TIMEOUT
-
-    def blame(self, reason: EndReason) -> None:
+    def record_end_reason(self, reason: EndReason) -> None:
         """Record why the process is ended. The first reason wins, but a kill also ends a renewal."""
         is_kill = reason in (EndReason.ABORT, EndReason.CLOSE)
         if self.end_reason is None or (self.end_reason is EndReason.RENEW and is_kill):
@@ -104,5 +97,5 @@ class Incarnation:
         stacks = "" if request is None else request.read()
         status = worker.reap()
         if status.is_helper_lost:
-            self.blame(EndReason.HELPER_LOST)
+            self.record_end_reason(EndReason.HELPER_LOST)
         return ExitReport(worker.pid, status, order_fatal_error(worker.stderr_tail), stacks, worker.corruption)

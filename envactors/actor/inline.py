@@ -6,7 +6,8 @@ Factories, arguments, and results are pickled nevertheless, so that neither side
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from envactors import runtime as runtimes
 from envactors.actor import recording
@@ -25,9 +26,6 @@ from envactors.mailbox.pickling import dumps, pack_failure, unpack_failure
 from envactors.worker.context import ActorContext
 from envactors.worker.host import HostedEnv
 from envactors.worker.main import Server
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class InlineVector(Protocol):
@@ -304,7 +302,7 @@ class InlineActor(ActorBase):
             except Exception as error:
                 server.execute(Kind.CLOSE, dumps(()))
                 incarnation.failure = pack_failure(error, Fault.RAISED)
-                incarnation.failure_cause = unpack_failure(incarnation.failure)
+                incarnation.cause = unpack_failure(incarnation.failure)
                 self._start_error = self.errors.start(ExitReport(self.pid), incarnation)
                 return
         page.record_env(METHOD_CALL, 0)

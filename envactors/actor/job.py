@@ -1,24 +1,40 @@
 """The interface of jobs, the entries of an actor's queue, and the jobs that end a process.
 
-`envactors.actor.jobs` has calls and replays. The worker runs one job at a time.
+`envactors.actor.jobs` has calls and replays, and `envactors.actor.job_queue` the queue. The worker runs one job at a
+time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 from envactors.actor.activity import Activity
-from envactors.actor.exits import ProcessExit, Unfinished
-from envactors.actor.future import ActorFuture
-from envactors.actor.incarnation import Incarnation
-from envactors.actor.states import EndReason, blames_request
+from envactors.actor.config import ActorConfig
+from envactors.actor.exits import Next, Plan
+from envactors.actor.future import ActorFuture, Owner
+from envactors.actor.incarnation import ExitReport, Incarnation
+from envactors.actor.states import EndReason, Phase, blames_request
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Frame
 
 # Makes the error of an activity that no process will run.
 ErrorOf: TypeAlias = Callable[[Activity], ActorError]
+
+
+class JobActor(Owner, Protocol):
+    """An actor, as its queue and the jobs of this module use it."""
+
+    config: ActorConfig
+    phase: Phase
+    is_closing: bool
+
+    def proceed_soon(self) -> None:
+        """Have the loop continue after a change."""
+
+    def ask_to_close(self, call_id: int, reason: EndReason, *, kill_in: float | None) -> None:
+        """Ask the worker to close its envs and to exit; kill it if it takes longer than this, in seconds."""
 
 
 class Job:
@@ -37,7 +53,7 @@ class Job:
         survives_interrupt: Whether it stays in the queue when an interrupted change is repaired.
     """
 
-    actor: Any  # an `Actor`, whose module imports this one
+    actor: JobActor
     future: ActorFuture | None = None
     call_id: int = 0
     started: float = 0.0
@@ -106,17 +122,59 @@ class Job:
         """End with an error: no process will run it."""
 
 
-class Close(Job):
-    """Closes the envs; then the process ends.
+class Unfinished(NamedTuple):
+    """The part of a job that a process has not completed.
 
-    Args:
-        index: The index of the actor's first env.
+    Attributes:
+        culprit: The activity that the exit is blamed on; None if it was idle.
+        running: The step or reset of a row that was running; None if none was, or if the job has no rows.
+        rows: The steps and resets of rows that are not complete, with the running one.
     """
 
-    method = "close"
+    culprit: Activity | None = None
+    running: Activity | None = None
+    rows: Sequence[Activity] = ()
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+
+class ProcessExit(NamedTuple):
+    """The exit of a process, once it is decided what the actor does next.
+
+    Attributes:
+        incarnation: The process.
+        report: The facts.
+        job: The job that it was running; None if it was idle.
+        unfinished: What it has not completed of that job.
+        error: The error that says all this.
+        plan: What the actor does next.
+    """
+
+    incarnation: Incarnation
+    report: ExitReport
+    job: Job | None
+    unfinished: Unfinished
+    error: ActorError
+    plan: Plan
+
+    @property
+    def culprit(self) -> Activity | None:
+        """The activity that it is blamed on; None if it was idle."""
+        return self.unfinished.culprit
+
+    @property
+    def reason(self) -> EndReason | None:
+        """Why the process was ended; None if it ended by itself."""
+        return self.report.reason
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether the actor is being closed, or its process was replaced on purpose."""
+        return self.plan.next in (Next.CLOSE, Next.START) and self.reason is not EndReason.HELPER_LOST
+
+
+class Close(Job):
+    """Closes the envs; then the process ends."""
+
+    method = "close"
 
     def start(self) -> Job:
         """Ask the worker to close its envs and to exit."""
@@ -125,7 +183,7 @@ class Close(Job):
 
     def activity(self) -> Activity:
         """Return the closing."""
-        return Activity(self.method, self._index, self.call_id, self.started)
+        return Activity(self.method, self.actor.config.first_index, self.call_id, self.started)
 
     def unfinished(self, incarnation: Incarnation) -> Unfinished:
         """Return this: the worker ends because of it."""
@@ -137,15 +195,13 @@ class Renewal(Close):
     """Replaces the process. It ends when the next one has started.
 
     Args:
-        index: The index of the actor's first env.
         future: Its result is the index of the new incarnation; None unless the user has asked for it.
         reason: Why the process is replaced, for the log.
     """
 
     method = "renew"
 
-    def __init__(self, index: int, future: ActorFuture | None = None, reason: str = "on request") -> None:
-        super().__init__(index)
+    def __init__(self, future: ActorFuture | None = None, reason: str = "on request") -> None:
         self.future: ActorFuture | None = future
         self.reason: str = reason
         self.is_of_process: bool = future is None
@@ -158,7 +214,6 @@ class Renewal(Close):
 
     def begin(self) -> None:
         """Begin to run, until the next process has started."""
-        self.actor.renewal = self
         if self.future is not None:
             self.future.set_running()
 
@@ -171,20 +226,3 @@ class Renewal(Close):
         """End with an error."""
         if self.future is not None:
             self.future.set_exception(error_of(self.activity()))
-
-
-class SharedQueue(Protocol):
-    """The jobs that wait for any of several actors, which share a lock. Use it under that lock.
-
-    An idle actor takes the next job.
-    """
-
-    @property
-    def has_jobs(self) -> bool:
-        """Whether jobs are waiting."""
-
-    def take(self) -> Job | None:
-        """Remove and return the next job that was not canceled; None if there is none."""
-
-    def on_unusable(self, actor: Any) -> None:
-        """Fail the jobs that no actor can run, now or later. An actor calls this when it can run none."""

@@ -10,18 +10,15 @@ from collections.abc import Callable
 from envactors.actor import recording
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
-from envactors.actor.exits import ProcessExit, survives_exit
+from envactors.actor.exits import survives_exit
 from envactors.actor.future import ActorFuture, Outcome
-from envactors.actor.job import ErrorOf, Job
+from envactors.actor.job import ErrorOf, Job, ProcessExit
 from envactors.actor.states import EndReason
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import messages
 from envactors.mailbox.control_page import METHOD_NAMES
 from envactors.mailbox.messages import Failure, Frame, Kind
 from envactors.mailbox.pickling import load_plain, loads
-
-# Before Python 3.12 looking up a member of an enum takes as long as a function call.
-_FAILED = Kind.FAILED
 
 
 @dataclasses.dataclass(eq=False)
@@ -78,7 +75,7 @@ class Call(Job):
         actor = self.actor
         recording.recorder.on_span(actor, self.method, self.started)
         outcome: Outcome = actor.errors.outcome(self.activity(), frame, actor.pid)
-        if actor.config.crashes is not None and frame.kind == _FAILED and self.kind == Kind.CALL:
+        if actor.config.crashes is not None and frame.kind == Kind.FAILED and self.kind == Kind.CALL:
             failure, find_inputs = Failure(*loads(frame.payload)), functools.partial(self.inputs, self.activity())
             place = self.activity(), frame.incarnation, actor.pid
             outcome = actor.config.crashes.name(outcome, failure, find_inputs, *place)
@@ -95,11 +92,9 @@ class Call(Job):
     def after_exit(self, ended: ProcessExit) -> bool:
         """Let it run again if the worker had not begun it, or if it has retries."""
         has_begun = ended.culprit is not None
+        is_discard = ended.reason is EndReason.DISCARD
         survives = survives_exit(
-            has_begun=has_begun,
-            retries=self.retries,
-            is_discard=ended.reason is EndReason.DISCARD,
-            is_requested=ended.is_requested,
+            has_begun=has_begun, retries=self.retries, is_discard=is_discard, is_requested=ended.is_requested
         )
         if not survives:
             self.future.set_exception(ended.error)
@@ -155,8 +150,8 @@ class Replay(Job):
 
     def on_reply(self, frame: Frame) -> bool:
         """Pass the result on."""
-        actor = self.actor
-        actor.replays += 1
-        actor.longest_replay = max(actor.longest_replay, time.monotonic() - self.started)
-        self._on_end(frame.kind != _FAILED and load_plain(frame.payload) is True)
+        jobs = self.actor.jobs
+        jobs.replays += 1
+        jobs.longest_replay = max(jobs.longest_replay, time.monotonic() - self.started)
+        self._on_end(frame.kind != Kind.FAILED and load_plain(frame.payload) is True)
         return True

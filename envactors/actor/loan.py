@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from envactors.actor.change import ChangeLock
-from envactors.backends.base import LendingWorker
+from envactors.backends.base import LendingWorker, Worker
 from envactors.loop import Loop
 
 # How long a loan lasts at most, in seconds. After this time the switch to the loop hardly counts.
@@ -56,13 +56,25 @@ class ChannelLoans:
         """Whether the calling thread is the borrower: a signal handler may use the actor while its thread waits."""
         return self.current is not None and self.current.borrower == threading.get_ident()
 
-    def begin(self, worker: LendingWorker) -> Loan:
-        """Lend the channel of a worker to the calling thread."""
+    def begin(self, worker: Worker | None) -> Loan | None:
+        """Lend the channel of a worker to the calling thread; return None if the loop must read.
+
+        If a signal handler waits in the thread that has the loan, the wait that it has interrupted leaves reading to
+        the loop from then on.
+
+        Args:
+            worker: The worker; None if it does not run the call that the thread waits for.
+        """
+        if self.is_mine:
+            self.end()
+        lender = None if worker is None or self.current is not None else worker.as_lender()
+        if lender is None:
+            return None
         until = time.monotonic() + _LONGEST
         if not self._has_timer:
             self._set_timer(until)
-        self.current = loan = Loan(worker, threading.get_ident(), until)
-        worker.lend()
+        self.current = loan = Loan(lender, threading.get_ident(), until)
+        lender.lend()
         return loan
 
     def end(self) -> None:

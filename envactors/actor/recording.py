@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from envactors.actor.activity import Activity
-    from envactors.actor.base import ActorBase
+from envactors.actor.activity import Activity
+from envactors.actor.base import ActorBase
 
 
 class RecordedVector(Protocol):

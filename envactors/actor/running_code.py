@@ -8,10 +8,10 @@ import threading
 import time
 import traceback
 
-from envactors.actor import slow_calls
 from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
 from envactors.actor.change import ChangeLock
+from envactors.actor.log import warn_of_slow
 from envactors.actor.timers import SHORTEST_PAUSE
 from envactors.loop import Loop
 from envactors.system.threads import current_frames
@@ -140,8 +140,7 @@ class RunningCode:
             self._is_reported = True
             described = request.describe()
             if described is not None:
-                read_stack = functools.partial(stack_of, request.thread)
-                slow_calls.warn(*described, now - self._since, read_stack)
+                warn_of_slow(*described, now - self._since, functools.partial(stack_of, request.thread))
         self._look_later(slow)
 
 

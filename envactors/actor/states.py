@@ -84,6 +84,10 @@ class Phase(enum.Enum):
     CLOSED = enum.auto()
 
 
+# For code that runs once per call: before Python 3.12, looking up a member of an enum takes as long as a function call.
+LIVE = Phase.LIVE
+
+
 class EndReason(enum.Enum):
     """Why a process ends, other than by itself."""
 

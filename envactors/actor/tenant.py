@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from envactors.actor.activity import Activity
+from envactors.actor.future import ActorFuture
+from envactors.actor.incarnation import Incarnation
+from envactors.actor.job import ErrorOf, Job, ProcessExit
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox.messages import Attach, Frame, Kind
-
-if TYPE_CHECKING:
-    from envactors.actor.activity import Activity
-    from envactors.actor.exits import ProcessExit
-    from envactors.actor.future import ActorFuture
-    from envactors.actor.incarnation import Incarnation
-    from envactors.actor.job import ErrorOf, Job
 
 
 class Tenant:

@@ -14,10 +14,9 @@ from typing import Any, Generic, TypeVar
 
 from envactors.actor.bound import BoundToProcess
 from envactors.actor.change import ChangeLock
-from envactors.actor.exits import ProcessExit
 from envactors.actor.future import ActorFuture, Outcome, Owner, ReadyOutcome
 from envactors.actor.handle import ActorHandle, close_all, pickle_call
-from envactors.actor.job import Job, Renewal
+from envactors.actor.job import Job, ProcessExit, Renewal
 from envactors.actor.jobs import Call
 from envactors.actor.latch import Latch
 from envactors.actor.states import ActorState, ActorStats
@@ -87,7 +86,7 @@ class CallRecycler:
         memory = 0 if worker is None or self._policy.max_memory is None else worker.resident_memory()
         reason = self._policy.limit_reached(calls=count, memory=memory)
         if reason:
-            actor.enqueue(Renewal(actor.config.first_index, reason=reason), first=True)
+            actor.jobs.enqueue(Renewal(reason=reason), first=True)
 
 
 class Counts:
@@ -149,8 +148,8 @@ class SharedFuture(ActorFuture[R]):
 class CallQueue(Generic[AnyCall]):
     """The calls that wait for any actor of a pool, and the actors that wait for a call.
 
-    It implements `envactors.actor.job.SharedQueue`, for the actors whose `shared` it is. Use it under the lock of the
-    actors.
+    It implements `envactors.actor.job_queue.SharedQueue`, for the actors whose `shared` it is. Use it under the lock of
+    the actors.
 
     Args:
         actors: The actors.
@@ -187,7 +186,7 @@ class CallQueue(Generic[AnyCall]):
 
     def wake(self) -> None:
         """Start the process of another actor if fewer are starting than calls are waiting."""
-        asleep = [actor for actor in self._actors if actor.is_asleep and actor.shared is self]
+        asleep = [actor for actor in self._actors if actor.is_asleep and actor.jobs.shared is self]
         if asleep and len(self._calls) > sum(actor.is_starting for actor in self._actors):
             asleep[0].wake()
 
@@ -211,7 +210,7 @@ class CallQueue(Generic[AnyCall]):
         """Have idle actors take the calls that wait; wake an actor if there are too few. It takes the lock."""
         with self._actors[0].lock:
             for actor in self._actors:
-                call = self.take() if actor.is_idle and actor.shared is self else None
+                call = self.take() if actor.is_idle and actor.jobs.shared is self else None
                 if call is not None:
                     call.future.owner = actor
                     actor.accept(call)
@@ -237,7 +236,7 @@ class CallQueue(Generic[AnyCall]):
 
     def fail_unless_served(self) -> None:
         """Fail all calls if no actor can run any, now or later."""
-        if self._calls and not any(actor.is_usable or actor.shared is not self for actor in self._actors):
+        if self._calls and not any(actor.is_usable or actor.jobs.shared is not self for actor in self._actors):
             is_on_demand = self._actors[0].config.is_on_demand
             stats = [actor.stats() for actor in self._actors]
             for call in list(self._calls.values()):
@@ -315,7 +314,7 @@ class SharedCalls(BoundToProcess):
         self.queue: CallQueue[SharedCall] = CallQueue(self._actors)
         if not self._is_inline:
             for actor in self._actors:
-                actor.shared = self.queue
+                actor.jobs.shared = self.queue
 
     @property
     def first_actor(self) -> Any:
@@ -396,7 +395,7 @@ class SharedCalls(BoundToProcess):
 
     def _unfinished(self) -> list[ActorFuture[Any]]:
         with self._lock:
-            jobs = [] if self._is_inline else [job for actor in self._actors for job in actor.unfinished]
+            jobs = [] if self._is_inline else [job for actor in self._actors for job in actor.jobs.unfinished]
             return [*self.queue.futures(), *(job.future for job in jobs if job.future is not None)]
 
     def close_actors(self, timeout: float | None = None) -> None:

@@ -13,9 +13,8 @@ import operator
 from typing import Protocol
 
 from envactors.actor.activity import Activity
-from envactors.actor.exits import ProcessExit
 from envactors.actor.future import Outcome
-from envactors.actor.job import ErrorOf, Job, Renewal
+from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal
 from envactors.actor.timers import deadline_of
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
@@ -92,7 +91,7 @@ class RolloutPart(Job):
     @property
     def _has_others(self) -> bool:
         """Whether the actor has a part of another rollout."""
-        return any(isinstance(job, RolloutPart) and job is not self for job in self._actor.unfinished)
+        return any(isinstance(job, RolloutPart) and job is not self for job in self._actor.jobs.unfinished)
 
     @property
     def _activity_of_order(self) -> Activity:
@@ -110,14 +109,13 @@ class RolloutPart(Job):
         """Queue the part behind the other jobs of its actor."""
         if not self._has_others:
             self._renew_if_due(first=False)
-        self._actor.enqueue(self)
+        self._actor.jobs.enqueue(self)
 
     def _renew_if_due(self, *, first: bool) -> None:
         """Replace the process of an env before its next episode, if that is due."""
         episodes = self._table.episodes
         if any(episodes.is_retiring(index) and episodes.resets_next[index] for index in self.columns.envs):
-            reason = self._group.recycler.reason
-            self._actor.enqueue(Renewal(self.columns.envs.start, reason=reason), first=first)
+            self._actor.jobs.enqueue(Renewal(reason=self._group.recycler.reason), first=first)
 
     def start(self) -> Job | None:
         """Order the next steps."""
@@ -204,7 +202,7 @@ class RolloutPart(Job):
 
     def on_reply(self, frame: Frame) -> bool:
         """Continue, unless the policy has raised or everything is done."""
-        self._actor.add_completed(self.columns.count())
+        self._actor.jobs.completed += self.columns.count()
         if frame.kind == Kind.FAILED:
             activity = self.activity() or self._activity_of_order
             self.policy_error = self._actor.errors.outcome(activity, frame, self._actor.pid)
@@ -230,7 +228,7 @@ class RolloutPart(Job):
 
     def count_completed(self) -> None:
         """Count the steps that an ended process has completed, and forget those after a deadline."""
-        self._actor.add_completed(self.columns.count())
+        self._actor.jobs.completed += self.columns.count()
         if self._late is not None:
             self.columns.forget_later()
 

@@ -351,4 +351,4 @@ def _refusal(name: Any) -> ActorClosedError:
 def _renew_if_failed(actor: Any, reply: Frame) -> None:
     """Replace the process of an actor whose reset has raised."""
     if reply.kind == Kind.FAILED:
-        actor.enqueue(Renewal(actor.config.first_index, reason="its reset has failed"), first=True)
+        actor.jobs.enqueue(Renewal(reason="its reset has failed"), first=True)

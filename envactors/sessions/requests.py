@@ -78,22 +78,22 @@ class Requests(CallQueue[SessionRequest]):
         self._left = size  # how many more actors may be leased
         self._books = books
         for actor in actors:
-            actor.shared = self
+            actor.jobs.shared = self
             actor.wake()
 
     def ready(self) -> list[Any]:
         """Return the actors that are ready for a session."""
-        return [actor for actor in self._actors if actor.is_idle and actor.shared is self]
+        return [actor for actor in self._actors if actor.is_idle and actor.jobs.shared is self]
 
     def lease(self, actor: Any) -> None:
         """Let an actor take no more requests."""
         self._left -= 1
-        actor.shared = None
+        actor.jobs.shared = None
 
     def release(self, actor: Any) -> None:
         """Let an actor take requests again, once it is idle."""
         self._left += 1
-        actor.shared = self
+        actor.jobs.shared = self
 
     def add(self, request: SessionRequest) -> None:
         """Let a request wait until `serve` is called."""

@@ -175,7 +175,7 @@ def share_rows(
         table.add_journals(group.indices, settings.max_journal, save_every)
         actor = group.actor
         with actor.lock, actor.lock.change(actor):
-            actor.admit(group)
+            actor.tenant = group
             table.begin_process(group.indices, actor.incarnation.index)
         futures.append(send_request(actor, Kind.ATTACH, group.attach, "attach", retries=_ATTACH_RETRIES))
     results_of(futures)

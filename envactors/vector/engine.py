@@ -201,7 +201,7 @@ class RowEngine(Engine):
             queued: list[tuple[EnvGroup, list[int]]] = []
             for group, ids in envs.by_group:
                 # `try_run_rows` takes a permit under ``max_running``, or has the actor wait for one.
-                if (must_check and group.must_queue(ids)) or not group.actor.try_run_rows(group.rows):
+                if (must_check and group.must_queue(ids)) or not group.actor.jobs.try_run_rows(group.rows):
                     queued.append((group, ids))
                 else:
                     posted += ids
@@ -404,7 +404,7 @@ class RowEngine(Engine):
                 return None
             table.deliver_rows(envs, batch.terminated, batch.truncated)
             for group, ids in envs.by_group:
-                group.actor.add_completed(len(ids))
+                group.actor.jobs.completed += len(ids)
             if table.saves_due:
                 for group, _ in envs.by_group:
                     group.journal_keeper.queue_saves()

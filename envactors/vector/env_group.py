@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable
 from envactors.actor import recording
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
-from envactors.actor.exits import ProcessExit
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.incarnation import Incarnation
-from envactors.actor.job import ErrorOf, Job, Renewal
+from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal
 from envactors.actor.tenant import Tenant
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import bundle
@@ -128,9 +127,9 @@ class EnvGroup(Tenant):
         """Queue envs with new requests, behind a renewal of the process if that is due."""
         self.table.queue(ids, is_new=True)
         if self._is_renewal_due(ids):
-            self.actor.enqueue(Renewal(self.indices.start, reason=self.recycler.reason))
+            self.actor.jobs.enqueue(Renewal(reason=self.recycler.reason))
         self.recovery.recover_lost_episodes(ids)
-        self.actor.enqueue(QueuedRows(self, ids))
+        self.actor.jobs.enqueue(QueuedRows(self, ids))
 
     def must_queue(self, ids: list[int]) -> bool:
         """Return whether envs must not be posted directly: an episode was lost, or a renewal of the process is due."""
@@ -157,7 +156,7 @@ class EnvGroup(Tenant):
         for index in self.indices:
             if table.status[index] == POSTED and table.is_complete(index):
                 # A step with an ``ending`` was counted at the end of its episode; the reset after it adds nothing.
-                self.actor.add_completed(1 if table.request(index).ending is None else 0)
+                self.actor.jobs.completed += 1 if table.request(index).ending is None else 0
                 if table.infos.failed(index):
                     report = table.infos.failure(table.overflow.get(index))
                     losses.append(raised_loss(table, self.actor, table.activity(index), report))
@@ -174,7 +173,7 @@ class EnvGroup(Tenant):
         again = [loss.activity.env for loss in losses if self.recovery.recover_row(loss)]
         if again:
             self.table.queue(again)
-            self.actor.enqueue(QueuedRows(self, again), first=True)
+            self.actor.jobs.enqueue(QueuedRows(self, again), first=True)
 
     def _accept(self, index: int) -> None:
         """Record the result in a complete row."""
@@ -200,8 +199,8 @@ class EnvGroup(Tenant):
         table.last.keep(index)
         table.set_requests({index: EnvRequest("step", True, table.request(index).future, ending=ending)})
         table.queue([index])
-        self.actor.enqueue(Renewal(self.indices.start, reason=self.recycler.reason))
-        self.actor.enqueue(QueuedRows(self, [index]))
+        self.actor.jobs.enqueue(Renewal(reason=self.recycler.reason))
+        self.actor.jobs.enqueue(QueuedRows(self, [index]))
 
     # The running job -------------------------------------------------------------------------------------
 

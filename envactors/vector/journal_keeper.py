@@ -11,8 +11,8 @@ import logging
 from typing import Any
 
 from envactors.actor.actor import Actor
-from envactors.actor.exits import ProcessExit
 from envactors.actor.future import ActorFuture
+from envactors.actor.job import ProcessExit
 from envactors.actor.jobs import Call, Replay
 from envactors.actor.states import is_crash
 from envactors.mailbox.messages import Failure, Frame, Kind, Save
@@ -57,12 +57,12 @@ class JournalKeeper:
             message = dumps(tuple(Save(index - self._indices.start)))
             log = functools.partial(self._log_unsaved, index)
             call = Call("snapshot", index, Kind.SAVE, future, retries=_SAVE_RETRIES, payload=message, take_reply=log)
-            self._actor.enqueue(call)
+            self._actor.jobs.enqueue(call)
 
     def _log_unsaved(self, index: int, frame: Frame) -> None:
         if frame.kind == Kind.FAILED:
             text = Failure(*loads(frame.payload)).text
-            self._actor.log(logging.WARNING, f"the state of env {index} cannot be saved: {text}")
+            self._actor.log.write(logging.WARNING, f"the state of env {index} cannot be saved: {text}")
 
     # Replays ---------------------------------------------------------------------------------------------
 
@@ -97,10 +97,10 @@ class JournalKeeper:
         if journal.can_replay:
             self._table.episodes.resume(index)
             text = f"the episode of env {index} was replayed in the new process, and continues"
-            self._actor.log(logging.WARNING, text)
+            self._actor.log.write(logging.WARNING, text)
         elif could_replay:
             for attributes in self._replays_for_env(index):  # the replay may have ended before all of them were set
-                self._actor.enqueue(attributes, first=True)
+                self._actor.jobs.enqueue(attributes, first=True)
         self._recovery.recover_lost_episodes([index])
 
     def record_exit(self, ended: ProcessExit) -> None:

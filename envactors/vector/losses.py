@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
-from envactors.actor.exits import ProcessExit
 from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
 from envactors.actor.incarnation import ExitReport
-from envactors.actor.job import ErrorOf
+from envactors.actor.job import ErrorOf, ProcessExit
 from envactors.actor.states import EndReason, is_crash
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Failure, Fault

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
-from envactors.actor.exits import Unfinished
 from envactors.actor.incarnation import Incarnation
-from envactors.actor.job import Job
+from envactors.actor.job import Job, Unfinished
 from envactors.actor.states import blames_request
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import bundle
@@ -96,7 +95,7 @@ class PostedRows(Job):
                 worker.send(Frame(Kind.PAYLOADS, actor.incarnation.index, call_id, bundle.pack(mine)))
         if table.requests and any(table.request(index).future is not None for index in ids):
             worker.watch_rings(self.on_ring)  # the loop resolves the futures
-        if actor.permits is not None:  # other actors may wait until these rows end
+        if actor.jobs.permits is not None:  # other actors may wait until these rows end
             worker.watch_rings(self.on_ring)
             worker.page.ring_at_end(call_id)
         return worker.page
@@ -124,7 +123,7 @@ class PostedRows(Job):
         worker = self.actor.incarnation.worker
         if worker is not None and self.try_finish():
             worker.unwatch_rings()
-            self.actor.end_job(self)
+            self.actor.jobs.end(self)
 
     def activity(self) -> Activity | None:
         """Return the step that the worker runs, or begins next; None if all rows are complete."""

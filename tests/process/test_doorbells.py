@@ -36,7 +36,7 @@ def test_a_step_behind_the_last_reply_of_a_killed_worker_goes_to_the_next_one():
         actions = np.zeros((1, *envs.action_spec.shape), envs.action_spec.dtype)
         worker.lend()  # to nobody
         call = envs[0].call("save")
-        running = actor.running.call_id
+        running = actor.jobs.running.call_id
         (step,) = envs.submit(actions)
         wait_until(lambda: worker.page.counters[FINISHED] == running)
         os.kill(actor.pid, signal.SIGKILL)

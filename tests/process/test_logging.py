@@ -236,7 +236,8 @@ def lines_with(caplog, text):
     ],
 )
 def test_the_log_shows_where_the_env_was_when_its_process_was_lost(action, kind, evidence, caplog, monkeypatch):
-    monkeypatch.setattr("envactors.actor.actor._STACKS_GRACE", 1.0)  # a worker on a busy machine may not run for 0.2 s
+    # A worker on a busy machine may not run for 0.2 s.
+    monkeypatch.setattr("envactors.actor.supervisor._STACKS_GRACE", 1.0)
     restart = ea.RestartPolicy(max_restarts=9, backoff=0.2)
     options = {"on_failure": "renew", "deadlines": ea.Deadlines(step=0.5), "restart": restart}
     with ea.VectorEnv([Failing], **options) as envs:
@@ -252,7 +253,7 @@ def test_the_log_shows_where_the_env_was_when_its_process_was_lost(action, kind,
 
 
 def test_evidence_is_logged_once_in_a_while(caplog, monkeypatch):
-    monkeypatch.setattr("envactors.actor.actor._EVIDENCE_PERIOD", SOON)
+    monkeypatch.setattr("envactors.actor.log._EVIDENCE_PERIOD", SOON)
     policy = ea.RestartPolicy(max_restarts=99, backoff=0)
     with ea.VectorEnv([Failing], on_failure="renew", restart=policy) as envs:
         envs.reset(seed=0)

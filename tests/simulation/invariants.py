@@ -56,7 +56,7 @@ class Invariants:
     def _find_in_env(self, actor: Actor, index: int) -> str:
         """Return what does not hold of an env; empty if all does."""
         table, status = self._table, self._table.status[index]
-        waits = sum(index in job.ids for job in actor.queue if isinstance(job, QueuedRows))
+        waits = sum(index in job.ids for job in actor.jobs.waiting if isinstance(job, QueuedRows))
         if waits != (status == QUEUED):
             return f"{waits} jobs of its actor have it"
         if status == POSTED and table.completed[index] != table.call_ids[index]:
@@ -77,11 +77,11 @@ class Invariants:
 
     def _find_in_actor(self, actor: Actor, envs: EnvGroup) -> str:
         """Return what does not hold of an actor; empty if all does."""
-        incarnation, running, timers = actor.incarnation, actor.running, actor.timers._timers
-        others = {running, actor.renewal} - {None, envs.rows}
-        known = [*actor.queue, *others]
-        if set(actor.unfinished) != set(known):
-            return f"{list(actor.unfinished)} are unfinished, and {known} are known"
+        incarnation, running, timers = actor.incarnation, actor.jobs.running, actor.timers._timers
+        others = {running, actor.jobs.renewal} - {None, envs.rows}
+        known = [*actor.jobs.waiting, *others]
+        if set(actor.jobs.unfinished) != set(known):
+            return f"{list(actor.jobs.unfinished)} are unfinished, and {known} are known"
         if len(known) != len(set(known)):
             return "a job is queued twice"
         if actor.phase is Phase.BACKOFF and "backoff" not in timers:
@@ -97,9 +97,9 @@ class Invariants:
         if envs.rows.progress()[0] and running is not envs.rows:
             return "rows run, and another job is said to run"
         if actor.runtime.loop._soon:  # type: ignore[attr-defined] # of a `SimulatedLoop`
-            return ""  # that may be `Actor._proceed`
-        if actor.queue and running is None:
+            return ""  # that may be `Supervisor._proceed`
+        if actor.jobs.waiting and running is None:
             return "a job waits for nothing"
-        if actor.queue and running is envs.rows and not incarnation.worker.watches_rings:
+        if actor.jobs.waiting and running is envs.rows and not incarnation.worker.watches_rings:
             return "nobody listens to the end of the rows that a job waits for"
         return ""

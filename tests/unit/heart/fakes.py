@@ -536,20 +536,20 @@ def check_invariant(engine):
         for index, status in enumerate(table.status):
             group = engine.group_by_env[index]
             actor = group.actor
-            waiting = [job for job in actor.queue if isinstance(job, QueuedRows) and index in job.ids]
+            waiting = [job for job in actor.jobs.waiting if isinstance(job, QueuedRows) and index in job.ids]
             assert bool(waiting) == (status == QUEUED) or status != QUEUED, "a queued env waits in its actor"
             assert status != QUEUED or len(waiting) >= 1
             assert index not in table.requests or status != IDLE, "an idle env has no request"
             assert index not in table.outcomes or status in (DONE, FAILED)
             assert status != POSTED or table.slab.posted[index] == table.call_ids[index]
             if status == POSTED and actor.phase is Phase.LIVE and not table.has_outcome(index):
-                assert actor.running is group.rows, "rows that run are the running job"
+                assert actor.jobs.running is group.rows, "rows that run are the running job"
                 assert table.posted_in[index] == actor.incarnation.index
         for group in engine.groups:
             actor = group.actor
-            known = {*actor.queue, actor.running, actor.renewal}
-            assert set(actor.unfinished) <= known, "an unfinished job is queued or running"
-            assert {job for job in actor.queue if job is not group.rows} <= {*actor.unfinished}
+            known = {*actor.jobs.waiting, actor.jobs.running, actor.jobs.renewal}
+            assert set(actor.jobs.unfinished) <= known, "an unfinished job is queued or running"
+            assert {job for job in actor.jobs.waiting if job is not group.rows} <= {*actor.jobs.unfinished}
 
 
 def wait_until(condition):

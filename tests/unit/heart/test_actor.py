@@ -10,8 +10,7 @@ import pytest
 from fakes import SOON, call
 
 import envactors as ea
-from envactors.actor import actor as actor_module
-from envactors.actor import recording
+from envactors.actor import recording, supervisor
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call, Replay
@@ -37,7 +36,7 @@ def test_calls_run_in_order_one_at_a_time(actors):
     seen = [worker.serve_call(i)[2] for i in range(3)]
     assert seen == [(0,), (1,), (2,)]
     assert [future.result(SOON) for future in futures] == [0, 1, 2]
-    assert not actor.unfinished
+    assert not actor.jobs.unfinished
 
 
 def test_a_crash_fails_the_call_that_had_begun_and_runs_the_others_in_the_next_process(actors):
@@ -199,7 +198,7 @@ def test_closing_a_dead_actor_records_no_second_exit(actors, exits):
 
 
 def test_a_process_is_discarded_although_the_error_of_its_env_is_never_read(actors, monkeypatch):
-    monkeypatch.setattr(actor_module, "_READ_PATIENCE", 0.05)
+    monkeypatch.setattr(supervisor, "_READ_PATIENCE", 0.05)
     actor, backend = actors()
     worker = backend.next_worker().serve_start()
     wait_until(lambda: actor.phase is Phase.LIVE)
@@ -327,20 +326,20 @@ def test_the_repair_establishes_the_invariant_from_any_state(actors, state):
     future = call(actor)
     worker.take()
     with pytest.raises(Hit), actor.lock, actor.lock.change(actor):
-        job, actor.running = actor.running, None
+        job, actor.jobs.running = actor.jobs.running, None
         if state == "running and queued":
-            actor.running = job
-            actor.queue.append(job)
+            actor.jobs.running = job
+            actor.jobs.waiting.append(job)
         elif state == "sent and queued":
-            actor.queue.append(job)
+            actor.jobs.waiting.append(job)
         raise Hit
     with pytest.raises(ea.ActorDiedError):
         future.result(SOON)
     backend.next_worker().serve_start()
     wait_until(lambda: actor.phase is Phase.LIVE)
-    assert not actor.queue
-    assert not actor.unfinished
-    assert actor.running is None
+    assert not actor.jobs.waiting
+    assert not actor.jobs.unfinished
+    assert actor.jobs.running is None
 
 
 def lose_worker(actor, backend):
@@ -436,7 +435,7 @@ def test_an_internal_error_in_the_loop_closes_the_actor_and_is_the_cause(actors,
     def fail(_frame):
         raise bug
 
-    monkeypatch.setattr(actor, "_on_start_reply", fail)
+    monkeypatch.setattr(actor, "on_start_reply", fail)
     worker.serve_start()
     for future in (first, second):
         with pytest.raises(ea.ActorClosedError, match="report") as raised:
@@ -550,11 +549,11 @@ def test_replays_of_an_ended_process_are_forgotten(actors):
     actor, backend = actors()
     actor.tenant = ReplayingTenant()
     worker = backend.next_worker().serve_start()
-    wait_until(lambda: len(actor.unfinished) == 2)
+    wait_until(lambda: len(actor.jobs.unfinished) == 2)
     worker.crash()
     backend.next_worker()
     wait_until(lambda: actor.incarnation.index == 1)
-    assert not actor.unfinished
+    assert not actor.jobs.unfinished
 
 
 def test_a_job_that_is_queued_first_runs_after_the_replays_that_prepare_its_process(actors):
@@ -565,7 +564,7 @@ def test_a_job_that_is_queued_first_runs_after_the_replays_that_prepare_its_proc
     last = call(actor, "last")
     first = Call("first", 0, Kind.CALL, ActorFuture(actor, None), payload=dumps((0, "method", ("first",), {})))
     with actor.lock, actor.lock.change(actor):
-        actor.enqueue(first, first=True)
+        actor.jobs.enqueue(first, first=True)
     worker.reply(replay, True)
     seen = [replay.kind]
     for _ in range(3):

@@ -317,7 +317,7 @@ def test_an_interrupted_repair_is_made_again(stages, at):
     lock, actor = stage.table.lock, stage.actor()
     with contextlib.suppress(ZeroDivisionError), lock, lock.change(actor):
         raise ZeroDivisionError
-    interrupt(lock.reset_if_interrupted, at, only={"repair", "_fail", "_end"})
+    interrupt(lock.reset_if_interrupted, at, only={"repair", "_fail", "_forget", "_end"})
     lock.reset_if_interrupted()
     with pytest.raises(ea.ActorDiedError, match="an exception interrupted the caller"):
         future.result(SOON)

@@ -283,8 +283,8 @@ def test_a_crash_in_the_middle_of_a_step(stages, on_failure, autoreset):
     stage = make(stages, 1, on_failure=on_failure, autoreset=autoreset)
     future = stage.envs.rollout_async(3)
     worker = stage.worker()
-    trajectory = stage.actor().running.columns.trajectory
-    worker.page.start_request(stage.actor().running.call_id, METHOD_STEP, 0)
+    trajectory = stage.actor().jobs.running.columns.trajectory
+    worker.page.start_request(stage.actor().jobs.running.call_id, METHOD_STEP, 0)
     trajectory.chosen[0] = 1
     trajectory.actions[0][0, 0] = 1
     stage.crash()
@@ -329,7 +329,7 @@ def test_a_step_that_misses_its_deadline(stages):
     stage = make(stages, 1, deadlines=ea.Deadlines(step=0.05))
     future = stage.envs.rollout_async(3)
     worker = stage.worker()
-    worker.page.start_request(stage.actor().running.call_id, METHOD_STEP, 0)
+    worker.page.start_request(stage.actor().jobs.running.call_id, METHOD_STEP, 0)
     wait_until(lambda: worker.was_killed)
     stage.run()
     with pytest.raises(ea.VectorStepError) as caught:
@@ -406,8 +406,8 @@ def test_an_error_of_an_earlier_rollout_does_not_fail_a_later_one(stages):
     stage.crash()
     stage.reset(seed=0)
     first = stage.envs.rollout_async(2)
-    stage.worker().page.start_request(stage.actor().running.call_id, METHOD_STEP, 0)
-    stage.actor().running.columns.trajectory.chosen[0] = 1
+    stage.worker().page.start_request(stage.actor().jobs.running.call_id, METHOD_STEP, 0)
+    stage.actor().jobs.running.columns.trajectory.chosen[0] = 1
     stage.crash()
     with pytest.raises(ea.VectorStepError):
         first.result(SOON)
@@ -486,7 +486,7 @@ def check_ended(stage: Stage, futures):
 def test_the_part_keeps_its_result_if_its_end_is_interrupted(stages):
     stage = make(stages, 1)
     future = stage.envs.rollout_async(2)
-    rollout_in_flight = stage.actor().running._rollout
+    rollout_in_flight = stage.actor().jobs.running._rollout
     part = rollout_in_flight.parts[0]
     stage.run()
     assert part.has_ended

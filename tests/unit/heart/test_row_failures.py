@@ -718,7 +718,7 @@ def test_a_replay_that_ends_two_processes_is_given_up(stages):
         stage.worker().play()
         stage.settle()
         worker = stage.worker()
-        worker.page.start_request(stage.actor().running.call_id, 1, 0)  # within the replay
+        worker.page.start_request(stage.actor().jobs.running.call_id, 1, 0)  # within the replay
         stage.crash()
     stage.run()
     assert failures_of(stage.finish().infos) == [0]

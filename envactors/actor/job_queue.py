@@ -1,0 +1,284 @@
+"""The jobs of one actor: in which order its worker runs them, and how each one ends.
+
+What becomes of the process is up to `envactors.actor.actor`, and the content of a job to its class.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from envactors.actor.activity import Activity
+from envactors.actor.exits import Next
+from envactors.actor.future import ActorFuture
+from envactors.actor.job import ErrorOf, Job, JobActor, ProcessExit, Renewal
+from envactors.actor.permits import Permits
+from envactors.actor.states import LIVE, EndReason, Phase
+from envactors.mailbox.messages import Frame
+from envactors.threads import runs_library_code_only
+
+
+class SharedQueue(Protocol):
+    """The jobs that wait for any of several actors, which share a lock. Use it under that lock.
+
+    An idle actor takes the next job.
+    """
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether jobs are waiting."""
+
+    def take(self) -> Job | None:
+        """Remove and return the next job that was not canceled; None if there is none."""
+
+    def on_unusable(self, actor: Any) -> None:
+        """Fail the jobs that no actor can run, now or later. An actor calls this when it can run none."""
+
+
+class JobQueue:
+    """The jobs of one actor. Every method runs within a change of the actor.
+
+    A job begins with `enqueue`, or as rows with `try_run_rows`. It ends with its reply, with `end`, with the process,
+    or with an error. Between two changes, every unfinished job is in one place: it waits, it is the running one, or it
+    is the renewal. No job waits for a live worker that is free for it.
+
+    Args:
+        actor: The actor.
+
+    Attributes:
+        waiting: The jobs that wait for the worker, next one first. Replays come before all others.
+        running: The job that the worker runs; None if it is free.
+        renewal: The renewal that has ended the last process, until the next one has started.
+        unfinished: All jobs that were accepted and have not ended.
+        shared: The jobs that wait for any actor of a pool; None outside of pools.
+        permits: The permits that steps and resets need; None if any number of actors may run.
+        completed, replays: How many requests have returned or raised, and how many of them were replays.
+        failed: How many were ended by the end of their process, and not run again.
+        longest_replay: Duration of the longest replay, in seconds.
+        stale: How many messages were dropped: no running job waited for them.
+    """
+
+    def __init__(self, actor: JobActor) -> None:
+        self._actor = actor
+        self.waiting: deque[Job] = deque()
+        self.running: Job | None = None
+        self.renewal: Renewal | None = None
+        self.unfinished: dict[Job, None] = {}
+        self.shared: SharedQueue | None = None
+        self.permits: Permits | None = actor.config.permits
+        self.completed = self.failed = self.replays = self.stale = 0
+        self.longest_replay = 0.0
+
+    @property
+    def has_jobs_before_close(self) -> bool:
+        """Whether jobs wait before the `Close` of an actor that is closing."""
+        return len(self.waiting) > 1
+
+    def runs(self, future: ActorFuture) -> bool:
+        """Return whether the running job, or the renewal, is that of a future."""
+        return any(job is not None and job.future is future for job in (self.running, self.renewal))
+
+    def activity(self) -> Activity | None:
+        """Return what the worker runs, or begins next; the renewal if there is no process."""
+        job = self.running or self.renewal
+        return None if job is None else job.activity()
+
+    # From the queue to the worker ------------------------------------------------------------------------
+
+    def enqueue(self, job: Job, *, first: bool = False) -> None:
+        """Queue a job, and start it if the worker is free.
+
+        Args:
+            job: The job.
+            first: Whether it runs before everything that waits, except replays.
+        """
+        actor = self._actor
+        job.actor = actor
+        job.call_id = 0
+        job.age = 0 if first or self.permits is None else self.permits.next_age()
+        self.unfinished[job] = None
+        if first:
+            self.waiting.insert(sum(waiting.runs_first for waiting in self.waiting), job)
+        else:
+            self.waiting.append(job)
+        if actor.phase is LIVE:
+            self.dispatch()
+        elif actor.phase in (Phase.DEAD, Phase.CLOSED):
+            actor.proceed_soon()
+
+    def dispatch(self) -> None:
+        """Start the jobs that the worker can accept; if it is free then, start one of the shared queue."""
+        actor, waits_for_permit = self._actor, False
+        while self.waiting and actor.phase is LIVE and not waits_for_permit:
+            job, running = self.waiting[0], self.running
+            # With permits no job joins: the permit may be due to another actor, whose next job is older.
+            if running is not None and (self.permits is not None or not job.can_join(running)):
+                if not running.try_finish():
+                    running.call_when_finished()
+                    break
+                if self.running is running:  # recording the results may have started another job
+                    self.running = None
+            elif self.permits is not None and job.needs_permit and not self.permits.try_take(actor, job.age):
+                waits_for_permit = True
+            else:
+                self.waiting.popleft()
+                job.call_id = actor.config.lock.next_call_id()
+                job.started = time.monotonic()
+                self.running = job  # while it starts, it may queue other jobs, which wait for it
+                self.running = job.start()
+                if self.running is not job:
+                    self._forget(job)
+        if self.permits is not None and not waits_for_permit and not (self.running and self.running.needs_permit):
+            self.permits.give_back(actor)
+        is_free = self.running is None and not self.waiting and actor.phase is LIVE and not actor.is_closing
+        if self.shared is not None and is_free and self.shared.has_jobs:
+            if not runs_library_code_only():
+                actor.proceed_soon()  # an interrupt may end this change, so the loop takes the job
+            elif (taken := self.shared.take()) is not None and taken.future is not None:
+                taken.future.owner = actor
+                self.enqueue(taken)
+
+    def try_run_rows(self, rows: Job) -> bool:
+        """Make rows the running job if they may be posted now: only earlier ones are running, and no job waits.
+
+        With permits, True takes one for them, and False may have the actor wait for one.
+        """
+        actor = self._actor
+        is_free = self.running is None or (self.running is rows and self.permits is None)
+        if not is_free or actor.phase is not LIVE or self.waiting or actor.is_closing:
+            return False
+        if self.permits is not None and not self.permits.try_take(actor, self.permits.next_age()):
+            return False
+        self.running = rows
+        return True
+
+    # Ends ------------------------------------------------------------------------------------------------
+
+    def on_reply(self, frame: Frame) -> None:
+        """Pass a reply to the running job, and start the next one."""
+        job, self.running = self.running, None
+        assert job is not None, "the frame is its reply"
+        self.completed += 1
+        if job.on_reply(frame):
+            self.unfinished.pop(job, None)  # as `_forget`, without a call per reply
+        else:
+            self.enqueue(job, first=True)
+        self.dispatch()
+
+    def end(self, job: Job) -> None:
+        """End a job that has no reply, and start the next one."""
+        self._forget(job)
+        if self.running is job:
+            self.running = None
+        self.dispatch()
+
+    def withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
+        """Take the job of a future out of the queue; for the arguments see `Tenant.withdraw`."""
+        job = next((job for job in self.waiting if job.future is future), None)
+        if job is None:
+            return False
+        activity = job.activity()
+        assert activity is not None, "it has not ended"
+        end(activity)
+        self.waiting.remove(job)
+        self._forget(job)
+        return True
+
+    def fail_all(self, error_of: ErrorOf) -> None:
+        """Fail all jobs that wait, and those of the shared queue that no other actor can take."""
+        while self.waiting:
+            self._fail(self.waiting.popleft(), error_of)
+        self.fail_shared()
+
+    def fail_shared(self) -> None:
+        """Fail the jobs of the shared queue that no other actor can take."""
+        if self.shared is not None:
+            self.shared.on_unusable(self._actor)
+
+    def fail_until_renewal(self, error_of: ErrorOf) -> bool:
+        """Fail the jobs that wait for a dead actor, up to a renewal; return whether there is one, which begins."""
+        self.fail_renewal(error_of)
+        while self.waiting:
+            job = self.waiting.popleft()
+            if isinstance(job, Renewal):
+                self.renewal = job
+                job.started = time.monotonic()
+                job.begin()
+                return True
+            self._fail(job, error_of)
+        return False
+
+    def fail_renewal(self, error_of: ErrorOf) -> None:
+        """Fail the renewal, if there is one."""
+        renewal, self.renewal = self.renewal, None
+        if renewal is not None:
+            self._fail(renewal, error_of)
+
+    def _fail(self, job: Job, error_of: ErrorOf) -> None:
+        """End a job that no process will run."""
+        self.failed += job.future is not None
+        job.fail(error_of)
+        self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        """Remove a job that has ended, and is in no other place, from those that have not."""
+        self.unfinished.pop(job, None)
+
+    # The process -----------------------------------------------------------------------------------------
+
+    def end_renewal(self, incarnation: int) -> bool:
+        """End the renewal, since the next process has started; return whether there was one."""
+        renewal, self.renewal = self.renewal, None
+        if renewal is not None:
+            renewal.end(incarnation)
+            self._forget(renewal)
+        return renewal is not None
+
+    def start_in_process(self, first: list[Job]) -> None:
+        """Start the jobs that a new process runs first, then those that wait."""
+        for job in first:
+            job.actor = self._actor
+            self.unfinished[job] = None
+        self.waiting.extendleft(reversed(first))
+        self.dispatch()
+
+    def settle(self) -> None:
+        """Count the steps that an ended process has completed, and drop the jobs that end with it."""
+        if self.permits is not None:
+            self.permits.give_back(self._actor)
+        if self.running is not None:
+            self.running.count_completed()
+        for job in [job for job in self.waiting if job.is_of_process]:
+            self.waiting.remove(job)
+            self._forget(job)
+
+    def on_exit(self, ended: ProcessExit) -> None:
+        """End the running job, or queue it again. A renewal stays until the next process has started."""
+        job, self.running = self.running, None
+        if isinstance(job, Renewal):
+            self.renewal = job
+        elif job is not None:
+            if job.after_exit(ended):
+                self.failed += job.future is not None and job.future.done()
+                self._forget(job)
+            else:
+                job.call_id = 0
+                self.waiting.appendleft(job)
+        if ended.plan.next is Next.CLOSE or ended.reason is EndReason.ABORT:
+            self.fail_renewal(lambda _activity: ended.error)
+
+    def repair(self, error_of: ErrorOf, *, fails_all: bool) -> None:
+        """Establish the invariant from any state; see `envactors.actor.change`.
+
+        Args:
+            error_of: Makes the errors of the jobs that are lost: those that may have been sent.
+            fails_all: Whether all others are lost, too.
+        """
+        waiting = set(self.waiting)
+        for job in tuple(self.unfinished):
+            if fails_all or job not in waiting or job.call_id != 0 or not job.survives_interrupt:
+                self._fail(job, error_of)
+        self.waiting = deque(job for job in self.waiting if job in self.unfinished)
+        self.running = self.renewal = None

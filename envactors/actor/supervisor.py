@@ -1,0 +1,496 @@
+"""The life of an actor's process: how it starts and ends, and what comes next.
+
+Its jobs are in `envactors.actor.job_queue`. What callers do, and the frames of the worker, are in
+`envactors.actor.actor`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import multiprocessing
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from envactors import runtime as runtimes
+from envactors.actor.base import ActorBase
+from envactors.actor.config import ActorConfig
+from envactors.actor.exits import Next, Plan, RestartTracker
+from envactors.actor.incarnation import START_CALL_ID, ExitReport, Incarnation
+from envactors.actor.job import ErrorOf, ProcessExit, Unfinished
+from envactors.actor.job_queue import JobQueue
+from envactors.actor.loan import ChannelLoans
+from envactors.actor.log import ActorLog
+from envactors.actor.spinning import SpinPolicy
+from envactors.actor.states import LIVE, EndReason, Phase, is_crash
+from envactors.actor.tenant import NO_TENANT, Tenant
+from envactors.actor.timers import DeadlineWatch, Timers
+from envactors.backends.base import ExitStatus, Use, Worker
+from envactors.crashes.inputs import Inputs
+from envactors.errors import ActorError
+from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
+from envactors.mailbox.pickling import dumps, load_plain, loads, unpack_failure
+
+# How long a worker may take to write its stacks before it is killed for a deadline, in seconds.
+_STACKS_GRACE = 0.2
+# How long unpickling an exception may delay the end of the process that raised it, in seconds.
+_READ_PATIENCE = 10.0
+# How long a standby may take to switch to another actor, in seconds. It only records its new identity.
+_ADOPTION_GRACE = 1.0
+
+
+class Supervisor(ActorBase):
+    """Starts the processes of one actor, one after another, and handles their exits.
+
+    Between two changes, each `phase` has something that leads to the next one: STARTING and ENDING a launch or the
+    worker; LIVE and STOPPING the worker; BACKOFF a timer. In the phase NEW, and in ENDING without either, the loop is
+    about to call `_proceed`. An actor that is ASLEEP, DEAD, or CLOSED waits for a caller.
+
+    Args:
+        config: The settings of the actor.
+
+    Attributes:
+        phase: The phase of the current process.
+        is_closing: Whether the actor accepts no more jobs.
+        jobs: The jobs that wait for the process, and the one that it runs.
+        tenant: Keeps track of the envs in the process; `NO_TENANT` for a lone actor.
+        timers: The timers of the actor.
+        deadline_watch: Checks whether the running job is late or slow.
+        loans: Lends the channel of the process to waiting threads.
+        spin: Decides whether callers and the worker spin before they sleep.
+        log: The log of the actor.
+        restart_tracker: Decides about restarts.
+        restarts: How many there were.
+        restart_at: When the last backoff ends (`time.monotonic`).
+        started_in: How long the last start took, in seconds; None before the first.
+    """
+
+    incarnation: Incarnation
+    last_exit_error: ActorError | None
+
+    def __init__(self, config: ActorConfig) -> None:
+        super().__init__(config)
+        self.phase: Phase = Phase.NEW
+        self.is_closing: bool = False
+        self.jobs: JobQueue = JobQueue(self)
+        self.tenant: Tenant = NO_TENANT
+        self.timers: Timers = Timers(lambda: self.runtime.loop, self.make_change)
+        self.deadline_watch: DeadlineWatch = DeadlineWatch(config.deadlines, self.timers, self.check_deadlines)
+        self.loans: ChannelLoans = ChannelLoans(lambda: self.runtime.loop, self.lock)
+        self.spin: SpinPolicy = SpinPolicy(config.backend.traits.may_spin)
+        self.log: ActorLog = ActorLog(self)
+        self.restart_tracker: RestartTracker = RestartTracker(config.restart)
+        self.restarts, self.restart_at = 0, 0.0
+        self.started_in: float | None = None
+        self._use: Use | None = None
+        # The last worker, if it counts as ended while its code may still be running, as on a node that is unreachable.
+        self._unconfirmed: Worker | None = None
+
+    @abstractmethod
+    def on_frames(self, worker: Worker) -> None:
+        """Receive and handle frames."""
+
+    @abstractmethod
+    def on_frame(self, frame: Frame) -> None:
+        """Handle a frame."""
+
+    @abstractmethod
+    def check_deadlines(self) -> None:
+        """Report the running job if it is slow, and end the process if it is late."""
+
+    def begin(self) -> None:
+        runtimes.join(self)
+        self._use = self.config.backend.use(self.config.env_vars, self.runtime)
+        self._use.open()
+        if self.config.crashes is not None:
+            self.config.crashes.submit = self.runtime.printer.submit
+        if self.config.is_on_demand:
+            self.phase = Phase.ASLEEP
+        self.proceed_soon()
+
+    def wake(self) -> None:
+        with self.lock, self.lock.change(self):
+            if self.is_asleep:
+                if self.phase is Phase.DEAD:
+                    self.incarnation = Incarnation(self.incarnation.index + 1)
+                self.phase = Phase.NEW
+                self.proceed_soon()
+
+    def make_change(self, event: Callable[..., object], *args: object) -> None:
+        with self.lock, self.lock.change(self):
+            event(*args)
+
+    # Messages --------------------------------------------------------------------------------------------
+
+    def send(self, kind: Kind, call_id: int, payload: Any) -> None:
+        """Send a message to the worker."""
+        worker = self.incarnation.worker
+        assert worker is not None, "jobs start in a live process"
+        worker.send(Frame(kind, self.incarnation.index, call_id, payload), self.spin.start(time.monotonic()))
+
+    def ask_to_close(self, call_id: int, reason: EndReason, *, kill_in: float | None) -> None:
+        """Ask the worker to close its envs and to exit; kill it if it takes longer than this, in seconds."""
+        self._stop_process(reason, kill_in)
+        self.send(Kind.CLOSE, call_id, dumps(()))
+
+    # Starting --------------------------------------------------------------------------------------------
+
+    def _start_next_process(self, standby: Worker | None = None) -> None:
+        """Start the next incarnation, in the given process or that of a standby if there is one."""
+        self._start_process(Incarnation(self.incarnation.index + 1), standby or self._take_standby(0.0))
+
+    def _start_process(self, incarnation: Incarnation, standby: Worker | None = None) -> None:
+        """Start an incarnation, in the process of a standby or in a new one.
+
+        A new process waits until the last one has certainly ended.
+        """
+        self.timers.cancel("start", "kill", "backoff")  # timers of the last process
+        self.phase = Phase.STARTING
+        self.incarnation = incarnation
+        incarnation.launched = time.monotonic()
+        incarnation.is_launching = standby is None
+        if standby is not None:
+            self._adopt(standby)
+        elif self._unconfirmed is None:
+            self._submit_launch()
+
+    def on_certain_end(self, worker: Worker) -> None:
+        """Launch the next process if it has waited for the certain end of the last one."""
+        with self.lock, self.lock.change(self):
+            if worker is self._unconfirmed:
+                self._unconfirmed = None
+                if self.incarnation.is_launching:
+                    self._submit_launch()
+
+    def _submit_launch(self) -> None:
+        self.runtime.launcher.submit(self._launch, self.config.backend.traits.max_starting)
+
+    def _launch(self) -> None:
+        """Launch a worker, in the launcher's thread."""
+        config, incarnation = self.config, self.incarnation
+        with self.lock, self.lock.change(self):
+            is_wanted = self.phase is Phase.STARTING
+            incarnation.launched = time.monotonic()
+            if is_wanted and config.deadlines.start is not None:
+                self._watch_start(config.deadlines.start)
+        worker: Worker | None = None
+        refusal: BaseException | None = None
+        if is_wanted and self._use is not None:
+            try:
+                worker = self._use.start(config.name, config.memory, config.env_count)
+            except Exception as error:
+                refusal = error
+        self.make_change(self._on_launched, incarnation, worker, refusal)
+
+    def _on_launched(self, incarnation: Incarnation, worker: Worker | None, refusal: BaseException | None) -> None:
+        """Send the worker its first message, or handle the failure of its launch."""
+        incarnation.is_launching = False
+        if worker is not None:
+            try:
+                worker.report_to(self)
+            except Exception as error:
+                worker, refusal = None, error
+        incarnation.worker = worker
+        if worker is None:
+            self._after_exit(ExitReport(status=ExitStatus(refusal=refusal)))
+        elif self.phase is Phase.STARTING:
+            # The key is for managers of `multiprocessing`, which workers on other machines cannot reach.
+            key = None if self.config.backend.traits.is_remote else bytes(multiprocessing.current_process().authkey)
+            start = self.config.start._replace(attach=self.tenant.attach, authkey=key)
+            worker.send(Frame(Kind.START, incarnation.index, START_CALL_ID, dumps(tuple(start))))
+        else:
+            worker.kill()  # the actor has ended the process during its launch
+
+    def _take_standby(self, delay: float) -> Worker | None:
+        """Take the process of a ready standby, which starts another one after a delay, in seconds.
+
+        Return None if no standby is ready, or while code of the last process may still be running.
+        """
+        standbys = self.config.standbys if self._unconfirmed is None else ()
+        return next(filter(None, (give_process(delay) for give_process in standbys)), None)
+
+    def give_process(self, delay: float) -> Worker | None:
+        """Give the process of this standby away if it is ready, and start another one after a delay, in seconds.
+
+        The taker has the same lock, and calls this within its own change.
+        """
+        worker = self.incarnation.worker
+        if not self.is_idle or worker is None or worker.at_end:
+            return None
+        self.lock.include(self)
+        self.deadline_watch.stop()
+        self.incarnation.worker = None
+        self._back_off(delay)
+        return worker
+
+    def _adopt(self, worker: Worker) -> None:
+        """Take over the process of a standby."""
+        config, incarnation = self.config, self.incarnation
+        incarnation.is_standby = True
+        incarnation.worker = worker
+        worker.report_to(self)
+        self._watch_start(_ADOPTION_GRACE)
+        message = Adopt(config.name, config.first_index, config.env_count, self.tenant.attach)
+        worker.send(Frame(Kind.ADOPT, incarnation.index, START_CALL_ID, dumps(tuple(message))))
+
+    def _watch_start(self, seconds: float) -> None:
+        """End the process if it does not start in time. The time in which it waits on its node does not count."""
+        worker = self.incarnation.worker
+        due = max(self.incarnation.launched, 0.0 if worker is None else worker.launched) + seconds
+        if due > time.monotonic():
+            self.timers.set("start", due, functools.partial(self._watch_start, seconds))
+        elif self.phase is Phase.STARTING:
+            self.kill_after_stacks()
+
+    def on_start_reply(self, frame: Frame) -> None:
+        """Handle the reply to the first message."""
+        incarnation = self.incarnation
+        if frame.kind == Kind.ENV_MADE:
+            incarnation.envs_made = load_plain(frame.payload)
+        elif frame.kind == Kind.FAILED:
+            incarnation.failure = Failure(*loads(frame.payload))
+            self._kill_once_read(functools.partial(unpack_failure, incarnation.failure))
+        else:
+            self._on_started()
+
+    def _on_started(self) -> None:
+        incarnation = self.incarnation
+        self.timers.cancel("start")
+        self.runtime.launcher.finish(self._launch)
+        self.phase = LIVE
+        incarnation.has_started = True
+        self.started_in = time.monotonic() - incarnation.launched
+        self.log.write_start(self.started_in)
+        is_renewal = self.jobs.end_renewal(incarnation.index)
+        self.jobs.start_in_process(self.tenant.on_started(incarnation, is_renewal=is_renewal))
+
+    # Ending ----------------------------------------------------------------------------------------------
+
+    def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
+        if incarnation == self.incarnation.index and self.phase is LIVE:
+            self.phase = Phase.ENDING  # so it gets no more requests until it is killed
+            self.incarnation.record_end_reason(EndReason.DISCARD)
+            self._kill_once_read(make_error)
+
+    def kill_and_proceed(self, reason: EndReason) -> None:
+        """Kill the process, or withdraw its launch, and have the loop start the next one or close the actor."""
+        if self.phase is Phase.CLOSED:
+            return
+        self.phase = Phase.ENDING
+        self.incarnation.record_end_reason(reason)
+        self.incarnation.kill()
+        self.proceed_soon()
+        if reason is EndReason.CLOSE and not self.config.backend.traits.can_kill:
+            self.runtime.loop.call_soon(functools.partial(self.make_change, self._leave_running))
+
+    def kill_after_stacks(self) -> None:
+        """Ask a late worker for its stacks, and kill it once it has had time to write them."""
+        self.incarnation.request_stacks()
+        self._stop_process(EndReason.TIMEOUT, _STACKS_GRACE)
+
+    def _stop_process(self, reason: EndReason, kill_in: float | None) -> None:
+        """Send no more requests to the process, and kill it unless it ends by itself in time; None for no limit."""
+        self.phase = Phase.STOPPING
+        self.incarnation.record_end_reason(reason)
+        if kill_in is not None:
+            self.kill_in(kill_in)
+
+    def kill_in(self, seconds: float) -> None:
+        """Kill the process unless it ends by itself within this time."""
+        self.timers.set_earliest("kill", time.monotonic() + seconds, self.incarnation.kill)
+
+    def _kill_once_read(self, read_cause: Callable[[], BaseException | None]) -> None:
+        """Kill the process once the exception of its factory or of an env was read, or if reading takes too long.
+
+        Unpickling runs code of users, so a callback thread does it.
+        """
+        incarnation = self.incarnation
+        self.kill_in(_READ_PATIENCE)
+        self.runtime.callbacks.submit(lambda: self.make_change(self._on_cause, incarnation, read_cause()))
+
+    def _on_cause(self, incarnation: Incarnation, cause: BaseException | None) -> None:
+        incarnation.cause = cause
+        if incarnation is self.incarnation and self.phase in (Phase.STARTING, Phase.ENDING):
+            self.phase = Phase.ENDING
+            incarnation.kill()
+
+    def on_exit(self, worker: Worker) -> None:
+        """Handle the exit of the process."""
+        with self.lock, self.lock.change(self):
+            incarnation = self.incarnation
+            if worker is not incarnation.worker:
+                return
+            self.loans.end()
+            for frame in worker.drain():
+                self.on_frame(frame)
+            report = incarnation.reap(worker)
+            has_crashed = is_crash(incarnation.end_reason) and not self.is_closing
+            if incarnation.is_standby and not incarnation.has_started and has_crashed:
+                # Not a crash of this actor, which the standby has not served yet: launch a process instead.
+                self._start_process(Incarnation(incarnation.index))
+            else:
+                self._after_exit(report)
+
+    def _leave_running(self) -> None:
+        """Close the actor without waiting for its worker, which may hang, and which the backend cannot kill."""
+        worker = self.incarnation.worker
+        if worker is not None and self.phase is Phase.ENDING:
+            self.loans.end()
+            self._after_exit(self.incarnation.reap(worker))
+
+    def _after_exit(self, report: ExitReport) -> None:
+        """Handle the exit of the process, or a launch that has failed or was withdrawn."""
+        incarnation = self.incarnation
+        self.phase = Phase.ENDING
+        incarnation.report = report = report._replace(reason=incarnation.end_reason)
+        incarnation.is_launching = False
+        self.runtime.launcher.finish(self._launch)
+        self.deadline_watch.stop()
+        self.tenant.collect_completed()
+        self.jobs.settle()
+        ended = self._judge(report)
+        if incarnation.has_started:
+            self.last_exit_error = ended.error
+        self.log.write_exit(ended)
+        self.tenant.on_exit(ended)
+        self.jobs.on_exit(ended)
+        if not report.status.is_certain:
+            self._unconfirmed = incarnation.worker
+        incarnation.worker = None
+        self._continue(ended)
+
+    def _judge(self, report: ExitReport) -> ProcessExit:
+        """Find out what the ended process was running, make the error, and decide what comes next."""
+        incarnation, job, crashes = self.incarnation, self.jobs.running, self.config.crashes
+        unfinished = Unfinished() if job is None else job.unfinished(incarnation)
+        culprit = unfinished.culprit
+        error = self.errors.exit(incarnation, report, culprit)
+        if crashes is not None and is_crash(report.reason) and report.pid is not None:
+            find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
+            error.bundle = crashes.report(error, find_inputs, incarnation.failure)
+        # An actor that is closed in the middle of a renewal runs the calls behind that in the next process.
+        closes = self.is_closing and not (incarnation.end_reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
+        is_first = incarnation.index == 0 or self.config.is_on_demand
+        plan = Plan(Next.CLOSE) if closes else self.restart_tracker.plan(incarnation, error, is_first=is_first)
+        return ProcessExit(incarnation, report, job, unfinished, error, plan)
+
+    # What comes next -------------------------------------------------------------------------------------
+
+    def proceed_soon(self) -> None:
+        """Have the loop continue after a change: start jobs or a process, fail the queue, or close the actor."""
+        self.runtime.loop.call_soon(functools.partial(self.make_change, self._proceed))
+
+    def _proceed(self) -> None:
+        """Continue in the loop after a change by a caller."""
+        incarnation, phase = self.incarnation, self.phase
+        is_needed = not self.is_closing or self.jobs.has_jobs_before_close
+        if incarnation.worker is not None:
+            self.jobs.dispatch()  # does nothing if the process is ending: `on_exit` continues
+        elif incarnation.is_launching:
+            is_wanted = is_needed and phase is Phase.STARTING
+            if not is_wanted and (self._unconfirmed is not None or self.runtime.launcher.withdraw(self._launch)):
+                self._after_exit(ExitReport())
+        elif phase is Phase.CLOSED:
+            self.jobs.fail_all(functools.partial(self.errors.closed, incarnation=incarnation.index))
+        elif phase is Phase.DEAD and not self.is_closing:
+            self._serve_dead()
+        elif phase is Phase.NEW and is_needed:
+            self._start_process(incarnation)
+        elif phase not in (Phase.ASLEEP, Phase.BACKOFF) or not is_needed:  # no exit of a process leads to the next one
+            reason = EndReason.CLOSE if self.is_closing else incarnation.end_reason
+            error_of = functools.partial(self.errors.ended, ExitReport(reason=reason), incarnation.index)
+            self.jobs.fail_renewal(error_of)
+            if self.is_closing:
+                self._close(error_of)
+            else:
+                self._start_next_process()
+
+    def _continue(self, ended: ProcessExit) -> None:
+        """Continue after an exit: start the next process, now or later, or fail all jobs that wait for it."""
+        chosen, delay = ended.plan
+        if chosen is Next.START:
+            self._start_next_process()
+        elif chosen is Next.RESTART:
+            # The standby observes the delay in place of the actor, so no more processes start than without standbys.
+            standby = self._take_standby(delay) if ended.incarnation.has_started else None
+            self._back_off(delay)
+            if standby is not None:
+                self._restart(standby)
+            elif delay > 0:
+                self.log.write(logging.WARNING, f"actor {self.name!r}: {self.restart_tracker.describe(delay)}")
+        elif chosen is Next.DIE:
+            self.phase = Phase.DEAD
+            if self.config.is_standby:
+                self.log.write_end_of_standby(self.errors.exhausted(self.restart_tracker, self.incarnation.index))
+            if not self._serve_dead():
+                self.jobs.fail_shared()
+        else:
+            report = ended.report if ended.reason is None else ended.report._replace(reason=EndReason.CLOSE)
+            self._close(functools.partial(self.errors.ended, report, ended.incarnation.index))
+
+    def _back_off(self, delay: float) -> None:
+        """Start the next process after a delay, in seconds."""
+        self.phase = Phase.BACKOFF
+        self.restart_at = time.monotonic() + delay
+        self.timers.set("backoff", self.restart_at, self._restart)
+
+    def _restart(self, standby: Worker | None = None) -> None:
+        """Start the next process after a backoff, and count it as a restart."""
+        if self.phase is Phase.BACKOFF:
+            self.restarts += 1
+            self._start_next_process(standby)
+
+    def _serve_dead(self) -> bool:
+        """Fail the jobs of a dead actor, up to a renewal, which starts a process; return whether there is one."""
+        error = self.errors.exhausted(self.restart_tracker, self.incarnation.index)
+        is_renewed = self.jobs.fail_until_renewal(functools.partial(self.errors.after_last, error))
+        if is_renewed:
+            self._start_next_process()
+        return is_renewed
+
+    def _close(self, error_of: ErrorOf) -> None:
+        """Fail all jobs that are left, and free the resources of the actor."""
+        self.phase = Phase.CLOSED
+        self.incarnation.worker = None
+        self.jobs.fail_all(error_of)
+        self.timers.cancel_all()
+        self.tenant = NO_TENANT  # frees the memory of the vector
+        self.runtime.callbacks.submit(self._release)
+
+    def _release(self) -> None:
+        """Free the backend, which may take long, and leave the runtime."""
+        if self._use is not None:
+            with contextlib.suppress(OSError):
+                self._use.close()
+        self.runtime.leave(self)
+        self.closed.open()
+
+    def repair(self, bug: BaseException | None) -> None:
+        """Establish the invariant from any state; see `envactors.actor.change`.
+
+        Args:
+            bug: The error of this library that has ended the change; it closes the actor. None if the change was
+                interrupted: then the process is replaced, but a dead actor stays dead.
+        """
+        reason = EndReason.INTERRUPT if bug is None else EndReason.CLOSE
+        if bug is None:
+            text = f"actor {self.name!r} gets another process: a change of its state was interrupted"
+            error_of = functools.partial(self.errors.ended, ExitReport(reason=reason), self.incarnation.index)
+        else:
+            text = f"actor {self.name!r} is closed by an internal error of envactors; please report it"
+            error_of = functools.partial(self.errors.broken, bug, self.incarnation.index)
+        self.log.write(logging.WARNING if bug is None else logging.ERROR, text, bug)
+        self.is_closing |= bug is not None
+        if self.phase not in (Phase.DEAD, Phase.CLOSED):
+            self.phase = Phase.ENDING  # the process runs nothing more, also of what the lines below queue
+        self.jobs.repair(error_of, fails_all=bug is not None)
+        self.tenant.repair(error_of)
+        if self.phase is Phase.DEAD and bug is None:
+            self.proceed_soon()
+        elif bug is not None and self.incarnation.report is not None and self.phase is not Phase.CLOSED:
+            self._close(error_of)  # the bug is in the handling of the exit, so do not handle it again
+        else:
+            self.kill_and_proceed(reason)
