@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from envactors.actor.change import RLock
 from envactors.actor.latch import Latch
 from envactors.actor.type_variables import R, T
-from envactors.options import check_patience
+from envactors.options import as_timeout
 from envactors.runtime import Runtime
 from envactors.system.polling import remaining
 
@@ -216,8 +216,7 @@ class ActorFuture(concurrent.futures.Future[R]):
 
     def _wait(self, timeout: float | None) -> None:
         """Wait for the outcome and read it."""
-        if timeout is not None:
-            check_patience(timeout, "result(timeout=...)")
+        timeout = as_timeout(timeout, "result(timeout=...)", may_be_past=True)
         if not self.done():
             deadline = None if timeout is None else time.monotonic() + min(timeout, threading.TIMEOUT_MAX)
             self.owner.read_reply(self, deadline)
@@ -355,8 +354,8 @@ def as_completed_async(futures: Iterable[AnyFuture], timeout: float | None = Non
         ValueError: ``timeout`` is not a number.
         concurrent.futures.TimeoutError: Not all futures completed in time; their calls continue.
     """
-    check_patience(timeout, "as_completed_async(timeout=...)")
-    return _in_order_of_completion(list(dict.fromkeys(futures)), timeout)
+    seconds = as_timeout(timeout, "as_completed_async(timeout=...)", may_be_past=True)
+    return _in_order_of_completion(list(dict.fromkeys(futures)), seconds)
 
 
 async def _in_order_of_completion(futures: list[AnyFuture], timeout: float | None) -> AsyncIterator[AnyFuture]:
