@@ -85,8 +85,8 @@ class WorkerRolloutEngine(RolloutEngine):
         self._layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, (), rows.envs, 0, learned)
         return loads
 
-    def _set_parameters(self, parameters: Any) -> None:
-        self.parameters.set(parameters, [rollout.parameters for rollout in self._in_flight])
+    def _set_parameters(self, pickled: bytes, arrays: Sequence[memoryview]) -> None:
+        self.parameters.set(pickled, arrays, [rollout.parameters for rollout in self._in_flight])
 
     def end_episodes(self) -> None:
         lock = self._table.lock
