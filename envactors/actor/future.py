@@ -46,6 +46,9 @@ class Owner(Protocol):
     @property
     def runtime(self) -> Runtime: ...
 
+    def check_owner(self) -> None:
+        """Raise `ActorClosedError` in a forked process."""
+
     def cancel(self, future: ActorFuture) -> bool:
         """Cancel the call if it is queued."""
 
@@ -147,6 +150,7 @@ class ActorFuture(concurrent.futures.Future[R]):
             ValueError: ``timeout`` is not a number.
             concurrent.futures.TimeoutError: The call has not ended in time; it continues.
             concurrent.futures.CancelledError: The call was canceled.
+            ActorClosedError: The call had not ended when this process was forked.
             Exception: The exception that the env raised, or the `ActorError` that ended the call.
         """
         self._wait(timeout)
@@ -218,6 +222,7 @@ class ActorFuture(concurrent.futures.Future[R]):
         """Wait for the outcome and read it."""
         timeout = as_timeout(timeout, "result(timeout=...)", may_be_past=True)
         if not self.done():
+            self.owner.check_owner()
             deadline = None if timeout is None else time.monotonic() + min(timeout, threading.TIMEOUT_MAX)
             self.owner.read_reply(self, deadline)
             if not self.done() and not self._ended.wait(remaining(deadline)):

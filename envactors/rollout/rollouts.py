@@ -197,6 +197,10 @@ class RolloutInFlight:
 
     abort = cancel
 
+    def check_owner(self) -> None:
+        """Raise in a forked process; see `envactors.actor.future.Owner`."""
+        self.parts[0].actor.check_owner()
+
     def read_reply(self, future: ActorFuture[Any], deadline: float | None) -> None:
         """Do nothing: the loop reads the replies."""
 
