@@ -23,7 +23,7 @@ from envactors.errors import (
 from envactors.mailbox.factory import Factory, as_callable, as_factories, make_gymnasium, names_callable
 from envactors.mailbox.messages import Kind, Restore, Save
 from envactors.mailbox.specs import Spec
-from envactors.options import as_timeout, deadline_after, is_int
+from envactors.options import as_timeout, check_kind, deadline_after, is_int
 from envactors.rollout.base import RolloutEngine
 from envactors.rollout.evaluation import Evaluator
 from envactors.rollout.inline import InlineRolloutEngine
@@ -320,7 +320,7 @@ class VectorEnv(BoundToProcess):
         states = results_of(futures)
         return [engine.snapshot_of(env_id, *state) for env_id, state in zip(envs.ids, states, strict=True)]
 
-    def restore(self, snapshots: Sequence[EnvSnapshot], env_ids: Iterable[int] | None = None) -> None:
+    def restore(self, snapshots: Iterable[EnvSnapshot], env_ids: Iterable[int] | None = None) -> None:
         """Restore envs to states that `snapshot` of this vector, or of a similar one, has returned.
 
         From there, equal actions give the results that followed the snapshot. Steps and episodes continue to count.
@@ -334,9 +334,12 @@ class VectorEnv(BoundToProcess):
             VectorEnvError: The vector was made without ``snapshot``.
             AlreadyPendingError: An env has a result pending, or a rollout is in flight.
             VectorInputError: ``env_ids`` is invalid, or does not have one id per snapshot.
+            TypeError: A snapshot is something else.
             SpaceMismatchError: The snapshot belongs to an env with other spaces.
             Exception: Raised by ``snapshot.set``; the env needs a reset then.
         """
+        for one in (snapshots := list(snapshots)):
+            check_kind("a snapshot", one, EnvSnapshot)
         envs = self._select([one.env_id for one in snapshots] if env_ids is None else env_ids)
         if len(envs.ids) != len(snapshots):
             raise VectorInputError(f"{len(envs.ids)} env_ids for {len(snapshots)} snapshots: expected one each")
