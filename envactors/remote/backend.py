@@ -58,7 +58,7 @@ class RemoteBackend(Backend):
         ProcessBackend(**process_options)  # raises what it would raise on the nodes
         self.launcher = launcher
         self.envs_per_node = envs_per_node
-        self._options = AgentOptions(lease, heartbeat, process_options)
+        self._options = AgentOptions(float(lease), float(heartbeat), process_options)
         self._lock = threading.RLock()
         self._uses: set[Use] = set()
         self._session: Session | None = None
