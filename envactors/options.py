@@ -49,7 +49,7 @@ class Deadlines:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            check_timeout(value, f"Deadlines({name}=...)")
+            object.__setattr__(self, name, as_timeout(value, f"Deadlines({name}=...)"))
 
     def of(self, method: str) -> float | None:
         """Return the deadline of a method of an env, in seconds; None if it has none."""
@@ -170,10 +170,8 @@ def as_deadlines(value: Deadlines | float) -> Deadlines:
     if isinstance(value, Deadlines):
         return value
     if not value or not _is_number(value):
-        raise ValueError(
-            f"deadlines is {reprlib.repr(value)}: expected Deadlines, or a number of seconds > 0, where deadlines=10.0 "
-            "means Deadlines(call=10.0)"
-        )
+        expected = "Deadlines, or a number of seconds > 0, where deadlines=10.0 means Deadlines(call=10.0)"
+        raise ValueError(f"deadlines is {reprlib.repr(value)}: expected {expected}")
     return Deadlines(call=value)
 
 
@@ -199,6 +197,17 @@ def check_env_vars(env_vars: Mapping[str, str] | None) -> dict[str, str]:
     return checked
 
 
+def check_kind(name: str, value: object, *kinds: type) -> None:
+    """Check the class of an option.
+
+    Raises:
+        TypeError: The value is of none of these classes.
+    """
+    if not isinstance(value, kinds):
+        expected = " or ".join(kind.__name__.removesuffix("Type") for kind in kinds)  # for None it is NoneType
+        raise TypeError(f"{name} is {reprlib.repr(value)}: expected {expected}")
+
+
 def is_int(value: object, least: int = 1) -> TypeGuard[int]:
     """Return whether a value is an int, of Python or NumPy, of at least ``least``; a bool does not count as an int."""
     try:
@@ -208,34 +217,45 @@ def is_int(value: object, least: int = 1) -> TypeGuard[int]:
         return False
 
 
-def check_timeout(value: float | None, what: str) -> None:
-    """Check that a value is a timeout: a number of seconds, or None.
+def as_timeout(value: float | None, what: str, *, may_be_past: bool = False) -> float | None:
+    """Check a timeout, and return it as a number of Python: a narrow one of NumPy would round the times it is added to.
+
+    Args:
+        value: A number of seconds; None for no limit.
+        what: The argument, for the error.
+        may_be_past: Whether it may be negative, which means not to wait at all, as for
+            `concurrent.futures.Future.result`.
 
     Raises:
-        ValueError: The value is negative, not a number, or an int that is too large for a float.
+        ValueError: The value is too small, not a number, or an int that is too large for a float.
     """
-    if value is not None and not _is_number(value):
-        raise ValueError(f"{what} is {reprlib.repr(value)}: expected seconds >= 0, or None for no limit")
+    if value is None:
+        return None
+    if not _is_number(value, -math.inf if may_be_past else 0.0):
+        expected = "a number of seconds" if may_be_past else "seconds >= 0"
+        raise ValueError(f"{what} is {reprlib.repr(value)}: expected {expected}, or None for no limit")
+    return value if isinstance(value, (int, float)) else float(value)
 
 
-def check_patience(value: float | None, what: str) -> None:
-    """Check a timeout that may be negative, which means not to wait at all, as for `concurrent.futures.Future.result`.
+def as_seconds(value: float | None, what: str) -> float:
+    """Check a timeout that needs a limit, and return it as a number of Python.
 
     Raises:
-        ValueError: The value is not a number, or an int that is too large for a float.
+        ValueError: The value is negative, or not a number.
     """
-    if value is not None and not _is_number(value, -math.inf):
-        raise ValueError(f"{what} is {reprlib.repr(value)}: expected a number of seconds, or None for no limit")
+    if value is None:
+        raise ValueError(f"{what} is None: expected seconds >= 0")
+    return as_timeout(value, what) or 0.0
 
 
 def deadline_after(timeout: float | None, what: str) -> float | None:
     """Check a timeout and return when it expires (`time.monotonic`); None for no limit.
 
     Raises:
-        ValueError: As for `check_timeout`.
+        ValueError: As for `as_timeout`.
     """
-    check_timeout(timeout, what)
-    return None if timeout is None else time.monotonic() + timeout
+    seconds = as_timeout(timeout, what)
+    return None if seconds is None else time.monotonic() + seconds
 
 
 def _is_number(value: Any, least: float = 0.0, *, huge: bool = False) -> bool:

@@ -23,7 +23,7 @@ from envactors.errors import (
 from envactors.mailbox.factory import Factory, as_callable, as_factories, make_gymnasium, names_callable
 from envactors.mailbox.messages import Kind, Restore, Save
 from envactors.mailbox.specs import Spec
-from envactors.options import check_timeout, deadline_after, is_int
+from envactors.options import as_timeout, check_kind, deadline_after, is_int
 from envactors.rollout.base import RolloutEngine
 from envactors.rollout.evaluation import Evaluator
 from envactors.rollout.inline import InlineRolloutEngine
@@ -216,11 +216,11 @@ class VectorEnv(BoundToProcess):
         engine = self._engine
         self._check_open()
         deadline = deadline_after(timeout, "recv(timeout=...)")
-        inputs.check_limits(min_envs, max_envs)
+        least, most = inputs.check_limits(min_envs, max_envs)
         if not engine.receivable():
             raise NothingPendingError("recv has nothing to wait for: send actions first")
         with self._statistics.waiting("recv"):
-            return engine.receive(min_envs, max_envs, deadline)
+            return engine.receive(least, most, deadline)
 
     def submit(self, actions: Any, env_ids: Iterable[int] | None = None) -> list[EnvFuture]:
         """Start steps and return a future for each. Their results never appear in `recv`.
@@ -320,7 +320,7 @@ class VectorEnv(BoundToProcess):
         states = results_of(futures)
         return [engine.snapshot_of(env_id, *state) for env_id, state in zip(envs.ids, states, strict=True)]
 
-    def restore(self, snapshots: Sequence[EnvSnapshot], env_ids: Iterable[int] | None = None) -> None:
+    def restore(self, snapshots: Iterable[EnvSnapshot], env_ids: Iterable[int] | None = None) -> None:
         """Restore envs to states that `snapshot` of this vector, or of a similar one, has returned.
 
         From there, equal actions give the results that followed the snapshot. Steps and episodes continue to count.
@@ -334,9 +334,12 @@ class VectorEnv(BoundToProcess):
             VectorEnvError: The vector was made without ``snapshot``.
             AlreadyPendingError: An env has a result pending, or a rollout is in flight.
             VectorInputError: ``env_ids`` is invalid, or does not have one id per snapshot.
+            TypeError: A snapshot is something else.
             SpaceMismatchError: The snapshot belongs to an env with other spaces.
             Exception: Raised by ``snapshot.set``; the env needs a reset then.
         """
+        for one in (snapshots := list(snapshots)):
+            check_kind("a snapshot", one, EnvSnapshot)
         envs = self._select([one.env_id for one in snapshots] if env_ids is None else env_ids)
         if len(envs.ids) != len(snapshots):
             raise VectorInputError(f"{len(envs.ids)} env_ids for {len(snapshots)} snapshots: expected one each")
@@ -433,19 +436,15 @@ class VectorEnv(BoundToProcess):
             TypeError: ``parameters`` were given to a policy without a method ``load``.
             Exception: Raised by the policy.
         """
-        check_timeout(timeout, "rollout(timeout=...)")
+        as_timeout(timeout, "rollout(timeout=...)")
         future = self.rollout_async(steps, parameters)
         try:
             return future.result(timeout)
         except concurrent.futures.TimeoutError:
             if future.done():
                 return future.result()  # it has just ended, or the policy has raised this error
-            raise VectorTimeoutError(
-                f"rollout waited {timeout} s for {steps} steps, which continue: wait for .future",
-                env_ids=[],
-                timeout=timeout,
-                future=future,
-            ) from None
+            text = f"rollout waited {timeout} s for {steps} steps, which continue: wait for .future"
+            raise VectorTimeoutError(text, timeout=timeout, future=future) from None
 
     def rollout_async(self, steps: int, parameters: Any = None) -> ActorFuture[Rollout]:
         """Start a rollout and return its future. Two may be in flight. Arguments and errors are those of `rollout`."""
@@ -507,7 +506,7 @@ class VectorEnv(BoundToProcess):
         Args:
             timeout: Time in seconds after which the remaining processes are killed; None for the close deadline.
         """
-        check_timeout(timeout, "close(timeout=...)")
+        timeout = as_timeout(timeout, "close(timeout=...)")
         self._is_closed = True
         actors = [*self.actors, *self._standbys]
         close_all(actors, timeout)

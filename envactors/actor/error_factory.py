@@ -33,10 +33,10 @@ class ErrorFactory:
     def __init__(self, config: ActorConfig) -> None:
         self._config = config
 
-    def unpicklable(self, activity: Activity, incarnation: int, cause: Exception, text: str) -> ActorError:
-        """Return the error of arguments that could not be sent; ``text`` is the `repr` of the cause."""
+    def unpicklable(self, activity: Activity, incarnation: int, cause: Exception) -> ActorError:
+        """Return the error of arguments that could not be sent."""
         who, where = self._locate(incarnation, activity=activity)
-        text = f"the arguments of {activity.method} for {who} cannot be pickled: {text}"
+        text = f"the arguments of {activity.method} for {who} cannot be pickled: {safe_repr(cause)}"
         return _caused(errors.SerializationError(text, **where), cause)
 
     def closed(self, activity: Activity, incarnation: int) -> ActorError:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from envactors.actor.change import RLock
 from envactors.actor.latch import Latch
 from envactors.actor.type_variables import R, T
-from envactors.options import check_patience
+from envactors.options import as_timeout
 from envactors.runtime import Runtime
 from envactors.system.polling import remaining
 
@@ -45,6 +45,9 @@ class Owner(Protocol):
 
     @property
     def runtime(self) -> Runtime: ...
+
+    def check_owner(self) -> None:
+        """Raise `ActorClosedError` in a forked process."""
 
     def cancel(self, future: ActorFuture) -> bool:
         """Cancel the call if it is queued."""
@@ -147,6 +150,7 @@ class ActorFuture(concurrent.futures.Future[R]):
             ValueError: ``timeout`` is not a number.
             concurrent.futures.TimeoutError: The call has not ended in time; it continues.
             concurrent.futures.CancelledError: The call was canceled.
+            ActorClosedError: The call had not ended when this process was forked.
             Exception: The exception that the env raised, or the `ActorError` that ended the call.
         """
         self._wait(timeout)
@@ -216,9 +220,9 @@ class ActorFuture(concurrent.futures.Future[R]):
 
     def _wait(self, timeout: float | None) -> None:
         """Wait for the outcome and read it."""
-        if timeout is not None:
-            check_patience(timeout, "result(timeout=...)")
+        timeout = as_timeout(timeout, "result(timeout=...)", may_be_past=True)
         if not self.done():
+            self.owner.check_owner()
             deadline = None if timeout is None else time.monotonic() + min(timeout, threading.TIMEOUT_MAX)
             self.owner.read_reply(self, deadline)
             if not self.done() and not self._ended.wait(remaining(deadline)):
@@ -355,8 +359,8 @@ def as_completed_async(futures: Iterable[AnyFuture], timeout: float | None = Non
         ValueError: ``timeout`` is not a number.
         concurrent.futures.TimeoutError: Not all futures completed in time; their calls continue.
     """
-    check_patience(timeout, "as_completed_async(timeout=...)")
-    return _in_order_of_completion(list(dict.fromkeys(futures)), timeout)
+    seconds = as_timeout(timeout, "as_completed_async(timeout=...)", may_be_past=True)
+    return _in_order_of_completion(list(dict.fromkeys(futures)), seconds)
 
 
 async def _in_order_of_completion(futures: list[AnyFuture], timeout: float | None) -> AsyncIterator[AnyFuture]:

@@ -19,8 +19,8 @@ from envactors.actor.type_variables import P, R, T_co
 from envactors.errors import VectorInputError
 from envactors.mailbox import messages
 from envactors.mailbox.messages import Kind
-from envactors.mailbox.pickling import PicklerClass, Sealed, ValuePickler, dumps, safe_repr
-from envactors.options import check_timeout, is_int
+from envactors.mailbox.pickling import PicklerClass, Sealed, ValuePickler, dumps
+from envactors.options import as_seconds, as_timeout, is_int
 
 
 class Lifeline:
@@ -156,11 +156,11 @@ class ActorView(Caller[T_co]):
             The stacks as ``faulthandler`` writes them, or one line that says why there are none.
 
         Raises:
-            ValueError: ``timeout`` is negative.
+            ValueError: ``timeout`` is negative, or None.
         """
-        check_timeout(timeout, "stacks(timeout=...)")
+        seconds = as_seconds(timeout, "stacks(timeout=...)")
         self._actor.check_owner()
-        return self._actor.stacks(timeout)
+        return self._actor.stacks(seconds)
 
     def options(self: View, *, deadline: float | None = None, retries: int = 0) -> View:
         """Return the same handle whose calls have their own deadline, and a retry budget that survives restarts.
@@ -172,7 +172,7 @@ class ActorView(Caller[T_co]):
         Raises:
             ValueError: A value is negative.
         """
-        check_timeout(deadline, "options(deadline=...)")
+        deadline = as_timeout(deadline, "options(deadline=...)")
         if not is_int(retries, 0):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")
         self._actor.config.warn_of_deadlines(deadline, stacklevel=2)
@@ -215,7 +215,7 @@ class ActorHandle(ActorView[T_co]):
         Args:
             timeout: How long closing may take before the process is killed, in seconds; None for the close deadline.
         """
-        check_timeout(timeout, "close(timeout=...)")
+        timeout = as_timeout(timeout, "close(timeout=...)")
         close_all([self], timeout)
 
     def __enter__(self) -> ActorHandle[T_co]:
@@ -278,8 +278,8 @@ def pickle_call(actor: ActorBase, call: Call, message: tuple[Any, ...], by_value
     try:
         call.payload = dumps(tuple(message), by_value)
     except Exception as error:  # the reduction of an argument may raise anything
-        activity = Activity(call.method, call.index)
-        call.future.set_exception(actor.errors.unpicklable(activity, actor.incarnation.index, error, safe_repr(error)))
+        what = Activity(call.method, call.index)
+        call.future.set_exception(actor.errors.unpicklable(what, actor.incarnation.index, error))
         return False
     return True
 

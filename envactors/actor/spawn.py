@@ -23,8 +23,8 @@ from envactors.errors import SerializationError
 from envactors.mailbox import registry
 from envactors.mailbox.factory import Factory, as_callable
 from envactors.mailbox.messages import Start
-from envactors.mailbox.pickling import dumps_by_value, has_code, safe_repr
-from envactors.options import Deadlines, RestartPolicy, SnapshotPolicy, as_deadlines, check_env_vars
+from envactors.mailbox.pickling import has_code, pickle_argument
+from envactors.options import Deadlines, RestartPolicy, SnapshotPolicy, as_deadlines, check_env_vars, check_kind
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -77,7 +77,8 @@ def spawn(  # type: ignore[misc] # mypy does not accept Any for the types of sev
         crash_dir: Directory for crash bundles, which ``envactors replay`` runs again; None for none.
 
     Raises:
-        TypeError: ``factory`` is neither a callable nor a string, or ``env_vars`` is not a mapping of strings.
+        TypeError: ``factory`` is neither a callable nor a string, ``env_vars`` is not a mapping of strings, or another
+            option is of another class.
         SerializationError: ``factory`` or an argument cannot be pickled, or contains code of a version of
             Python that is not the worker's.
         ValueError: There is no such backend, ``factory`` is a string of another form, ``deadlines`` is a number that is
@@ -136,9 +137,11 @@ def launch(
         lock: A lock that it shares with other actors; None for its own.
         **settings: Further settings of the `ActorConfig`.
     """
+    check_kind("name", name, str)
+    check_kind("restart", restart, RestartPolicy)
     who = f"actor {name!r}"
-    pickled = [_pickle(as_callable(factory, who), f"the factory of {who}", name) for factory in factories]
-    functions = None if snapshot is None else _pickle((snapshot.get, snapshot.set), repr(snapshot), name)
+    pickled = [pickle_argument(f"the factory of {who}", as_callable(one, who), actor=name) for one in factories]
+    functions = None if snapshot is None else pickle_argument(repr(snapshot), (snapshot.get, snapshot.set), actor=name)
     resolved = backends.resolve(backend)
     variables = check_env_vars(env_vars)
     if variables and not resolved.traits.can_kill:
@@ -178,11 +181,3 @@ def launch(
         actor.abandon()  # as long as the user keeps the exception, its traceback keeps the handle
         raise
     return handle
-
-
-def _pickle(value: object, title: str, name: str) -> bytes:
-    try:
-        return dumps_by_value(value)
-    except Exception as error:
-        text = f"{title} cannot be pickled: {safe_repr(error)}; make the object inside instead of capturing it"
-        raise SerializationError(text, actor=name) from error

@@ -20,10 +20,10 @@ def resolve(backend: str | Backend) -> Backend:
     """Return the backend of this name, or the argument itself if it is a backend.
 
     Raises:
-        ValueError: No backend has this name.
+        ValueError: No backend has this name, or the argument is something else.
     """
-    if not isinstance(backend, str):
-        return backend
-    if backend not in _BACKENDS:
+    if isinstance(backend, str) and backend in _BACKENDS:
+        return _BACKENDS[backend]()
+    if not isinstance(backend, Backend):
         raise ValueError(f"backend {backend!r}: expected one of {tuple(_BACKENDS)}, or a backend")
-    return _BACKENDS[backend]()
+    return backend

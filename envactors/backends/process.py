@@ -79,7 +79,7 @@ class ProcessBackend(Backend):
     Raises:
         ValueError: The start method does not exist on this system, ``max_starting`` is not a positive int, or
             ``preload`` or ``python`` is used with ``"loky"``.
-        TypeError: ``spin`` is not a bool, or ``python`` is not a path.
+        TypeError: ``spin`` is not a bool, ``preload`` not a list of names, or ``python`` is not a path.
     """
 
     traits: Traits = Traits(can_kill=True)
@@ -102,14 +102,15 @@ class ProcessBackend(Backend):
             max_starting = max(_STARTING_AT_LEAST, _STARTING_PER_CORE * cores())
         if not is_int(max_starting):
             raise ValueError(f"max_starting is {max_starting!r}: expected an int >= 1, or None")
+        self._preload = tuple(preload or ())
+        if isinstance(preload, str) or not all(isinstance(name, str) for name in self._preload):
+            raise TypeError(f"preload is {preload!r}: expected a list of names of modules")
         self.start_method = start_method
         self.spin = spin
         for name, value in (("preload", preload or None), ("python", python)):
             if value is not None and start_method != "forkserver":
-                raise ValueError(
-                    f"{name} is {value!r} with start_method={start_method!r}: expected 'forkserver' (on Linux)"
-                )
-        self._preload = tuple(preload)
+                text = f"{name} is {value!r} with start_method={start_method!r}: expected 'forkserver' (on Linux)"
+                raise ValueError(text)
         self.python: str | None = None if python is None else os.fspath(python)
         advice = (
             f"it has to be where workers run. Install it there ({self.python} -m pip install ...), or name its "

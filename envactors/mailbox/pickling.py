@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 import cloudpickle
 import numpy as np
 
-from envactors.errors import RemoteTraceback, VectorStepError, reduce_exception, set_cause
+from envactors.errors import RemoteTraceback, SerializationError, VectorStepError, reduce_exception, set_cause
 from envactors.mailbox import bundle
 from envactors.mailbox.messages import Failure, Fault, Pickled
 
@@ -175,6 +175,25 @@ def dumps(value: Any, by_value: PicklerClass = ValuePickler) -> bytes | bytearra
 def dumps_by_value(value: Any) -> bytes:
     """Pickle with cloudpickle, which pickles lambdas, local classes, and everything of ``__main__`` by value."""
     return _dump(ValuePickler, value)
+
+
+def pickle_argument(what: str, value: Any, pickle_it: Callable[[Any], Any] = dumps_by_value, **where: Any) -> Any:
+    """Pickle an argument of the user.
+
+    Args:
+        what: The argument, for the error.
+        value: Its value.
+        pickle_it: Pickles it.
+        **where: Attributes of the error.
+
+    Raises:
+        SerializationError: It cannot be pickled.
+    """
+    try:
+        return pickle_it(value)
+    except Exception as error:  # raised by code of users
+        advice = "; make the object inside instead of capturing it" if callable(value) else ""
+        raise SerializationError(f"{what} cannot be pickled: {safe_repr(error)}{advice}", **where) from error
 
 
 def _dump(pickler: PicklerClass, value: Any, place_buffer: Callable[[Any], bool] | None = None) -> bytes:

@@ -288,9 +288,8 @@ def _as_array(spec: ArraySpec, value: Any, shape: tuple[int, ...], what: str) ->
     try:
         array = np.asarray(value)
     except ValueError as error:  # ragged
-        raise SpaceMismatchError(
-            f"{what} cannot be converted to an array: expected shape {shape}, dtype {spec.dtype}"
-        ) from error
+        text = f"{what} cannot be converted to an array: expected shape {shape}, dtype {spec.dtype}"
+        raise SpaceMismatchError(text) from error
     if array.shape != shape:
         raise SpaceMismatchError(f"{what} has shape {array.shape}: expected {shape}, dtype {spec.dtype}")
     if array.dtype != spec.dtype:

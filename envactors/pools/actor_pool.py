@@ -18,7 +18,7 @@ from envactors.actor.type_variables import Item, P, R, T_co
 from envactors.mailbox import messages
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.messages import Kind
-from envactors.options import RestartPolicy, check_timeout, is_int
+from envactors.options import RestartPolicy, as_timeout, is_int
 from envactors.pools.shared_calls import SharedCall, SharedCalls, SharedFuture
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class ActorPool(BoundToProcess, Generic[T_co]):
             iterable: The arguments; all are sent at once.
             timeout: How long to wait for each result, in seconds.
         """
-        check_timeout(timeout, "map(timeout=...)")
+        timeout = as_timeout(timeout, "map(timeout=...)")
         futures = [self.submit(method, item) for item in iterable]
         return (future.result(timeout) for future in futures)
 
@@ -120,7 +120,7 @@ class ActorPool(BoundToProcess, Generic[T_co]):
         self, method: str | Callable[..., Any], iterable: Iterable[Any], timeout: float | None = None
     ) -> Iterator[Any]:
         """Like `map`, but return the results in the order in which they come; ``timeout`` is for all of them."""
-        check_timeout(timeout, "map_unordered(timeout=...)")
+        timeout = as_timeout(timeout, "map_unordered(timeout=...)")
         futures = [self.submit(method, item) for item in iterable]
         return (future.result() for future in as_completed(futures, timeout))
 
@@ -131,7 +131,7 @@ class ActorPool(BoundToProcess, Generic[T_co]):
             timeout: How long closing may take before the remaining workers are killed, in seconds; None for the close
                 deadline.
         """
-        check_timeout(timeout, "close(timeout=...)")
+        timeout = as_timeout(timeout, "close(timeout=...)")
         self._calls.refuse_calls(cancel=True)
         self._calls.close_actors(timeout)
 

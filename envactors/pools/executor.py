@@ -23,10 +23,10 @@ from envactors.actor.spawn import launch
 from envactors.actor.type_variables import P, R
 from envactors.backends.base import Backend
 from envactors.crashes.writer import CrashDir
-from envactors.errors import ActorClosedError, SerializationError
+from envactors.errors import ActorClosedError
 from envactors.mailbox.messages import Kind
-from envactors.mailbox.pickling import dumps, safe_repr
-from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, check_timeout, is_int
+from envactors.mailbox.pickling import dumps, pickle_argument
+from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, as_timeout, check_kind, is_int
 from envactors.pools.failure_kinds import FailureKind
 from envactors.pools.functions import FunctionPickler, Functions
 from envactors.pools.runner import FunctionRunner
@@ -87,7 +87,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         crash_dir: Directory for crash bundles of calls; see `envactors.spawn`.
 
     Raises:
-        TypeError: ``initializer`` cannot be called.
+        TypeError: ``initializer`` cannot be called, or ``recycle`` is not a `RecyclePolicy`.
         ValueError: A number is out of range, or ``recycle`` limits steps.
         SerializationError: The initializer or its arguments cannot be pickled.
     """
@@ -107,21 +107,23 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         name: str = "executor",
         crash_dir: CrashDir = None,
     ) -> None:
-        if max_workers is not None and not is_int(max_workers):
-            raise ValueError(f"Executor(max_workers={max_workers!r}): expected an int >= 1, or None for one per core")
-        if max_pending is not None and not is_int(max_pending):
-            raise ValueError(f"Executor(max_pending={max_pending!r}): expected an int >= 1, or None for no limit")
+        for option, most, none in (("workers", max_workers, "one per core"), ("pending", max_pending, "no limit")):
+            if most is not None and not is_int(most):
+                raise ValueError(f"Executor(max_{option}={most!r}): expected an int >= 1, or None for {none}")
         if initializer is not None and not callable(initializer):
             raise TypeError(f"Executor(initializer={initializer!r}): expected a function, or None")
+        check_kind("recycle", recycle, RecyclePolicy, type(None))
         if recycle is not None and recycle.max_steps is not None:
             raise ValueError(f"Executor(recycle={recycle!r}): only vectors run steps; use max_calls")
         self._defaults = _check_limits(deadline, retries, "Executor")
         self._functions = Functions()
+        what, call = "the initializer or its arguments", (initializer, initargs)
+        pickled = None if initializer is None else pickle_argument(what, call, _pickle_initializer)
         is_inline = backends.resolve(backend).traits.is_inline
         lock = ChangeLock()
         handles = [
             launch(
-                [_Factory(_pickle_initializer(initializer, initargs))],
+                [_Factory(pickled)],
                 name=f"{name}-{index}",
                 first=index,
                 backend=backend,
@@ -258,7 +260,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         chunksize: int,
         *limits: Any,
     ) -> Iterator[Any]:
-        check_timeout(timeout, "map(timeout=...)")
+        timeout = as_timeout(timeout, "map(timeout=...)")
         if not is_int(chunksize):
             raise ValueError(f"map(chunksize={chunksize!r}): expected an int >= 1")
         end = None if timeout is None else time.monotonic() + timeout
@@ -298,17 +300,12 @@ class _Factory:
         return FunctionRunner(self._initializer)
 
 
-def _pickle_initializer(initializer: Callable[..., object] | None, initargs: tuple[Any, ...]) -> bytes | None:
-    if initializer is None:
-        return None
-    try:
-        return bytes(dumps((initializer, tuple(initargs)), FunctionPickler))
-    except Exception as error:
-        raise SerializationError(f"the initializer or its arguments cannot be pickled: {safe_repr(error)}") from error
+def _pickle_initializer(call: tuple[Callable[..., object] | None, Iterable[Any]]) -> bytes:
+    return bytes(dumps((call[0], tuple(call[1])), FunctionPickler))
 
 
 def _check_limits(deadline: float | None, retries: int, where: str) -> tuple[float | None, int]:
-    check_timeout(deadline, f"{where}(deadline=...)")
+    deadline = as_timeout(deadline, f"{where}(deadline=...)")
     if not is_int(retries, 0):
         raise ValueError(f"{where}(retries=...) is {retries!r}: expected an int >= 0")
     return deadline, retries

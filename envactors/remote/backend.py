@@ -9,6 +9,7 @@ from typing import Any
 
 from envactors.backends.base import Backend, Traits, Use
 from envactors.backends.process import ProcessBackend
+from envactors.options import is_int
 from envactors.remote.launching import AgentOptions, Launcher
 from envactors.remote.rows import MirroredMemory
 from envactors.remote.session import Session
@@ -52,12 +53,12 @@ class RemoteBackend(Backend):
     ) -> None:
         if not 0 < 2 * heartbeat <= lease < float("inf"):
             raise ValueError(f"lease is {lease!r} with heartbeat={heartbeat!r}: expected at least two heartbeats")
-        if envs_per_node is not None and (type(envs_per_node) is not int or envs_per_node < 1):
+        if envs_per_node is not None and not is_int(envs_per_node):
             raise ValueError(f"envs_per_node is {envs_per_node!r}: expected an int >= 1, or None")
         ProcessBackend(**process_options)  # raises what it would raise on the nodes
         self.launcher = launcher
         self.envs_per_node = envs_per_node
-        self._options = AgentOptions(lease, heartbeat, process_options)
+        self._options = AgentOptions(float(lease), float(heartbeat), process_options)
         self._lock = threading.RLock()
         self._uses: set[Use] = set()
         self._session: Session | None = None

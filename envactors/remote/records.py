@@ -256,9 +256,8 @@ class RecordReader:
         ):
             raise LinkCorruptError(f"frame {head.number} does not continue the record before it")
         if unfinished is None and head.length + head.rest > self._longest:
-            raise LinkCorruptError(
-                f"a record has {head.length + head.rest} bytes: at most {self._longest} are accepted"
-            )
+            text = f"a record has {head.length + head.rest} bytes: at most {self._longest} are accepted"
+            raise LinkCorruptError(text)
         self._number = (self._number + 1) & 0xFFFFFFFF
         return head
 

@@ -26,5 +26,5 @@ class RemoteStacks:
         return self._text
 
     def wait(self, seconds: float) -> str:
-        self._has_come.wait(seconds)
+        self._has_come.wait(min(seconds, threading.TIMEOUT_MAX))
         return self._text or f"no stacks came within {seconds:g} s: node {self._node!r} does not answer\n"

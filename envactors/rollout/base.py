@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from envactors.actor.future import ActorFuture
 from envactors.errors import AlreadyPendingError, VectorInputError
-from envactors.mailbox.pickling import dumps_by_value
+from envactors.mailbox.pickling import pickle_argument
+from envactors.rollout.memory import pickle_parameters
 from envactors.rollout.results import Rollout
 from envactors.vector.base import Engine
 
@@ -44,7 +46,7 @@ class RolloutEngine(abc.ABC):
         self.check_free()
         if self._engine.observation_spec is None:
             raise VectorInputError("rollouts need envs with an observation space: give them one, or reset them first")
-        self._loads = self._make_policies(bytes(dumps_by_value(make_policy)), seed)
+        self._loads = self._make_policies(pickle_argument("make_policy", make_policy), seed)
         self._seed = seed
         self.next_index = 0
 
@@ -57,17 +59,16 @@ class RolloutEngine(abc.ABC):
 
         Raises:
             TypeError: The policy has no method ``load``.
+            SerializationError: The parameters cannot be pickled.
         """
+        if parameters is not None and not self._loads:
+            raise TypeError("parameters for a policy that has no method load(parameters): add it, or leave them out")
         if parameters is not None:
-            if not self._loads:
-                raise TypeError(
-                    "cannot give parameters to a policy that has no method load(parameters): add one, or leave them out"
-                )
-            self._set_parameters(parameters)
+            self._set_parameters(*pickle_argument("the parameters", parameters, pickle_parameters))
 
     @abc.abstractmethod
-    def _set_parameters(self, parameters: Any) -> None:
-        """Have the policy load parameters, which are not None."""
+    def _set_parameters(self, pickled: bytes, arrays: Sequence[memoryview]) -> None:
+        """Have the policy load parameters, pickled without the contents of their arrays, and these."""
 
     @abc.abstractmethod
     def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:

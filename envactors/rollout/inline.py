@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from envactors.mailbox.specs import ArraySpec, flatten
 from envactors.rollout.assembly import Sidecar, assemble, result_of
 from envactors.rollout.base import RolloutEngine, RolloutFutures
 from envactors.rollout.context import PolicyContext, generator_of
-from envactors.rollout.memory import TrajectoryBuffer, pickle_parameters
+from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.policy_output import actions_at, write_output
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, OP_TRUNCATED, Trajectory, TrajectoryLayout
@@ -72,8 +73,8 @@ class InlineRolloutEngine(RolloutEngine):
         self._version = 0
         return all(hasattr(each.policy, "load") for each in self._policies)
 
-    def _set_parameters(self, parameters: Any) -> None:
-        self._pickled, arrays = pickle_parameters(parameters)
+    def _set_parameters(self, pickled: bytes, arrays: Sequence[memoryview]) -> None:
+        self._pickled = pickled
         self._arrays = [bytes(array) for array in arrays]  # which policies view, read-only
         self._version += 1
 

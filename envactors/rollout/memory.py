@@ -131,19 +131,18 @@ class ParameterStore:
         self._regions: list[tuple[tuple[int, int], Any]] = []
         self.last: Parameters | None = None
 
-    def set(self, parameters: Any, in_flight: Sequence[Parameters | None]) -> None:
-        """Write arrays into the shared memory, and pickle the rest.
+    def set(self, pickled: bytes, arrays: Sequence[memoryview], in_flight: Sequence[Parameters | None]) -> None:
+        """Write arrays into the shared memory.
 
         Args:
-            parameters: The parameters.
-            in_flight: Those of the rollouts in flight.
+            pickled: The parameters, pickled without the contents of their arrays.
+            arrays: These contents.
+            in_flight: The parameters of the rollouts in flight.
 
         Raises:
             OSError: There is not enough memory.
-            Exception: The parameters cannot be pickled.
         """
         version = 1 if self.last is None else self.last.version + 1
-        pickled, arrays = pickle_parameters(parameters)
         spans: list[tuple[int, int]] = []
         end = 0
         for array in arrays:

@@ -191,10 +191,8 @@ class PolicyLoop:
         """Have the policy load parameters unless it has them. Their arrays are read-only views of the shared memory."""
         if parameters.version == self._version:
             return
-        buffers: list[memoryview] = []
-        if parameters.place is not None:
-            region = self._parameters_at(parameters.place)
-            buffers = [region[start:stop] for start, stop in parameters.spans]
+        region = b"" if parameters.place is None else self._parameters_at(parameters.place)
+        buffers = [region[start:stop] for start, stop in parameters.spans]
         self._server.page.record_env(METHOD_POLICY, 0)
         self._policy.load(pickle.loads(parameters.pickled, buffers=buffers))
         self._version = parameters.version

@@ -85,8 +85,8 @@ class WorkerRolloutEngine(RolloutEngine):
         self._layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, (), rows.envs, 0, learned)
         return loads
 
-    def _set_parameters(self, parameters: Any) -> None:
-        self.parameters.set(parameters, [rollout.parameters for rollout in self._in_flight])
+    def _set_parameters(self, pickled: bytes, arrays: Sequence[memoryview]) -> None:
+        self.parameters.set(pickled, arrays, [rollout.parameters for rollout in self._in_flight])
 
     def end_episodes(self) -> None:
         lock = self._table.lock
@@ -196,6 +196,10 @@ class RolloutInFlight:
         return False
 
     abort = cancel
+
+    def check_owner(self) -> None:
+        """Raise in a forked process; see `envactors.actor.future.Owner`."""
+        self.parts[0].actor.check_owner()
 
     def read_reply(self, future: ActorFuture[Any], deadline: float | None) -> None:
         """Do nothing: the loop reads the replies."""

@@ -7,19 +7,12 @@ from typing import Any
 
 from envactors import backends
 from envactors.backends.base import Backend
-from envactors.options import check_timeout, is_int
+from envactors.options import is_int
 
 FRESH = ("process", "reset")
 
 
-def check_options(
-    size: int,
-    fresh: str,
-    idle_timeout: float | None,
-    start_timeout: float | None,
-    standbys: int,
-    backend: str | Backend,
-) -> Backend:
+def check_options(size: int, fresh: str, standbys: int, backend: str | Backend) -> Backend:
     """Return the backend; raise ValueError if an option of a pool is invalid."""
     if not is_int(size):
         raise ValueError(f"SessionPool(size={size!r}): expected an int >= 1, the number of sessions at a time")
@@ -27,8 +20,6 @@ def check_options(
         raise ValueError(f"SessionPool(fresh={fresh!r}): expected one of {', '.join(map(repr, FRESH))}")
     if not is_int(standbys, 0):
         raise ValueError(f"SessionPool(standbys={standbys!r}): expected an int >= 0")
-    check_timeout(idle_timeout, "SessionPool(idle_timeout=...)")
-    check_timeout(start_timeout, "SessionPool(start_timeout=...)")
     resolved = backends.resolve(backend)
     if not resolved.traits.can_kill:
         raise ValueError(

@@ -23,7 +23,7 @@ from envactors.actor.type_variables import T_co
 from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, ActorTimeoutError
 from envactors.mailbox.messages import Call, Frame, Kind
-from envactors.options import Deadlines, RestartPolicy, as_deadlines, check_timeout
+from envactors.options import Deadlines, RestartPolicy, as_deadlines, as_timeout
 from envactors.pools.failure_kinds import kind_of
 from envactors.sessions.arguments import check_episode, check_options
 from envactors.sessions.lease import Lease
@@ -80,16 +80,17 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         env_vars: Mapping[str, str] | None = None,
         name: str = "session",
     ) -> None:
-        resolved = check_options(size, fresh, idle_timeout, start_timeout, standbys, backend)
+        resolved = check_options(size, fresh, standbys, backend)
         self.size = size
         self._fresh = fresh
-        self._idle_timeout = idle_timeout
+        self._idle_timeout = as_timeout(idle_timeout, "SessionPool(idle_timeout=...)")
         # Guards the pool and its actors. Only the loop starts sessions, ends requests, and prepares actors, so that no
         # interrupt of a caller loses one.
         self._lock = lock = ChangeLock()
         self._is_closed = False  # no session may begin any more
         self._books = SessionBooks()
-        limits = dataclasses.replace(as_deadlines(deadlines), start=start_timeout)
+        patience = as_timeout(start_timeout, "SessionPool(start_timeout=...)")
+        limits = dataclasses.replace(as_deadlines(deadlines), start=patience)
         options: dict[str, Any] = {"backend": resolved, "deadlines": limits, "restart": _NO_RESTARTS}
         self._handles = [
             launch([factory], name=f"{name}-{i}", first=i, lock=lock, env_vars=env_vars, is_on_demand=True, **options)
@@ -118,7 +119,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
             ActorStartError: When entering the block, if the process could not be started or the factory raised.
             ActorClosedError: When entering the block, if the pool is closed.
         """
-        check_timeout(timeout, "session(timeout=...)")
+        timeout = as_timeout(timeout, "session(timeout=...)")
         return Lease(self, name, timeout)
 
     def make_request(self) -> Request[Session[Any]]:
@@ -322,7 +323,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         Args:
             timeout: How long to wait before killing the remaining workers, in seconds; None for the close deadline.
         """
-        check_timeout(timeout, "close(timeout=...)")
+        timeout = as_timeout(timeout, "close(timeout=...)")
         self._actor.check_owner()
         self._is_closed = True
         self._loop.call_soon(self._shut)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from envactors.mailbox.factory import Factory, as_callable
-from envactors.options import check_timeout
+from envactors.options import as_timeout
 from envactors.system.cpus import usable_cores
 from envactors.tuning.candidates import Candidate, placements, variants
 from envactors.tuning.measure import SEED, Actions, measure_loop
@@ -217,12 +217,11 @@ class Tuner:
         on_progress: Callable[[str, float], None] = lambda _what, _share: None,
     ) -> None:
         check_counts(1, num_envs=num_envs)
-        check_timeout(seconds, "tune(seconds=...)")
-        if not seconds:
-            raise ValueError("tune(seconds=0): expected seconds > 0")
+        if not (limit := as_timeout(seconds, "tune(seconds=...)")):
+            raise ValueError(f"tune(seconds={seconds}): expected seconds > 0")
         self._factory = as_callable(factory, "tune")
         self._num_envs = num_envs
-        self._seconds = seconds
+        self._seconds = limit
         self._on_progress = on_progress
         self._begun = 0.0
         self._closing = contextlib.ExitStack()

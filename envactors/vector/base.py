@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.future import ActorFuture
 from envactors.actor.inline import InlineActor
@@ -124,6 +125,21 @@ class Engine(abc.ABC):
             SpaceMismatchError: The actions do not conform to the action spec.
             ActorClosedError: The vector was closed.
         """
+
+    def _convert(self, convert: Callable[[Any], Any], envs: Selection, values: Iterable[Any], method: str) -> list[Any]:
+        """Convert the actions of envs, or the options of their resets, to a form in which they run no code of users.
+
+        Raises:
+            SerializationError: One cannot be pickled or copied.
+        """
+        converted = []
+        for index, value in zip(envs.ids, values, strict=True):
+            try:
+                converted.append(convert(value))
+            except Exception as error:  # raised by code of users
+                actor = self._actor_by_env[index]
+                raise actor.errors.unpicklable(Activity(method, index), actor.incarnation.index, error) from error
+        return converted
 
     def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:
         """Start resets; for the errors see `start_steps`."""

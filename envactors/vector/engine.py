@@ -24,7 +24,7 @@ from envactors.mailbox.control_page import FINISHED, spin_until_all
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.messages import Description, Frame, Kind
-from envactors.mailbox.pickling import dumps, safe_repr, try_to_read
+from envactors.mailbox.pickling import dumps, try_to_read
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
@@ -129,8 +129,7 @@ class RowEngine(Engine):
         self._post_or_queue(envs, requests, "step", columns, streams=streams)
 
     def _convert_options(self, envs: Selection, options: Options) -> list[bytes | None]:
-        pairs = zip(envs.ids, options, strict=True)
-        return [None if value is None else self._pickle(value, index, "reset") for index, value in pairs]
+        return self._convert(lambda value: None if value is None else bytes(dumps(value)), envs, options, "reset")
 
     def _start_resets(self, envs: Selection, seeds: Seeds, options: list[bytes | None], futures: Futures) -> None:
         self._lock.reset_if_interrupted()
@@ -155,23 +154,10 @@ class RowEngine(Engine):
                 return [actions], []
         values = split_batch(spec, actions, count, "actions")
         if spec is None or self.table.slab.layout.action is None:
-            return [], [self._pickle(value, index, "step") for index, value in zip(envs.ids, values, strict=True)]
+            return [], self._convert(lambda value: bytes(dumps(value)), envs, values, "step")
         if isinstance(spec, ArraySpec):
             return [values], []
         return list(zip(*[flatten(spec, value) for value in values], strict=True)), []
-
-    def _pickle(self, value: Any, index: int, method: str) -> bytes:
-        """Pickle the action of an env or the options of a reset.
-
-        Raises:
-            SerializationError: It cannot be pickled.
-        """
-        try:
-            return bytes(dumps(value))
-        except Exception as error:  # raised by code of users
-            actor = self.group_by_env[index].actor
-            activity = Activity(method, index)
-            raise actor.errors.unpicklable(activity, actor.incarnation.index, error, safe_repr(error)) from error
 
     def _post_or_queue(
         self, envs: Selection, requests: dict[int, EnvRequest], method: str, columns: Sequence[Any], *, streams: bool

@@ -245,7 +245,7 @@ class InlineEngine(Engine):
         if type(split) is np.ndarray and split.ndim > 1:
             split = split.copy()
         elif type(split) is list:
-            split = [copy_value(action) for action in split]
+            split = self._convert(copy_value, envs, split, "step")
         # Local variables make the loop faster.
         episodes, infos, hosted, keep = self.episodes, self._pending_infos, self._hosted_envs, self._last.keep
         resets_within_step = episodes.autoreset.resets_within_step
@@ -283,7 +283,7 @@ class InlineEngine(Engine):
             self._complete(running, futures)
 
     def _convert_options(self, envs: Selection, options: Options) -> list[Any]:
-        return [copy_value(value) for _, value in zip(envs.ids, options, strict=True)]
+        return self._convert(copy_value, envs, options, "reset")
 
     def _start_resets(self, envs: Selection, seeds: Seeds, options: list[Any], futures: Futures) -> None:
         self._check_open(envs, "reset")

@@ -13,7 +13,7 @@ from envactors.actor.permits import Permits
 from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
-from envactors.options import RecyclePolicy, is_int
+from envactors.options import RecyclePolicy, SnapshotPolicy, is_int
 from envactors.vector.options import Autoreset, EnvVars, OnFailure, VectorSettings
 
 
@@ -51,8 +51,9 @@ def check_settings(
         if (value := getattr(settings, name)) not in get_args(kind):
             raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
     check_counts(0, max_journal=settings.max_journal, standbys=settings.standbys)
-    if not isinstance(settings.name, (str, type(None))):
-        raise VectorInputError(f"name is {settings.name!r}: expected a str, the prefix of the actors' names, or None")
+    for name, one in (("name", str), ("recycle", RecyclePolicy), ("snapshot", SnapshotPolicy)):
+        if not isinstance(value := getattr(settings, name), (one, type(None))):
+            raise VectorInputError(f"{name} is {value!r}: expected a {one.__name__}, or None")
     check_flags(copy=settings.copy, seed_episodes=settings.seed_episodes)
     factories_by_actor, variables = group_envs(factories, settings.envs_per_actor, settings.env_vars, backend)
     check_recycling(settings.recycle, factories_by_actor, backend)
@@ -197,8 +198,8 @@ def one_each(values: Any, count: int, name: str, prefix: str = "") -> list[Any]:
     return each
 
 
-def check_limits(min_envs: int | None, max_envs: int | None) -> None:
-    """Check the limits of `recv`.
+def check_limits(min_envs: int | None, max_envs: int | None) -> list[int | None]:
+    """Check the limits of `recv`, and return them as ints of Python, since a narrow one of NumPy would overflow.
 
     Raises:
         VectorInputError: A limit is invalid, or ``max_envs`` is less than ``min_envs``.
@@ -208,3 +209,4 @@ def check_limits(min_envs: int | None, max_envs: int | None) -> None:
             raise VectorInputError(f"recv({name}={value!r}): expected an int >= 0, or None")
     if max_envs is not None and min_envs is not None and max_envs < min_envs:
         raise VectorInputError(f"recv(min_envs={min_envs}, max_envs={max_envs}): expected min_envs <= max_envs")
+    return [None if value is None else operator.index(value) for value in (min_envs, max_envs)]

@@ -20,7 +20,7 @@ import numpy as np
 
 from envactors.mailbox import messages, registry
 from envactors.mailbox.control_page import ENV_INDEX, METHOD_CALL, METHOD_RESET, METHOD_STEP, ControlPage
-from envactors.mailbox.pickling import content_of, copy_value, dumps, loads
+from envactors.mailbox.pickling import content_of, copy_value, dumps, loads, pickle_argument
 from envactors.mailbox.recorded import requests_of
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import (
@@ -284,7 +284,7 @@ class Host:
         """Return the checksum over an env's observations, and its state."""
         assert self._snapshot is not None, "the parent checks"
         hosted = self._choose(env)
-        return hosted.check, bytes(dumps(self._snapshot[0](hosted.env)))
+        return hosted.check, bytes(pickle_argument(f"env {hosted.index}'s state", self._snapshot[0](hosted.env), dumps))
 
     def restore(self, env: int, check: int, state: bytes) -> None:
         """Put an env into a state that `save` has returned."""

@@ -584,6 +584,22 @@ def test_handles_and_futures_stay_in_their_process(actor):
         assert f"belongs to process {os.getpid()}" in said.read()
 
 
+def test_a_forked_child_does_not_read_the_reply_to_a_call_of_its_parent(actor):
+    """It used to, and the parent waited forever."""
+    future = actor.sleep(0.5)
+    wait_until(future.running)
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        try:
+            future.result(SOON)
+        except ea.ActorClosedError:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert future.result(SOON) == 0.5
+
+
 def test_a_forked_child_that_drops_its_handles_leaves_the_parents_actor_alone():
     handles = [ea.spawn(Counter)]
     pid = handles[0].call("pid").result(SOON)

@@ -194,6 +194,9 @@ def test_invalid_snapshot_calls_raise():
             envs.restore(snapshots, env_ids=[1])
         with pytest.raises(ea.VectorInputError):
             envs.restore(snapshots, env_ids=[0, 5])
+        envs.restore(iter(snapshots))
+        with pytest.raises(TypeError, match=r"^a snapshot is 3: expected EnvSnapshot"):
+            envs.restore([*snapshots, 3])
         envs.send([0, 0])
         with pytest.raises(ea.AlreadyPendingError):
             envs.snapshot()
@@ -202,6 +205,15 @@ def test_invalid_snapshot_calls_raise():
         ea.SnapshotPolicy(whole_state, put_state, every=0)
     with pytest.raises(TypeError, match=r"SnapshotPolicy\(set=3\): expected a function"):
         ea.SnapshotPolicy(whole_state, 3)
+
+
+@pytest.mark.parametrize("backend", ["process", "inline"])
+def test_a_state_that_cannot_be_pickled_raises_an_error_that_says_so(backend):
+    with make(2, backend=backend, snapshot=ea.SnapshotPolicy(lambda env: (i for i in ()), put_state)) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ea.SerializationError, match=r"^env 0's state cannot be pickled: TypeError"):
+            envs.snapshot()
+        assert envs.step([0, 0])[2].tolist() == [False, False]
 
 
 def test_the_state_is_a_copy():

@@ -330,6 +330,12 @@ def test_without_any_node_the_error_describes_the_nodes():
                     actor.add(1).result(SOON)
 
 
+def test_options_may_be_numbers_of_numpy():
+    numbers = {"envs_per_node": np.int64(4), "lease": np.float32(10), "heartbeat": np.float32(1)}
+    with ea.spawn(Counter, backend=ea.RemoteBackend(LocalNodes(1), **numbers)) as actor:
+        assert actor.add().result(SOON) == 1
+
+
 def test_a_remote_backend_rejects_invalid_options():
     with pytest.raises(ValueError, match=r"lease is 1\.0 with heartbeat=1\.0: expected at least two heartbeats"):
         ea.RemoteBackend(LocalNodes(), lease=1.0)

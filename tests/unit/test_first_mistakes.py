@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import math
+import threading
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from helpers import Counter, Echo
 
 import envactors as ea
+from envactors.options import as_timeout, deadline_after
 
 NO_SECONDS = [math.nan, 10**400, "1", True, [1.0]]
 
 
+class Takes:
+    """Takes any action."""
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 1.0, False, False, {}
+
+
 def spawned(**options):
-    return ea.spawn(Counter, backend="inline", **options)
+    return ea.spawn(Counter, **{"backend": "inline", **options})
 
 
 def vectored(**options):
-    return ea.VectorEnv([Echo], backend="inline", **options)
+    return ea.VectorEnv([Echo], **{"backend": "inline", **options})
 
 
 def pooled(**options):
-    return ea.ActorPool(Counter, 1, backend="inline", **options)
+    return ea.ActorPool(Counter, 1, **{"backend": "inline", **options})
 
 
 @pytest.mark.parametrize("make", [spawned, vectored, pooled])
@@ -115,6 +128,66 @@ def test_infinite_and_negative_timeouts_are_accepted():
         assert [future.result(timeout) for timeout in (math.inf, 1e300, 0, -1)] == [1] * 4
         envs.reset(timeout=math.inf)
         envs.step([0], timeout=1e300)
+
+
+@pytest.mark.parametrize("seconds", [np.float16(0.25), np.float32(0.25), np.float64(0.25), np.int8(1), Fraction(1, 4)])
+def test_a_timeout_becomes_a_number_of_python(seconds):
+    """The sum of a clock and a narrow number is as narrow: off by seconds, and refused by system calls."""
+    assert isinstance(as_timeout(seconds, "result(timeout=...)"), (int, float))
+    assert isinstance(deadline_after(seconds, "step(timeout=...)"), float)
+    for value in vars(ea.Deadlines(*[seconds] * 7)).values():
+        assert isinstance(value, (int, float))
+        assert value == seconds
+
+
+def test_timeouts_and_deadlines_may_be_numbers_of_numpy():
+    with ea.spawn(Counter, backend="thread", deadlines=ea.Deadlines(slow=np.float32(0.01))) as actor:
+        future = actor.sleep(0.1)
+        with pytest.raises(TimeoutError):
+            future.result(np.float32(0.01))
+        assert future.result(np.float16(10)) == 0.1
+    with ea.VectorEnv([Echo], backend="thread") as envs:
+        envs.reset(timeout=np.float32(10))
+        assert envs.step([0], timeout=np.float16(10))[1] == [1.0]
+        envs.close(np.float32(10))
+
+
+def test_an_option_of_another_class_is_rejected_at_the_call():
+    for make in (spawned, vectored, pooled):
+        with pytest.raises(TypeError, match=r"^restart is 3: expected RestartPolicy"):
+            make(restart=3)
+        for backend in (None, 3, [], ea.ThreadBackend):
+            with pytest.raises(ValueError, match=r"^backend .*expected one of \('process', .*, or a backend"):
+                make(backend=backend)
+    with pytest.raises(TypeError, match=r"^name is 3: expected str"):
+        spawned(name=3)
+    with pytest.raises(TypeError, match=r"^recycle is 3: expected RecyclePolicy"):
+        ea.Executor(1, recycle=3)
+    for option, kind in (("recycle", "RecyclePolicy"), ("snapshot", "SnapshotPolicy")):
+        with pytest.raises(ea.VectorInputError, match=rf"^{option} is 3: expected a {kind}, or None"):
+            vectored(**{option: 3})
+    for modules in ("numpy", [3]):
+        with pytest.raises(TypeError, match=r"^preload is .*expected a list of names of modules"):
+            ea.ProcessBackend(preload=modules)
+
+
+def test_stacks_need_a_limit():
+    with spawned() as actor, pytest.raises(ValueError, match=r"stacks\(timeout=...\) is None: expected seconds >= 0"):
+        actor.stacks(None)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_options_and_actions_that_cannot_be_copied_are_rejected_at_the_call(backend):
+    unpicklable = {"lock": threading.Lock()}
+    with ea.VectorEnv([Echo], backend=backend) as envs:
+        with pytest.raises(ea.SerializationError, match=r"^the arguments of reset for actor 'env-0'"):
+            envs.reset(options=unpicklable)
+        envs.reset()
+    with ea.VectorEnv([Takes], backend=backend) as envs:
+        envs.reset()
+        with pytest.raises(ea.SerializationError, match=r"^the arguments of step for actor 'env-0'"):
+            envs.step([unpicklable])
+        assert envs.step([{"a": 1}])[1] == [1.0]
 
 
 def test_counts_may_be_ints_of_numpy():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import gymnasium
 import numpy as np
 import pytest
@@ -93,3 +95,39 @@ def test_failures_of_an_env_without_an_episode_to_play_do_not_end_an_evaluation(
         found = envs.evaluate(1)
     assert found.lengths.tolist() == [300]
     assert found.failures == []
+
+
+class Weighing:
+    """A policy that chooses how many numbers it has loaded."""
+
+    def __init__(self):
+        self.count = 0
+
+    def load(self, parameters):
+        self.count = sum(array.size for array in parameters)
+
+    def __call__(self, obs, context):
+        return np.full(len(obs), self.count)
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_arrays_of_parameters_may_be_empty(backend):
+    with ea.VectorEnv([Env], backend=backend) as envs:
+        envs.set_policy(Weighing)
+        envs.reset()
+        assert envs.rollout(1, [np.zeros((0, 3))]).actions == 0
+        assert envs.rollout(1, [np.zeros(0), np.ones((2, 3)), np.zeros(0)]).actions == 6
+        assert envs.rollout(1, [np.zeros(0)]).actions == 0
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_policy_and_parameters_that_cannot_be_pickled_are_rejected(backend):
+    lock = threading.Lock()
+    with ea.VectorEnv([Env], backend=backend) as envs:
+        envs.reset()
+        with pytest.raises(ea.SerializationError, match=r"^make_policy cannot be pickled: .*; make the object inside"):
+            envs.set_policy(lambda: lock)
+        envs.set_policy(Weighing)
+        with pytest.raises(ea.SerializationError, match=r"^the parameters cannot be pickled: TypeError"):
+            envs.rollout(1, [lock])
+        assert envs.rollout(1).actions == 0

@@ -30,7 +30,7 @@ from envactors.errors import (
 from envactors.integrations.access import VectorAccess, warn_of_interrupted
 from envactors.integrations.gymnasium.batches import Observations
 from envactors.mailbox.pickling import safe_repr, safe_traceback
-from envactors.options import check_timeout
+from envactors.options import as_timeout
 from envactors.vector_env import VectorEnv
 
 What: TypeAlias = Literal["reset", "step", "call"]
@@ -102,7 +102,7 @@ class Pending:
         """
         if self.what != what:
             raise NoAsyncCallError(f"Calling `{what}_wait` without any prior call to `{what}_async`.", what)
-        check_timeout(timeout, f"{what}_wait(timeout=...)")
+        timeout = as_timeout(timeout, f"{what}_wait(timeout=...)")
         begin, finish = self._begin, self._finish
         assert finish is not None, "it was started"
         self.forget()

@@ -26,7 +26,7 @@ from envactors.integrations.mlagents.adapter import UnityEnvAdapter
 from envactors.integrations.options import launch_each
 from envactors.mailbox.factory import as_callable
 from envactors.mailbox.messages import Frame
-from envactors.options import RestartPolicy, check_timeout
+from envactors.options import RestartPolicy, as_timeout
 from envactors.vector.options import VectorOptions
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class ActorEnvManager(BoundToProcess, EnvManager):  # type: ignore[misc] # mypy 
         Args:
             timeout: How long to wait before killing processes, in seconds; None for the close deadline.
         """
-        check_timeout(timeout, "close(timeout=...)")
+        timeout = as_timeout(timeout, "close(timeout=...)")
         close_all([worker.actor for worker in self.env_workers], timeout)
 
     # Methods of the base class ---------------------------------------------------------------------------

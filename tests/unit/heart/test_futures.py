@@ -21,6 +21,9 @@ class Owner:
     def __init__(self, pool, loop):
         self.runtime = SimpleNamespace(callbacks=pool, loop=loop)
 
+    def check_owner(self):
+        pass
+
     def read_reply(self, future, deadline):
         pass
 

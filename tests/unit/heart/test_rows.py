@@ -331,6 +331,15 @@ def test_recv_returns_what_is_ready(stages, least, most, expected):
     stage.check()
 
 
+def test_recv_does_not_wait_if_more_is_ready_than_a_narrow_int_of_numpy_asks_for(stages):
+    stage = stages(3)
+    stage.envs.send(np.array([1, 2, 3]))
+    for index in (2, 0):
+        stage.worker(index).run_row(index)
+    assert stage.envs.recv(min_envs=np.uint8(1), max_envs=np.uint8(2)).env_ids.tolist() == [2, 0]
+    stage.check()
+
+
 @pytest.mark.parametrize(("least", "most"), [(2, None), (2, 2), (None, None), (9, None)])
 def test_recv_waits_for_enough_results(stages, least, most):
     stage = stages(3)
