@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 
 from envactors.actor.activity import Activity
+from envactors.actor.actor_process import START_CALL_ID, ExitReport
 from envactors.actor.future import ActorFuture
-from envactors.actor.incarnation import START_CALL_ID, ExitReport
 from envactors.actor.job import Close, Job, Renewal
 from envactors.actor.log import STACKS_PATIENCE, warn_of_slow
 from envactors.actor.states import LIVE, ActorState, ActorStats, EndReason, Phase
@@ -45,16 +45,16 @@ class Actor(Supervisor):
     @property
     def state(self) -> ActorState:
         with self.lock:
-            phase, incarnation = self.phase, self.incarnation
+            phase, process = self.phase, self.process
             if phase is Phase.CLOSED or (self.is_closing and phase in _WITHOUT_PROCESS):
                 return ActorState.CLOSED
             if phase is Phase.ASLEEP:
                 return ActorState.IDLE
             if phase is Phase.DEAD:
                 return ActorState.DEAD
-            if phase is Phase.NEW or (phase is Phase.STARTING and incarnation.index == 0):
+            if phase is Phase.NEW or (phase is Phase.STARTING and process.incarnation == 0):
                 return ActorState.STARTING
-            if phase in (Phase.STARTING, Phase.BACKOFF) or incarnation.end_reason is EndReason.RENEW:
+            if phase in (Phase.STARTING, Phase.BACKOFF) or process.end_reason is EndReason.RENEW:
                 return ActorState.RENEWING
             return ActorState.IDLE if self.jobs.activity() is None else ActorState.BUSY
 
@@ -77,11 +77,11 @@ class Actor(Supervisor):
     @property
     def runs_this_thread(self) -> bool:
         """Whether the calling thread runs env code of this actor."""
-        worker = self.incarnation.worker
+        worker = self.process.worker
         return worker is not None and worker.is_current_thread()
 
     def stats(self) -> ActorStats:
-        worker = self.incarnation.worker
+        worker = self.process.worker
         rss = 0 if worker is None else worker.resident_memory()  # may take long, so not under the lock
         with self.lock:
             jobs, activity = self.jobs, self.jobs.activity()
@@ -96,7 +96,7 @@ class Actor(Supervisor):
                 state=self.state,
                 pid=self.pid,
                 node=self.node,
-                incarnation=self.incarnation.index,
+                incarnation=self.process.incarnation,
                 method=None if activity is None else activity.method,
                 elapsed=0.0 if activity is None else time.monotonic() - activity.started,
                 rss=rss,
@@ -107,7 +107,7 @@ class Actor(Supervisor):
 
     def stacks(self, timeout: float) -> str:
         with self.lock:
-            worker = self.incarnation.worker
+            worker = self.process.worker
             stacks = None if worker is None or worker.at_end else worker.ask_stacks()
         if stacks is None:
             return f"actor {self.name!r} has no process now: it is {self.state.value}\n"
@@ -121,7 +121,7 @@ class Actor(Supervisor):
                 call.actor = self
                 activity = call.activity()
                 assert activity is not None, "it has not ended"
-                raise self.lock.refuse(self.errors.closed(activity, self.incarnation.index))
+                raise self.lock.refuse(self.errors.closed(activity, self.process.incarnation))
             self.jobs.enqueue(call)
 
     def renew(self, future: ActorFuture) -> None:
@@ -148,8 +148,8 @@ class Actor(Supervisor):
             if is_running or future.done():
                 return is_running
             # A call that was running in an earlier process may be queued for another try.
-            report, index = ExitReport(reason=EndReason.ABORT), self.incarnation.index
-            return self._withdraw(future, lambda at: future.set_exception(self.errors.ended(report, index, at)))
+            report, incarnation = ExitReport(reason=EndReason.ABORT), self.process.incarnation
+            return self._withdraw(future, lambda at: future.set_exception(self.errors.ended(report, incarnation, at)))
 
     def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
         """Take the request of a future out of the queue; see `Tenant.withdraw`."""
@@ -167,11 +167,11 @@ class Actor(Supervisor):
     def _check_can_kill(self, operation: str) -> None:
         """Refuse to do something that the backend cannot do, since it cannot kill."""
         if not self.config.backend.traits.can_kill:
-            raise self.lock.refuse(self.errors.unsupported(operation, self.incarnation.index))
+            raise self.lock.refuse(self.errors.unsupported(operation, self.process.incarnation))
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         began = time.monotonic() if began is None else began
-        if self.lock.is_changing_below():  # a finalizer or a signal handler closes the actor in the middle of a change
+        if self.lock.is_within_change():  # a finalizer or a signal handler closes the actor in the middle of a change
             self.runtime.loop.call_soon(functools.partial(self.begin_close, timeout, began))
             return
         with self.lock, self.lock.change(self):
@@ -188,7 +188,7 @@ class Actor(Supervisor):
 
     def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
         """Read the reply in the calling thread; see `ChannelLoans`. If another call is running, the loop reads."""
-        self.lock.reset_if_interrupted()
+        self.lock.repair_if_interrupted()
         if self.runs_this_thread:
             self.make_change(self.tenant.collect_completed)  # an env before it in the process may already have stepped
             if deadline is None and not future.done():
@@ -200,7 +200,7 @@ class Actor(Supervisor):
         with self.lock:
             job = self.jobs.running
             is_running = self.phase is LIVE and job is not None and job.future is future
-            loan = self.loans.begin(self.incarnation.worker if is_running else None)
+            loan = self.loans.begin(self.process.worker if is_running else None)
         if loan is None:
             return
         # To have borrowed the channel has taken more stack than the report of an interrupted change, so a lack of stack
@@ -221,14 +221,14 @@ class Actor(Supervisor):
     def on_frames(self, worker: Worker) -> None:
         """Receive and handle frames, unless another thread has borrowed the channel."""
         with self.lock, self.lock.change(self):
-            is_current = worker is self.incarnation.worker and not worker.at_end
+            is_current = worker is self.process.worker and not worker.at_end
             if is_current and (self.loans.current is None or self.loans.is_mine):
                 self._handle_frames(worker, worker.receive() or [])
 
     def check_deadlines(self) -> None:
         """Report the current step if it is slow, and end the process if it is late."""
         activity = self.check_worker()
-        worker = self.incarnation.worker
+        worker = self.process.worker
         if activity is None or worker is None:
             return
         judgment = self.deadline_watch.judge(activity)
@@ -245,7 +245,7 @@ class Actor(Supervisor):
 
         Return the activity that goes on; None if there is none, or the process is ending.
         """
-        worker = self.incarnation.worker
+        worker = self.process.worker
         if self.phase is not LIVE or worker is None:
             return None
         # The worker claims that the results up to this call are written. If so, the next lines find all of them.
@@ -263,7 +263,7 @@ class Actor(Supervisor):
 
     def _process_results(self) -> None:
         """Process all results that the worker has completed by now, even if another thread has borrowed the channel."""
-        worker = self.incarnation.worker
+        worker = self.process.worker
         if worker is not None and not worker.at_end:
             self._handle_frames(worker, worker.drain())
         self.tenant.collect_completed()
@@ -271,21 +271,21 @@ class Actor(Supervisor):
     def _handle_frames(self, worker: Worker, frames: list[Frame]) -> None:
         for frame in frames:
             self.on_frame(frame)
-        if worker.at_end and self.incarnation.worker is worker and self.phase is not Phase.STOPPING:
+        if worker.at_end and self.process.worker is worker and self.phase is not Phase.STOPPING:
             self.kill_in(_EXIT_GRACE)  # without a channel the worker is useless; its exit leads to `on_exit`
 
     def on_frame(self, frame: Frame) -> None:
-        kind, incarnation_index, call_id, payload = frame
+        kind, incarnation, call_id, payload = frame
         job = self.jobs.running
         is_reply = job is not None and call_id == job.call_id and kind in _REPLIES
         if kind == Kind.LOGGED:
             self.runtime.log(functools.partial(handle_record, payload))
-        elif incarnation_index != self.incarnation.index:
+        elif incarnation != self.process.incarnation:
             self.jobs.stale += 1
         elif is_reply and self.phase is LIVE:
             self.spin.complete(time.monotonic())
             self.jobs.on_reply(frame)
-        elif is_reply and self.phase is Phase.STOPPING and self.incarnation.end_reason is not EndReason.TIMEOUT:
+        elif is_reply and self.phase is Phase.STOPPING and self.process.end_reason is not EndReason.TIMEOUT:
             pass  # its envs are closed; their finalizers may run until the close deadline
         elif kind == Kind.OVERFLOW:
             self.tenant.on_overflow(frame)

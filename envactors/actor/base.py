@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from envactors import runtime as runtimes
+from envactors.actor.actor_process import ActorProcess
 from envactors.actor.change import ChangeLock
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.future import ActorFuture
-from envactors.actor.incarnation import Incarnation
 from envactors.actor.latch import Latch
 from envactors.actor.states import ActorState, ActorStats
 from envactors.errors import ActorClosedError, ActorError
@@ -37,7 +37,7 @@ class ActorBase(ABC):
         errors: Makes its errors.
         runtime: The threads that serve it, once it has begun.
         closed: Opened once nothing of the actor is left.
-        incarnation: The current process, the one that is starting, or the last one.
+        process: The current process, the one that is starting, or the last one.
         last_exit_error: The error of the last exit of a process whose envs were made: why a lost episode was lost.
     """
 
@@ -48,7 +48,7 @@ class ActorBase(ABC):
         self.lock: ChangeLock = config.lock
         self.errors: ErrorFactory = ErrorFactory(config)
         self.closed: Latch = Latch()
-        self.incarnation: Incarnation = Incarnation(0)
+        self.process: ActorProcess = ActorProcess(0)
         self.last_exit_error: ActorError | None = None
         self._owner_pid = os.getpid()
         self._forks = runtimes.forks
@@ -86,19 +86,19 @@ class ActorBase(ABC):
     @property
     def pid(self) -> int | None:
         """The process id; None without a process."""
-        worker = self.incarnation.worker
+        worker = self.process.worker
         return None if worker is None else worker.pid
 
     @property
     def node(self) -> str | None:
         """The node that runs the process; None on this machine."""
-        worker = self.incarnation.worker
+        worker = self.process.worker
         return None if worker is None or worker.node is None else worker.node.name
 
     @property
     def page(self) -> ControlPage | None:
         """The control page of the process; None without a process."""
-        worker = self.incarnation.worker
+        worker = self.process.worker
         return None if worker is None else worker.page
 
     @abstractmethod
@@ -115,7 +115,7 @@ class ActorBase(ABC):
 
     def stderr_tail(self) -> str:
         """Return the last lines that the process has printed to stderr; empty without a process."""
-        worker = self.incarnation.worker
+        worker = self.process.worker
         return "" if worker is None else worker.stderr_tail
 
     @abstractmethod
@@ -142,7 +142,7 @@ class ActorBase(ABC):
 
     @abstractmethod
     def renew(self, future: ActorFuture) -> None:
-        """Replace the process once queued calls have finished; the future gets the index of the new incarnation."""
+        """Replace the process once queued calls have finished; the future gets the new incarnation."""
 
     @abstractmethod
     def cancel(self, future: ActorFuture) -> bool:
@@ -173,7 +173,7 @@ class ActorBase(ABC):
         """Replace a process because one of its envs has raised; this counts as a restart. Call it within a change.
 
         Args:
-            incarnation: The index of that process. Nothing happens if the current one is another.
+            incarnation: The incarnation of that process. Nothing happens if the current one is another.
             make_error: Returns the error that names the env. It unpickles an exception.
         """
 

@@ -93,7 +93,7 @@ class ChangeLock(RLock):
             RuntimeError: A signal handler or a finalizer has interrupted a change, and tries to make another one.
         """
         if self._changing:
-            self._reset()
+            self._repair()
         # One statement, in the middle of which no signal handler runs: it would find half of the record.
         self._changing, self._frame = actors, sys._getframe(1)
         return self._scope
@@ -107,7 +107,7 @@ class ChangeLock(RLock):
         """Have the current change concern another actor, too."""
         self._changing += (actor,)
 
-    def reset_if_interrupted(self) -> None:
+    def repair_if_interrupted(self) -> None:
         """Repair an interrupted change, if there is one. Threads call this before they wait.
 
         Raises:
@@ -121,10 +121,10 @@ class ChangeLock(RLock):
             )
         if self._changing:
             with self:
-                self._reset()
+                self._repair()
 
-    def _reset(self) -> None:
-        if self.is_changing_below():
+    def _repair(self) -> None:
+        if self.is_within_change():
             names = ", ".join(repr(actor.name) for actor in self._changing)
             raise RuntimeError(
                 f"cannot use actor {names} in a signal handler or finalizer that has interrupted a change of its "
@@ -138,7 +138,7 @@ class ChangeLock(RLock):
         """Return whether the calling thread holds the lock."""
         return self._is_owned()
 
-    def is_changing_below(self) -> bool:
+    def is_within_change(self) -> bool:
         """Return whether this thread is in the middle of a change, which a handler or finalizer has interrupted.
 
         In contrast to such a change, one that an exception has ended is repaired by the next one.
@@ -168,4 +168,4 @@ class _Scope:
             lock._frame = None
             lock._bug = error if runs_library_code_only() else None
             # Other threads may wait for a result that only the repair provides.
-            lock._changing[0].runtime.loop.call_soon(lock.reset_if_interrupted)
+            lock._changing[0].runtime.loop.call_soon(lock.repair_if_interrupted)

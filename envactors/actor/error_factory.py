@@ -12,10 +12,10 @@ from typing import Any
 
 from envactors import errors
 from envactors.actor.activity import Activity
+from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.actor.config import ActorConfig
 from envactors.actor.exits import RestartTracker, is_spinning
 from envactors.actor.future import LazyOutcome
-from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.states import EndReason, is_crash
 from envactors.backends.base import LaunchRefusedError
 from envactors.errors import ActorError, copy_error
@@ -107,25 +107,25 @@ class ErrorFactory:
         text = f"there is too little shared memory for the results of {activity.method}, {who}: {cause}"
         return _caused(ActorError(text, **where), cause)
 
-    def exit(self, incarnation: Incarnation, report: ExitReport, culprit: Activity | None) -> ActorError:
+    def exit_error(self, report: ExitReport, process: ActorProcess, culprit: Activity | None) -> ActorError:
         """Return the error that says how a process has ended, or why it could not be started."""
-        if report.reason is EndReason.DISCARD and isinstance(incarnation.cause, ActorError):
-            return incarnation.cause
-        if incarnation.has_started:
-            return self.ended(report, incarnation.index, culprit)
-        return self.start(report, incarnation)
+        if report.reason is EndReason.DISCARD and isinstance(process.cause, ActorError):
+            return process.cause
+        if process.has_started:
+            return self.ended(report, process.incarnation, culprit)
+        return self.start_error(report, process)
 
-    def start(self, report: ExitReport, incarnation: Incarnation) -> ActorError:
+    def start_error(self, report: ExitReport, process: ActorProcess) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made."""
-        activity = Activity("", self._config.first_index + incarnation.envs_made, started=incarnation.launched)
-        who, where = self._locate(incarnation.index, report.pid, activity)
+        activity = Activity("", self._config.first_index + process.envs_made, started=process.launched)
+        who, where = self._locate(process.incarnation, report.pid, activity)
         cause = report.status.refusal
         ending = _ending(report)
-        failure = incarnation.failure
+        failure = process.failure
         is_late = failure is None and report.reason is EndReason.TIMEOUT
         seconds = self._config.deadlines.start
         if failure is not None:
-            cause = incarnation.cause
+            cause = process.cause
             ending = {"stderr_tail": report.stderr_tail}
             maker = "initializer" if self._config.is_executor else "factory"
             text = f"the {maker} of {who} raised {failure.text}{_after(where)}"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from envactors.actor.incarnation import Incarnation
+from envactors.actor.actor_process import ActorProcess
 from envactors.errors import ActorError, copy_error
 from envactors.options import RestartPolicy
 
@@ -110,24 +110,24 @@ class RestartTracker:
         limit = "" if min(limits) == math.inf else f" of {min(limits):g}"
         return f"restart {number}{limit} in {delay:.1f} s"
 
-    def plan(self, incarnation: Incarnation, error: ActorError, *, is_first: bool) -> Plan:
+    def plan(self, process: ActorProcess, error: ActorError, *, is_first: bool) -> Plan:
         """Decide whether and when another process replaces an ended one; count the exit if it is a crash.
 
         Args:
-            incarnation: The ended process.
+            process: The ended process.
             error: The error of its exit.
             is_first: Whether no earlier process of the actor has shown that its factories can succeed.
         """
-        if incarnation.is_replaced:
+        if process.is_replaced:
             return Plan(Next.START)
         now = time.monotonic()
         if self._policy.max_lifetime_restarts == math.inf:  # otherwise that limit bounds the list
             self._crashes = [crash for crash in self._crashes if now - crash[0] < self._policy.window]
         granted = [when for when, _, is_granted in self._crashes if is_granted]
-        self.failed_starts = 0 if incarnation.has_started else self.failed_starts + 1
+        self.failed_starts = 0 if process.has_started else self.failed_starts + 1
         # If no process can be started, or the first one could not make its envs, the policy has no say.
-        is_refused = incarnation.report is not None and incarnation.report.is_refused
-        is_hopeless = is_refused or (incarnation.failure is not None and is_first)
+        is_refused = process.report is not None and process.report.is_refused
+        is_hopeless = is_refused or (process.failure is not None and is_first)
         delay = None if is_hopeless else restart_delay(self._policy, granted, now, self.failed_starts)
         # A copy, since the traceback of a raised error refers to the handles in its frames, and the actor would never
         # be garbage-collected.

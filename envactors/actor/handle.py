@@ -138,7 +138,7 @@ class ActorView(Caller[T_co]):
     @property
     def incarnation(self) -> int:
         """The index of the process, which is 0 for the first and one more for each replacement."""
-        return self._actor.incarnation.index
+        return self._actor.process.incarnation
 
     def stats(self) -> ActorStats:
         """Return counts over the actor's lifetime."""
@@ -279,7 +279,7 @@ def pickle_call(actor: ActorBase, call: Call, message: tuple[Any, ...], by_value
         call.payload = dumps(tuple(message), by_value)
     except Exception as error:  # the reduction of an argument may raise anything
         what = Activity(call.method, call.index)
-        call.future.set_exception(actor.errors.unpicklable(what, actor.incarnation.index, error))
+        call.future.set_exception(actor.errors.unpicklable(what, actor.process.incarnation, error))
         return False
     return True
 

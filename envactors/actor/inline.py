@@ -12,10 +12,10 @@ from typing import Any, Protocol
 from envactors import runtime as runtimes
 from envactors.actor import recording
 from envactors.actor.activity import Activity
+from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture, ReadyOutcome
-from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.jobs import Call
 from envactors.actor.running_code import InlineRequest, RunningCode, stack_of
 from envactors.actor.states import ActorState, ActorStats, EndReason
@@ -74,7 +74,7 @@ class InlineActor(ActorBase):
 
     code: RunningCode
 
-    incarnation: Incarnation
+    process: ActorProcess
     last_exit_error: ActorError | None
 
     def __init__(self, config: ActorConfig) -> None:
@@ -137,7 +137,7 @@ class InlineActor(ActorBase):
             state=self.state,
             pid=self.pid,
             node=self.node,
-            incarnation=self.incarnation.index,
+            incarnation=self.process.incarnation,
         )
 
     def stacks(self, timeout: float) -> str:
@@ -150,14 +150,14 @@ class InlineActor(ActorBase):
         activity = Activity(call.method, call.index)
         future = call.future
         if self.closed.is_open:
-            raise self.errors.closed(activity, self.incarnation.index)
+            raise self.errors.closed(activity, self.process.incarnation)
         self.check_not_within()
         try:
             self.make_missing(activity)
         except ActorError as error:
             future.set_exception(error)
             return
-        if call.incarnation not in (None, self.incarnation.index):
+        if call.incarnation not in (None, self.process.incarnation):
             future.set_exception(self.errors.lost_process(self.last_exit_error, call.incarnation)(activity))
             return
         self._call_id += 1
@@ -171,7 +171,7 @@ class InlineActor(ActorBase):
                 return
             kind, payload = server.execute(call.kind, call.payload)
             self._completed += 1
-            reply = Frame(kind, self.incarnation.index, activity.call_id, payload)
+            reply = Frame(kind, self.process.incarnation, activity.call_id, payload)
             if call.take_reply is not None:
                 call.take_reply(reply)
         recording.recorder.on_span(self, call.method, activity.started)
@@ -191,9 +191,9 @@ class InlineActor(ActorBase):
         self.check_not_within()
         with self.lock:
             if self.closed.is_open:
-                raise self.errors.closed(Activity("renew", self.config.first_index), self.incarnation.index)
+                raise self.errors.closed(Activity("renew", self.config.first_index), self.process.incarnation)
             self.replace(self._describe_end(EndReason.RENEW), closes=True)
-            outcome = ReadyOutcome(self.incarnation.index, self._start_error)
+            outcome = ReadyOutcome(self.process.incarnation, self._start_error)
         future.set_outcome(outcome)
 
     def replace(self, reason: ActorError, *, closes: bool = False) -> None:
@@ -208,7 +208,7 @@ class InlineActor(ActorBase):
             server, self._server = self._server, None
             self._start_error = None
             self.last_exit_error = reason
-            self.incarnation = Incarnation(self.incarnation.index + 1)
+            self.process = ActorProcess(self.process.incarnation + 1)
             self._report_change()
             if closes and server is not None:
                 self._close_envs(server)
@@ -237,22 +237,22 @@ class InlineActor(ActorBase):
     def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
         error = make_error()
         with self.lock:
-            if incarnation == self.incarnation.index and not self.closed.is_open:
+            if incarnation == self.process.incarnation and not self.closed.is_open:
                 self.replace(error)
 
     def _describe_end(self, reason: EndReason) -> ActorError:
-        return self.errors.ended(ExitReport(self.pid, reason=reason), self.incarnation.index, None)
+        return self.errors.ended(ExitReport(self.pid, reason=reason), self.process.incarnation, None)
 
     def unusable_error(self, activity: Activity) -> ActorError:
         """Return the error of a request that cannot run: a factory has raised, or the actor was closed."""
         error = self._start_error
-        return self.errors.closed(activity, self.incarnation.index) if error is None else copy_error(error)
+        return self.errors.closed(activity, self.process.incarnation) if error is None else copy_error(error)
 
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""
         self.check_owner()
         if self.state is ActorState.BUSY:
-            raise self.errors.unsupported("kill it in the middle of a call", self.incarnation.index)
+            raise self.errors.unsupported("kill it in the middle of a call", self.process.incarnation)
         with self.lock:
             if self.closed.is_open:
                 return
@@ -276,7 +276,7 @@ class InlineActor(ActorBase):
 
     def abort(self, future: ActorFuture) -> bool:
         if not future.done():
-            raise self.errors.unsupported("abort a running call", self.incarnation.index)
+            raise self.errors.unsupported("abort a running call", self.process.incarnation)
         return False
 
     def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
@@ -289,26 +289,26 @@ class InlineActor(ActorBase):
         memory = bytearray(page_size(self.config.env_count))
         page: Any = ControlPage(memory, None, None)  # type: ignore[arg-type] # nobody rings
         server = Server(None, page, send=lambda _frame: None)  # type: ignore[arg-type] # nothing is sent
-        incarnation = self.incarnation
-        incarnation.launched = time.monotonic()
+        process = self.process
+        process.launched = time.monotonic()
         request = _Request(self, self.config.first_index, server=server)
 
         def on_made(count: int) -> None:
-            incarnation.envs_made = count
+            process.envs_made = count
 
         with self.lock, self.code.enter(request):
             try:
-                server.host.start(self.config.start, incarnation.index, on_made)
+                server.host.start(self.config.start, process.incarnation, on_made)
             except Exception as error:
                 server.execute(Kind.CLOSE, dumps(()))
-                incarnation.failure = pack_failure(error, Fault.RAISED)
-                incarnation.cause = unpack_failure(incarnation.failure)
-                self._start_error = self.errors.start(ExitReport(self.pid), incarnation)
+                process.failure = pack_failure(error, Fault.RAISED)
+                process.cause = unpack_failure(process.failure)
+                self._start_error = self.errors.start_error(ExitReport(self.pid), process)
                 return
         page.record_env(METHOD_CALL, 0)
         self._server = server
         self._report_change()
-        recording.recorder.on_span(self, "start", incarnation.launched)
+        recording.recorder.on_span(self, "start", process.launched)
 
     def _close_envs(self, server: Server) -> None:
         request = _Request(self, self.config.first_index, server=server)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from envactors.actor.activity import Activity
+from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.actor.config import ActorConfig
 from envactors.actor.exits import Next, Plan
 from envactors.actor.future import ActorFuture, Owner
-from envactors.actor.incarnation import ExitReport, Incarnation
 from envactors.actor.states import EndReason, Phase, blames_request
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
@@ -88,11 +88,11 @@ class Job:
         """Return what the worker runs for it, or begins next; None if it is finished."""
         raise NotImplementedError
 
-    def unfinished(self, incarnation: Incarnation) -> Unfinished:
+    def unfinished(self, process: ActorProcess) -> Unfinished:
         """Return what an ended process has not completed of it. There is no culprit if the process had not begun it."""
-        worker = incarnation.worker
+        worker = process.worker
         has_begun = worker is None or worker.page.progress().call_id == self.call_id
-        return Unfinished(self.activity() if has_begun or blames_request(incarnation.end_reason) else None)
+        return Unfinished(self.activity() if has_begun or blames_request(process.end_reason) else None)
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the requests that led to the end of a process, for its crash bundle."""
@@ -140,7 +140,7 @@ class ProcessExit(NamedTuple):
     """The exit of a process, once it is decided what the actor does next.
 
     Attributes:
-        incarnation: The process.
+        process: The process.
         report: The facts.
         job: The job that it was running; None if it was idle.
         unfinished: What it has not completed of that job.
@@ -148,7 +148,7 @@ class ProcessExit(NamedTuple):
         plan: What the actor does next.
     """
 
-    incarnation: Incarnation
+    process: ActorProcess
     report: ExitReport
     job: Job | None
     unfinished: Unfinished
@@ -185,9 +185,9 @@ class Close(Job):
         """Return the closing."""
         return Activity(self.method, self.actor.config.first_index, self.call_id, self.started)
 
-    def unfinished(self, incarnation: Incarnation) -> Unfinished:
+    def unfinished(self, process: ActorProcess) -> Unfinished:
         """Return this: the worker ends because of it."""
-        del incarnation
+        del process
         return Unfinished(self.activity())
 
 
@@ -195,7 +195,7 @@ class Renewal(Close):
     """Replaces the process. It ends when the next one has started.
 
     Args:
-        future: Its result is the index of the new incarnation; None unless the user has asked for it.
+        future: Its result is the new incarnation; None unless the user has asked for it.
         reason: Why the process is replaced, for the log.
     """
 

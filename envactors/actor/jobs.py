@@ -56,7 +56,7 @@ class Call(Job):
     def start(self) -> Job | None:
         """Send the message."""
         actor = self.actor
-        if self.incarnation not in (None, actor.incarnation.index):
+        if self.incarnation not in (None, actor.process.incarnation):
             self.fail(actor.errors.lost_process(actor.last_exit_error, self.incarnation))
             return None
         if self.deadline is None or not actor.config.backend.traits.can_kill:
@@ -135,7 +135,7 @@ class Replay(Job):
 
     def activity(self) -> Activity:
         """Return the request that is repeated now: each one has its own deadline."""
-        worker = self.actor.incarnation.worker
+        worker = self.actor.process.worker
         deadlines = self.actor.config.deadlines
         progress = None if worker is None else worker.page.progress()
         if progress is None or progress.call_id != self.call_id:

@@ -49,7 +49,7 @@ class ActorLog:
         """
         actor = self._actor
         recording.recorder.on_notice(actor, text)
-        extra = {"actor": actor.name, "incarnation": actor.incarnation.index, "env_id": actor.config.first_index}
+        extra = {"actor": actor.name, "incarnation": actor.process.incarnation, "env_id": actor.config.first_index}
 
         def write() -> None:
             now = time.monotonic()
@@ -63,7 +63,7 @@ class ActorLog:
     def write_start(self, seconds: float) -> None:
         """Record that the process has started, within this time."""
         actor = self._actor
-        recording.recorder.on_span(actor, "start", actor.incarnation.launched)
+        recording.recorder.on_span(actor, "start", actor.process.launched)
         self.write(logging.INFO, f"actor {actor.name!r} has started in {seconds:.3g} s, pid {actor.pid}")
 
     def write_exit(self, ended: ProcessExit) -> None:
@@ -97,7 +97,7 @@ def warn_of_slow(actor: ActorBase, activity: Activity, seconds: float, read_stac
         seconds: How long it has been running.
         read_stacks: Returns the stacks of its worker, perhaps after a while.
     """
-    incarnation = actor.incarnation.index
+    incarnation = actor.process.incarnation
     text = (
         f"{activity.method} of env {activity.env} of actor {actor.name!r} (pid {actor.pid}, incarnation {incarnation}) "
         f"has been running for {seconds:.1f} s (Deadlines(slow={actor.config.deadlines.slow:g})) and continues"

@@ -40,7 +40,7 @@ class Recorder:
         """Record a log message about an actor, or about something else if that is None."""
 
     def on_exit(self, actor: ActorBase, activity: Activity | None) -> None:
-        """Record that the process of an actor has ended, which is still ``actor.incarnation``.
+        """Record that the process of an actor has ended, which is still ``actor.process``.
 
         Args:
             actor: The actor.

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 from envactors import runtime as runtimes
+from envactors.actor.actor_process import START_CALL_ID, ActorProcess, ExitReport
 from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
 from envactors.actor.exits import Next, Plan, RestartTracker
-from envactors.actor.incarnation import START_CALL_ID, ExitReport, Incarnation
 from envactors.actor.job import ErrorOf, ProcessExit, Unfinished
 from envactors.actor.job_queue import JobQueue
 from envactors.actor.loan import ChannelLoans
@@ -68,7 +68,7 @@ class Supervisor(ActorBase):
         started_in: How long the last start took, in seconds; None before the first.
     """
 
-    incarnation: Incarnation
+    process: ActorProcess
     last_exit_error: ActorError | None
 
     def __init__(self, config: ActorConfig) -> None:
@@ -115,7 +115,7 @@ class Supervisor(ActorBase):
         with self.lock, self.lock.change(self):
             if self.is_asleep:
                 if self.phase is Phase.DEAD:
-                    self.incarnation = Incarnation(self.incarnation.index + 1)
+                    self.process = ActorProcess(self.process.incarnation + 1)
                 self.phase = Phase.NEW
                 self.proceed_soon()
 
@@ -127,9 +127,9 @@ class Supervisor(ActorBase):
 
     def send(self, kind: Kind, call_id: int, payload: Any) -> None:
         """Send a message to the worker."""
-        worker = self.incarnation.worker
+        worker = self.process.worker
         assert worker is not None, "jobs start in a live process"
-        worker.send(Frame(kind, self.incarnation.index, call_id, payload), self.spin.start(time.monotonic()))
+        worker.send(Frame(kind, self.process.incarnation, call_id, payload), self.spin.start(time.monotonic()))
 
     def ask_to_close(self, call_id: int, reason: EndReason, *, kill_in: float | None) -> None:
         """Ask the worker to close its envs and to exit; kill it if it takes longer than this, in seconds."""
@@ -139,19 +139,19 @@ class Supervisor(ActorBase):
     # Starting --------------------------------------------------------------------------------------------
 
     def _start_next_process(self, standby: Worker | None = None) -> None:
-        """Start the next incarnation, in the given process or that of a standby if there is one."""
-        self._start_process(Incarnation(self.incarnation.index + 1), standby or self._take_standby(0.0))
+        """Start the next process, or take the given one, or that of a standby if there is one."""
+        self._start_process(ActorProcess(self.process.incarnation + 1), standby or self._take_standby(0.0))
 
-    def _start_process(self, incarnation: Incarnation, standby: Worker | None = None) -> None:
-        """Start an incarnation, in the process of a standby or in a new one.
+    def _start_process(self, process: ActorProcess, standby: Worker | None = None) -> None:
+        """Start a process, or take that of a standby.
 
         A new process waits until the last one has certainly ended.
         """
         self.timers.cancel("start", "kill", "backoff")  # timers of the last process
         self.phase = Phase.STARTING
-        self.incarnation = incarnation
-        incarnation.launched = time.monotonic()
-        incarnation.is_launching = standby is None
+        self.process = process
+        process.launched = time.monotonic()
+        process.is_launching = standby is None
         if standby is not None:
             self._adopt(standby)
         elif self._unconfirmed is None:
@@ -162,7 +162,7 @@ class Supervisor(ActorBase):
         with self.lock, self.lock.change(self):
             if worker is self._unconfirmed:
                 self._unconfirmed = None
-                if self.incarnation.is_launching:
+                if self.process.is_launching:
                     self._submit_launch()
 
     def _submit_launch(self) -> None:
@@ -170,10 +170,10 @@ class Supervisor(ActorBase):
 
     def _launch(self) -> None:
         """Launch a worker, in the launcher's thread."""
-        config, incarnation = self.config, self.incarnation
+        config, process = self.config, self.process
         with self.lock, self.lock.change(self):
             is_wanted = self.phase is Phase.STARTING
-            incarnation.launched = time.monotonic()
+            process.launched = time.monotonic()
             if is_wanted and config.deadlines.start is not None:
                 self._watch_start(config.deadlines.start)
         worker: Worker | None = None
@@ -183,24 +183,24 @@ class Supervisor(ActorBase):
                 worker = self._use.start(config.name, config.memory, config.env_count)
             except Exception as error:
                 refusal = error
-        self.make_change(self._on_launched, incarnation, worker, refusal)
+        self.make_change(self._on_launched, process, worker, refusal)
 
-    def _on_launched(self, incarnation: Incarnation, worker: Worker | None, refusal: BaseException | None) -> None:
+    def _on_launched(self, process: ActorProcess, worker: Worker | None, refusal: BaseException | None) -> None:
         """Send the worker its first message, or handle the failure of its launch."""
-        incarnation.is_launching = False
+        process.is_launching = False
         if worker is not None:
             try:
                 worker.report_to(self)
             except Exception as error:
                 worker, refusal = None, error
-        incarnation.worker = worker
+        process.worker = worker
         if worker is None:
             self._after_exit(ExitReport(status=ExitStatus(refusal=refusal)))
         elif self.phase is Phase.STARTING:
             # The key is for managers of `multiprocessing`, which workers on other machines cannot reach.
             key = None if self.config.backend.traits.is_remote else bytes(multiprocessing.current_process().authkey)
             start = self.config.start._replace(attach=self.tenant.attach, authkey=key)
-            worker.send(Frame(Kind.START, incarnation.index, START_CALL_ID, dumps(tuple(start))))
+            worker.send(Frame(Kind.START, process.incarnation, START_CALL_ID, dumps(tuple(start))))
         else:
             worker.kill()  # the actor has ended the process during its launch
 
@@ -217,29 +217,29 @@ class Supervisor(ActorBase):
 
         The taker has the same lock, and calls this within its own change.
         """
-        worker = self.incarnation.worker
+        worker = self.process.worker
         if not self.is_idle or worker is None or worker.at_end:
             return None
         self.lock.include(self)
         self.deadline_watch.stop()
-        self.incarnation.worker = None
+        self.process.worker = None
         self._back_off(delay)
         return worker
 
     def _adopt(self, worker: Worker) -> None:
         """Take over the process of a standby."""
-        config, incarnation = self.config, self.incarnation
-        incarnation.is_standby = True
-        incarnation.worker = worker
+        config, process = self.config, self.process
+        process.is_standby = True
+        process.worker = worker
         worker.report_to(self)
         self._watch_start(_ADOPTION_GRACE)
         message = Adopt(config.name, config.first_index, config.env_count, self.tenant.attach)
-        worker.send(Frame(Kind.ADOPT, incarnation.index, START_CALL_ID, dumps(tuple(message))))
+        worker.send(Frame(Kind.ADOPT, process.incarnation, START_CALL_ID, dumps(tuple(message))))
 
     def _watch_start(self, seconds: float) -> None:
         """End the process if it does not start in time. The time in which it waits on its node does not count."""
-        worker = self.incarnation.worker
-        due = max(self.incarnation.launched, 0.0 if worker is None else worker.launched) + seconds
+        worker = self.process.worker
+        due = max(self.process.launched, 0.0 if worker is None else worker.launched) + seconds
         if due > time.monotonic():
             self.timers.set("start", due, functools.partial(self._watch_start, seconds))
         elif self.phase is Phase.STARTING:
@@ -247,32 +247,32 @@ class Supervisor(ActorBase):
 
     def on_start_reply(self, frame: Frame) -> None:
         """Handle the reply to the first message."""
-        incarnation = self.incarnation
+        process = self.process
         if frame.kind == Kind.ENV_MADE:
-            incarnation.envs_made = load_plain(frame.payload)
+            process.envs_made = load_plain(frame.payload)
         elif frame.kind == Kind.FAILED:
-            incarnation.failure = Failure(*loads(frame.payload))
-            self._kill_once_read(functools.partial(unpack_failure, incarnation.failure))
+            process.failure = Failure(*loads(frame.payload))
+            self._kill_once_read(functools.partial(unpack_failure, process.failure))
         else:
             self._on_started()
 
     def _on_started(self) -> None:
-        incarnation = self.incarnation
+        process = self.process
         self.timers.cancel("start")
         self.runtime.launcher.finish(self._launch)
         self.phase = LIVE
-        incarnation.has_started = True
-        self.started_in = time.monotonic() - incarnation.launched
+        process.has_started = True
+        self.started_in = time.monotonic() - process.launched
         self.log.write_start(self.started_in)
-        is_renewal = self.jobs.end_renewal(incarnation.index)
-        self.jobs.start_in_process(self.tenant.on_started(incarnation, is_renewal=is_renewal))
+        is_renewal = self.jobs.end_renewal(process.incarnation)
+        self.jobs.start_in_process(self.tenant.on_started(process, is_renewal=is_renewal))
 
     # Ending ----------------------------------------------------------------------------------------------
 
     def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
-        if incarnation == self.incarnation.index and self.phase is LIVE:
+        if incarnation == self.process.incarnation and self.phase is LIVE:
             self.phase = Phase.ENDING  # so it gets no more requests until it is killed
-            self.incarnation.record_end_reason(EndReason.DISCARD)
+            self.process.record_end_reason(EndReason.DISCARD)
             self._kill_once_read(make_error)
 
     def kill_and_proceed(self, reason: EndReason) -> None:
@@ -280,102 +280,102 @@ class Supervisor(ActorBase):
         if self.phase is Phase.CLOSED:
             return
         self.phase = Phase.ENDING
-        self.incarnation.record_end_reason(reason)
-        self.incarnation.kill()
+        self.process.record_end_reason(reason)
+        self.process.kill()
         self.proceed_soon()
         if reason is EndReason.CLOSE and not self.config.backend.traits.can_kill:
             self.runtime.loop.call_soon(functools.partial(self.make_change, self._leave_running))
 
     def kill_after_stacks(self) -> None:
         """Ask a late worker for its stacks, and kill it once it has had time to write them."""
-        self.incarnation.request_stacks()
+        self.process.request_stacks()
         self._stop_process(EndReason.TIMEOUT, _STACKS_GRACE)
 
     def _stop_process(self, reason: EndReason, kill_in: float | None) -> None:
         """Send no more requests to the process, and kill it unless it ends by itself in time; None for no limit."""
         self.phase = Phase.STOPPING
-        self.incarnation.record_end_reason(reason)
+        self.process.record_end_reason(reason)
         if kill_in is not None:
             self.kill_in(kill_in)
 
     def kill_in(self, seconds: float) -> None:
         """Kill the process unless it ends by itself within this time."""
-        self.timers.set_earliest("kill", time.monotonic() + seconds, self.incarnation.kill)
+        self.timers.set_earliest("kill", time.monotonic() + seconds, self.process.kill)
 
     def _kill_once_read(self, read_cause: Callable[[], BaseException | None]) -> None:
         """Kill the process once the exception of its factory or of an env was read, or if reading takes too long.
 
         Unpickling runs code of users, so a callback thread does it.
         """
-        incarnation = self.incarnation
+        process = self.process
         self.kill_in(_READ_PATIENCE)
-        self.runtime.callbacks.submit(lambda: self.make_change(self._on_cause, incarnation, read_cause()))
+        self.runtime.callbacks.submit(lambda: self.make_change(self._on_cause, process, read_cause()))
 
-    def _on_cause(self, incarnation: Incarnation, cause: BaseException | None) -> None:
-        incarnation.cause = cause
-        if incarnation is self.incarnation and self.phase in (Phase.STARTING, Phase.ENDING):
+    def _on_cause(self, process: ActorProcess, cause: BaseException | None) -> None:
+        process.cause = cause
+        if process is self.process and self.phase in (Phase.STARTING, Phase.ENDING):
             self.phase = Phase.ENDING
-            incarnation.kill()
+            process.kill()
 
     def on_exit(self, worker: Worker) -> None:
         """Handle the exit of the process."""
         with self.lock, self.lock.change(self):
-            incarnation = self.incarnation
-            if worker is not incarnation.worker:
+            process = self.process
+            if worker is not process.worker:
                 return
             self.loans.end()
             for frame in worker.drain():
                 self.on_frame(frame)
-            report = incarnation.reap(worker)
-            has_crashed = is_crash(incarnation.end_reason) and not self.is_closing
-            if incarnation.is_standby and not incarnation.has_started and has_crashed:
+            report = process.reap(worker)
+            has_crashed = is_crash(process.end_reason) and not self.is_closing
+            if process.is_standby and not process.has_started and has_crashed:
                 # Not a crash of this actor, which the standby has not served yet: launch a process instead.
-                self._start_process(Incarnation(incarnation.index))
+                self._start_process(ActorProcess(process.incarnation))
             else:
                 self._after_exit(report)
 
     def _leave_running(self) -> None:
         """Close the actor without waiting for its worker, which may hang, and which the backend cannot kill."""
-        worker = self.incarnation.worker
+        worker = self.process.worker
         if worker is not None and self.phase is Phase.ENDING:
             self.loans.end()
-            self._after_exit(self.incarnation.reap(worker))
+            self._after_exit(self.process.reap(worker))
 
     def _after_exit(self, report: ExitReport) -> None:
         """Handle the exit of the process, or a launch that has failed or was withdrawn."""
-        incarnation = self.incarnation
+        process = self.process
         self.phase = Phase.ENDING
-        incarnation.report = report = report._replace(reason=incarnation.end_reason)
-        incarnation.is_launching = False
+        process.report = report = report._replace(reason=process.end_reason)
+        process.is_launching = False
         self.runtime.launcher.finish(self._launch)
         self.deadline_watch.stop()
         self.tenant.collect_completed()
         self.jobs.settle()
         ended = self._judge(report)
-        if incarnation.has_started:
+        if process.has_started:
             self.last_exit_error = ended.error
         self.log.write_exit(ended)
         self.tenant.on_exit(ended)
         self.jobs.on_exit(ended)
         if not report.status.is_certain:
-            self._unconfirmed = incarnation.worker
-        incarnation.worker = None
+            self._unconfirmed = process.worker
+        process.worker = None
         self._continue(ended)
 
     def _judge(self, report: ExitReport) -> ProcessExit:
         """Find out what the ended process was running, make the error, and decide what comes next."""
-        incarnation, job, crashes = self.incarnation, self.jobs.running, self.config.crashes
-        unfinished = Unfinished() if job is None else job.unfinished(incarnation)
+        process, job, crashes = self.process, self.jobs.running, self.config.crashes
+        unfinished = Unfinished() if job is None else job.unfinished(process)
         culprit = unfinished.culprit
-        error = self.errors.exit(incarnation, report, culprit)
+        error = self.errors.exit_error(report, process, culprit)
         if crashes is not None and is_crash(report.reason) and report.pid is not None:
             find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
-            error.bundle = crashes.report(error, find_inputs, incarnation.failure)
+            error.bundle = crashes.report(error, find_inputs, process.failure)
         # An actor that is closed in the middle of a renewal runs the calls behind that in the next process.
-        closes = self.is_closing and not (incarnation.end_reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
-        is_first = incarnation.index == 0 or self.config.is_on_demand
-        plan = Plan(Next.CLOSE) if closes else self.restart_tracker.plan(incarnation, error, is_first=is_first)
-        return ProcessExit(incarnation, report, job, unfinished, error, plan)
+        closes = self.is_closing and not (process.end_reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
+        is_first = process.incarnation == 0 or self.config.is_on_demand
+        plan = Plan(Next.CLOSE) if closes else self.restart_tracker.plan(process, error, is_first=is_first)
+        return ProcessExit(process, report, job, unfinished, error, plan)
 
     # What comes next -------------------------------------------------------------------------------------
 
@@ -385,23 +385,23 @@ class Supervisor(ActorBase):
 
     def _proceed(self) -> None:
         """Continue in the loop after a change by a caller."""
-        incarnation, phase = self.incarnation, self.phase
+        process, phase = self.process, self.phase
         is_needed = not self.is_closing or self.jobs.has_jobs_before_close
-        if incarnation.worker is not None:
+        if process.worker is not None:
             self.jobs.dispatch()  # does nothing if the process is ending: `on_exit` continues
-        elif incarnation.is_launching:
+        elif process.is_launching:
             is_wanted = is_needed and phase is Phase.STARTING
             if not is_wanted and (self._unconfirmed is not None or self.runtime.launcher.withdraw(self._launch)):
                 self._after_exit(ExitReport())
         elif phase is Phase.CLOSED:
-            self.jobs.fail_all(functools.partial(self.errors.closed, incarnation=incarnation.index))
+            self.jobs.fail_all(functools.partial(self.errors.closed, incarnation=process.incarnation))
         elif phase is Phase.DEAD and not self.is_closing:
             self._serve_dead()
         elif phase is Phase.NEW and is_needed:
-            self._start_process(incarnation)
+            self._start_process(process)
         elif phase not in (Phase.ASLEEP, Phase.BACKOFF) or not is_needed:  # no exit of a process leads to the next one
-            reason = EndReason.CLOSE if self.is_closing else incarnation.end_reason
-            error_of = functools.partial(self.errors.ended, ExitReport(reason=reason), incarnation.index)
+            reason = EndReason.CLOSE if self.is_closing else process.end_reason
+            error_of = functools.partial(self.errors.ended, ExitReport(reason=reason), process.incarnation)
             self.jobs.fail_renewal(error_of)
             if self.is_closing:
                 self._close(error_of)
@@ -415,7 +415,7 @@ class Supervisor(ActorBase):
             self._start_next_process()
         elif chosen is Next.RESTART:
             # The standby observes the delay in place of the actor, so no more processes start than without standbys.
-            standby = self._take_standby(delay) if ended.incarnation.has_started else None
+            standby = self._take_standby(delay) if ended.process.has_started else None
             self._back_off(delay)
             if standby is not None:
                 self._restart(standby)
@@ -424,12 +424,12 @@ class Supervisor(ActorBase):
         elif chosen is Next.DIE:
             self.phase = Phase.DEAD
             if self.config.is_standby:
-                self.log.write_end_of_standby(self.errors.exhausted(self.restart_tracker, self.incarnation.index))
+                self.log.write_end_of_standby(self.errors.exhausted(self.restart_tracker, self.process.incarnation))
             if not self._serve_dead():
                 self.jobs.fail_shared()
         else:
             report = ended.report if ended.reason is None else ended.report._replace(reason=EndReason.CLOSE)
-            self._close(functools.partial(self.errors.ended, report, ended.incarnation.index))
+            self._close(functools.partial(self.errors.ended, report, ended.process.incarnation))
 
     def _back_off(self, delay: float) -> None:
         """Start the next process after a delay, in seconds."""
@@ -445,7 +445,7 @@ class Supervisor(ActorBase):
 
     def _serve_dead(self) -> bool:
         """Fail the jobs of a dead actor, up to a renewal, which starts a process; return whether there is one."""
-        error = self.errors.exhausted(self.restart_tracker, self.incarnation.index)
+        error = self.errors.exhausted(self.restart_tracker, self.process.incarnation)
         is_renewed = self.jobs.fail_until_renewal(functools.partial(self.errors.after_last, error))
         if is_renewed:
             self._start_next_process()
@@ -454,7 +454,7 @@ class Supervisor(ActorBase):
     def _close(self, error_of: ErrorOf) -> None:
         """Fail all jobs that are left, and free the resources of the actor."""
         self.phase = Phase.CLOSED
-        self.incarnation.worker = None
+        self.process.worker = None
         self.jobs.fail_all(error_of)
         self.timers.cancel_all()
         self.tenant = NO_TENANT  # frees the memory of the vector
@@ -478,10 +478,10 @@ class Supervisor(ActorBase):
         reason = EndReason.INTERRUPT if bug is None else EndReason.CLOSE
         if bug is None:
             text = f"actor {self.name!r} gets another process: a change of its state was interrupted"
-            error_of = functools.partial(self.errors.ended, ExitReport(reason=reason), self.incarnation.index)
+            error_of = functools.partial(self.errors.ended, ExitReport(reason=reason), self.process.incarnation)
         else:
             text = f"actor {self.name!r} is closed by an internal error of envactors; please report it"
-            error_of = functools.partial(self.errors.broken, bug, self.incarnation.index)
+            error_of = functools.partial(self.errors.broken, bug, self.process.incarnation)
         self.log.write(logging.WARNING if bug is None else logging.ERROR, text, bug)
         self.is_closing |= bug is not None
         if self.phase not in (Phase.DEAD, Phase.CLOSED):
@@ -490,7 +490,7 @@ class Supervisor(ActorBase):
         self.tenant.repair(error_of)
         if self.phase is Phase.DEAD and bug is None:
             self.proceed_soon()
-        elif bug is not None and self.incarnation.report is not None and self.phase is not Phase.CLOSED:
+        elif bug is not None and self.process.report is not None and self.phase is not Phase.CLOSED:
             self._close(error_of)  # the bug is in the handling of the exit, so do not handle it again
         else:
             self.kill_and_proceed(reason)

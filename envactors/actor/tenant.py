@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from envactors.actor.activity import Activity
+from envactors.actor.actor_process import ActorProcess
 from envactors.actor.future import ActorFuture
-from envactors.actor.incarnation import Incarnation
 from envactors.actor.job import ErrorOf, Job, ProcessExit
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox.messages import Attach, Frame, Kind
@@ -23,14 +23,14 @@ class Tenant:
 
     attach: Attach | None = None
 
-    def on_started(self, incarnation: Incarnation, *, is_renewal: bool) -> list[Job]:
+    def on_started(self, process: ActorProcess, *, is_renewal: bool) -> list[Job]:
         """Prepare for a new process; return the jobs that it runs first.
 
         Args:
-            incarnation: The process.
+            process: The process.
             is_renewal: Whether the user has asked for a fresh process.
         """
-        del incarnation, is_renewal
+        del process, is_renewal
         return []
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:

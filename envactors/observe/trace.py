@@ -226,7 +226,7 @@ class TraceRecorder(recording.Recorder):
         """Record a span; with a start, also the renewal that it ends."""
         end = time.monotonic()
         with self._lock:
-            track, incarnation = self._track(actor), actor.incarnation.index
+            track, incarnation = self._track(actor), actor.process.incarnation
             lost = self._losses.pop(actor, None) if name == "start" else None
             if lost is not None:
                 self._spans.append(Span(track, "renewal", lost, end, incarnation))

@@ -79,7 +79,7 @@ class CallRecycler:
 
     def on_call(self, actor: Any) -> None:
         """Count a call, and replace the process if a limit is reached. The lock must be held, within a change."""
-        incarnation, worker = actor.incarnation.index, actor.incarnation.worker
+        incarnation, worker = actor.process.incarnation, actor.process.worker
         counted, count = self._counts.get(actor.name, (incarnation, 0))
         count = count + 1 if counted == incarnation else 1
         self._counts[actor.name] = incarnation, count
@@ -354,7 +354,7 @@ class SharedCalls(BoundToProcess):
                     room = self.queue.latch_for_room()
             if room is None:
                 break
-            self._lock.reset_if_interrupted()
+            self._lock.repair_if_interrupted()
             room.wait(None)
         if self._is_inline:
             self._run_inline(call)
@@ -420,7 +420,7 @@ class SharedCalls(BoundToProcess):
     def read_reply(self, future: ActorFuture[Any], deadline: float | None) -> None:
         """Leave the reply to the loop; raise where waiting would block it."""
         del future, deadline
-        self._lock.reset_if_interrupted()
+        self._lock.repair_if_interrupted()
 
     # Sending ---------------------------------------------------------------------------------------------
 

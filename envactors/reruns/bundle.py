@@ -179,7 +179,7 @@ class Bundle:
                 future.wait_ended()
                 ending = _ending_of(replies, future, actor)
                 if ending is not None:
-                    where = request.where if actor.incarnation.has_started else _FACTORY
+                    where = request.where if actor.process.has_started else _FACTORY
                     return _describe(ending, where), differs
                 differs |= request.kind == Kind.REPLAY and load_plain(replies[0].payload) is False
         return _describe({}, self._where), differs
@@ -220,7 +220,7 @@ def load_bundle(path: str | os.PathLike[str]) -> Bundle:
 
 def _ending_of(replies: list[Frame], future: ActorFuture[Any], actor: Actor) -> dict[str, Any] | None:
     """Return how a request has ended; None if it has a result."""
-    failure = actor.incarnation.failure
+    failure = actor.process.failure
     if replies and replies[0].kind == Kind.FAILED:
         failure = Failure(*loads(replies[0].payload))
     if replies and failure is None:

@@ -165,7 +165,7 @@ class RolloutPart(Job):
 
     def _mirror_columns(self) -> None:
         """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""
-        worker = self._actor.incarnation.worker
+        worker = self._actor.process.worker
         columns, step = self.columns, self.columns.next_step
         assert worker is not None, "jobs start in a live process"
         part = MirroredColumns(self._buffer.places, self._buffer.pickled_layout, columns.envs, step)
@@ -173,7 +173,7 @@ class RolloutPart(Job):
 
     def activity(self) -> Activity | None:
         """Return the step that is running."""
-        worker = self._actor.incarnation.worker
+        worker = self._actor.process.worker
         if self._late is not None:
             return self._late
         if worker is None:
@@ -217,7 +217,7 @@ class RolloutPart(Job):
             try:
                 self._buffer.add_columns(stop.layout)
             except OSError as error:
-                activity, incarnation = self._activity_of_order, self._actor.incarnation.index
+                activity, incarnation = self._activity_of_order, self._actor.process.incarnation
                 self.error = self._actor.errors.out_of_memory(activity, incarnation, error)
                 self._end()
                 return True

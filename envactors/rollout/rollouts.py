@@ -96,7 +96,7 @@ class WorkerRolloutEngine(RolloutEngine):
 
     def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
         lock = self._table.lock
-        lock.reset_if_interrupted()
+        lock.repair_if_interrupted()
         self.check_free(_MOST)
         if not self._in_flight:
             self._engine.episodes.check_steppable(self._engine.all.ids)
@@ -113,7 +113,7 @@ class WorkerRolloutEngine(RolloutEngine):
             for actor in self._actors:
                 if actor.is_closing:
                     activity = Activity("rollout", actor.config.first_index)
-                    raise lock.refuse(actor.errors.closed(activity, actor.incarnation.index))
+                    raise lock.refuse(actor.errors.closed(activity, actor.process.incarnation))
             self._buffers.use(buffer)
             self.next_index += 1
             self._set_in_flight([*self._in_flight, rollout])

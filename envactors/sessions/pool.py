@@ -262,7 +262,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
             actor=actor.name,
             index=actor.config.first_index,
             pid=actor.pid,
-            incarnation=actor.incarnation.index,
+            incarnation=actor.process.incarnation,
             timeout=limit,
             stacks=actor.stacks(_STACKS_PATIENCE),
             stderr_tail=actor.stderr_tail(),

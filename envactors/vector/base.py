@@ -138,7 +138,7 @@ class Engine(abc.ABC):
                 converted.append(convert(value))
             except Exception as error:  # raised by code of users
                 actor = self._actor_by_env[index]
-                raise actor.errors.unpicklable(Activity(method, index), actor.incarnation.index, error) from error
+                raise actor.errors.unpicklable(Activity(method, index), actor.process.incarnation, error) from error
         return converted
 
     def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:
@@ -202,7 +202,7 @@ class Engine(abc.ABC):
     def _describe_actor(self, index: int) -> str:
         """Return a description of the actor of an env, for errors."""
         actor = self._actor_by_env[index]
-        return f"actor {actor.name!r}, pid {actor.pid}, incarnation {actor.incarnation.index}"
+        return f"actor {actor.name!r}, pid {actor.pid}, incarnation {actor.process.incarnation}"
 
     def _batch(self, envs: Selection, steps: Sequence[EnvStep], failures: Failures, caller: str) -> Batch:
         """Batch the results of envs; raise `VectorStepError` if an env failed, or does not conform to the others."""

@@ -176,7 +176,7 @@ def share_rows(
         actor = group.actor
         with actor.lock, actor.lock.change(actor):
             actor.tenant = group
-            table.begin_process(group.indices, actor.incarnation.index)
+            table.begin_process(group.indices, actor.process.incarnation)
         futures.append(send_request(actor, Kind.ATTACH, group.attach, "attach", retries=_ATTACH_RETRIES))
     results_of(futures)
     if settings.seed_episodes:

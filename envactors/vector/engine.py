@@ -101,7 +101,7 @@ class RowEngine(Engine):
     # Posting ---------------------------------------------------------------------------------------------
 
     def check_idle(self, envs: Selection) -> None:
-        self._lock.reset_if_interrupted()
+        self._lock.repair_if_interrupted()
         self._check_idle(envs)
 
     def _check_idle(self, envs: Selection) -> None:
@@ -119,7 +119,7 @@ class RowEngine(Engine):
     def start_steps(
         self, envs: Selection, actions: Any, *, streams: bool, futures: Futures = (), is_checked: bool = True
     ) -> None:
-        self._lock.reset_if_interrupted()
+        self._lock.repair_if_interrupted()
         columns, payloads = self._convert_actions(envs, actions, is_checked=is_checked)
         requests: dict[int, EnvRequest] = {}
         if payloads or futures:
@@ -132,7 +132,7 @@ class RowEngine(Engine):
         return self._convert(lambda value: None if value is None else bytes(dumps(value)), envs, options, "reset")
 
     def _start_resets(self, envs: Selection, seeds: Seeds, options: list[bytes | None], futures: Futures) -> None:
-        self._lock.reset_if_interrupted()
+        self._lock.repair_if_interrupted()
         none = [None] * len(envs.ids)
         each = zip(envs.ids, futures or none, seeds, options, strict=True)
         requests = {index: EnvRequest("reset", True, future, seed, payload) for index, future, seed, payload in each}
@@ -207,12 +207,12 @@ class RowEngine(Engine):
     def _check_open(self, envs: Selection, method: str) -> None:
         if closing := next(filter(_is_closing, envs.actors), None):
             index = next(index for index in envs.ids if index in closing.config.indices)
-            raise closing.errors.closed(Activity(method, index), closing.incarnation.index)
+            raise closing.errors.closed(Activity(method, index), closing.process.incarnation)
 
     # Waiting ---------------------------------------------------------------------------------------------
 
     def wait_for_results(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
-        self._lock.reset_if_interrupted()
+        self._lock.repair_if_interrupted()
         self._spin_for(envs)
         while (batch := self._try_to_deliver(envs, caller)) is None:
             self._wait(lambda: self._count_missing(envs), envs, timeout, deadline, caller)
@@ -220,7 +220,7 @@ class RowEngine(Engine):
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         table = self.table
-        self._lock.reset_if_interrupted()
+        self._lock.repair_if_interrupted()
         if min_envs is None:
             self._spin_for(self.all)
         while True:
@@ -242,7 +242,7 @@ class RowEngine(Engine):
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         table = self.table
-        self._lock.reset_if_interrupted()
+        self._lock.repair_if_interrupted()
         advice = "nothing was reset, and nothing is lost: receive the results of the earlier requests, then reset again"
         while table.rollouts or not all(table.status[index] == IDLE for index in envs.ids):
             self._wait(lambda: table.rollouts + self._count_missing(envs), envs, timeout, deadline, "reset", advice)
@@ -292,7 +292,7 @@ class RowEngine(Engine):
         if self._spin.caller_spins:
             pairs = []
             for group, _ in envs.by_group:
-                worker = group.actor.incarnation.worker
+                worker = group.actor.process.worker
                 if worker is not None:
                     pairs.append((worker.page.counters, worker.page.last_call))
             spin_until_all(pairs, FINISHED)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from envactors.actor import recording
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
+from envactors.actor.actor_process import ActorProcess
 from envactors.actor.future import ActorFuture, ReadyOutcome
-from envactors.actor.incarnation import Incarnation
 from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal
 from envactors.actor.tenant import Tenant
 from envactors.crashes.inputs import Inputs
@@ -221,7 +221,7 @@ class EnvGroup(Tenant):
         """Keep the parts of results that did not fit into their rows."""
         parts = bundle.unpack(frame.payload)
         self.table.add_overflow({index: payload for index, payload in parts if index in self.indices})
-        worker = self.actor.incarnation.worker
+        worker = self.actor.process.worker
         if worker is not None and worker.watches_rings:
             self.actor.runtime.loop.call_soon(self.rows.on_ring)  # the ring may have come before this frame
 
@@ -230,7 +230,7 @@ class EnvGroup(Tenant):
     def begin_timing(self) -> None:
         """Time steps and resets from now on, in this process and in later ones. Call it again if a recording begins."""
         self._is_timing = True
-        worker = self.actor.incarnation.worker
+        worker = self.actor.process.worker
         if worker is not None:
             worker.begin_timing(recording.is_recording())
 
@@ -240,10 +240,10 @@ class EnvGroup(Tenant):
 
     # The tenant ------------------------------------------------------------------------------------------
 
-    def on_started(self, incarnation: Incarnation, *, is_renewal: bool) -> list[Job]:
+    def on_started(self, process: ActorProcess, *, is_renewal: bool) -> list[Job]:
         """Prepare for a new process; return the replays that it runs first."""
         self.recycler.begin_process(self.table.episodes.steps[self.indices.start])
-        self.table.begin_process(self.indices, incarnation.index)
+        self.table.begin_process(self.indices, process.incarnation)
         if self._is_timing:
             self.begin_timing()
         replays = self.journal_keeper.replays_for_process(is_renewal=is_renewal)

@@ -66,7 +66,7 @@ class EnvRecovery:
             table.begin_seeds(index)  # as if it had run; a reset that is canceled does not
         if decision.fate is EnvFate.TRUNCATE:
             # Starts that have failed since have an incarnation, too.
-            table.last.truncate(index, max(loss.incarnation + 1, self._actor.incarnation.index))
+            table.last.truncate(index, max(loss.incarnation + 1, self._actor.process.incarnation))
             last = reader.copy_last(index, has_info=False)
             assert last is not None, "only an env with an earlier result is truncated"
             outcome = read_later(table, self._actor, index, functools.partial(reader.read_truncated, last, error))

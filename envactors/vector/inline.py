@@ -68,7 +68,7 @@ class _RunningRequests(InlineRequest):
         self._engine._other_requests[index] += 1
         actor = self._engine._actor_by_env[index]
         activity = Activity("reset" if in_reset else "step", index)
-        failure = RequestLoss(cause, ReadyOutcome(None, error), actor.incarnation.index, activity, actor.is_usable)
+        failure = RequestLoss(cause, ReadyOutcome(None, error), actor.process.incarnation, activity, actor.is_usable)
         self.failures.append(failure._replace(in_reset=in_reset or ends))
 
     def find_context(self) -> ActorContext | None:
@@ -274,7 +274,7 @@ class InlineEngine(Engine):
                     continue
                 # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
                 if ends or (flags[index] and (episodes.state(index) == NONE or not episodes.has_result(index))):
-                    self._last.incarnations[index] = self._actor_by_env[index].incarnation.index
+                    self._last.incarnations[index] = self._actor_by_env[index].process.incarnation
                     episodes.record(index, ends=ends, is_reset=False)
                     are_first[index] = ends and resets_within_step
                 else:
@@ -359,7 +359,7 @@ class InlineEngine(Engine):
         """Run the reset of an env; keep its result or failure, and return whether it has succeeded."""
         running.index = running.reset_env = index
         seed, options = running.reset_args.get(index, _NO_ARGS)
-        episodes, incarnation = self.episodes, self._actor_by_env[index].incarnation.index
+        episodes, incarnation = self.episodes, self._actor_by_env[index].process.incarnation
         if seed is not None:
             episodes.set_root_seed(index, seed)
         else:
@@ -417,14 +417,14 @@ class InlineEngine(Engine):
         decision = decide(failure, facts)
         episodes.apply(index, decision)
         # Another failure may have replaced the envs already.
-        if decision.replaces_process and actor.incarnation.index == failure.incarnation:
+        if decision.replaces_process and actor.process.incarnation == failure.incarnation:
             text = safe_repr(error)
             actor.replace(actor.errors.discarded(failure.activity, failure.incarnation, actor.pid, error, text))
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
             self._last.truncate(index, keeps_reward=False)
-            self._last.incarnations[index] = actor.incarnation.index
+            self._last.incarnations[index] = actor.process.incarnation
             self._pending_infos[index] = {"failure": error}
         else:
             assert decision.fate is EnvFate.RESET, "nothing is replayed in-process"

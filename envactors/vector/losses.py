@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
+from envactors.actor.actor_process import ExitReport
 from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
-from envactors.actor.incarnation import ExitReport
 from envactors.actor.job import ErrorOf, ProcessExit
 from envactors.actor.states import EndReason, is_crash
 from envactors.errors import ActorError, copy_error
@@ -39,7 +39,7 @@ def unreadable_loss(table: EnvTable, actor: Actor, index: int, error: BaseExcept
 
 def exit_losses(actor: Actor, requests: Sequence[Activity], ended: ProcessExit) -> list[RequestLoss]:
     """Return the losses of the requests that an ended process has not completed."""
-    culprit, incarnation = ended.culprit, ended.incarnation.index
+    culprit, incarnation = ended.culprit, ended.process.incarnation
     # The worker may have finished a step after its deadline, and begun the next one: then both have begun.
     begun = [activity.env for activity in (culprit, ended.unfinished.running) if activity is not None]
     is_discard = ended.reason is EndReason.DISCARD
@@ -62,13 +62,13 @@ def queued_request_loss(table: EnvTable, actor: Actor, index: int, error_of: Err
     # A closing actor reports the error that led to the retry, rather than that it is closed.
     earlier = table.request(index).earlier_error if actor.is_closing else None
     error = earlier or ReadyOutcome(None, error_of(activity))
-    return RequestLoss(Cause.NOT_BEGUN, error, actor.incarnation.index, activity, has_process=False)
+    return RequestLoss(Cause.NOT_BEGUN, error, actor.process.incarnation, activity, has_process=False)
 
 
 def lost_episode_loss(actor: Actor, activity: Activity) -> RequestLoss:
     """Return the loss of a request that continues an episode which ended with an earlier process."""
     last = actor.last_exit_error
-    incarnation = actor.incarnation.index if last is None or last.incarnation is None else last.incarnation
+    incarnation = actor.process.incarnation if last is None or last.incarnation is None else last.incarnation
     error = ReadyOutcome(None, unfinished_error(actor, last, activity))
     return RequestLoss(Cause.NOT_BEGUN, error, incarnation, activity, actor.is_usable)
 
@@ -85,7 +85,7 @@ def unfinished_error(actor: Actor, exit_error: ActorError | None, activity: Acti
         activity: The request.
     """
     if exit_error is None:
-        return actor.errors.ended(ExitReport(reason=EndReason.ABORT), actor.incarnation.index, activity)
+        return actor.errors.ended(ExitReport(reason=EndReason.ABORT), actor.process.incarnation, activity)
     if (exit_error.call_id, exit_error.index) == (activity.call_id, activity.env):
         return copy_error(exit_error)
     return actor.errors.not_begun(activity, exit_error)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
-from envactors.actor.incarnation import Incarnation
+from envactors.actor.actor_process import ActorProcess
 from envactors.actor.job import Job, Unfinished
 from envactors.actor.states import blames_request
 from envactors.crashes.inputs import Inputs
@@ -83,7 +83,7 @@ class PostedRows(Job):
             The control page of the worker. The caller posts the call id there and rings.
         """
         actor, table = self.actor, self._table
-        worker = actor.incarnation.worker
+        worker = actor.process.worker
         assert worker is not None, "rows are posted to a live process"
         self._posted_at = now
         # Without this test, which `watch` repeats, each step would pay for a call that schedules nothing.
@@ -92,7 +92,7 @@ class PostedRows(Job):
         if payloads:
             mine = [(index - self._indices.start, payloads[index]) for index in ids if index in payloads]
             if mine:
-                worker.send(Frame(Kind.PAYLOADS, actor.incarnation.index, call_id, bundle.pack(mine)))
+                worker.send(Frame(Kind.PAYLOADS, actor.process.incarnation, call_id, bundle.pack(mine)))
         if table.requests and any(table.request(index).future is not None for index in ids):
             worker.watch_rings(self.on_ring)  # the loop resolves the futures
         if actor.jobs.permits is not None:  # other actors may wait until these rows end
@@ -107,7 +107,7 @@ class PostedRows(Job):
 
     def call_when_finished(self) -> None:
         """Have the worker ring at the end of its rows, since another job waits for that."""
-        worker = self.actor.incarnation.worker
+        worker = self.actor.process.worker
         if worker is not None:
             worker.watch_rings(self.on_ring)
             worker.page.ring_at_end(max(self._table.call_ids[index] for index in self._indices))
@@ -120,7 +120,7 @@ class PostedRows(Job):
 
     def _end_if_finished(self) -> None:
         """End this job if all rows are complete; the actor then starts the next one."""
-        worker = self.actor.incarnation.worker
+        worker = self.actor.process.worker
         if worker is not None and self.try_finish():
             worker.unwatch_rings()
             self.actor.jobs.end(self)
@@ -145,7 +145,7 @@ class PostedRows(Job):
             the worker last began one.
         """
         table = self._table
-        worker = self.actor.incarnation.worker
+        worker = self.actor.process.worker
         running = None
         if worker is None:
             return [], None, 0.0
@@ -168,15 +168,15 @@ class PostedRows(Job):
         posted = self._table.posted_request(culprit.env)
         return self._recovery.step_inputs(culprit.env, posted, self._table.slab.actions)
 
-    def unfinished(self, incarnation: Incarnation) -> Unfinished:
+    def unfinished(self, process: ActorProcess) -> Unfinished:
         """Return the rows that an ended process has not completed.
 
         Nobody knows which env a worker on a lost node had begun, so its first unfinished one counts as begun.
         """
         rows, running, _ = self.progress()
         blamed = [a for a in rows if a.env in self._table.overdue or (a.env, a.call_id) == self._blamed]
-        is_node_lost = incarnation.report is not None and incarnation.report.status.loss is not None
-        culprit = rows[0] if rows and blames_request(incarnation.end_reason) else None
+        is_node_lost = process.report is not None and process.report.status.loss is not None
+        culprit = rows[0] if rows and blames_request(process.end_reason) else None
         if running is not None and (not blamed or running.env == blamed[0].env):
             culprit = running
         elif begun := blamed or (rows if is_node_lost else []):

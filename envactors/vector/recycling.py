@@ -36,18 +36,18 @@ class Recycler:
 
     def measure_memory(self) -> None:
         """Measure the memory of the process if it is limited. Call this without the lock, since it may take long."""
-        incarnation = self._actor.incarnation
-        worker = incarnation.worker
+        process = self._actor.process
+        worker = process.worker
         if self._policy is not None and self._policy.max_memory is not None and worker is not None:
-            self._memory = worker.resident_memory(), incarnation.index
+            self._memory = worker.resident_memory(), process.incarnation
 
     def is_due(self, steps: int) -> bool:
         """Return whether to replace the process after an episode, given how many steps its env has taken."""
         self._limit_reached = ""
-        policy, incarnation = self._policy, self._actor.incarnation
-        if incarnation.worker is not None and policy is not None:
+        policy, process = self._policy, self._actor.process
+        if process.worker is not None and policy is not None:
             memory, measured = self._memory
-            memory = memory if measured == incarnation.index else 0
+            memory = memory if measured == process.incarnation else 0
             self._limit_reached = policy.limit_reached(steps=steps - self._steps_before, memory=memory)
         return bool(self._limit_reached) or (self.is_node_draining and len(self.envs) == 1)
 
@@ -59,5 +59,5 @@ class Recycler:
     @property
     def is_node_draining(self) -> bool:
         """Whether the process must move, since its node is being drained."""
-        worker = self._actor.incarnation.worker
+        worker = self._actor.process.worker
         return worker is not None and worker.node is not None and worker.node.draining

@@ -42,7 +42,7 @@ class _Sleeper:
         """Watch the doorbells of the workers that are running now."""
         if self._watched != process_changes:
             for group in groups:
-                worker = group.actor.incarnation.worker
+                worker = group.actor.process.worker
                 if worker is not None:
                     worker.page.to_parent.register(self._poller)
             self._watched = process_changes
@@ -178,7 +178,7 @@ class ResultWaiters:
         while True:
             wanted = min(filter(None, self.sleepers.values()), default=0)
             for group in self.groups:
-                worker = group.actor.incarnation.worker
+                worker = group.actor.process.worker
                 if worker is not None:
                     worker.page.ring_at(wanted)
             if wanted == min(filter(None, self.sleepers.values()), default=0):
@@ -189,6 +189,6 @@ class ResultWaiters:
         """Have the loop check workers that claim to have finished rows which are not complete."""
         for group in self.groups:
             actor = group.actor
-            worker = actor.incarnation.worker
+            worker = actor.process.worker
             if worker is not None and group.check_memory(worker.page.counters[FINISHED]):
                 actor.runtime.loop.call_soon(functools.partial(actor.make_change, actor.check_worker))

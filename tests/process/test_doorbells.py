@@ -32,7 +32,7 @@ def test_a_step_behind_the_last_reply_of_a_killed_worker_goes_to_the_next_one():
     with ea.VectorEnv([SlowToSave], restart=restart, on_failure="replay", backend=FORK_SERVER) as envs:
         envs.reset(seed=1)
         actor = envs.actors[0]._actor
-        worker = actor.incarnation.worker
+        worker = actor.process.worker
         actions = np.zeros((1, *envs.action_spec.shape), envs.action_spec.dtype)
         worker.lend()  # to nobody
         call = envs[0].call("save")
@@ -82,7 +82,7 @@ class SlowToReset(EchoEnv):
 def test_a_thread_hears_a_doorbell_that_an_interrupt_has_kept_it_from_watching(monkeypatch):
     register, registered = BaseDoorbell.register, []
     with ea.VectorEnv([SlowToReset], backend="thread") as envs:
-        bell = envs.actors[0]._actor.incarnation.worker.page.to_parent
+        bell = envs.actors[0]._actor.process.worker.page.to_parent
 
         def register_interrupted(self, poller):
             if self is bell:

@@ -18,7 +18,7 @@ import pytest
 from helpers import FORK_SERVER, SOON, UP, Counter, is_gone, promised, wait_for_path, wait_until
 
 import envactors as ea
-from envactors.actor.incarnation import Incarnation
+from envactors.actor.actor_process import ActorProcess
 from envactors.backends.process import ProcessWorker
 from envactors.testing import EchoEnv
 
@@ -499,7 +499,7 @@ class LateOrLarge(EchoEnv):
 
 
 def test_a_large_result_of_a_process_that_is_about_to_be_killed_counts(monkeypatch, tmp_path):
-    ask_stacks, kill = Incarnation.request_stacks, ProcessWorker.kill
+    ask_stacks, kill = ActorProcess.request_stacks, ProcessWorker.kill
 
     def note_and_ask(incarnation):  # the deadline has passed
         (tmp_path / "late").touch()
@@ -513,7 +513,7 @@ def test_a_large_result_of_a_process_that_is_about_to_be_killed_counts(monkeypat
     with ea.VectorEnv(factories, envs_per_actor=2, deadlines=ea.Deadlines(step=0.5)) as envs:
         envs.reset()
         rows = envs._engine.table.slab
-        monkeypatch.setattr(Incarnation, "request_stacks", note_and_ask)
+        monkeypatch.setattr(ActorProcess, "request_stacks", note_and_ask)
         monkeypatch.setattr(ProcessWorker, "kill", kill_late)
         with pytest.raises(ea.VectorStepError) as caught:
             envs.step([1, 2], timeout=SOON)

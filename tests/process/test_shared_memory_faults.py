@@ -301,7 +301,7 @@ def test_a_step_counts_whose_worker_ends_between_its_last_number_and_its_ring(en
         envs.reset(seed=0)
         envs.step([1, 1])
         wait_always(envs, strategy)
-        pages = [actor._actor.incarnation.worker.page for actor in envs.actors]
+        pages = [actor._actor.process.worker.page for actor in envs.actors]
         pids = [actor.pid for actor in envs.actors]
         before = [page.counters[FINISHED] for page in pages]
         errors = []

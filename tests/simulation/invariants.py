@@ -60,9 +60,9 @@ class Invariants:
         if waits != (status == QUEUED):
             return f"{waits} jobs of its actor have it"
         if status == POSTED and table.completed[index] != table.call_ids[index]:
-            if actor.incarnation.worker is None:
+            if actor.process.worker is None:
                 return "there is no process"
-            if table.posted_in[index] != actor.incarnation.index:
+            if table.posted_in[index] != actor.process.incarnation:
                 return f"it was posted to process {table.posted_in[index]}"
         if actor.phase is Phase.LIVE and table.slab.posted[index : index + 1] != table.call_ids[index]:
             return "its row has another call id"
@@ -77,7 +77,7 @@ class Invariants:
 
     def _find_in_actor(self, actor: Actor, envs: EnvGroup) -> str:
         """Return what does not hold of an actor; empty if all does."""
-        incarnation, running, timers = actor.incarnation, actor.jobs.running, actor.timers._timers
+        process, running, timers = actor.process, actor.jobs.running, actor.timers._timers
         others = {running, actor.jobs.renewal} - {None, envs.rows}
         known = [*actor.jobs.waiting, *others]
         if set(actor.jobs.unfinished) != set(known):
@@ -86,13 +86,13 @@ class Invariants:
             return "a job is queued twice"
         if actor.phase is Phase.BACKOFF and "backoff" not in timers:
             return "it never starts again"
-        if actor.phase is Phase.STARTING and not incarnation.is_launching and incarnation.worker is None:
+        if actor.phase is Phase.STARTING and not process.is_launching and process.worker is None:
             return "nothing starts"
-        if actor.phase in (Phase.BACKOFF, Phase.DEAD, Phase.CLOSED) and incarnation.worker is not None:
+        if actor.phase in (Phase.BACKOFF, Phase.DEAD, Phase.CLOSED) and process.worker is not None:
             return "it has a process"
         if actor.phase is not Phase.LIVE:
             return ""
-        if incarnation.worker is None:
+        if process.worker is None:
             return "it has no process"
         if envs.rows.progress()[0] and running is not envs.rows:
             return "rows run, and another job is said to run"
@@ -100,6 +100,6 @@ class Invariants:
             return ""  # that may be `Supervisor._proceed`
         if actor.jobs.waiting and running is None:
             return "a job waits for nothing"
-        if actor.jobs.waiting and running is envs.rows and not incarnation.worker.watches_rings:
+        if actor.jobs.waiting and running is envs.rows and not process.worker.watches_rings:
             return "nobody listens to the end of the rows that a job waits for"
         return ""

@@ -462,12 +462,12 @@ class Stage:
 
     def worker(self, position=0):
         """Return the worker that an actor has now."""
-        return self.actor(position).incarnation.worker
+        return self.actor(position).process.worker
 
     def env(self, index=0):
         """Return an env, as its worker has it."""
         group = self.engine.group_by_env[index]
-        return group.actor.incarnation.worker.envs[index - group.indices.start]
+        return group.actor.process.worker.envs[index - group.indices.start]
 
     # Driving
 
@@ -544,7 +544,7 @@ def check_invariant(engine):
             assert status != POSTED or table.slab.posted[index] == table.call_ids[index]
             if status == POSTED and actor.phase is Phase.LIVE and not table.has_outcome(index):
                 assert actor.jobs.running is group.rows, "rows that run are the running job"
-                assert table.posted_in[index] == actor.incarnation.index
+                assert table.posted_in[index] == actor.process.incarnation
         for group in engine.groups:
             actor = group.actor
             known = {*actor.jobs.waiting, actor.jobs.running, actor.jobs.renewal}

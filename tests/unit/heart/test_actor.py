@@ -359,7 +359,7 @@ def test_a_process_starts_only_once_the_end_of_the_last_one_is_certain(actors):
     future = call(actor)
     wait_until(lambda: actor.phase is Phase.STARTING)
     actor.kill(restart=True)
-    wait_until(lambda: actor.incarnation.index == 2)
+    wait_until(lambda: actor.process.incarnation == 2)
     time.sleep(0.1)
     assert backend.workers.empty()
     lost.set_over()
@@ -541,7 +541,7 @@ def test_a_signal_handler_may_read_the_result_that_its_thread_is_reading(actors)
 class ReplayingTenant(Tenant):
     """Has each new process run replays first."""
 
-    def on_started(self, incarnation, *, is_renewal):
+    def on_started(self, process, *, is_renewal):
         return [Replay(index, dumps(()), lambda _is_same: None) for index in range(2)]
 
 
@@ -552,7 +552,7 @@ def test_replays_of_an_ended_process_are_forgotten(actors):
     wait_until(lambda: len(actor.jobs.unfinished) == 2)
     worker.crash()
     backend.next_worker()
-    wait_until(lambda: actor.incarnation.index == 1)
+    wait_until(lambda: actor.process.incarnation == 1)
     assert not actor.jobs.unfinished
 
 
@@ -618,15 +618,15 @@ def test_the_timers_of_a_standby_that_crashed_while_it_was_taken_do_not_end_the_
     wait_until(lambda: standby.phase is Phase.LIVE)
     actor, backend = actors(lock=lock, standbys=[standby.give_process])
     backend.next_worker().serve_start().crash()
-    wait_until(lambda: actor.incarnation.is_standby)
+    wait_until(lambda: actor.process.is_standby)
     spare.far.close()  # the loop infers_spec of the end of the channel before that of the process
-    wait_until(lambda: actor.incarnation.worker.at_end)
+    wait_until(lambda: actor.process.worker.at_end)
     spare.crash()
     worker = backend.next_worker().serve_start()
     wait_until(lambda: actor.phase is Phase.LIVE)
     time.sleep(1.2)
     assert not worker.was_killed
-    assert actor.incarnation.worker is worker
+    assert actor.process.worker is worker
 
 
 class FailingTenant(Tenant):

@@ -52,7 +52,7 @@ def test_an_actor_that_a_change_includes_later_is_repaired_with_the_others():
     with pytest.raises(Hit), lock, lock.change(one):
         lock.include(other)
         raise Hit
-    lock.reset_if_interrupted()
+    lock.repair_if_interrupted()
     assert (one.resets, other.resets) == (1, 1)
 
 
@@ -77,7 +77,7 @@ def test_an_exception_in_a_thread_of_the_library_is_a_bug_and_not_an_interrupt()
         thread = LibraryThread(change, "test", runs_user_code=runs_user_code)
         thread.start()
         thread.join()
-        lock.reset_if_interrupted()
+        lock.repair_if_interrupted()
         assert thing.bug is expected
 
 
@@ -94,8 +94,8 @@ def test_an_interrupted_repair_is_made_again():
 
     thing.repair = interrupted
     with pytest.raises(Hit):
-        lock.reset_if_interrupted()
-    lock.reset_if_interrupted()
+        lock.repair_if_interrupted()
+    lock.repair_if_interrupted()
     assert thing.resets == 2
 
 
@@ -111,10 +111,10 @@ def test_a_nested_change_is_refused_and_the_outer_one_continues():
 def test_a_handler_that_has_interrupted_its_thread_under_the_lock_does_not_wait():
     lock, thing = ChangeLock(), Thing("a")
     with lock, pytest.raises(RuntimeError, match="cannot wait"):
-        lock.reset_if_interrupted()
+        lock.repair_if_interrupted()
     with lock, lock.change(thing), pytest.raises(RuntimeError, match="cannot wait"):
-        lock.reset_if_interrupted()
-    lock.reset_if_interrupted()
+        lock.repair_if_interrupted()
+    lock.repair_if_interrupted()
     assert thing.resets == 0
 
 
@@ -133,5 +133,5 @@ def test_a_refusal_repairs_nothing_and_keeps_no_frame_of_the_caller():
     lock, thing = ChangeLock(), Thing("a")
     with pytest.raises(Hit), lock, lock.change(thing):
         raise lock.refuse(Hit())
-    lock.reset_if_interrupted()
+    lock.repair_if_interrupted()
     assert (thing.resets, thing.soon, lock._frame) == (0, [], None)

@@ -317,8 +317,8 @@ def test_an_interrupted_repair_is_made_again(stages, at):
     lock, actor = stage.table.lock, stage.actor()
     with contextlib.suppress(ZeroDivisionError), lock, lock.change(actor):
         raise ZeroDivisionError
-    interrupt(lock.reset_if_interrupted, at, only={"repair", "_fail", "_forget", "_end"})
-    lock.reset_if_interrupted()
+    interrupt(lock.repair_if_interrupted, at, only={"repair", "_fail", "_forget", "_end"})
+    lock.repair_if_interrupted()
     with pytest.raises(ea.ActorDiedError, match="an exception interrupted the caller"):
         future.result(SOON)
     assert list(stage.table.status) == [IDLE] * 2
@@ -334,7 +334,7 @@ def test_an_interrupt_leaves_no_withdrawn_request_without_an_end(stages, is_row,
     (future,) = stage.envs.submit([1]) if is_row else [stage.envs[0].echo(2)]  # it is queued behind the call
     withdrawing = {"_withdraw", "withdraw", "deliver_ids", "set_canceled", "set_exception", "set_outcome", "_notify"}
     interrupt(getattr(future, end), at, only=withdrawing)
-    stage.table.lock.reset_if_interrupted()
+    stage.table.lock.repair_if_interrupted()
     stage.run()
     assert future.done()
     check_works(stage, 7)
@@ -346,7 +346,7 @@ def test_a_repair_makes_envs_idle_and_fails_futures(stages):
     lock = stage.table.lock
     with contextlib.suppress(ZeroDivisionError), lock, lock.change(stage.actor(0)):
         raise ZeroDivisionError
-    lock.reset_if_interrupted()
+    lock.repair_if_interrupted()
     assert isinstance(futures[0].exception(SOON), ea.ActorDiedError)
     assert list(stage.table.status) == [IDLE, POSTED]
     assert stage.episodes.flags[0] & NEEDS_RESET
@@ -363,7 +363,7 @@ def test_a_repair_keeps_an_outcome_that_was_there(stages):
     with contextlib.suppress(ZeroDivisionError), lock, lock.change(stage.actor()):
         stage.engine.groups[0].collect_completed()
         raise ZeroDivisionError
-    lock.reset_if_interrupted()
+    lock.repair_if_interrupted()
     assert future.result(SOON).reward == 1.0
 
 

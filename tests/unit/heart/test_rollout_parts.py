@@ -464,7 +464,7 @@ def test_an_exception_at_every_line_of_the_end_of_a_part(stages, twice):
         futures = []
         where = interrupt(lambda futures=futures: futures.append(stage.envs.rollout_async(2)), number, only=NAMES)
         if where is not None and twice:
-            interrupt(stage.table.lock.reset_if_interrupted, number % 7, only=NAMES)
+            interrupt(stage.table.lock.repair_if_interrupted, number % 7, only=NAMES)
         check_ended(stage, futures)
         if where is None:
             break

@@ -662,7 +662,7 @@ def test_a_large_info_that_was_sent_before_the_crash_counts(stages):
     actor = stage.actor()
     with actor.lock:  # the loop reads nothing before the exit
         overflow(stage)
-        actor.on_exit(actor.incarnation.worker)
+        actor.on_exit(actor.process.worker)
     assert stage.finish().infos[0] == {"text": "x" * HUGE_SIZE}
 
 
@@ -997,7 +997,7 @@ def test_the_last_step_is_kept_if_the_reset_in_the_next_process_fails(stages, on
     (future,) = stage.envs.submit([END])
     stage.worker().play()
     stage.settle()
-    while stage.table.status[0] != POSTED or stage.actor().incarnation.index == 0:
+    while stage.table.status[0] != POSTED or stage.actor().process.incarnation == 0:
         stage.worker().play()
         stage.settle()
     if failure == "an exception":

@@ -40,11 +40,11 @@ class ExitReport(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Incarnation:
+class ActorProcess:
     """One process of an actor. The next process is another object, so no field outlives its process.
 
     Attributes:
-        index: 0 for the first process of the actor, one more for each next one.
+        incarnation: 0 for the first process of the actor, one more for each next one.
         worker: The worker; None before it is launched, and after its exit.
         is_launching: Whether the launcher has not returned it yet.
         launched: When the launch began (`time.monotonic`).
@@ -60,7 +60,7 @@ class Incarnation:
             which env raised.
     """
 
-    index: int
+    incarnation: int
     worker: Worker | None = None
     is_launching: bool = False
     launched: float = 0.0
