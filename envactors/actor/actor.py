@@ -140,7 +140,8 @@ class Actor(Supervisor):
             return True
         with self.lock, self.lock.change(self):
             self._process_results()
-            is_running = self.jobs.runs(future) or self.tenant.is_posted_for(future)
+            jobs = self.jobs.running, self.jobs.renewal
+            is_running = any(job and job.future is future for job in jobs) or self.tenant.is_posted_for(future)
             if is_running:
                 self._check_can_kill("abort a running call")
                 self.tenant.blame(future)

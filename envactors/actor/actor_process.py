@@ -98,4 +98,9 @@ class ActorProcess:
         status = worker.reap()
         if status.is_helper_lost:
             self.record_end_reason(EndReason.HELPER_LOST)
-        return ExitReport(worker.pid, status, order_fatal_error(worker.stderr_tail), stacks, worker.corruption)
+        tail = order_fatal_error(worker.stderr_tail)
+        return ExitReport(worker.pid, status, tail, stacks, worker.corruption, self.end_reason)
+
+    def report_without_worker(self, refusal: BaseException | None = None) -> ExitReport:
+        """Return the facts about a launch that was refused, or withdrawn."""
+        return ExitReport(status=ExitStatus(refusal=refusal), reason=self.end_reason)

@@ -111,9 +111,8 @@ class ErrorFactory:
         """Return the error that says how a process has ended, or why it could not be started."""
         if report.reason is EndReason.DISCARD and isinstance(process.cause, ActorError):
             return process.cause
-        if process.has_started:
-            return self.ended(report, process.incarnation, culprit)
-        return self.start_error(report, process)
+        has_started = process.has_started
+        return self.ended(report, process.incarnation, culprit) if has_started else self.start_error(report, process)
 
     def start_error(self, report: ExitReport, process: ActorProcess) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made."""

@@ -1,9 +1,9 @@
 """What follows from the exit of a process: facts, pure decisions, and the count of restarts.
 
-closing ................ every request fails, and the actor is closed
-renewed or aborted ..... the next process starts at once, and does not count as a restart
-its helper was lost .... the same, but the running call uses no retry, and fails only if it has none
-all else ............... counts as a restart; the running call fails, or runs again if it has retries
+closing ............................ every request fails, and the actor is closed
+renewed, aborted, or interrupted ... the next process starts at once, and does not count as a restart
+its helper was lost ................ the same, but the running call uses no retry, and fails only if it has none
+all else ........................... counts as a restart; the running call fails, or runs again if it has retries
 """
 
 from __future__ import annotations
@@ -41,19 +41,6 @@ class Plan(NamedTuple):
     def has_process(self) -> bool:
         """Whether another process comes."""
         return self.next in (Next.START, Next.RESTART)
-
-
-def survives_exit(*, has_begun: bool, retries: int, is_discard: bool, is_requested: bool) -> bool:
-    """Decide whether the call that an ended process was sent runs again. Otherwise it ends with an error.
-
-    Args:
-        has_begun: Whether the process had begun it, or is blamed for it.
-        retries: How many more crashes the call survives.
-        is_discard: Whether the process was ended because an env had raised.
-        is_requested: Whether the actor is being closed, or its process was to be replaced anyway: by the user, perhaps
-            after the call has missed its deadline, or after an interrupt.
-    """
-    return not has_begun or (retries > 0 and not is_discard and not is_requested)
 
 
 def is_spinning(policy: RestartPolicy, failed_starts: int) -> bool:

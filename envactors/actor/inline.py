@@ -196,18 +196,18 @@ class InlineActor(ActorBase):
             outcome = ReadyOutcome(self.process.incarnation, self._start_error)
         future.set_outcome(outcome)
 
-    def replace(self, reason: ActorError, *, closes: bool = False) -> None:
+    def replace(self, error: ActorError, *, closes: bool = False) -> None:
         """Make new envs; if an interrupt ends that, `make_missing` makes them later.
 
         Args:
-            reason: Why the current ones end.
+            error: Says why the current ones end.
             closes: Whether to close the current ones.
         """
         with self.lock:
             recording.recorder.on_exit(self, None)
             server, self._server = self._server, None
             self._start_error = None
-            self.last_exit_error = reason
+            self.last_exit_error = error
             self.process = ActorProcess(self.process.incarnation + 1)
             self._report_change()
             if closes and server is not None:

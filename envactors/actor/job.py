@@ -46,7 +46,7 @@ class Job:
         call_id: Its call id; 0 as long as the worker has received nothing of it.
         started: When it was sent (`time.monotonic`); 0.0 until then.
         deadline: How long it may run, in seconds; None for no limit.
-        age: Its age, for permits; the older a job is, the lower. Jobs that go first have 0.
+        ticket: Its place in the order of permits, which grows from job to job; 0 for jobs that go first.
         needs_permit: Whether it steps or resets envs, so that it counts for ``max_running``.
         is_of_process: Whether it ends with the process, since the next one does not need it, or gets another one.
         runs_first: Whether it runs before all jobs of other kinds, as replays do.
@@ -58,7 +58,7 @@ class Job:
     call_id: int = 0
     started: float = 0.0
     deadline: float | None = None
-    age: int = 0
+    ticket: int = 0
     needs_permit: bool = False
     is_of_process: bool = False
     runs_first: bool = False
@@ -88,11 +88,11 @@ class Job:
         """Return what the worker runs for it, or begins next; None if it is finished."""
         raise NotImplementedError
 
-    def unfinished(self, process: ActorProcess) -> Unfinished:
+    def remainder(self, process: ActorProcess) -> Remainder:
         """Return what an ended process has not completed of it. There is no culprit if the process had not begun it."""
         worker = process.worker
         has_begun = worker is None or worker.page.progress().call_id == self.call_id
-        return Unfinished(self.activity() if has_begun or blames_request(process.end_reason) else None)
+        return Remainder(self.activity() if has_begun or blames_request(process.end_reason) else None)
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the requests that led to the end of a process, for its crash bundle."""
@@ -122,7 +122,7 @@ class Job:
         """End with an error: no process will run it."""
 
 
-class Unfinished(NamedTuple):
+class Remainder(NamedTuple):
     """The part of a job that a process has not completed.
 
     Attributes:
@@ -143,7 +143,7 @@ class ProcessExit(NamedTuple):
         process: The process.
         report: The facts.
         job: The job that it was running; None if it was idle.
-        unfinished: What it has not completed of that job.
+        remainder: What it has not completed of that job.
         error: The error that says all this.
         plan: What the actor does next.
     """
@@ -151,14 +151,14 @@ class ProcessExit(NamedTuple):
     process: ActorProcess
     report: ExitReport
     job: Job | None
-    unfinished: Unfinished
+    remainder: Remainder
     error: ActorError
     plan: Plan
 
     @property
     def culprit(self) -> Activity | None:
         """The activity that it is blamed on; None if it was idle."""
-        return self.unfinished.culprit
+        return self.remainder.culprit
 
     @property
     def reason(self) -> EndReason | None:
@@ -166,13 +166,33 @@ class ProcessExit(NamedTuple):
         return self.report.reason
 
     @property
-    def is_requested(self) -> bool:
-        """Whether the actor is being closed, or its process was replaced on purpose."""
-        return self.plan.next in (Next.CLOSE, Next.START) and self.reason is not EndReason.HELPER_LOST
+    def allows_retry(self) -> bool:
+        """Whether a call that was running may run again, if it has retries.
+
+        It may not if the actor is being closed, an env has raised, or the process was to be replaced anyway: by the
+        user, perhaps after the call has missed its deadline, or after an interrupt.
+        """
+        is_requested = self.plan.next in (Next.CLOSE, Next.START) and self.reason is not EndReason.HELPER_LOST
+        return self.reason is not EndReason.DISCARD and not is_requested
 
 
-class Close(Job):
-    """Closes the envs; then the process ends."""
+class _EndOfProcess(Job):
+    """A job that ends the process."""
+
+    method: str
+
+    def activity(self) -> Activity:
+        """Return the job."""
+        return Activity(self.method, self.actor.config.first_index, self.call_id, self.started)
+
+    def remainder(self, process: ActorProcess) -> Remainder:
+        """Return all of it: the worker ends because of it."""
+        del process
+        return Remainder(self.activity())
+
+
+class Close(_EndOfProcess):
+    """Closes the envs; then the process ends, and with it the actor."""
 
     method = "close"
 
@@ -181,17 +201,8 @@ class Close(Job):
         self.actor.ask_to_close(self.call_id, EndReason.CLOSE, kill_in=None)
         return self
 
-    def activity(self) -> Activity:
-        """Return the closing."""
-        return Activity(self.method, self.actor.config.first_index, self.call_id, self.started)
 
-    def unfinished(self, process: ActorProcess) -> Unfinished:
-        """Return this: the worker ends because of it."""
-        del process
-        return Unfinished(self.activity())
-
-
-class Renewal(Close):
+class Renewal(_EndOfProcess):
     """Replaces the process. It ends when the next one has started.
 
     Args:

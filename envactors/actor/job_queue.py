@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from envactors.actor.activity import Activity
 from envactors.actor.exits import Next
 from envactors.actor.future import ActorFuture
-from envactors.actor.job import ErrorOf, Job, JobActor, ProcessExit, Renewal
+from envactors.actor.job import Close, ErrorOf, Job, JobActor, ProcessExit, Renewal
 from envactors.actor.permits import Permits
 from envactors.actor.states import LIVE, EndReason, Phase
 from envactors.mailbox.messages import Frame
@@ -49,7 +49,8 @@ class JobQueue:
 
     Attributes:
         waiting: The jobs that wait for the worker, next one first. Replays come before all others.
-        running: The job that the worker runs; None if it is free.
+        running: The job that the worker was given last; None if that has ended. Rows stay here after their delivery, until
+            `dispatch` or `try_run_rows` looks.
         renewal: The renewal that has ended the last process, until the next one has started.
         unfinished: All jobs that were accepted and have not ended.
         shared: The jobs that wait for any actor of a pool; None outside of pools.
@@ -74,16 +75,27 @@ class JobQueue:
     @property
     def has_jobs_before_close(self) -> bool:
         """Whether jobs wait before the `Close` of an actor that is closing."""
-        return len(self.waiting) > 1
-
-    def runs(self, future: ActorFuture) -> bool:
-        """Return whether the running job, or the renewal, is that of a future."""
-        return any(job is not None and job.future is future for job in (self.running, self.renewal))
+        return bool(self.waiting) and not isinstance(self.waiting[0], Close)
 
     def activity(self) -> Activity | None:
         """Return what the worker runs, or begins next; the renewal if there is no process."""
         job = self.running or self.renewal
         return None if job is None else job.activity()
+
+    # Counts ----------------------------------------------------------------------------------------------
+
+    def record_completed(self, count: int) -> None:
+        """Count steps and resets that have returned or raised, and to which there is no reply."""
+        self.completed += count
+
+    def record_failed(self) -> None:
+        """Count a step or reset that was ended by the end of its process, and is not run again."""
+        self.failed += 1
+
+    def record_replay(self, seconds: float) -> None:
+        """Count a replay that took this time."""
+        self.replays += 1
+        self.longest_replay = max(self.longest_replay, seconds)
 
     # From the queue to the worker ------------------------------------------------------------------------
 
@@ -97,7 +109,7 @@ class JobQueue:
         actor = self._actor
         job.actor = actor
         job.call_id = 0
-        job.age = 0 if first or self.permits is None else self.permits.next_age()
+        job.ticket = 0 if first or self.permits is None else self.permits.next_ticket()
         self.unfinished[job] = None
         if first:
             self.waiting.insert(sum(waiting.runs_first for waiting in self.waiting), job)
@@ -110,8 +122,16 @@ class JobQueue:
 
     def dispatch(self) -> None:
         """Start the jobs that the worker can accept; if it is free then, start one of the shared queue."""
-        actor, waits_for_permit = self._actor, False
-        while self.waiting and actor.phase is LIVE and not waits_for_permit:
+        waits_for_permit = self._start_waiting()
+        if self.permits is not None and not waits_for_permit and not (self.running and self.running.needs_permit):
+            self.permits.give_back(self._actor)
+        if self.shared is not None and self.shared.has_jobs:
+            self._take_shared(self.shared)
+
+    def _start_waiting(self) -> bool:
+        """Start the jobs that the worker can accept; return whether the next one waits for a permit."""
+        actor = self._actor
+        while self.waiting and actor.phase is LIVE:
             job, running = self.waiting[0], self.running
             # With permits no job joins: the permit may be due to another actor, whose next job is older.
             if running is not None and (self.permits is not None or not job.can_join(running)):
@@ -120,25 +140,27 @@ class JobQueue:
                     break
                 if self.running is running:  # recording the results may have started another job
                     self.running = None
-            elif self.permits is not None and job.needs_permit and not self.permits.try_take(actor, job.age):
-                waits_for_permit = True
+            elif self.permits is not None and job.needs_permit and not self.permits.try_take(actor, job.ticket):
+                return True
             else:
                 self.waiting.popleft()
                 job.call_id = actor.config.lock.next_call_id()
                 job.started = time.monotonic()
                 self.running = job  # while it starts, it may queue other jobs, which wait for it
-                self.running = job.start()
+                self.running = job.start()  # queued rows start as the posted ones
                 if self.running is not job:
                     self._forget(job)
-        if self.permits is not None and not waits_for_permit and not (self.running and self.running.needs_permit):
-            self.permits.give_back(actor)
+        return False
+
+    def _take_shared(self, shared: SharedQueue) -> None:
+        """Start a job of the shared queue, if the worker is free."""
+        actor = self._actor
         is_free = self.running is None and not self.waiting and actor.phase is LIVE and not actor.is_closing
-        if self.shared is not None and is_free and self.shared.has_jobs:
-            if not runs_library_code_only():
-                actor.proceed_soon()  # an interrupt may end this change, so the loop takes the job
-            elif (taken := self.shared.take()) is not None and taken.future is not None:
-                taken.future.owner = actor
-                self.enqueue(taken)
+        if is_free and not runs_library_code_only():
+            actor.proceed_soon()  # an interrupt may end this change, so the loop takes the job
+        elif is_free and (taken := shared.take()) is not None and taken.future is not None:
+            taken.future.owner = actor
+            self.enqueue(taken)
 
     def try_run_rows(self, rows: Job) -> bool:
         """Make rows the running job if they may be posted now: only earlier ones are running, and no job waits.
@@ -149,7 +171,7 @@ class JobQueue:
         is_free = self.running is None or (self.running is rows and self.permits is None)
         if not is_free or actor.phase is not LIVE or self.waiting or actor.is_closing:
             return False
-        if self.permits is not None and not self.permits.try_take(actor, self.permits.next_age()):
+        if self.permits is not None and not self.permits.try_take(actor, self.permits.next_ticket()):
             return False
         self.running = rows
         return True
@@ -245,7 +267,7 @@ class JobQueue:
         self.dispatch()
 
     def settle(self) -> None:
-        """Count the steps that an ended process has completed, and drop the jobs that end with it."""
+        """Return the permit, count what an ended process has completed, and drop the jobs that end with it."""
         if self.permits is not None:
             self.permits.give_back(self._actor)
         if self.running is not None:

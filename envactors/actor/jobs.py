@@ -10,7 +10,6 @@ from collections.abc import Callable
 from envactors.actor import recording
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
-from envactors.actor.exits import survives_exit
 from envactors.actor.future import ActorFuture, Outcome
 from envactors.actor.job import ErrorOf, Job, ProcessExit
 from envactors.actor.states import EndReason
@@ -92,10 +91,7 @@ class Call(Job):
     def after_exit(self, ended: ProcessExit) -> bool:
         """Let it run again if the worker had not begun it, or if it has retries."""
         has_begun = ended.culprit is not None
-        is_discard = ended.reason is EndReason.DISCARD
-        survives = survives_exit(
-            has_begun=has_begun, retries=self.retries, is_discard=is_discard, is_requested=ended.is_requested
-        )
+        survives = not has_begun or (self.retries > 0 and ended.allows_retry)
         if not survives:
             self.future.set_exception(ended.error)
         elif has_begun and ended.reason is not EndReason.HELPER_LOST:
@@ -150,8 +146,6 @@ class Replay(Job):
 
     def on_reply(self, frame: Frame) -> bool:
         """Pass the result on."""
-        jobs = self.actor.jobs
-        jobs.replays += 1
-        jobs.longest_replay = max(jobs.longest_replay, time.monotonic() - self.started)
+        self.actor.jobs.record_replay(time.monotonic() - self.started)
         self._on_end(frame.kind != Kind.FAILED and load_plain(frame.payload) is True)
         return True

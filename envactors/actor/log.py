@@ -72,9 +72,7 @@ class ActorLog:
         if ended.plan.next is Next.CLOSE:
             return
         if ended.reason in (EndReason.ABORT, EndReason.RENEW):
-            why = (
-                ended.job.reason if isinstance(ended.job, Renewal) and ended.reason is EndReason.RENEW else "on request"
-            )
+            why = ended.job.reason if isinstance(ended.job, Renewal) else "on request"
             self.write(logging.INFO, f"actor {self._actor.name!r} gets a new process: {why}")
         else:
             # One warning tells of all actors whose helper was lost.

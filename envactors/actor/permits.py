@@ -25,23 +25,23 @@ class Permits:
     def __init__(self, count: int) -> None:
         self._count = count
         self._holders: set[PermitHolder] = set()
-        # The age of the next job of each actor that waits for a permit.
+        # The ticket of the next job of each actor that waits for a permit.
         self._waiting: dict[PermitHolder, int] = {}
-        self._ages = itertools.count(1)
+        self._tickets = itertools.count(1)
 
-    def next_age(self) -> int:
-        """Return the age of a new job."""
-        return next(self._ages)
+    def next_ticket(self) -> int:
+        """Return the ticket of a new job."""
+        return next(self._tickets)
 
-    def try_take(self, actor: PermitHolder, age: int) -> bool:
+    def try_take(self, actor: PermitHolder, ticket: int) -> bool:
         """Take a permit for an actor that runs nothing, or have it wait for one; return whether it has one.
 
         Args:
             actor: The actor. If it still holds the permit of its last job, that is given back first.
-            age: The age of the job that it wants to start. Older jobs have lower ages.
+            ticket: The ticket of the job that it wants to start. The lowest one is served first.
         """
         self._holders.discard(actor)
-        self._waiting[actor] = age
+        self._waiting[actor] = ticket
         is_next = actor in self._find_next()
         if is_next:
             del self._waiting[actor]

@@ -145,6 +145,6 @@ class RunningCode:
 
 
 def stack_of(thread: int | None) -> str:
-    """Return the stack of a thread of this process that runs env code, or a line if there is none, which None says."""
+    """Return the stack of a thread that runs env code; if the thread is None, a line that says that none does."""
     frame = None if thread is None else current_frames().get(thread)
     return "no env code is running\n" if frame is None else "".join(traceback.format_stack(frame))

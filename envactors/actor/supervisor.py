@@ -20,7 +20,7 @@ from envactors.actor.actor_process import START_CALL_ID, ActorProcess, ExitRepor
 from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
 from envactors.actor.exits import Next, Plan, RestartTracker
-from envactors.actor.job import ErrorOf, ProcessExit, Unfinished
+from envactors.actor.job import ErrorOf, ProcessExit, Remainder
 from envactors.actor.job_queue import JobQueue
 from envactors.actor.loan import ChannelLoans
 from envactors.actor.log import ActorLog
@@ -28,7 +28,7 @@ from envactors.actor.spinning import SpinPolicy
 from envactors.actor.states import LIVE, EndReason, Phase, is_crash
 from envactors.actor.tenant import NO_TENANT, Tenant
 from envactors.actor.timers import DeadlineWatch, Timers
-from envactors.backends.base import ExitStatus, Use, Worker
+from envactors.backends.base import Use, Worker
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
@@ -195,7 +195,7 @@ class Supervisor(ActorBase):
                 worker, refusal = None, error
         process.worker = worker
         if worker is None:
-            self._after_exit(ExitReport(status=ExitStatus(refusal=refusal)))
+            self._after_exit(process.report_without_worker(refusal))
         elif self.phase is Phase.STARTING:
             # The key is for managers of `multiprocessing`, which workers on other machines cannot reach.
             key = None if self.config.backend.traits.is_remote else bytes(multiprocessing.current_process().authkey)
@@ -327,8 +327,7 @@ class Supervisor(ActorBase):
             for frame in worker.drain():
                 self.on_frame(frame)
             report = process.reap(worker)
-            has_crashed = is_crash(process.end_reason) and not self.is_closing
-            if process.is_standby and not process.has_started and has_crashed:
+            if process.is_standby and not process.has_started and is_crash(report.reason) and not self.is_closing:
                 # Not a crash of this actor, which the standby has not served yet: launch a process instead.
                 self._start_process(ActorProcess(process.incarnation))
             else:
@@ -345,37 +344,41 @@ class Supervisor(ActorBase):
         """Handle the exit of the process, or a launch that has failed or was withdrawn."""
         process = self.process
         self.phase = Phase.ENDING
-        process.report = report = report._replace(reason=process.end_reason)
+        process.report = report
         process.is_launching = False
         self.runtime.launcher.finish(self._launch)
         self.deadline_watch.stop()
+        # 1. Collect the results that the process has completed.
         self.tenant.collect_completed()
         self.jobs.settle()
+        # 2. Describe the exit, and decide what comes next.
         ended = self._judge(report)
         if process.has_started:
             self.last_exit_error = ended.error
         self.log.write_exit(ended)
+        # 3. End or repeat what it has lost.
         self.tenant.on_exit(ended)
         self.jobs.on_exit(ended)
+        # 4. Continue.
         if not report.status.is_certain:
             self._unconfirmed = process.worker
         process.worker = None
-        self._continue(ended)
+        self._carry_out(ended)
 
     def _judge(self, report: ExitReport) -> ProcessExit:
         """Find out what the ended process was running, make the error, and decide what comes next."""
         process, job, crashes = self.process, self.jobs.running, self.config.crashes
-        unfinished = Unfinished() if job is None else job.unfinished(process)
-        culprit = unfinished.culprit
+        remainder = Remainder() if job is None else job.remainder(process)
+        culprit = remainder.culprit
         error = self.errors.exit_error(report, process, culprit)
         if crashes is not None and is_crash(report.reason) and report.pid is not None:
             find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
             error.bundle = crashes.report(error, find_inputs, process.failure)
         # An actor that is closed in the middle of a renewal runs the calls behind that in the next process.
-        closes = self.is_closing and not (process.end_reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
+        closes = self.is_closing and not (report.reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
         is_first = process.incarnation == 0 or self.config.is_on_demand
         plan = Plan(Next.CLOSE) if closes else self.restart_tracker.plan(process, error, is_first=is_first)
-        return ProcessExit(process, report, job, unfinished, error, plan)
+        return ProcessExit(process, report, job, remainder, error, plan)
 
     # What comes next -------------------------------------------------------------------------------------
 
@@ -392,14 +395,14 @@ class Supervisor(ActorBase):
         elif process.is_launching:
             is_wanted = is_needed and phase is Phase.STARTING
             if not is_wanted and (self._unconfirmed is not None or self.runtime.launcher.withdraw(self._launch)):
-                self._after_exit(ExitReport())
+                self._after_exit(process.report_without_worker())
         elif phase is Phase.CLOSED:
             self.jobs.fail_all(functools.partial(self.errors.closed, incarnation=process.incarnation))
         elif phase is Phase.DEAD and not self.is_closing:
             self._serve_dead()
         elif phase is Phase.NEW and is_needed:
             self._start_process(process)
-        elif phase not in (Phase.ASLEEP, Phase.BACKOFF) or not is_needed:  # no exit of a process leads to the next one
+        elif phase in (Phase.ENDING, Phase.DEAD) or not is_needed:
             reason = EndReason.CLOSE if self.is_closing else process.end_reason
             error_of = functools.partial(self.errors.ended, ExitReport(reason=reason), process.incarnation)
             self.jobs.fail_renewal(error_of)
@@ -408,8 +411,8 @@ class Supervisor(ActorBase):
             else:
                 self._start_next_process()
 
-    def _continue(self, ended: ProcessExit) -> None:
-        """Continue after an exit: start the next process, now or later, or fail all jobs that wait for it."""
+    def _carry_out(self, ended: ProcessExit) -> None:
+        """Do what the plan of an exit says: start the next process, now or later, or fail the jobs that wait for it."""
         chosen, delay = ended.plan
         if chosen is Next.START:
             self._start_next_process()

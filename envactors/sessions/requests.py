@@ -112,7 +112,7 @@ class Requests(CallQueue[SessionRequest]):
     def on_unusable(self, actor: Any) -> None:
         """Fail one request if the start of the actor has failed and the other actors are too few; start one again."""
         error = actor.stats().last_failure
-        usable = sum(other.is_usable and other.shared is self for other in self._actors)
+        usable = sum(other.is_usable and other.jobs.shared is self for other in self._actors)
         if actor.is_asleep and isinstance(error, ActorStartError) and len(self._calls) > usable:
             _, request = self._calls.popitem(last=False)
             self._books.count(failed(request.name, "start", error, time.monotonic() - request.since))

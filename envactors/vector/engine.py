@@ -390,7 +390,7 @@ class RowEngine(Engine):
                 return None
             table.deliver_rows(envs, batch.terminated, batch.truncated)
             for group, ids in envs.by_group:
-                group.actor.jobs.completed += len(ids)
+                group.actor.jobs.record_completed(len(ids))
             if table.saves_due:
                 for group, _ in envs.by_group:
                     group.journal_keeper.queue_saves()

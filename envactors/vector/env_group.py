@@ -156,7 +156,7 @@ class EnvGroup(Tenant):
         for index in self.indices:
             if table.status[index] == POSTED and table.is_complete(index):
                 # A step with an ``ending`` was counted at the end of its episode; the reset after it adds nothing.
-                self.actor.jobs.completed += 1 if table.request(index).ending is None else 0
+                self.actor.jobs.record_completed(1 if table.request(index).ending is None else 0)
                 if table.infos.failed(index):
                     report = table.infos.failure(table.overflow.get(index))
                     losses.append(raised_loss(table, self.actor, table.activity(index), report))
@@ -265,7 +265,7 @@ class EnvGroup(Tenant):
         self._times.add(self.actor.page)
         self.journal_keeper.record_exit(ended)
         self.table.end_process(self.indices)
-        self.recover(exit_losses(self.actor, ended.unfinished.rows, ended))
+        self.recover(exit_losses(self.actor, ended.remainder.rows, ended))
         if ended.plan.has_process:
             self.recovery.recover_lost_episodes(self.indices)
         self.table.waiters.ring()

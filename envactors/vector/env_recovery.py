@@ -118,7 +118,7 @@ class EnvRecovery:
         elif table.keeps_journals and decision.fate is EnvFate.REPORT and loss.report is not None:
             journal.record_failed(journal.request(table.attach, actions, index, posted))
         if loss.cause is Cause.RUNNING and not is_redo:
-            self._actor.jobs.failed += 1
+            self._actor.jobs.record_failed()
         if decision.replaces_process:
             self._actor.discard(loss.incarnation, functools.partial(discard_error, self._actor, loss, self._actor.pid))
         return decision, loss.error

@@ -41,7 +41,7 @@ def exit_losses(actor: Actor, requests: Sequence[Activity], ended: ProcessExit) 
     """Return the losses of the requests that an ended process has not completed."""
     culprit, incarnation = ended.culprit, ended.process.incarnation
     # The worker may have finished a step after its deadline, and begun the next one: then both have begun.
-    begun = [activity.env for activity in (culprit, ended.unfinished.running) if activity is not None]
+    begun = [activity.env for activity in (culprit, ended.remainder.running) if activity is not None]
     is_discard = ended.reason is EndReason.DISCARD
     losses = []
     for activity in requests:

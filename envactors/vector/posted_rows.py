@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.actor_process import ActorProcess
-from envactors.actor.job import Job, Unfinished
+from envactors.actor.job import Job, Remainder
 from envactors.actor.states import blames_request
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import bundle
@@ -168,7 +168,7 @@ class PostedRows(Job):
         posted = self._table.posted_request(culprit.env)
         return self._recovery.step_inputs(culprit.env, posted, self._table.slab.actions)
 
-    def unfinished(self, process: ActorProcess) -> Unfinished:
+    def remainder(self, process: ActorProcess) -> Remainder:
         """Return the rows that an ended process has not completed.
 
         Nobody knows which env a worker on a lost node had begun, so its first unfinished one counts as begun.
@@ -181,4 +181,4 @@ class PostedRows(Job):
             culprit = running
         elif begun := blamed or (rows if is_node_lost else []):
             culprit = begun[0]._replace(started=self._posted_at)
-        return Unfinished(culprit, running, rows)
+        return Remainder(culprit, running, rows)

@@ -3,32 +3,59 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import Mock
 
 import pytest
 
 import envactors as ea
 from envactors.actor.activity import Activity
-from envactors.actor.exits import restart_delay, survives_exit
+from envactors.actor.actor_process import ActorProcess, ExitReport
+from envactors.actor.exits import Next, Plan, restart_delay
 from envactors.actor.future import ReadyOutcome
+from envactors.actor.job import ProcessExit, Remainder
+from envactors.actor.jobs import Call
 from envactors.actor.states import EndReason
+from envactors.mailbox.messages import Kind
 from envactors.vector.fates import Cause, EnvFate, Facts, RequestLoss, choose_fate
 from envactors.vector.options import AUTORESETS
 
 
 @pytest.mark.parametrize(
-    ("has_begun", "retries", "is_discard", "is_requested", "expected"),
+    ("reason", "chosen", "expected"),
     [
-        (False, 0, False, False, True),
-        (False, 0, False, True, True),
-        (True, 0, False, False, False),
-        (True, 1, False, False, True),
-        (True, 1, True, False, False),
-        (True, 1, False, True, False),
+        (None, Next.RESTART, True),
+        (None, Next.DIE, True),
+        (EndReason.TIMEOUT, Next.RESTART, True),
+        (EndReason.HELPER_LOST, Next.START, True),
+        (EndReason.DISCARD, Next.RESTART, False),
+        (EndReason.ABORT, Next.START, False),
+        (EndReason.TIMEOUT, Next.START, False),
+        (None, Next.CLOSE, False),
     ],
 )
-def test_the_call_that_a_process_was_sent(has_begun, retries, is_discard, is_requested, expected):
-    found = survives_exit(has_begun=has_begun, retries=retries, is_discard=is_discard, is_requested=is_requested)
-    assert found is expected
+def test_whether_an_exit_lets_a_call_run_again(reason, chosen, expected):
+    report, error = ExitReport(reason=reason), ea.ActorDiedError("ended")
+    ended = ProcessExit(ActorProcess(0), report, None, Remainder(), error, Plan(chosen))
+    assert ended.allows_retry is expected
+
+
+@pytest.mark.parametrize(
+    ("has_begun", "retries", "chosen", "expected"),
+    [
+        (False, 0, Next.RESTART, (False, 0)),
+        (False, 1, Next.CLOSE, (False, 1)),
+        (True, 0, Next.RESTART, (True, 0)),
+        (True, 2, Next.RESTART, (False, 1)),
+        (True, 1, Next.CLOSE, (True, 1)),
+    ],
+)
+def test_the_call_that_an_ended_process_was_sent(has_begun, retries, chosen, expected):
+    call = Call("echo", 0, Kind.CALL, Mock(), retries=retries)
+    culprit = Activity("echo", 0, 1) if has_begun else None
+    error = ea.ActorDiedError("ended")
+    ended = ProcessExit(ActorProcess(0), ExitReport(), call, Remainder(culprit), error, Plan(chosen))
+    assert (call.after_exit(ended), call.retries) == expected
+    assert call.future.set_exception.called is expected[0]
 
 
 @pytest.mark.parametrize(
