@@ -8,6 +8,7 @@ import os
 # spin for a tenth of a second of a core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import compileall
 import contextlib
 import gc
 import importlib
@@ -107,7 +108,8 @@ def pytest_collection(session):
     """Where several processes collect the same tests, has each of them begin with other modules.
 
     Pytest rewrites the asserts of a module when it first imports it, which takes longer than anything else, and
-    keeps the result on disk. So each process rewrites its share, and takes the rest from there.
+    keeps the result on disk. So each process rewrites its share, and takes the rest from there. It also compiles its
+    share for fork servers, which import modules with plain asserts.
     """
     worker = getattr(session.config, "workerinput", None)
     if worker is None:
@@ -120,6 +122,7 @@ def pytest_collection(session):
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(file.stem)
         sys.path.remove(str(file.parent))
+        compileall.compile_file(file, quiet=1)
 
 
 def pytest_collection_finish():
