@@ -8,6 +8,7 @@ import os
 # spin for a tenth of a second of a core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import compileall
 import contextlib
 import gc
 import importlib
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import loky.backend.resource_tracker
 import pytest
+from agents import AgentServer
 from budget import LONG, examples
 from helpers import FORK_SERVER, kept_fork_server
 from hypothesis import HealthCheck, settings
@@ -31,6 +33,7 @@ from slow import is_slow
 from warm import OF_SCRIPTS, warm_interpreter
 
 from envactors import backends
+from envactors.remote import local_nodes
 from envactors.system.choice import PORTABLE
 
 # Modules that import something with threads, which a process that forks must not have.
@@ -59,6 +62,9 @@ OF_FRESH_PROCESSES = {
         "test_top",
     )
 }
+
+# Modules that test how agents of nodes start, or their helpers.
+OF_FRESH_AGENTS = {"test_node_helpers", "test_odd_callers", "test_remote_starting"}
 
 
 # Modules of which workers get nothing.
@@ -102,7 +108,8 @@ def pytest_collection(session):
     """Where several processes collect the same tests, has each of them begin with other modules.
 
     Pytest rewrites the asserts of a module when it first imports it, which takes longer than anything else, and
-    keeps the result on disk. So each process rewrites its share, and takes the rest from there.
+    keeps the result on disk. So each process rewrites its share, and takes the rest from there. It also compiles its
+    share for fork servers, which import modules with plain asserts.
     """
     worker = getattr(session.config, "workerinput", None)
     if worker is None:
@@ -115,6 +122,7 @@ def pytest_collection(session):
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(file.stem)
         sys.path.remove(str(file.parent))
+        compileall.compile_file(file, quiet=1)
 
 
 def pytest_collection_finish():
@@ -153,6 +161,23 @@ def helper_processes(request):
         yield
 
 
+def starts_nodes(module):
+    """Return whether tests of a module start nodes, and it does not matter how their agents start."""
+    names = vars(module)
+    is_fresh = names["__name__"] in OF_FRESH_PROCESSES | OF_FRESH_AGENTS
+    return not is_fresh and bool({"LocalNodes", "SlowNodes", "SessionStorm"} & {*names})
+
+
+@pytest.fixture(scope="session")
+def agent_server(request, helper_processes):
+    """Starts the interpreter from which the agents of nodes are forked."""
+    modules = {item.module for item in request.session.items}
+    names = {module.__name__ for module in modules if starts_nodes(module)} - OF_FRAMEWORKS
+    server = AgentServer(["helpers", *sorted(names)])
+    yield server
+    server.close()
+
+
 @pytest.fixture(scope="session")
 def program_server(helper_processes):
     """Starts the interpreter from which programs are forked to which it does not matter how they start."""
@@ -187,6 +212,18 @@ def quick_collections(helper_processes):
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_agents(request):
+    """Where it does not matter how agents start, those of local nodes are forks of the session's server."""
+    if PORTABLE or not starts_nodes(request.module):
+        yield
+        return
+    server = request.getfixturevalue("agent_server")
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(local_nodes, "start_agent", server.start_agent)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def quick_starts(request, monkeypatch):
     """Where it does not matter how processes start, "process" stands for the session's helper."""
@@ -196,7 +233,7 @@ def quick_starts(request, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(helper_processes):
+def nothing_left_behind(helper_processes, quick_agents):
     """Checks that each test leaves no descriptors, threads, processes, or shared memory entries behind."""
     before = inventory()
     yield

@@ -20,6 +20,7 @@ from envactors.process import helper, helper_program
 from envactors.system.processes import end_with_parent
 
 _LONGEST = 1 << 20  # bytes
+_MOST_FDS = 5  # those of a helper with a lease, its stdout, and its stderr
 
 
 class ForkedHelper(subprocess.Popen):
@@ -72,17 +73,20 @@ def _become_helper(requests):
         os.dup2(null, fd)
     os.close(null)
     with requests:
-        request, fds, _, _ = socket.recv_fds(requests, _LONGEST, 4)
+        request, fds, _, _ = socket.recv_fds(requests, _LONGEST, _MOST_FDS)
     if not request:
         os._exit(0)
     boot, environment, sys.path[:], sys.argv[:], directory = json.loads(request)
-    for fd, source in zip((1, 2), fds[2:], strict=True):
+    for fd in (2, 1):
+        source = fds.pop()
         os.dup2(source, fd)
         os.close(source)
+    # The descriptors that the boot names have other numbers here.
+    names = [name for name in ("requests", "exits", "lease") if boot[name] is not None]
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)
-    helper_program.main(**{**boot, "requests": fds[0], "exits": fds[1]})
+    helper_program.main(**{**boot, **dict(zip(names, fds, strict=True))})
 
 
 def fork_nursery():

@@ -236,8 +236,8 @@ def test_exit_handlers_of_functions_run(tmp_path):
     assert (tmp_path / "written").exists()
 
 
-def test_the_program_ends_after_its_calls():
-    done = run_script(
+def test_the_program_ends_after_its_calls(run_warm):
+    done = run_warm(
         """
         import time, envactors as ea
         def work():
@@ -253,8 +253,8 @@ def test_the_program_ends_after_its_calls():
     assert not done.stderr
 
 
-def test_the_program_ends_after_the_calls_of_an_executor_that_was_shut_down():
-    done = run_script(
+def test_the_program_ends_after_the_calls_of_an_executor_that_was_shut_down(run_warm):
+    done = run_warm(
         """
         import time, envactors as ea
         def work():
@@ -695,12 +695,16 @@ MAIN = """
 """
 
 
-def run_in_main(code):
-    done = run_script(MAIN + code)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture
+def run_in_main(run_warm):
+    def run(code):
+        done = run_warm(MAIN + code)
+        assert done.returncode == 0, done.stderr
+
+    return run
 
 
-def test_functions_of_the_main_script_see_what_the_initializer_has_assigned():
+def test_functions_of_the_main_script_see_what_the_initializer_has_assigned(run_in_main):
     run_in_main(
         """
     with ea.Executor(2, initializer=initialize, initargs=("loaded",)) as pool:
@@ -713,7 +717,7 @@ def test_functions_of_the_main_script_see_what_the_initializer_has_assigned():
     )
 
 
-def test_functions_of_the_main_script_keep_what_they_assign():
+def test_functions_of_the_main_script_keep_what_they_assign(run_in_main):
     run_in_main(
         """
     with ea.Executor(1) as pool:
@@ -724,7 +728,7 @@ def test_functions_of_the_main_script_keep_what_they_assign():
     )
 
 
-def test_a_value_that_is_assigned_back_stays():
+def test_a_value_that_is_assigned_back_stays(run_in_main):
     run_in_main(
         """
     state = 0
@@ -745,7 +749,7 @@ def test_a_value_that_is_assigned_back_stays():
     )
 
 
-def test_functions_of_the_main_script_have_their_attributes_and_defaults():
+def test_functions_of_the_main_script_have_their_attributes_and_defaults(run_in_main):
     run_in_main(
         """
     def work(number=1):
@@ -762,7 +766,7 @@ def test_functions_of_the_main_script_have_their_attributes_and_defaults():
     )
 
 
-def test_functions_of_the_main_script_have_the_values_of_when_they_were_submitted():
+def test_functions_of_the_main_script_have_the_values_of_when_they_were_submitted(run_in_main):
     run_in_main(
         """
     with ea.Executor(1) as pool:
@@ -785,7 +789,7 @@ def test_functions_of_the_main_script_have_the_values_of_when_they_were_submitte
     )
 
 
-def test_classes_of_the_main_script_are_the_same_everywhere():
+def test_classes_of_the_main_script_are_the_same_everywhere(run_in_main):
     run_in_main(
         """
     with ea.Executor(1) as pool:
@@ -876,8 +880,8 @@ def test_threads_that_submit_while_it_shuts_down_get_results_or_refusals():
     assert all(future.done() and future.exception() is None for future in futures)
 
 
-def test_functions_that_are_submitted_at_the_exit_of_the_program_are_refused():
-    done = run_script(
+def test_functions_that_are_submitted_at_the_exit_of_the_program_are_refused(run_warm):
+    done = run_warm(
         """
         import atexit
         import envactors as ea
