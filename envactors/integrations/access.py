@@ -195,6 +195,9 @@ class VectorAccess:
             VectorTimeoutError: The timeout passed; nothing is lost.
             VectorStepError: Some envs failed.
         """
+        self._envs._check_open()
+        if not self._envs._engine.receivable():
+            raise NothingPendingError("step_wait has nothing to wait for: start a step first")
         return self.gather(None, timeout, "step_wait")[1:6]
 
     def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
@@ -218,14 +221,14 @@ class VectorAccess:
             caller: Name of the user's method, for errors.
 
         Raises:
-            NothingPendingError: Nothing was started, or the results were taken meanwhile.
+            NothingPendingError: No request of an env is pending.
             VectorTimeoutError: The timeout passed; nothing is lost.
             VectorStepError: Some envs failed.
         """
         envs, engine = self._envs._select(env_ids), self._envs._engine
-        deadline = deadline_after(timeout, f"{caller}(timeout=...)")
-        if env_ids is None and not engine.receivable():
-            raise NothingPendingError(f"{caller} has nothing to wait for: start a step first")
+        deadline = None if timeout is None else deadline_after(timeout, f"{caller}(timeout=...)")
+        if not self._envs._statistics.is_timing:
+            return engine.wait_for_results(envs, timeout, deadline, caller)
         method = caller.removesuffix("_wait")
         with self._envs._statistics.waiting(method, envs.is_all and method == "step"):
             return engine.wait_for_results(envs, timeout, deadline, caller)
