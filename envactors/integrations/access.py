@@ -6,7 +6,6 @@ private attributes.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -139,10 +138,12 @@ class VectorAccess:
             streams: Whether `VectorEnv.recv` or futures return each result as soon as it is there.
             futures: Futures that get the results; without any, `gather` delivers them.
         """
-        spec, batch = self._envs.action_spec, None
-        if isinstance(spec, ArraySpec) and spec.batchable and isinstance(actions[0], (np.ndarray, np.generic, int)):
-            with contextlib.suppress(ValueError):  # arrays of different shapes
-                batch = np.asarray(actions)
+        spec = self._envs.action_spec
+        is_array = isinstance(spec, ArraySpec) and spec.batchable
+        try:
+            batch = np.asarray(actions) if is_array and isinstance(actions[0], (np.ndarray, np.generic, int)) else None
+        except ValueError:  # arrays of different shapes
+            batch = None
         fits = batch is not None and batch.dtype == spec.dtype and batch.shape[1:] == spec.shape
         given = batch if fits else list(actions)
         envs = self._envs._select(env_ids)
@@ -164,7 +165,11 @@ class VectorAccess:
 
     def step(self, actions: Any, env_ids: list[int] | None = None) -> StepResults:
         """Step envs as `VectorEnv.step` does, also if the last step was interrupted."""
-        return self.retry_interrupted(lambda: self._envs.step(actions, env_ids), env_ids)
+        try:
+            return self._envs.step(actions, env_ids)
+        except AlreadyPendingError:
+            self.discard_interrupted(env_ids)
+        return self._envs.step(actions, env_ids)
 
     def step_as_given(self, actions: Sequence[Any], env_ids: list[int] | None = None) -> StepResults:
         """Step envs with actions as `start_as_given` takes them."""

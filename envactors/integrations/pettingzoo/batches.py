@@ -92,13 +92,11 @@ class AgentBatches:
             SpaceMismatchError: An action does not fit its space, an agent that is alive has none, or an agent is
                 unknown.
         """
-        if (
-            isinstance(actions, Mapping)
-            and (stacked := self._actions.stack(actions, self.names, len(env_ids))) is not None
-        ):
+        is_by_agent = isinstance(actions, (dict, Mapping))  # `dict` is checked much faster
+        if is_by_agent and (stacked := self._actions.stack(actions, self.names, len(env_ids))) is not None:
             return stacked.swapaxes(0, 1)
         arrays = self._actions.make_empty(len(env_ids))
-        if isinstance(actions, Mapping):
+        if is_by_agent:
             self._pack_batches(arrays, actions, env_ids)
         else:
             self._pack_copies(arrays, actions, env_ids)
