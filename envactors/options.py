@@ -261,6 +261,6 @@ def deadline_after(timeout: float | None, what: str) -> float | None:
 def _is_number(value: Any, least: float = 0.0, *, huge: bool = False) -> bool:
     """Return whether a value is a real number of at least ``least``; ``huge`` accepts ints too large for a float."""
     try:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool) and float(value) >= least
+        return isinstance(value, (float, numbers.Real)) and not isinstance(value, bool) and float(value) >= least
     except OverflowError:
         return huge and bool(value > 0)

@@ -6,7 +6,6 @@ private attributes.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -139,10 +138,12 @@ class VectorAccess:
             streams: Whether `VectorEnv.recv` or futures return each result as soon as it is there.
             futures: Futures that get the results; without any, `gather` delivers them.
         """
-        spec, batch = self._envs.action_spec, None
-        if isinstance(spec, ArraySpec) and spec.batchable and isinstance(actions[0], (np.ndarray, np.generic, int)):
-            with contextlib.suppress(ValueError):  # arrays of different shapes
-                batch = np.asarray(actions)
+        spec = self._envs.action_spec
+        is_array = isinstance(spec, ArraySpec) and spec.batchable
+        try:
+            batch = np.asarray(actions) if is_array and isinstance(actions[0], (np.ndarray, np.generic, int)) else None
+        except ValueError:  # arrays of different shapes
+            batch = None
         fits = batch is not None and batch.dtype == spec.dtype and batch.shape[1:] == spec.shape
         given = batch if fits else list(actions)
         envs = self._envs._select(env_ids)
@@ -164,7 +165,11 @@ class VectorAccess:
 
     def step(self, actions: Any, env_ids: list[int] | None = None) -> StepResults:
         """Step envs as `VectorEnv.step` does, also if the last step was interrupted."""
-        return self.retry_interrupted(lambda: self._envs.step(actions, env_ids), env_ids)
+        try:
+            return self._envs.step(actions, env_ids)
+        except AlreadyPendingError:
+            self.discard_interrupted(env_ids)
+        return self._envs.step(actions, env_ids)
 
     def step_as_given(self, actions: Sequence[Any], env_ids: list[int] | None = None) -> StepResults:
         """Step envs with actions as `start_as_given` takes them."""
@@ -195,6 +200,9 @@ class VectorAccess:
             VectorTimeoutError: The timeout passed; nothing is lost.
             VectorStepError: Some envs failed.
         """
+        self._envs._check_open()
+        if not self._envs._engine.receivable():
+            raise NothingPendingError("step_wait has nothing to wait for: start a step first")
         return self.gather(None, timeout, "step_wait")[1:6]
 
     def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
@@ -218,14 +226,14 @@ class VectorAccess:
             caller: Name of the user's method, for errors.
 
         Raises:
-            NothingPendingError: Nothing was started, or the results were taken meanwhile.
+            NothingPendingError: No request of an env is pending.
             VectorTimeoutError: The timeout passed; nothing is lost.
             VectorStepError: Some envs failed.
         """
         envs, engine = self._envs._select(env_ids), self._envs._engine
-        deadline = deadline_after(timeout, f"{caller}(timeout=...)")
-        if env_ids is None and not engine.receivable():
-            raise NothingPendingError(f"{caller} has nothing to wait for: start a step first")
+        deadline = None if timeout is None else deadline_after(timeout, f"{caller}(timeout=...)")
+        if not self._envs._statistics.is_timing:
+            return engine.wait_for_results(envs, timeout, deadline, caller)
         method = caller.removesuffix("_wait")
         with self._envs._statistics.waiting(method, envs.is_all and method == "step"):
             return engine.wait_for_results(envs, timeout, deadline, caller)

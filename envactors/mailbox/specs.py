@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
@@ -111,7 +112,8 @@ def unflatten(spec: Spec, flat: Iterator[Any]) -> Any:
     """Build a value from its leaves."""
     if isinstance(spec, ArraySpec):
         return next(flat)
-    return _like(spec, [unflatten(spec[key], flat) for key in _keys(spec)])
+    parts: Any = spec.values() if isinstance(spec, dict) else spec
+    return _like(spec, [next(flat) if isinstance(part, ArraySpec) else unflatten(part, flat) for part in parts])
 
 
 def reader(spec: Spec, arrays: Sequence[npt.NDArray[Any]], index: int) -> Callable[[], Any]:
@@ -128,8 +130,10 @@ def reader(spec: Spec, arrays: Sequence[npt.NDArray[Any]], index: int) -> Callab
 def row_splitter(spec: Spec) -> Callable[[Any, int], list[Any]]:
     """Return a function that splits a conforming batch of n envs into n values, without the checks of `split_batch`."""
     if isinstance(spec, ArraySpec):
-        return lambda batch, _: list(batch)
-    splitters = [(key, row_splitter(spec[key])) for key in _keys(spec)]
+        return lambda batch, count: list(itertools.islice(batch, count))
+    # `islice` stops before the end of an array. Reaching it would take as long as 8 rows: NumPy raises an error there.
+    is_leaf = {key: isinstance(spec[key], ArraySpec) for key in _keys(spec)}
+    splitters = [(key, itertools.islice if is_leaf[key] else row_splitter(spec[key])) for key in is_leaf]
 
     def split(batch: Any, count: int) -> list[Any]:
         columns = [split_column(batch[key], count) for key, split_column in splitters]
@@ -137,7 +141,7 @@ def row_splitter(spec: Spec) -> Callable[[Any, int], list[Any]]:
 
     if isinstance(spec, tuple):
         return split
-    return lambda batch, count: [dict(zip(spec, row, strict=True)) for row in split(batch, count)]
+    return lambda batch, count: [dict(zip(spec, row, strict=False)) for row in split(batch, count)]
 
 
 def spec_of_value(value: Any) -> Spec:

@@ -380,7 +380,7 @@ def test_layouts_share_arrays_among_leaves_of_one_shape_and_dtype():
         layout.put_batch(many, number, [obs[name]] * 2)
         assert equal(layout.get(arrays, number), obs[name])
         for ours, theirs in zip(
-            flatten(layout.specs[number], layout.get_batch(many, number)),
+            flatten(layout.specs[number], layout.get_batches(many)[number]),
             flatten(layout.specs[number], obs[name]),
             strict=True,
         ):

@@ -9,7 +9,6 @@ resets live in `envactors.integrations.ding.states` and `envactors.integrations.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import numbers
 from collections.abc import Callable, Mapping, Sequence
@@ -123,9 +122,6 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
         Raises:
             RuntimeError: A reset failed ``max_retry`` times; the last error is ``__cause__``.
         """
-        return self._ready_now()
-
-    def _ready_now(self) -> dict[int, Any]:
         self._check_closed()
         if self._resets.pending:
             self._await(lambda: not self._resets.pending or EnvState.RUN in self._states.by_id.values())
@@ -316,12 +312,9 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
             Exception: The exception from an env, or the `ActorError` that ended its step; the manager is closed.
             RuntimeError: A reset failed ``max_retry`` times; the last error is ``__cause__``.
         """
-        return self._step(actions)
-
-    def _step(self, actions: Mapping[int, Any]) -> dict[int, Any]:
         self._check_closed()
         self._settle()
-        self._states.check(actions)
+        self._states.check(actions.keys())
         return self._step_ready(actions)
 
     def _step_ready(self, actions: Mapping[int, Any]) -> dict[int, Any]:
@@ -343,7 +336,8 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
     def _send(self, actions: Mapping[int, Any]) -> None:
         is_all = len(actions) == self._env_num
         ids = self._all_ids if is_all else list(actions)
-        self._access.start_as_given(None if is_all else ids, [actions[env_id] for env_id in ids], streams=not is_all)
+        each = [*map(actions.__getitem__, ids)]
+        self._access.start_as_given(None if is_all else ids, each, streams=not is_all)
         self._states.waiting.update(actions)
 
     def _receive(self, least: int | None, timeout: float | None) -> dict[int, Any]:
@@ -357,16 +351,14 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
 
     def _collect(self, least: int | None, timeout: float | None) -> Batch:
         if least is None and len(self._states.waiting) == self._env_num:  # all envs at once are collected faster
-            with contextlib.suppress(VectorTimeoutError):
+            try:
                 return self._access.gather(None, timeout, "step")
-            timeout = 0.0
+            except VectorTimeoutError:
+                timeout = 0.0
         return self._vector.recv(least, timeout=timeout)
 
     def _timesteps_of_batch(self, batch: Batch) -> dict[int, Any]:
-        ids = batch.env_ids.tolist()
-        return dict(
-            zip(ids, self._make_timesteps(ids, batch.obs, batch.rewards, batch.terminated, batch.infos), strict=True)
-        )
+        return self._make_timesteps(batch.env_ids.tolist(), batch.obs, batch.rewards, batch.terminated, batch.infos)
 
     def _timesteps_of_failures(self, error: VectorStepError) -> dict[int, Any]:
         """Return abnormal timesteps for failures, or close the manager and raise the first failure."""
@@ -382,11 +374,11 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
             if not is_lost(failure):
                 actor.renew()
             raw, no_reward = RawTimestep((None, None, None, info)), zeros(self._reward_spec or PLAIN_REWARD)
-            [timesteps[env_id]] = self._make_timesteps([env_id], [None], np.array([no_reward]), np.zeros(1), [raw])
+            timesteps |= self._make_timesteps([env_id], [None], np.array([no_reward]), np.zeros(1), [raw])
         return timesteps
 
-    def _make_timesteps(self, ids: Sequence[int], obs: Any, rewards: Any, done: Any, infos: list[Any]) -> list[Any]:
-        """Create timesteps, update the states of their envs, and start automatic resets."""
+    def _make_timesteps(self, ids: list[int], obs: Any, rewards: Any, done: Any, infos: list[Any]) -> dict[int, Any]:
+        """Return timesteps by env id. This updates the states of their envs, and starts automatic resets."""
         rows = obs if isinstance(obs, list) else self._split_rows(obs, len(ids))
         over = done.tolist()
         timesteps = read_timesteps(self._reward_spec, rows, rewards, over, infos)
@@ -396,4 +388,4 @@ class AsyncActorEnvManager(BoundToProcess, Envs):
                     self._begin_reset(env_id)
         else:
             self._states.record_rows(ids, rows)
-        return timesteps
+        return dict(zip(ids, timesteps, strict=True))

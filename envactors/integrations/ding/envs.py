@@ -26,6 +26,8 @@ from envactors.vector_env import VectorEnv
 
 # Entries of the configuration that are options of the vector.
 _PASSED_ON = ("seed_episodes", "max_running", "recycle", "standbys", "snapshot", "name", "crash_dir")
+# Methods of envs that DI-engine calls through the manager.
+_METHODS = "reset", "step", "seed", "close", "enable_save_replay", "render", "reward_shaping", "enable_save_figure"
 
 
 class Reference:
@@ -146,16 +148,7 @@ class Envs(BaseEnvManager):
     @property
     def method_name_list(self) -> list[str]:
         """The methods of the envs that can be called through the manager."""
-        return [
-            "reset",
-            "step",
-            "seed",
-            "close",
-            "enable_save_replay",
-            "render",
-            "reward_shaping",
-            "enable_save_figure",
-        ]
+        return list(_METHODS)
 
     def __getattr__(self, key: str) -> Any:
         """Read an attribute of all envs. For a method in `method_name_list`, return a function that calls it in all.

@@ -30,15 +30,14 @@ class SyncActorEnvManager(AsyncActorEnvManager):
         if not actions:
             return {}
         ids = self._all_ids if len(actions) == self._env_num else list(actions)
-        each, env_ids = [actions[env_id] for env_id in ids], None if ids is self._all_ids else ids
-        timesteps: Mapping[int, Any]
+        each, env_ids = [*map(actions.__getitem__, ids)], None if ids is self._all_ids else ids
         try:
             obs, rewards, done, _, infos = self._access.step_as_given(each, env_ids)
         except VectorStepError as error:
             failed = error
         else:
-            timesteps = dict(zip(ids, self._make_timesteps(ids, obs, rewards, done, infos), strict=True))
-            return {env_id: timesteps[env_id] for env_id in actions}
+            timesteps = self._make_timesteps(ids, obs, rewards, done, infos)
+            return timesteps if list(actions) == ids else {env_id: timesteps[env_id] for env_id in actions}
         timesteps = self._timesteps_of_failures(failed)
         return {env_id: timesteps[env_id] for env_id in actions}
 
@@ -56,7 +55,7 @@ class ActorEnvManagerV2(SyncActorEnvManager):
 
         Waits and raises like `AsyncActorEnvManager.ready_obs`.
         """
-        ready = list(self._ready_now().values())
+        ready = list(super().ready_obs.values())
         return stack_trees(ready) if ready else first_rows(stack_trees([self._states.ready_obs[0]]), 0)
 
     def step(self, actions: Any) -> list[Any]:
@@ -74,4 +73,4 @@ class ActorEnvManagerV2(SyncActorEnvManager):
         """
         self._check_closed()
         chosen = dict(zip(self.ready_obs_id, rows_of(actions), strict=False))
-        return [timestep_tree(env_id, timestep) for env_id, timestep in self._step(chosen).items()]
+        return [timestep_tree(env_id, timestep) for env_id, timestep in super().step(chosen).items()]

@@ -6,9 +6,10 @@ This module also decodes the values that workers send; `envactors.integrations.d
 from __future__ import annotations
 
 import enum
+import functools
 import importlib.util
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -58,6 +59,9 @@ else:
         """Return a decorator that does nothing, since only DI-engine has a registry."""
         return lambda manager: manager
 
+
+# In C, which takes two thirds of the time of calling the class.
+_make_timestep: Callable[[Iterable[Any]], Any] = functools.partial(tuple.__new__, BaseEnvTimestep)
 
 try:
     import treetensor.numpy as tnp
@@ -110,7 +114,7 @@ def read_timesteps(
         each: Any = rewards.tolist()
     else:
         each = rewards.astype(reward_spec.dtype).reshape(len(rewards), *reward_spec.shape)
-    timesteps = list(map(BaseEnvTimestep, rows, each, done, infos))
+    timesteps = list(map(_make_timestep, zip(rows, each, done, infos, strict=False)))
     return [*map(_restore, timesteps)] if any(infos) else timesteps
 
 

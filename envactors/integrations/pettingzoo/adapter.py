@@ -79,7 +79,7 @@ class ParallelEnvAdapter(EnvAdapter):
         env = self._env
         was_usual = self._all_live and env.agents == self._agents.names
         if was_usual and self._actions.is_stack:
-            actions = dict(zip(self._agents.names, action, strict=True))
+            actions = dict(zip(self._agents.names, action, strict=False))  # see `AgentBatches.by_agent`
         else:
             arrays = action if isinstance(action, tuple) else (action,)
             actions = {name: self._actions.get(arrays, self._index_of[name]) for name in env.agents}

@@ -131,15 +131,14 @@ class AgentLayout:
             return arrays[only[0]][only[1]]
         return unflatten(self.specs[agent], iter([arrays[array][position] for array, position in self._places[agent]]))
 
-    def get_batch(self, arrays: Sequence[Any], agent: int) -> Any:
-        """Return the values of an agent from the arrays of several envs: views, or lists if not batchable."""
-        if (only := self._only[agent]) is not None and self.arrays[only[0]].batchable:
-            return arrays[only[0]][:, only[1]]
-        found = (
-            arrays[array][:, position] if self.arrays[array].batchable else [row[position] for row in arrays[array]]
-            for array, position in self._places[agent]
-        )
-        return unflatten(self.specs[agent], found)
+    def get_batches(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return the values of each agent from the arrays of several envs: views, or lists if not batchable."""
+        columns = [
+            list(array.swapaxes(0, 1)) if spec.batchable else [[row[i] for row in array] for i in range(size)]
+            for spec, size, array in zip(self.arrays, self._sizes, arrays, strict=True)
+        ]
+        each = zip(self.specs, self._places, strict=True)
+        return [unflatten(spec, iter([columns[i][position] for i, position in places])) for spec, places in each]
 
 
 def _writer(spec: Spec, rows: Iterator[Any]) -> Callable[[Any], bool]:

@@ -126,8 +126,9 @@ class ActorVecEnv(BoundToProcess, VecEnv):  # type: ignore[misc] # mypy skips it
             for info, cut in zip(infos, (truncated > terminated).tolist(), strict=True):
                 info["TimeLimit.truncated"] = cut
             dones = terminated | truncated
-            for index in np.flatnonzero(dones).tolist():
-                infos[index], self.reset_infos[index] = _ended(infos[index])
+            if np.count_nonzero(dones):  # takes a fifth of the time of `any`
+                for index in np.flatnonzero(dones).tolist():
+                    infos[index], self.reset_infos[index] = _ended(infos[index])
             return obs, rewards, dones, infos
         self.waiting = False
         raise first_failure(failed)

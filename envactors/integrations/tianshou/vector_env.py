@@ -228,7 +228,7 @@ class ActorVectorEnv(BoundToProcess, BaseVectorEnv):  # type: ignore[misc] # myp
         obs, *arrays, infos = or_first_failure(lambda: self._access.step_as_given(action, env_ids))
         if not isinstance(obs, np.ndarray):
             obs = self._split_rows(obs, len(ids))
-        if any(MISFIT in info for info in infos if info):
+        if any(infos) and any(MISFIT in info for info in infos):
             obs, *columns, each = zip(*map(_restore, zip(obs, *arrays, infos, strict=True)), strict=True)
             infos = list(each)
             arrays = [np.stack(column) for column in columns]

@@ -125,7 +125,7 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
             Exception: The exception from the first env that failed, once all envs have answered.
         """
         num_envs = self.vector.num_envs
-        stepped, env_ids = _selected(tensordict.get("_step", None), num_envs)
+        stepped, env_ids = _selected(tensordict._get_str("_step", default=None), num_envs)  # noqa: SLF001 # as in TorchRL
         actions = self._actions.decode(tensordict, env_ids)
         obs, rewards, terminated, truncated, infos = or_first_failure(lambda: self._access.step(actions, env_ids))
         if env_ids is not None:
