@@ -79,16 +79,16 @@ class TrajectoryBuffers:
         # The one that is used last comes last.
         self._buffers: list[TrajectoryBuffer] = []
 
-    def find(self, layout: TrajectoryLayout) -> TrajectoryBuffer:
-        """Return a buffer that no rollout uses.
+    def take(self, layout: TrajectoryLayout) -> TrajectoryBuffer:
+        """Return a buffer that no rollout uses, and that nobody else gets before it is used.
 
         Raises:
             OSError: There is not enough memory.
         """
         # Without copies, a result is valid until the next rollout but one begins: the last buffer has to rest.
-        for buffer in self._buffers[:-1]:
+        for position, buffer in enumerate(self._buffers[:-1]):
             if buffer.trajectory.layout == layout and not buffer.is_held:
-                return buffer
+                return self._buffers.pop(position)
         return TrajectoryBuffer(layout, self._memory)
 
     def use(self, buffer: TrajectoryBuffer) -> None:
@@ -97,7 +97,7 @@ class TrajectoryBuffers:
         buffer.trajectory.chosen[:] = 0
         layout = buffer.trajectory.layout
         kept = [other for other in self._buffers if other.is_held or other.trajectory.layout == layout]
-        self._buffers = [other for other in kept if other is not buffer] + [buffer]
+        self._buffers = [*kept, buffer]
 
 
 def pickle_parameters(parameters: Any) -> tuple[bytes, list[memoryview]]:

@@ -14,7 +14,7 @@ from envactors.actor.future import ActorFuture, LazyOutcome, Outcome, results_of
 from envactors.actor.handle import send_request
 from envactors.actor.job import ErrorOf
 from envactors.backends.base import RowMemory
-from envactors.errors import AlreadyPendingError
+from envactors.errors import AlreadyPendingError, EnvActorsError
 from envactors.mailbox.messages import Extend, Kind
 from envactors.mailbox.pickling import try_to_read
 from envactors.rollout import policy_loop
@@ -97,29 +97,38 @@ class WorkerRolloutEngine(RolloutEngine):
     def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
         lock = self._table.lock
         lock.repair_if_interrupted()
-        self.check_free(_MOST)
-        if not self._in_flight:
-            self._engine.episodes.check_steppable(self._engine.all.ids)
-            self.last_errors = {}
+        self._check_startable()  # once more in the change; a rollout refused here leaves the parameters as they are
         with lock:
-            buffer = self._buffers.find(self._layout._replace(steps=steps))
+            buffer = self._buffers.take(self._layout._replace(steps=steps))
         self.set_parameters(parameters)
-        copies = self._engine.reader.copies if copy is None else copy
-        rollout = RolloutInFlight(self, buffer, each=each, copies=copies)
-        futures = list(rollout.futures)
         for group in self.groups:
             group.recycler.measure_memory()
         with lock, lock.change(*self._actors):
-            for actor in self._actors:
-                if actor.is_closing:
-                    activity = Activity("rollout", actor.config.first_index)
-                    raise lock.refuse(actor.errors.closed(activity, actor.process.incarnation))
+            try:
+                self._check_startable()
+            except EnvActorsError as refusal:
+                raise lock.refuse(refusal)
+            if not self._in_flight:
+                self.last_errors = {}
+            copies = self._engine.reader.copies if copy is None else copy
+            rollout = RolloutInFlight(self, buffer, each=each, copies=copies)
+            futures = list(rollout.futures)
             self._buffers.use(buffer)
             self.next_index += 1
             self._set_in_flight([*self._in_flight, rollout])
             for part in rollout.parts:
                 part.enqueue()
         return futures
+
+    def _check_startable(self) -> None:
+        """Raise if no rollout can start now; see `start`."""
+        self.check_free(_MOST)
+        if not self._in_flight:
+            self._engine.episodes.check_steppable(self._engine.all.ids)
+        for actor in self._actors:
+            if actor.is_closing:
+                activity = Activity("rollout", actor.config.first_index)
+                raise actor.errors.closed(activity, actor.process.incarnation)
 
     def check_free(self, most: int = 1) -> None:
         """Raise `AlreadyPendingError` if so many rollouts are in flight, or a result is pending."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import signal
 import time
 
 import numpy as np
@@ -442,6 +444,53 @@ def test_an_exception_at_some_lines_of_starting_a_rollout(stages, loses, each):
         check_ended(stage, futures)
         if where is None:
             break
+
+
+@pytest.fixture
+def handle():
+    """Return a function that sets the handler of a signal, which it returns."""
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def set_handler(function):
+        signal.signal(signal.SIGUSR1, lambda *_: function())
+        return signal.SIGUSR1
+
+    yield set_handler
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_handler_at_any_line_of_starting_a_rollout_steps_or_starts_others(stages, handle, count):
+    """Whoever comes first succeeds, up to two rollouts, each of which has its own buffer and random numbers."""
+    stage = make(stages)
+    started = []
+
+    def act():
+        with contextlib.suppress(ea.AlreadyPendingError, RuntimeError):  # the latter within a change
+            if not count:
+                stage.envs.send([1, 1])
+                started.append("steps")
+            start(count)
+
+    def start(count=1):
+        with contextlib.suppress(ea.AlreadyPendingError):
+            started.extend(stage.envs.rollout_async(2) for _ in range(count))
+
+    signum = handle(act)
+    for number in itertools.count():
+        stage.reset(seed=0)
+        for _ in range(3):
+            stage.play(stage.envs.rollout, 2)  # so that one buffer is free
+        started.clear()
+        where = interrupt(start, number, only={"start", "_check_startable", "check_free"}, signum=signum)
+        in_flight = stage.envs._rollouts._in_flight
+        assert len(started) in (1, 2), where
+        assert started == ["steps"] or len(in_flight) == len(started), where
+        assert len({rollout.index for rollout in in_flight}) == len(in_flight), where
+        assert len({id(rollout.buffer) for rollout in in_flight}) == len(in_flight), where
+        if where is None:
+            break
+    assert number > 10
 
 
 def lose(stage):
