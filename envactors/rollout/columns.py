@@ -34,6 +34,7 @@ class ActorColumns:
         steps: Number of steps of the rollout.
         have_begun: Whether the rollout has begun to use them.
         counted: How many steps of each env are counted, by env.
+        incarnations: The ``incarnation`` of each env's last result, by env; see `envactors.vector.results.EnvStep`.
         seeds: The seed of the reset that each env may run in its next step, by env.
         reset_after_failure: Envs that the next process resets within a step that has failed, as
             ``autoreset="same_step"`` demands.
@@ -46,6 +47,7 @@ class ActorColumns:
         self.steps: int = buffer.trajectory.layout.steps
         self.have_begun: bool = False
         self.counted: dict[int, int] = dict.fromkeys(envs, 0)
+        self.incarnations: dict[int, int] = dict.fromkeys(envs, 0)
         self.seeds: dict[int, int | None] = dict.fromkeys(envs)
         self.reset_after_failure: set[int] = set()
         self.encoded_leaves: dict[tuple[int, int], bytes | None] = {}
@@ -95,7 +97,7 @@ class ActorColumns:
         slab.truncated[buffer, ids] = trajectory.truncated[at - 1, ids]
         for index, is_first in zip(ids, trajectory.starts[at, ids].tolist(), strict=True):
             content = self._encoded_at(self.counted[index], index)
-            table.last.record(index, content, table.posted_in[index], is_first=is_first)
+            table.last.record(index, content, self.incarnations[index], is_first=is_first)
 
     def _observations(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield the array in the rows, and the one in the trajectory, of each leaf that has a place there."""
@@ -149,8 +151,11 @@ class ActorColumns:
         episodes, is_reset_next = self._table.episodes, index in self.reset_after_failure
         return episodes.autoreset.needs_reset_after_end and episodes.needs_reset(index) and not is_reset_next
 
-    def truncate(self, index: int) -> None:
-        """Answer the next step of an env, which has failed, with its last observation."""
+    def truncate(self, index: int, incarnation: int) -> None:
+        """Answer the next step of an env, which has failed, with its last observation.
+
+        The env continues in the process with that incarnation.
+        """
         step, trajectory = self.counted[index], self.trajectory
         trajectory.repeat_observation(step, index)
         if not trajectory.is_whole:
@@ -162,6 +167,7 @@ class ActorColumns:
         trajectory.info_encoding[step * trajectory.layout.envs + index] = PLAIN
         trajectory.done[index] = step + 1
         self.counted[index] = step + 1
+        self.incarnations[index] = incarnation
 
     # Counting --------------------------------------------------------------------------------------------
 
@@ -216,6 +222,7 @@ class ActorColumns:
         if OP_RESET in ops or (table.attach.resets_within_step and 1 in ends):
             self.seeds[index] = episodes.next_seeds[index]
         self.counted[index] = first + len(ops)
+        self.incarnations[index] = table.posted_in[index]
 
     def _record(self, index: int, first: int, ends: bytes, ops: bytes) -> None:
         """Record steps of an env in its journal, which a seeded reset begins anew."""

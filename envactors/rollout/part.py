@@ -295,7 +295,7 @@ class RolloutPart(Job):
         if decision.fate is EnvFate.RESET:
             columns.reset_after_failure.add(index)
         elif decision.fate is EnvFate.TRUNCATE:
-            columns.truncate(index)
+            columns.truncate(index, self._group.recovery.next_incarnation(loss))
         else:
             self.errors[index] = error
 

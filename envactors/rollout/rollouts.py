@@ -49,7 +49,6 @@ class WorkerRolloutEngine(RolloutEngine):
     """
 
     _engine: RowEngine
-    next_index: int
     # Without the steps, and what is learned from the first output of the policy.
     _layout: TrajectoryLayout
 

@@ -98,7 +98,7 @@ class EnvGroup(Tenant):
         recovery: Handles their requests without results.
         rows: Their rows, as the running job of the actor.
         journal_keeper: Keeps their journals.
-        end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; None until there is a policy.
+        end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; nothing without a policy.
         queued_in: The job in which each env was queued last.
     """
 
@@ -112,7 +112,7 @@ class EnvGroup(Tenant):
         self.recovery: EnvRecovery = EnvRecovery(table, reader, actor)
         self.rows: PostedRows = PostedRows(table, actor, recycler, self.recovery)
         self.journal_keeper: JournalKeeper = JournalKeeper(table, actor, self.recovery)
-        self.end_rollout_parts: Callable[[ErrorOf], object] | None = None
+        self.end_rollout_parts: Callable[[ErrorOf], object] = lambda _: None
         self.queued_in: dict[int, QueuedRows] = {}
         self._is_timing = False
         self._times = StepTimes(len(self.indices))
@@ -304,6 +304,5 @@ class EnvGroup(Tenant):
             if future is not None:
                 future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error_of(table.activity(index))))
             table.clear(index)
-        if self.end_rollout_parts is not None:
-            self.end_rollout_parts(error_of)
+        self.end_rollout_parts(error_of)
         table.waiters.on_process_change()

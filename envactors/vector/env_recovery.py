@@ -48,7 +48,7 @@ class EnvRecovery:
     def recover_row(self, loss: RequestLoss) -> bool:
         """Record the outcome of a request in a row that has no result; return True if it runs again instead."""
         table, reader, index = self._table, self._reader, loss.activity.env
-        decision, error = self.end_attempt(index, loss, table.posted_request(index), table.slab.actions)
+        decision, outcome = self.end_attempt(index, loss, table.posted_request(index), table.slab.actions)
         if loss.has_run and decision.fate is EnvFate.REPORT:
             table.last.keep(index)  # the env continues from the result that cannot be read
         if decision.fate is EnvFate.REDO:
@@ -58,18 +58,16 @@ class EnvRecovery:
             # A repeated reset keeps the seed and the options of the user.
             seed = request.seed if decision.repeats_reset else None
             payload = request.payload if request.method == "reset" else None
-            reset = dataclasses.replace(request, resets=True, seed=seed, payload=payload, earlier_error=error)
+            reset = dataclasses.replace(request, resets=True, seed=seed, payload=payload, earlier_error=outcome)
             table.set_requests({index: reset})
             return True
-        outcome = error
         if table.ops[index] == NOT_POSTED:
             table.begin_seeds(index)  # as if it had run; a reset that is canceled does not
         if decision.fate is EnvFate.TRUNCATE:
-            # Starts that have failed since have an incarnation, too.
-            table.last.truncate(index, max(loss.incarnation + 1, self._actor.process.incarnation))
+            table.last.truncate(index, self.next_incarnation(loss))
             last = reader.copy_last(index, has_info=False)
             assert last is not None, "only an env with an earlier result is truncated"
-            outcome = read_later(table, self._actor, index, functools.partial(reader.read_truncated, last, error))
+            outcome = read_later(table, self._actor, index, functools.partial(reader.read_truncated, last, outcome))
         table.record_outcome(index, outcome)
         return False
 
@@ -122,6 +120,10 @@ class EnvRecovery:
         if decision.replaces_process:
             self._actor.discard(loss.incarnation, functools.partial(discard_error, self._actor, loss, self._actor.pid))
         return decision, loss.error
+
+    def next_incarnation(self, loss: RequestLoss) -> int:
+        """Return the incarnation in which an env continues. Starts that have failed since the loss have one, too."""
+        return max(loss.incarnation + 1, self._actor.process.incarnation)
 
     # Crash bundles ---------------------------------------------------------------------------------------
 

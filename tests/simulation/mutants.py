@@ -248,7 +248,7 @@ MUTANTS = [
     ),
     Mutant(ENV_RECOVERY + "end_attempt", "journal.count_crash()", "pass", "no third time"),
     Mutant(ENV_RECOVERY + "end_attempt", "(loss.in_reset and posted.resets_within_step)", "False", SEEDS),
-    Mutant(ENV_RECOVERY + "recover_row", "earlier_error=error", "earlier_error=None", LOSSES),
+    Mutant(ENV_RECOVERY + "recover_row", "earlier_error=outcome", "earlier_error=None", LOSSES),
     Mutant(EPISODES + "on_process_lost", "LOST if self.state(index) == RUNNING else 0", "0", LOSSES),
     Mutant(EPISODES + "resume", "| UNRESET | RETIRING", "| RETIRING", SEEDS),
     Mutant(EPISODES + "seed_of_reset", "and incarnation > 0", "and False", SEEDS),

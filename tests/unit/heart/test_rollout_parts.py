@@ -304,6 +304,29 @@ def test_a_crash_in_the_middle_of_a_step(stages, on_failure, autoreset):
     stage.reset(seed=1)
 
 
+@pytest.mark.parametrize("runs_rollout", [False, True])
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_the_last_batch_after_a_crash_has_the_incarnation_of_each_result(stages, runs_rollout, autoreset):
+    """Env 0 has taken the last step, in which the process of both ends. Env 1 continues in the next process."""
+    stage = make(stages, envs_per_actor=2, on_failure="renew", autoreset=autoreset)
+    if runs_rollout:
+        future = stage.envs.rollout_async(1)
+        part = stage.actor().jobs.running
+        trajectory = part.columns.trajectory
+        trajectory.chosen[0] = trajectory.done[0] = 1
+        stage.worker().page.start_request(part.call_id, METHOD_STEP, 1)
+        stage.crash()
+        stage.run()
+        assert future.result(SOON).truncated.tolist() == [[False, True]]
+    else:
+        stage.start([1, 1])
+        stage.worker().run_row(0)
+        stage.worker().begin_row(1)
+        stage.crash()
+        assert stage.finish().truncated.tolist() == [False, True]
+    assert stage.envs.last_batch().incarnations.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
 def test_a_crash_at_any_line_of_the_worker(stages, on_failure):
     stage = make(stages, envs_per_actor=2, on_failure=on_failure)
