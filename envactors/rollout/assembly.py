@@ -27,12 +27,12 @@ class Sidecar:
     Attributes:
         infos: Infos of steps, except for empty ones.
         objects: Object leaves of the observation before each step, if the spec has some.
-        failures: Exceptions of envs that raised or crashed.
+        errors_by_step: Errors of envs that raised or crashed, also of those that continued.
     """
 
     infos: dict[StepKey, Any] = dataclasses.field(default_factory=dict)
     objects: dict[StepKey, list[Any]] = dataclasses.field(default_factory=dict)
-    failures: dict[StepKey, BaseException] = dataclasses.field(default_factory=dict)
+    errors_by_step: dict[StepKey, BaseException] = dataclasses.field(default_factory=dict)
 
 
 def assemble(
@@ -68,7 +68,7 @@ def assemble(
         extras=dict(zip(extra_names, map(view, trajectory.extras), strict=True)),
         last_obs=unflatten(spec, (array[steps, mine].copy() for array in observations)),
         infos=[(*key, sidecar.infos[key]) for key in sorted(sidecar.infos) if key[1] in envs],
-        failures=[(*key, sidecar.failures[key]) for key in sorted(sidecar.failures) if key[1] in envs],
+        failures=[(*key, sidecar.errors_by_step[key]) for key in sorted(sidecar.errors_by_step) if key[1] in envs],
         policy_version=versions,
         valid=was_run & (trajectory.ops[:, mine] == OP_STEP),
     )
@@ -101,20 +101,20 @@ def _columns_of(spec: Spec, objects: npt.NDArray[Any]) -> list[npt.NDArray[Any]]
     return columns
 
 
-def result_of(
-    rollout: Rollout, failures: dict[int, BaseException], policy_error: BaseException | None
+def rollout_or_error(
+    rollout: Rollout, errors_by_env: dict[int, BaseException], policy_error: BaseException | None
 ) -> tuple[Rollout | None, BaseException | None]:
     """Return the rollout, or the error to raise in its place.
 
     Args:
         rollout: The rollout.
-        failures: Errors to raise, by env.
+        errors_by_env: Errors to raise, by env.
         policy_error: The exception that the policy raised; None if it has not raised.
     """
     if policy_error is not None:
         return None, policy_error
-    if failures:
-        return None, step_error(failures, rollout, len(rollout.env_ids), "rollout")
+    if errors_by_env:
+        return None, step_error(errors_by_env, rollout, len(rollout.env_ids), "rollout")
     return rollout, None
 
 
@@ -157,7 +157,7 @@ def add_infos(sidecar: Sidecar, columns: ActorColumns) -> None:
 def add_failure_infos(sidecar: Sidecar, trajectory: Trajectory) -> None:
     """Add the failures of envs that continued after them to the infos of their steps."""
     infos = sidecar.infos
-    for (step, index), error in sidecar.failures.items():
+    for (step, index), error in sidecar.errors_by_step.items():
         if trajectory.ops[step, index] == OP_TRUNCATED and trajectory.done[index] > step:
             before = None
             if trajectory.starts[step + 1, index]:  # of a reset in the next process

@@ -17,7 +17,7 @@ from envactors.backends.thread import ThreadMemory
 from envactors.errors import VectorStepError
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import ArraySpec, flatten
-from envactors.rollout.assembly import Sidecar, assemble, result_of
+from envactors.rollout.assembly import Sidecar, assemble, rollout_or_error
 from envactors.rollout.base import RolloutEngine, RolloutFutures
 from envactors.rollout.context import PolicyContext, generator_of
 from envactors.rollout.memory import TrajectoryBuffer
@@ -125,8 +125,8 @@ class InlineRolloutEngine(RolloutEngine):
                 run.write_results(step, engine.wait_for_results(selection, None, None, "rollout"))
             except VectorStepError as error:
                 run.write_results(step, error.batch)
-                run.errors.update(error.failures)
-                run.sidecar.failures.update({(step, index): each for index, each in error.failures.items()})
+                run.errors_by_env.update(error.failures)
+                run.sidecar.errors_by_step.update({(step, index): each for index, each in error.failures.items()})
                 return
         run.write_observations(steps, envs)
 
@@ -134,10 +134,10 @@ class InlineRolloutEngine(RolloutEngine):
         """Return the future, which is done, of the rollout of some actors."""
         actors = [actor for actor in self._actors if actor.indices.start in envs]
         rollout = assemble(run.trajectory, envs, run.sidecar, np.full(len(actors), self._version), copies=False)
-        failures = {index: error for index, error in run.errors.items() if index in envs}
-        policy_errors = [error for first, error in run.policy_errors.items() if first in envs]
+        errors_by_env = {index: error for index, error in run.errors_by_env.items() if index in envs}
+        policy_error = next((error for first, error in run.policy_errors.items() if first in envs), None)
         future: ActorFuture[Rollout] = ActorFuture(actors[0], None)
-        future.set_outcome(ReadyOutcome(*result_of(rollout, failures, policy_errors[0] if policy_errors else None)))
+        future.set_outcome(ReadyOutcome(*rollout_or_error(rollout, errors_by_env, policy_error)))
         return future
 
 
@@ -150,7 +150,7 @@ class InlineTrajectory:
 
     Attributes:
         sidecar: Everything that has no place in the trajectory.
-        errors: Errors to raise, by env.
+        errors_by_env: Errors to raise, by env.
         policy_errors: The exceptions of policies, by the first env of each.
     """
 
@@ -160,7 +160,7 @@ class InlineTrajectory:
         plain_reward = reward if isinstance(reward, ArraySpec) and reward.batchable else None
         layout = TrajectoryLayout(observation, engine.action_spec, plain_reward, (), len(engine.all.ids), steps)
         self.sidecar: Sidecar = Sidecar()
-        self.errors: dict[int, BaseException] = {}
+        self.errors_by_env: dict[int, BaseException] = {}
         self.policy_errors: dict[int, BaseException] = {}
         self._engine = engine
         self._buffer = TrajectoryBuffer(layout, ThreadMemory())
@@ -218,5 +218,5 @@ class InlineTrajectory:
                 self.sidecar.infos[step, index] = info
             failure = failure_in(info)
             if failure is not None:
-                self.sidecar.failures[step, index] = failure
+                self.sidecar.errors_by_step[step, index] = failure
                 trajectory.ops[step, index] = OP_TRUNCATED

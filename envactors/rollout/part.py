@@ -43,7 +43,7 @@ class WholeRollout(Protocol):
     index: int
     policy: Policy
     parameters: Parameters | None
-    last_errors: dict[int, Outcome]
+    last_errors_by_env: dict[int, Outcome]
 
     def on_part_end(self, part: RolloutPart) -> None:
         """Deliver the result of a part, or that of all parts with the last one; again after an interrupt."""
@@ -58,10 +58,11 @@ class RolloutPart(Job):
 
     Attributes:
         columns: What they have done.
-        failures: Exceptions of envs, by (step, env). They are read by the thread that reads the result.
-        errors: Errors to raise, by env.
+        errors_by_step: Errors of envs, by (step, env), also of those that continue. The thread that reads the result
+            reads them.
+        errors_by_env: Those to raise, by env; the envs do not continue.
         policy_error: The exception that the policy raised.
-        error: Error of the actor as a whole.
+        actor_error: Error of the actor as a whole, to raise for each of its envs.
         has_ended: Whether the part has ended.
     """
 
@@ -70,10 +71,10 @@ class RolloutPart(Job):
 
     def __init__(self, group: EnvGroup, rollout: WholeRollout) -> None:
         self.columns: ActorColumns = ActorColumns(group.table, group.indices, rollout.buffer)
-        self.failures: dict[tuple[int, int], Outcome] = {}
-        self.errors: dict[int, Outcome] = {}
+        self.errors_by_step: dict[tuple[int, int], Outcome] = {}
+        self.errors_by_env: dict[int, Outcome] = {}
         self.policy_error: Outcome | None = None
-        self.error: ActorError | None = None
+        self.actor_error: ActorError | None = None
         self.has_ended: bool = False
         self._group = group
         self._table = group.table
@@ -101,7 +102,7 @@ class RolloutPart(Job):
 
     @property
     def _is_done(self) -> bool:
-        return bool(self.errors) or self.columns.next_step >= self.columns.steps
+        return bool(self.errors_by_env) or self.columns.next_step >= self.columns.steps
 
     # The job ---------------------------------------------------------------------------------------------
 
@@ -160,8 +161,8 @@ class RolloutPart(Job):
         self.columns.begin()
         for index in self.columns.envs:
             has_lost = episodes.needs_reset(index) and episodes.state(index) == NONE
-            if has_lost and index in rollout.last_errors:
-                self.errors[index] = self.failures[0, index] = rollout.last_errors[index]
+            if has_lost and index in rollout.last_errors_by_env:
+                self.errors_by_env[index] = self.errors_by_step[0, index] = rollout.last_errors_by_env[index]
 
     def _mirror_columns(self) -> None:
         """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""
@@ -218,7 +219,7 @@ class RolloutPart(Job):
                 self._buffer.add_columns(stop.layout)
             except OSError as error:
                 activity, incarnation = self._activity_of_order, self._actor.process.incarnation
-                self.error = self._actor.errors.out_of_memory(activity, incarnation, error)
+                self.actor_error = self._actor.errors.out_of_memory(activity, incarnation, error)
                 self._end()
                 return True
         if self._is_done:
@@ -252,7 +253,7 @@ class RolloutPart(Job):
             if not self._is_done:
                 return False
         elif not is_complete:
-            self.error = ended.error
+            self.actor_error = ended.error
         self._end()
         return True
 
@@ -260,7 +261,7 @@ class RolloutPart(Job):
         """End: no process will run the rest."""
         if self._rollout is not None:
             if not self.has_ended:
-                self.error = error_of(self._activity_of_order)
+                self.actor_error = error_of(self._activity_of_order)
             self._end()
 
     # Failures --------------------------------------------------------------------------------------------
@@ -279,7 +280,7 @@ class RolloutPart(Job):
         """Decide about envs whose episode was lost with their process before they could take their next step."""
         columns, step = self.columns, self.columns.next_step
         for index, counted in sorted(columns.counted.items(), key=operator.itemgetter(1)):
-            if counted >= columns.steps or (counted > step and self.errors):
+            if counted >= columns.steps or (counted > step and self.errors_by_env):
                 break  # the next rollout, or the next call of `step`, finds that the episode was lost
             if self._table.cannot_continue(index) and not columns.repeats(index):
                 self._recover(index, lost_episode_loss(self._actor, self._activity_of(index)))
@@ -291,13 +292,13 @@ class RolloutPart(Job):
         if decision.fate is EnvFate.REDO:
             return
         columns.reset_after_failure.discard(index)
-        self.failures[columns.counted[index], index] = error
+        self.errors_by_step[columns.counted[index], index] = error
         if decision.fate is EnvFate.RESET:
             columns.reset_after_failure.add(index)
         elif decision.fate is EnvFate.TRUNCATE:
             columns.truncate(index, self._group.recovery.next_incarnation(loss))
         else:
-            self.errors[index] = error
+            self.errors_by_env[index] = error
 
     def _posted(self, index: int) -> tuple[PostedRequest, Actions]:
         """Return the next step of an env as rows would have it, and the actions of all envs in that step."""
@@ -321,7 +322,7 @@ class RolloutPart(Job):
         if rollout is None:
             return
         self.columns.end()
-        rollout.last_errors.update(self.errors)
+        rollout.last_errors_by_env.update(self.errors_by_env)
         self.has_ended = True
         rollout.on_part_end(self)
         self._rollout = None

@@ -18,7 +18,7 @@ from envactors.errors import AlreadyPendingError, EnvActorsError
 from envactors.mailbox.messages import Extend, Kind
 from envactors.mailbox.pickling import try_to_read
 from envactors.rollout import policy_loop
-from envactors.rollout.assembly import Sidecar, add_failure_infos, add_infos, assemble, result_of
+from envactors.rollout.assembly import Sidecar, add_failure_infos, add_infos, assemble, rollout_or_error
 from envactors.rollout.base import RolloutEngine, RolloutFutures
 from envactors.rollout.memory import ParameterStore, TrajectoryBuffer, TrajectoryBuffers
 from envactors.rollout.messages import Parameters, Policy
@@ -45,7 +45,7 @@ class WorkerRolloutEngine(RolloutEngine):
         runtime: The threads that serve the actors.
         policy: The policy; None before `set_policy`.
         parameters: The parameters that the user has given.
-        last_errors: Last error of each env that failed since a rollout began with none in flight.
+        last_errors_by_env: Last error of each env that failed since a rollout began with none in flight.
     """
 
     _engine: RowEngine
@@ -61,7 +61,7 @@ class WorkerRolloutEngine(RolloutEngine):
         self.runtime: Runtime = self._actors[0].runtime
         self.policy: Policy | None = None
         self.parameters: ParameterStore = ParameterStore(memory, engine.table.lock)
-        self.last_errors: dict[int, Outcome] = {}
+        self.last_errors_by_env: dict[int, Outcome] = {}
         self._table = engine.table
         self._memory = memory
         self._policy_ids = itertools.count(1)
@@ -108,7 +108,7 @@ class WorkerRolloutEngine(RolloutEngine):
             except EnvActorsError as refusal:
                 raise lock.refuse(refusal)
             if not self._in_flight:
-                self.last_errors = {}
+                self.last_errors_by_env = {}
             copies = self._engine.reader.copies if copy is None else copy
             rollout = RolloutInFlight(self, buffer, each=each, copies=copies)
             futures = list(rollout.futures)
@@ -167,7 +167,7 @@ class RolloutInFlight:
         parameters: Parameters that the policy loads first; None if there are none.
         buffer: As above.
         index: Index of the rollout since the policy was set.
-        last_errors: As of `WorkerRolloutEngine`.
+        last_errors_by_env: As of `WorkerRolloutEngine`.
         runtime: The threads that serve the actors.
         parts: The part of each actor.
         futures: The futures; empty once all parts have ended.
@@ -179,7 +179,7 @@ class RolloutInFlight:
         self.parameters: Parameters | None = rollouts.parameters.last
         self.buffer = buffer
         self.index: int = rollouts.next_index
-        self.last_errors: dict[int, Outcome] = rollouts.last_errors
+        self.last_errors_by_env: dict[int, Outcome] = rollouts.last_errors_by_env
         self.runtime: Runtime = rollouts.runtime
         self.parts: list[RolloutPart] = [RolloutPart(group, self) for group in rollouts.groups]
         # The first env of each future that was not read.
@@ -229,7 +229,7 @@ class RolloutInFlight:
 
     def _outcome_of(self, parts: list[RolloutPart]) -> LazyOutcome:
         """Return the outcome of consecutive actors, which the thread that waits for it puts together."""
-        is_failure = any(part.errors or part.error or part.policy_error for part in parts)
+        is_failure = any(part.errors_by_env or part.actor_error or part.policy_error for part in parts)
         return LazyOutcome(functools.partial(self._read_parts, parts), is_failure=is_failure)
 
     def _read_parts(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
@@ -239,15 +239,15 @@ class RolloutInFlight:
     def _read(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
         """Return the result of consecutive actors, or the error to raise. Runs code of users."""
         trajectory, sidecar = self.buffer.trajectory, Sidecar()
-        failures: dict[int, BaseException] = {}
+        errors_by_env: dict[int, BaseException] = {}
         policy_error: BaseException | None = None
         for part in parts:
             add_infos(sidecar, part.columns)
-            sidecar.failures.update(_exceptions_of(part.failures))
-            if part.error is None:
-                failures.update(_exceptions_of(part.errors))
+            sidecar.errors_by_step.update(_exceptions_of(part.errors_by_step))
+            if part.actor_error is None:
+                errors_by_env.update(_exceptions_of(part.errors_by_env))
             else:
-                failures.update(dict.fromkeys(part.columns.envs, part.error))
+                errors_by_env.update(dict.fromkeys(part.columns.envs, part.actor_error))
             if part.policy_error is not None and policy_error is None:
                 policy_error = part.policy_error.read()[1]
         add_failure_infos(sidecar, trajectory)
@@ -255,10 +255,10 @@ class RolloutInFlight:
         envs = range(parts[0].columns.envs.start, parts[-1].columns.envs.stop)
         rollout = assemble(trajectory, envs, sidecar, versions, copies=self._copies)
         self._unread.discard(envs.start)  # again, if an interrupt has followed
-        return result_of(rollout, failures, policy_error)
+        return rollout_or_error(rollout, errors_by_env, policy_error)
 
 
-def _exceptions_of(failures: dict[Any, Outcome]) -> dict[Any, BaseException]:
-    """Return the exceptions of failures. Runs code of users."""
-    errors = {key: failure.read()[1] for key, failure in failures.items()}
+def _exceptions_of(outcomes: dict[Any, Outcome]) -> dict[Any, BaseException]:
+    """Return the exceptions in outcomes. Runs code of users."""
+    errors = {key: outcome.read()[1] for key, outcome in outcomes.items()}
     return {key: error for key, error in errors.items() if error is not None}

@@ -566,7 +566,7 @@ def test_the_part_keeps_its_result_if_its_end_is_interrupted(stages):
     part._rollout = rollout_in_flight  # as if the last statement had not run
     with stage.table.lock, stage.table.lock.change(stage.actor()):
         part.fail(lambda _: pytest.fail("it has ended"))
-    assert part.error is None
+    assert part.actor_error is None
     assert rollout.valid.all()
 
 
