@@ -63,7 +63,7 @@ class RolloutPart(Job):
         errors_by_env: Those to raise, by env; the envs do not continue.
         policy_error: The exception that the policy raised.
         actor_error: Error of the actor as a whole, to raise for each of its envs.
-        has_ended: Whether the part has ended.
+        has_ended: Whether the part has ended, and its result is complete.
     """
 
     needs_permit = True
@@ -79,8 +79,8 @@ class RolloutPart(Job):
         self._group = group
         self._table = group.table
         self._actor = group.actor
-        # None once its end is complete. If an interrupt comes between `has_ended` and that, the end is repeated.
-        self._rollout: WholeRollout | None = rollout
+        # None once its end is reported. If an interrupt comes between `has_ended` and that, the end is reported again.
+        self._reports_to: WholeRollout | None = rollout
         self._buffer = rollout.buffer
         # Whether the worker makes the policy before it runs the steps of the current order.
         self._makes_policy = False
@@ -101,7 +101,8 @@ class RolloutPart(Job):
         return Activity(method, self.columns.envs.start, self.call_id, self.started, self.deadline)
 
     @property
-    def _is_done(self) -> bool:
+    def _needs_no_order(self) -> bool:
+        """Whether all steps are complete, or an error ends the rollout."""
         return bool(self.errors_by_env) or self.columns.next_step >= self.columns.steps
 
     # The job ---------------------------------------------------------------------------------------------
@@ -120,13 +121,13 @@ class RolloutPart(Job):
 
     def start(self) -> Job | None:
         """Order the next steps."""
-        rollout, actor = self._rollout, self._actor
+        rollout, actor = self._reports_to, self._actor
         if rollout is None:
             return None
         if not self.columns.have_begun:
             self._begin(rollout)
-        self._fail_without_episode()
-        if self._is_done:
+        self._recover_lost_episodes()
+        if self._needs_no_order:
             self._end()
             return None
         self._table.begin_rollout(self.columns.envs, self.call_id)
@@ -222,7 +223,7 @@ class RolloutPart(Job):
                 self.actor_error = self._actor.errors.out_of_memory(activity, incarnation, error)
                 self._end()
                 return True
-        if self._is_done:
+        if self._needs_no_order:
             self._end()
             return True
         return False
@@ -249,8 +250,8 @@ class RolloutPart(Job):
             for index in self._envs_failed_in(ended.culprit):
                 self._recover(index, loss)
         if ended.plan.has_process:
-            self._fail_without_episode()
-            if not self._is_done:
+            self._recover_lost_episodes()
+            if not self._needs_no_order:
                 return False
         elif not is_complete:
             self.actor_error = ended.error
@@ -259,10 +260,9 @@ class RolloutPart(Job):
 
     def fail(self, error_of: ErrorOf) -> None:
         """End: no process will run the rest."""
-        if self._rollout is not None:
-            if not self.has_ended:
-                self.actor_error = error_of(self._activity_of_order)
-            self._end()
+        if not self.has_ended:
+            self.actor_error = error_of(self._activity_of_order)
+        self._end()
 
     # Failures --------------------------------------------------------------------------------------------
 
@@ -276,13 +276,16 @@ class RolloutPart(Job):
             return [running.env]
         return []
 
-    def _fail_without_episode(self) -> None:
-        """Decide about envs whose episode was lost with their process before they could take their next step."""
-        columns, step = self.columns, self.columns.next_step
-        for index, counted in sorted(columns.counted.items(), key=operator.itemgetter(1)):
-            if counted >= columns.steps or (counted > step and self.errors_by_env):
-                break  # the next rollout, or the next call of `step`, finds that the episode was lost
-            if self._table.cannot_continue(index) and not columns.repeats(index):
+    def _recover_lost_episodes(self) -> None:
+        """Decide about envs whose episode was lost with their process before they could take their next step.
+
+        A loss concerns only steps that the rollout still takes, and an error to raise makes its current step the last
+        one. The next rollout, or the next call of `step`, finds the other losses.
+        """
+        columns, current = self.columns, self.columns.next_step
+        for index, step in sorted(columns.counted.items(), key=operator.itemgetter(1)):
+            is_taken = step < columns.steps and (step == current or not self.errors_by_env)
+            if is_taken and self._table.cannot_continue(index) and not columns.repeats(index):
                 self._recover(index, lost_episode_loss(self._actor, self._activity_of(index)))
 
     def _recover(self, index: int, loss: RequestLoss) -> None:
@@ -318,14 +321,14 @@ class RolloutPart(Job):
 
         If this is interrupted, a repair does all of it again.
         """
-        rollout = self._rollout
+        rollout = self._reports_to
         if rollout is None:
             return
         self.columns.end()
         rollout.last_errors_by_env.update(self.errors_by_env)
         self.has_ended = True
         rollout.on_part_end(self)
-        self._rollout = None
+        self._reports_to = None
         if self._has_others:
             self._renew_if_due(first=True)
         self._group.journal_keeper.queue_saves()

@@ -558,12 +558,12 @@ def check_ended(stage: Stage, futures):
 def test_the_part_keeps_its_result_if_its_end_is_interrupted(stages):
     stage = make(stages, 1)
     future = stage.envs.rollout_async(2)
-    rollout_in_flight = stage.actor().jobs.running._rollout
+    rollout_in_flight = stage.actor().jobs.running._reports_to
     part = rollout_in_flight.parts[0]
     stage.run()
     assert part.has_ended
     rollout = future.result(SOON)
-    part._rollout = rollout_in_flight  # as if the last statement had not run
+    part._reports_to = rollout_in_flight  # as if the last statement had not run
     with stage.table.lock, stage.table.lock.change(stage.actor()):
         part.fail(lambda _: pytest.fail("it has ended"))
     assert part.actor_error is None
