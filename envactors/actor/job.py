@@ -110,8 +110,8 @@ class Job:
         del frame
         return True
 
-    def count_completed(self) -> None:
-        """Count the steps that an ended process has completed, before anything is decided about its envs."""
+    def accept_completed(self) -> None:
+        """Accept the steps that an ended process has completed, before anything is decided about its envs."""
 
     def after_exit(self, ended: ProcessExit) -> bool:
         """Handle the exit of the process that it was sent to; return whether the job has ended, as `on_reply` does."""

@@ -271,7 +271,7 @@ class JobQueue:
         if self.permits is not None:
             self.permits.give_back(self._actor)
         if self.running is not None:
-            self.running.count_completed()
+            self.running.accept_completed()
         for job in [job for job in self.waiting if job.is_of_process]:
             self.waiting.remove(job)
             self._forget(job)

@@ -1,7 +1,7 @@
 """The columns of one actor's envs in a trajectory, as the caller reads and writes them under the lock of the vector.
 
-They begin with the last results in the rows of the envs. Completed steps are counted, which advances episodes and
-journals. At the end the rows get the last results, as if steps had written them. So nothing else needs to know about
+They begin with the last results in the rows of the envs. Accepting completed steps advances episodes and journals. At
+the end the rows get the last results, as if steps had written them. So nothing else needs to know about
 rollouts.
 """
 
@@ -33,7 +33,7 @@ class ActorColumns:
         envs: As above.
         steps: Number of steps of the rollout.
         have_begun: Whether the rollout has begun to use them.
-        counted: How many steps of each env are counted, by env.
+        accepted: How many steps of each env are accepted, by env.
         incarnations: The ``incarnation`` of each env's last result, by env; see `envactors.vector.results.EnvStep`.
         seeds: The seed of the reset that each env may run in its next step, by env.
         reset_after_failure: Envs that the next process resets within a step that has failed, as
@@ -46,7 +46,7 @@ class ActorColumns:
         self.envs = envs
         self.steps: int = buffer.trajectory.layout.steps
         self.have_begun: bool = False
-        self.counted: dict[int, int] = dict.fromkeys(envs, 0)
+        self.accepted: dict[int, int] = dict.fromkeys(envs, 0)
         self.incarnations: dict[int, int] = dict.fromkeys(envs, 0)
         self.seeds: dict[int, int | None] = dict.fromkeys(envs)
         self.reset_after_failure: set[int] = set()
@@ -66,7 +66,7 @@ class ActorColumns:
     @property
     def next_step(self) -> int:
         """The first step that is not complete."""
-        return min(self.counted.values())
+        return min(self.accepted.values())
 
     @property
     def are_chosen(self) -> bool:
@@ -86,8 +86,8 @@ class ActorColumns:
     def end(self) -> None:
         """Write the last results of the envs into their rows; again after an interrupt."""
         table, slab, trajectory = self._table, self._table.slab, self.trajectory
-        ids = [index for index, counted in self.counted.items() if counted]
-        at = np.array([self.counted[index] for index in ids], np.int64)
+        ids = [index for index, accepted in self.accepted.items() if accepted]
+        at = np.array([self.accepted[index] for index in ids], np.int64)
         buffer = table.last.buffers(ids)
         for last, array in self._observations():
             last[buffer, ids] = array[at, ids]
@@ -96,7 +96,7 @@ class ActorColumns:
         slab.terminated[buffer, ids] = trajectory.terminated[at - 1, ids]
         slab.truncated[buffer, ids] = trajectory.truncated[at - 1, ids]
         for index, is_first in zip(ids, trajectory.starts[at, ids].tolist(), strict=True):
-            content = self._encoded_at(self.counted[index], index)
+            content = self._encoded_at(self.accepted[index], index)
             table.last.record(index, content, self.incarnations[index], is_first=is_first)
 
     def _observations(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
@@ -109,7 +109,7 @@ class ActorColumns:
         """Return the encoded info and object leaves of each env's last observation; empty if all have a place."""
         if self.trajectory.is_whole:
             return []
-        return [self._encoded_at(counted, index) for index, counted in self.counted.items()]
+        return [self._encoded_at(accepted, index) for index, accepted in self.accepted.items()]
 
     def _encoded_at(self, step: int, index: int) -> bytes | None:
         """Return the encoded info and object leaves of the observation before a step; None without any."""
@@ -124,7 +124,7 @@ class ActorColumns:
     # The next steps --------------------------------------------------------------------------------------
 
     def plan_next(self, index: int) -> EnvPlan:
-        """Plan the next step of an env, and record its seed."""
+        """Return the plan of the next step of an env."""
         table, episodes = self._table, self._table.episodes
         op = OP_STEP
         seed = episodes.next_seeds[index]
@@ -133,9 +133,8 @@ class ActorColumns:
             seed = episodes.seed_of_reset(index, table.incarnations[index])
         elif self.repeats(index):
             op = OP_REPEAT
-        self.seeds[index] = seed
         return EnvPlan(
-            start=self.counted[index],
+            start=self.accepted[index],
             op=op,
             seed=seed,
             root_seed=None if episodes.next_seeds[index] is None else episodes.root_seeds[index],
@@ -156,7 +155,7 @@ class ActorColumns:
 
         The env continues in the process with that incarnation.
         """
-        step, trajectory = self.counted[index], self.trajectory
+        step, trajectory = self.accepted[index], self.trajectory
         trajectory.repeat_observation(step, index)
         if not trajectory.is_whole:
             self.encoded_leaves[step + 1, index] = self._encoded_at(step, index)
@@ -166,28 +165,28 @@ class ActorColumns:
         trajectory.ops[step, index] = OP_TRUNCATED
         trajectory.info_encoding[step * trajectory.layout.envs + index] = PLAIN
         trajectory.done[index] = step + 1
-        self.counted[index] = step + 1
+        self.accepted[index] = step + 1
         self.incarnations[index] = incarnation
 
-    # Counting --------------------------------------------------------------------------------------------
+    # Accepting steps -------------------------------------------------------------------------------------
 
     def ignore_later(self) -> None:
-        """Count no steps that the worker completes from now on, since it has missed a deadline."""
+        """Accept no steps that the worker completes from now on, since it has missed a deadline."""
         self._done_in_time = self.trajectory.done[self._slice].tolist()
 
     def forget_later(self) -> None:
-        """Forget the steps that are not counted: the worker that has missed a deadline has ended."""
+        """Forget the steps that are not accepted: the worker that has missed a deadline has ended."""
         chosen, first = self.trajectory.chosen, self.envs.start
         self._done_in_time = None
-        self.trajectory.done[self._slice] = list(self.counted.values())
+        self.trajectory.done[self._slice] = list(self.accepted.values())
         chosen[first] = min(int(chosen[first]), self.next_step + 1)
 
-    def count(self) -> int:
-        """Count the steps that the worker has completed; return how many are new."""
+    def accept_completed(self) -> int:
+        """Record the steps that the worker has completed in episodes and journals; return how many are new."""
         trajectory, mine = self.trajectory, self._slice
         if not self.have_begun:
             return 0
-        before = list(self.counted.values())
+        before = list(self.accepted.values())
         reported: list[int] = trajectory.done[mine].tolist() if self._done_in_time is None else self._done_in_time
         done = [min(max(new, old), self.steps) for new, old in zip(reported, before, strict=True)]
         if done == before:
@@ -200,11 +199,11 @@ class ActorColumns:
             old, new = before[position], done[position]
             if new > old:
                 at = position * (high - low) - low
-                self._count_steps(index, old, all_ends[at + old : at + new], all_ops[at + old : at + new])
+                self._accept_steps(index, old, all_ends[at + old : at + new], all_ops[at + old : at + new])
                 self._mark_truncated(index, old)
         return sum(done) - sum(before)
 
-    def _count_steps(self, index: int, first: int, ends: bytes, ops: bytes) -> None:
+    def _accept_steps(self, index: int, first: int, ends: bytes, ops: bytes) -> None:
         """Record steps of an env in its episode and journal.
 
         Args:
@@ -221,7 +220,7 @@ class ActorColumns:
             episodes.record_sequence(index, _without_repeats(ends, ops), resets)
         if OP_RESET in ops or (table.attach.resets_within_step and 1 in ends):
             self.seeds[index] = episodes.next_seeds[index]
-        self.counted[index] = first + len(ops)
+        self.accepted[index] = first + len(ops)
         self.incarnations[index] = table.posted_in[index]
 
     def _record(self, index: int, first: int, ends: bytes, ops: bytes) -> None:

@@ -141,6 +141,8 @@ class RolloutPart(Job):
 
     def _make_order(self, rollout: WholeRollout) -> Order:
         columns, autoreset = self.columns, self._table.episodes.autoreset
+        plans = [columns.plan_next(index) for index in columns.envs]
+        columns.seeds.update(zip(columns.envs, (plan.seed for plan in plans), strict=True))
         return Order(
             policy_id=rollout.policy.policy_id,
             policy=rollout.policy if self._makes_policy else None,
@@ -150,7 +152,7 @@ class RolloutPart(Job):
             layout=self._buffer.pickled_layout,
             places=self._buffer.places,
             parameters=rollout.parameters,
-            plans=[tuple(columns.plan_next(index)) for index in columns.envs],
+            plans=[tuple(plan) for plan in plans],
             resets_within_step=autoreset.resets_within_step,
             op_after_end=OP_RESET if autoreset.resets_next_step else OP_REPEAT,
             last_leaves=columns.last_leaves(),
@@ -204,7 +206,7 @@ class RolloutPart(Job):
 
     def on_reply(self, frame: Frame) -> bool:
         """Continue, unless the policy has raised or everything is done."""
-        self._actor.jobs.completed += self.columns.count()
+        self._actor.jobs.completed += self.columns.accept_completed()
         if frame.kind == Kind.FAILED:
             activity = self.activity() or self._activity_of_order
             self.policy_error = self._actor.errors.outcome(activity, frame, self._actor.pid)
@@ -228,9 +230,9 @@ class RolloutPart(Job):
             return True
         return False
 
-    def count_completed(self) -> None:
-        """Count the steps that an ended process has completed, and forget those after a deadline."""
-        self._actor.jobs.completed += self.columns.count()
+    def accept_completed(self) -> None:
+        """Accept the steps that an ended process has completed, and forget those after a deadline."""
+        self._actor.jobs.completed += self.columns.accept_completed()
         if self._late is not None:
             self.columns.forget_later()
 
@@ -269,7 +271,7 @@ class RolloutPart(Job):
     def _envs_failed_in(self, running: Activity) -> list[int]:
         """Return the envs whose next step fails because the process has ended in this activity."""
         columns, step = self.columns, self.columns.next_step
-        left = [index for index, counted in columns.counted.items() if counted == step < columns.steps]
+        left = [index for index, accepted in columns.accepted.items() if accepted == step < columns.steps]
         if running.method == "policy" and not columns.are_chosen:
             return [index for index in left if not columns.repeats(index)]
         if running.method in ("step", "reset") and running.env in left:
@@ -283,7 +285,7 @@ class RolloutPart(Job):
         one. The next rollout, or the next call of `step`, finds the other losses.
         """
         columns, current = self.columns, self.columns.next_step
-        for index, step in sorted(columns.counted.items(), key=operator.itemgetter(1)):
+        for index, step in sorted(columns.accepted.items(), key=operator.itemgetter(1)):
             is_taken = step < columns.steps and (step == current or not self.errors_by_env)
             if is_taken and self._table.cannot_continue(index) and not columns.repeats(index):
                 self._recover(index, lost_episode_loss(self._actor, self._activity_of(index)))
@@ -295,7 +297,7 @@ class RolloutPart(Job):
         if decision.fate is EnvFate.REDO:
             return
         columns.reset_after_failure.discard(index)
-        self.errors_by_step[columns.counted[index], index] = error
+        self.errors_by_step[columns.accepted[index], index] = error
         if decision.fate is EnvFate.RESET:
             columns.reset_after_failure.add(index)
         elif decision.fate is EnvFate.TRUNCATE:
@@ -308,7 +310,7 @@ class RolloutPart(Job):
         columns = self.columns
         op = RESET_BIT if columns.resets_next(index) else 0
         posted = PostedRequest(op, columns.seeds[index], None, self._table.attach.resets_within_step)
-        return posted, [array[columns.counted[index]] for array in columns.trajectory.actions]
+        return posted, [array[columns.accepted[index]] for array in columns.trajectory.actions]
 
     def _activity_of(self, index: int) -> Activity:
         """Return the next step of an env, for errors."""
