@@ -291,7 +291,7 @@ class Actor(Supervisor):
         elif kind == Kind.OVERFLOW:
             self.tenant.on_overflow(frame)
         elif kind == Kind.PART and job is not None:
-            job.on_part(frame)
+            job.on_reply_piece(frame)
         elif call_id == START_CALL_ID and self.phase is Phase.STARTING:
             self.on_start_reply(frame)
         else:

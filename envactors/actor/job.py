@@ -102,8 +102,8 @@ class Job:
     def on_late(self, activity: Activity) -> None:
         """Ignore all later progress of the worker: an activity has missed its deadline."""
 
-    def on_part(self, frame: Frame) -> None:
-        """Take a part of the reply."""
+    def on_reply_piece(self, frame: Frame) -> None:
+        """Take a piece of the reply, which comes before the rest."""
 
     def on_reply(self, frame: Frame) -> bool:
         """Take the reply; return whether the job has ended. Otherwise it continues ahead of the queue."""

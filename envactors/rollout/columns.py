@@ -134,7 +134,7 @@ class ActorColumns:
         elif self.repeats(index):
             op = OP_REPEAT
         return EnvPlan(
-            start=self.accepted[index],
+            first_step=self.accepted[index],
             op=op,
             seed=seed,
             root_seed=None if episodes.next_seeds[index] is None else episodes.root_seeds[index],

@@ -1,7 +1,8 @@
 """Messages of a rollout: orders to workers, and their replies.
 
 Orders travel as the arguments of an `envactors.mailbox.messages.Extend`. Everything that each rollout sends is taken
-apart into bare tuples, which are pickled in half of the time: an `Order`, the `EnvPlan` of each env, and a `Stop`.
+apart into bare tuples, which are pickled in half of the time: an `Order`, the `EnvPlan` of each env, and an
+`OrderReply`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from envactors.mailbox import bundle
 from envactors.mailbox.messages import Failure
 from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
 
-# Key of the part of a reply that contains columns of a trajectory. Parts with infos have the numbers of their cells.
+# Key of the piece of a reply that contains columns of a trajectory. Pieces with infos have the numbers of their cells.
 COLUMNS: Final = (1 << 32) - 1
 
 
@@ -25,13 +26,13 @@ class MirroredColumns(NamedTuple):
         places: Places of the regions of the trajectory in the shared memory.
         layout: Pickled `TrajectoryLayout`.
         envs: Indices of the worker's envs.
-        start: First step.
+        first_step: First step.
     """
 
     places: RegionPlaces
     layout: bytes
     envs: range
-    start: int
+    first_step: int
 
     def write(self, regions: Sequence[memoryview | None], content: bytes | memoryview) -> None:
         """Write the columns of the first step, as far as the caller has them."""
@@ -39,7 +40,7 @@ class MirroredColumns(NamedTuple):
 
     def read(self, regions: Sequence[memoryview | None]) -> bytes | bytearray:
         """Return the columns that the worker has written."""
-        return bundle.pack([(COLUMNS, self._trajectory(regions).pack(self.envs, self.start))])
+        return bundle.pack([(COLUMNS, self._trajectory(regions).pack(self.envs, self.first_step))])
 
     def _trajectory(self, regions: Sequence[memoryview | None]) -> Trajectory:
         return Trajectory(pickle.loads(self.layout), regions)
@@ -73,14 +74,14 @@ class EnvPlan(NamedTuple):
     """What an env does next.
 
     Attributes:
-        start: First step that it takes.
+        first_step: First step that it takes.
         op: What it does there: `OP_STEP`, `OP_RESET`, or `OP_REPEAT` of `envactors.rollout.trajectory`.
         seed: Seed of its next reset; None lets the env choose.
         root_seed: Seed that the seeds of later episodes are derived from; None if episodes are not seeded.
         episode: Index of its current episode.
     """
 
-    start: int
+    first_step: int
     op: int
     seed: int | None
     root_seed: int | None
@@ -94,7 +95,7 @@ class Order(NamedTuple):
         policy_id: Id of the policy.
         policy: Policy to make first; None if the worker should have it.
         rollout: Index of the rollout since the policy was set.
-        start, stop: First step, and the step after the last one.
+        first_step, end_step: First step, and the step after the last one.
         layout: Pickled `TrajectoryLayout`.
         places: Places of the regions of the trajectory in the shared memory.
         parameters: Parameters that the policy loads first unless it has them; None if there are none.
@@ -108,8 +109,8 @@ class Order(NamedTuple):
     policy_id: int
     policy: Policy | None
     rollout: int
-    start: int
-    stop: int
+    first_step: int
+    end_step: int
     layout: bytes
     places: RegionPlaces
     parameters: Parameters | None
@@ -119,7 +120,7 @@ class Order(NamedTuple):
     last_leaves: list[bytes | None]
 
 
-class Stop(NamedTuple):
+class OrderReply(NamedTuple):
     """Reply to an order; the number of completed steps is in the trajectory.
 
     Attributes:

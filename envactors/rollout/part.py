@@ -27,7 +27,7 @@ from envactors.replay import PostedRequest
 from envactors.rollout import policy_loop
 from envactors.rollout.columns import ActorColumns
 from envactors.rollout.memory import TrajectoryBuffer
-from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Parameters, Policy, Stop
+from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, OrderReply, Parameters, Policy
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.env_recovery import Actions
@@ -147,8 +147,8 @@ class RolloutPart(Job):
             policy_id=rollout.policy.policy_id,
             policy=rollout.policy if self._makes_policy else None,
             rollout=rollout.index,
-            start=columns.next_step,
-            stop=columns.steps,
+            first_step=columns.next_step,
+            end_step=columns.steps,
             layout=self._buffer.pickled_layout,
             places=self._buffer.places,
             parameters=rollout.parameters,
@@ -196,7 +196,7 @@ class RolloutPart(Job):
         if not self._is_remote:
             self.columns.ignore_later()
 
-    def on_part(self, frame: Frame) -> None:
+    def on_reply_piece(self, frame: Frame) -> None:
         """Keep infos that did not fit into the trajectory, and write columns that come from another machine."""
         for key, content in bundle.unpack(frame.payload):
             if key == COLUMNS:
@@ -212,14 +212,14 @@ class RolloutPart(Job):
             self.policy_error = self._actor.errors.outcome(activity, frame, self._actor.pid)
             self._end()
             return True
-        stop = Stop(*loads(frame.payload))
-        self._makes_policy = stop.lacks_policy
-        if stop.failure is not None:
-            index = self.columns.envs[stop.position]
-            self._recover(index, raised_loss(self._table, self._actor, self._activity_of(index), stop.failure))
-        if stop.layout is not None:
+        reply = OrderReply(*loads(frame.payload))
+        self._makes_policy = reply.lacks_policy
+        if reply.failure is not None:
+            index = self.columns.envs[reply.position]
+            self._recover(index, raised_loss(self._table, self._actor, self._activity_of(index), reply.failure))
+        if reply.layout is not None:
             try:
-                self._buffer.add_columns(stop.layout)
+                self._buffer.add_columns(reply.layout)
             except OSError as error:
                 activity, incarnation = self._activity_of_order, self._actor.process.incarnation
                 self.actor_error = self._actor.errors.out_of_memory(activity, incarnation, error)

@@ -22,7 +22,7 @@ from envactors.mailbox.control_page import (
     TIMED,
 )
 from envactors.rollout.context import PolicyContext, generator_of
-from envactors.rollout.messages import EnvPlan, Order, Parameters, Policy, Stop
+from envactors.rollout.messages import EnvPlan, Order, OrderReply, Parameters, Policy
 from envactors.rollout.policy_output import actions_at
 from envactors.rollout.trajectory import OP_RESET, OP_STEP, RegionPlaces, Trajectory, TrajectoryLayout
 from envactors.rollout.trajectory_writer import EnvCursor, TrajectoryWriter
@@ -45,13 +45,13 @@ def set_policy(server: Server, policy: Policy) -> bool:
 
 
 def run_rollout(server: Server, *fields: Any) -> tuple[Any, ...]:
-    """Carry out an order, given as the fields of `Order`; return the fields of a `Stop`."""
+    """Carry out an order, given as the fields of `Order`; return the fields of an `OrderReply`."""
     order = Order(*fields)
     if order.policy is not None:
         set_policy(server, order.policy)
     loop: PolicyLoop | None = server.extension
     if loop is None or loop.policy_id != order.policy_id:
-        return tuple(Stop(lacks_policy=True))
+        return tuple(OrderReply(lacks_policy=True))
     return tuple(loop.run(order))
 
 
@@ -81,7 +81,7 @@ class PolicyLoop:
         # The rollout, step, and return value of a policy call whose result had no place in the trajectory.
         self._kept: tuple[int, int, Any] | None = None
 
-    def run(self, order: Order) -> Stop:
+    def run(self, order: Order) -> OrderReply:
         """Carry out an order.
 
         Raises:
@@ -101,7 +101,7 @@ class PolicyLoop:
         finally:
             page.is_timing = False
 
-    def _alternate(self, writer: TrajectoryWriter, order: Order, cursors: list[EnvCursor]) -> Stop:
+    def _alternate(self, writer: TrajectoryWriter, order: Order, cursors: list[EnvCursor]) -> OrderReply:
         """Alternate between the policy and the envs. Loops of light envs spend most of their time in this function."""
         page, forks, now = self._server.page, context.forks, time.monotonic
         counters, times = page.counters, page.times
@@ -111,14 +111,14 @@ class PolicyLoop:
         size = 0 if page.is_timing else writer.size  # of a plain observation; 0 if results are not plain
         make_rng = functools.partial(generator_of, self._seed, rollout=order.rollout, first_env=writer.envs.start)
         due: list[EnvCursor] = []
-        for step in range(order.start, order.stop):
+        for step in range(order.first_step, order.end_step):
             if context.forks != forks:
                 os._exit(1)  # env code forked, and its child returned to this loop
             layout = self._choose(writer, order.rollout, step, make_rng)
             if layout is not None:
-                return Stop(layout=layout)
+                return OrderReply(layout=layout)
             if len(due) < len(cursors):
-                due = [cursor for cursor in cursors if cursor.start <= step]
+                due = [cursor for cursor in cursors if cursor.first_step <= step]
             first_cell = step * count
             actions = actions_at(trajectory, step)
             for cursor in due:
@@ -156,8 +156,8 @@ class PolicyLoop:
                                 pass
                     writer.finish(cursor, step, result)
                 except BaseException as error:
-                    return Stop(position=cursor.position, failure=as_failure(error, page))
-        return Stop()
+                    return OrderReply(position=cursor.position, failure=as_failure(error, page))
+        return OrderReply()
 
     def _choose(
         self, writer: TrajectoryWriter, rollout: int, step: int, make_rng: Callable[[int], np.random.Generator]

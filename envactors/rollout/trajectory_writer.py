@@ -32,11 +32,11 @@ class EnvCursor:
 
     Attributes:
         hosted: Env to step.
-        start, op, seed, root_seed, episode: The attributes of its plan, as of its next step.
+        first_step, op, seed, root_seed, episode: The attributes of its plan, as of its next step.
         position, index, env_step: Attributes of the env that each step reads.
     """
 
-    start: int
+    first_step: int
     op: int
     seed: int | None
     root_seed: int | None
@@ -44,7 +44,7 @@ class EnvCursor:
 
     def __init__(self, hosted: HostedEnv, plan: EnvPlan) -> None:
         self.hosted = hosted
-        self.start, self.op, self.seed, self.root_seed, self.episode = plan
+        self.first_step, self.op, self.seed, self.root_seed, self.episode = plan
         self.position: int = hosted.position
         self.index: int = hosted.index
         self.env_step: Callable[[Any], Any] = hosted.env.step
@@ -157,10 +157,10 @@ class TrajectoryWriter:
         for position, encoded in enumerate(order.last_leaves):
             self.objects[position] = [] if encoded is None else decode(encoded)[1]
         trajectory = self.trajectory
-        last = max(cursor.start for cursor in cursors)
+        last = max(cursor.first_step for cursor in cursors)
         for cursor in cursors:
-            if cursor.start < last:
-                trajectory.flags[:, cursor.start + 1 : last + 1, cursor.index] = 0
+            if cursor.first_step < last:
+                trajectory.flags[:, cursor.first_step + 1 : last + 1, cursor.index] = 0
         trajectory.flags[:, last + 1 :, slice_of(self.envs)] = 0
 
     def write_output(self, step: int, output: Any) -> TrajectoryLayout | None:

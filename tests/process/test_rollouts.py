@@ -670,7 +670,7 @@ def make_twice_faulty_policy(where):
         run = PolicyLoop.run
 
         def crash_first(self, order):
-            if order.start == 4:
+            if order.first_step == 4:
                 obey(where / "before the policy", "die")
             return run(self, order)
 
