@@ -1,4 +1,4 @@
-"""Make a `Rollout` from a trajectory and from everything that has no place there."""
+"""Make a `Rollout` from a trajectory and from everything that has no array there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ StepKey: TypeAlias = tuple[int, int]
 
 @dataclasses.dataclass(eq=False)
 class Sidecar:
-    """Everything of a rollout that has no place in its trajectory.
+    """Everything of a rollout that has no array in its trajectory.
 
     Attributes:
         infos: Infos of steps, except for empty ones.
@@ -43,7 +43,7 @@ def assemble(
     Args:
         trajectory: The trajectory that the actors have written to.
         envs: The envs.
-        sidecar: Everything that has no place in the trajectory.
+        sidecar: Everything that has no array in the trajectory.
         versions: How often the user had given parameters; one per actor.
         copies: Whether to copy the arrays.
     """
@@ -53,7 +53,7 @@ def assemble(
     def view(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array[:steps, mine].copy() if copies else array[:steps, mine]
 
-    was_run = np.arange(steps)[:, None] < trajectory.done[mine]
+    was_run = np.arange(steps)[:, None] < trajectory.steps_done[mine]
     observations = _observations(trajectory, sidecar)
     spec = layout.learned or layout.observation
     extra_names = [name for name, _ in layout.extras]
@@ -75,7 +75,7 @@ def assemble(
 
 
 def _observations(trajectory: Trajectory, sidecar: Sidecar) -> list[npt.NDArray[Any]]:
-    """Return an array per leaf of the observations; leaves without a place become arrays of objects."""
+    """Return an array per leaf of the observations; leaves without an array become arrays of objects."""
     layout = trajectory.layout
     count = sum(array is None for array in trajectory.observations)
     objects = [np.full((layout.steps + 1, layout.envs), None, object) for _ in range(count)]
@@ -83,22 +83,22 @@ def _observations(trajectory: Trajectory, sidecar: Sidecar) -> list[npt.NDArray[
         for array, leaf in zip(objects, leaves, strict=True):
             array[key] = leaf
     if layout.learned is not None:
-        return _columns_of(layout.learned, objects[0])
+        return _arrays_of(layout.learned, objects[0])
     others = iter(objects)
     return [next(others) if array is None else array for array in trajectory.observations]
 
 
-def _columns_of(spec: Spec, objects: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+def _arrays_of(spec: Spec, objects: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
     """Return an array per leaf of observations that are in an array of objects; None stands for no observation."""
-    columns: list[npt.NDArray[Any]] = [
+    arrays: list[npt.NDArray[Any]] = [
         np.zeros((*objects.shape, *leaf.shape), leaf.dtype) if leaf.batchable else np.full(objects.shape, None, object)
         for leaf in flatten(spec, spec)
     ]
-    for place, obs in np.ndenumerate(objects):
+    for cell, obs in np.ndenumerate(objects):
         if obs is not None:
-            for column, value in zip(columns, flatten(spec, obs), strict=True):
-                column[place] = value
-    return columns
+            for array, value in zip(arrays, flatten(spec, obs), strict=True):
+                array[cell] = value
+    return arrays
 
 
 def rollout_or_error(
@@ -132,7 +132,7 @@ def add_infos(sidecar: Sidecar, columns: ActorColumns) -> None:
     if not encodings.any():
         return
     steps, positions = (encodings != PLAIN).nonzero()
-    is_done = steps < trajectory.done[mine][positions]
+    is_done = steps < trajectory.steps_done[mine][positions]
     steps = steps[is_done]
     indices = positions[is_done] + first
     cells = steps * layout.envs + indices
@@ -140,13 +140,13 @@ def add_infos(sidecar: Sidecar, columns: ActorColumns) -> None:
     # Infos of one size are most often of one layout, too, and are then decoded together.
     sizes = trajectory.inline_info_sizes[cells] * (trajectory.info_encoding[cells] == INLINE_INFO)
     for size in np.unique(sizes):
-        places = np.flatnonzero(sizes == size)
-        keys = list(zip(steps[places].tolist(), indices[places].tolist(), strict=True))
-        alike = decode_alike(trajectory.inline_infos[cells[places], :size]) if size else None
+        alike_at = np.flatnonzero(sizes == size)
+        keys = list(zip(steps[alike_at].tolist(), indices[alike_at].tolist(), strict=True))
+        alike = decode_alike(trajectory.inline_infos[cells[alike_at], :size]) if size else None
         if alike is not None:
             sidecar.infos.update(zip(keys, alike, strict=True))
             continue
-        for cell, (step, index) in zip(cells[places].tolist(), keys, strict=True):
+        for cell, (step, index) in zip(cells[alike_at].tolist(), keys, strict=True):
             info, leaves = reader.decode(cell, columns.large_infos.get(cell))
             if leaves:
                 sidecar.objects[step + 1, index] = leaves
@@ -158,7 +158,7 @@ def add_failure_infos(sidecar: Sidecar, trajectory: Trajectory) -> None:
     """Add the failures of envs that continued after them to the infos of their steps."""
     infos = sidecar.infos
     for (step, index), error in sidecar.errors_by_step.items():
-        if trajectory.ops[step, index] == OP_TRUNCATED and trajectory.done[index] > step:
+        if trajectory.ops[step, index] == OP_TRUNCATED and trajectory.steps_done[index] > step:
             before = None
             if trajectory.starts[step + 1, index]:  # of a reset in the next process
                 objects = iter(sidecar.objects.get((step, index), ()))

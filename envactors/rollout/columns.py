@@ -71,7 +71,7 @@ class ActorColumns:
     @property
     def are_chosen(self) -> bool:
         """Whether the policy has chosen the actions of the next step."""
-        return int(self.trajectory.chosen[self.envs.start]) > self.next_step
+        return int(self.trajectory.steps_chosen[self.envs.start]) > self.next_step
 
     def begin(self) -> None:
         """Write the last observations of the envs as the first ones of the trajectory."""
@@ -100,13 +100,13 @@ class ActorColumns:
             table.last.record(index, content, self.incarnations[index], is_first=is_first)
 
     def _observations(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-        """Yield the array in the rows, and the one in the trajectory, of each leaf that has a place there."""
+        """Yield the array in the rows, and the one in the trajectory, of each leaf that has one there."""
         for last, array in zip(self._table.slab.observations, self.trajectory.observations, strict=True):
             if last is not None and array is not None:
                 yield last, array
 
     def last_leaves(self) -> list[bytes | None]:
-        """Return the encoded info and object leaves of each env's last observation; empty if all have a place."""
+        """Return the encoded info and object leaves of each env's last observation; empty if all have arrays."""
         if self.trajectory.is_whole:
             return []
         return [self._encoded_at(accepted, index) for index, accepted in self.accepted.items()]
@@ -164,7 +164,7 @@ class ActorColumns:
         trajectory.starts[step + 1, index] = False
         trajectory.ops[step, index] = OP_TRUNCATED
         trajectory.info_encoding[step * trajectory.layout.envs + index] = PLAIN
-        trajectory.done[index] = step + 1
+        trajectory.steps_done[index] = step + 1
         self.accepted[index] = step + 1
         self.incarnations[index] = incarnation
 
@@ -172,14 +172,14 @@ class ActorColumns:
 
     def ignore_later(self) -> None:
         """Accept no steps that the worker completes from now on, since it has missed a deadline."""
-        self._done_in_time = self.trajectory.done[self._slice].tolist()
+        self._done_in_time = self.trajectory.steps_done[self._slice].tolist()
 
     def forget_later(self) -> None:
         """Forget the steps that are not accepted: the worker that has missed a deadline has ended."""
-        chosen, first = self.trajectory.chosen, self.envs.start
+        steps_chosen, first = self.trajectory.steps_chosen, self.envs.start
         self._done_in_time = None
-        self.trajectory.done[self._slice] = list(self.accepted.values())
-        chosen[first] = min(int(chosen[first]), self.next_step + 1)
+        self.trajectory.steps_done[self._slice] = list(self.accepted.values())
+        steps_chosen[first] = min(int(steps_chosen[first]), self.next_step + 1)
 
     def accept_completed(self) -> int:
         """Record the steps that the worker has completed in episodes and journals; return how many are new."""
@@ -187,21 +187,21 @@ class ActorColumns:
         if not self.have_begun:
             return 0
         before = list(self.accepted.values())
-        reported: list[int] = trajectory.done[mine].tolist() if self._done_in_time is None else self._done_in_time
-        done = [min(max(new, old), self.steps) for new, old in zip(reported, before, strict=True)]
-        if done == before:
+        reported: list[int] = trajectory.steps_done[mine].tolist() if self._done_in_time is None else self._done_in_time
+        after = [min(max(new, old), self.steps) for new, old in zip(reported, before, strict=True)]
+        if after == before:
             return 0
-        low, high = min(before), max(done)
+        low, high = min(before), max(after)
         # As bytes, env by env, which are searched in a tenth of the time that short arrays take.
         all_ends = (trajectory.terminated[low:high, mine] | trajectory.truncated[low:high, mine]).T.tobytes()
         all_ops = trajectory.ops[low:high, mine].T.tobytes()
         for position, index in enumerate(self.envs):
-            old, new = before[position], done[position]
+            old, new = before[position], after[position]
             if new > old:
                 at = position * (high - low) - low
                 self._accept_steps(index, old, all_ends[at + old : at + new], all_ops[at + old : at + new])
                 self._mark_truncated(index, old)
-        return sum(done) - sum(before)
+        return sum(after) - sum(before)
 
     def _accept_steps(self, index: int, first: int, ends: bytes, ops: bytes) -> None:
         """Record steps of an env in its episode and journal.
@@ -215,7 +215,7 @@ class ActorColumns:
         table, episodes = self._table, self._table.episodes
         if table.keeps_journals:
             self._record(index, first, ends, ops)
-        resets = _without_repeats(ops, ops)
+        resets = _resets_in(ops)
         if resets:
             episodes.record_sequence(index, _without_repeats(ends, ops), resets)
         if OP_RESET in ops or (table.attach.resets_within_step and 1 in ends):
@@ -237,7 +237,7 @@ class ActorColumns:
         steps = [first + offset for offset in range(begin, len(ops)) if ops[offset] != OP_REPEAT]
         if not steps:
             return
-        resets = _without_repeats(ops[begin:], ops[begin:])
+        resets = _resets_in(ops[begin:])
         if table.slab.layout.action is not None:
             actions = [array[steps, index].tobytes() for array in trajectory.actions]
             journal.record_steps(actions, resets, int(trajectory.checks[steps[-1], index]))
@@ -258,11 +258,13 @@ class ActorColumns:
             self.trajectory.ops[step, index] = OP_TRUNCATED
 
 
-def _without_repeats(values: bytes, ops: bytes) -> bytes:
-    """Return the values of those steps in which an env has been stepped or reset.
+def _resets_in(ops: bytes) -> bytes:
+    """Return whether each step or reset is a reset, without repeats: `OP_RESET` is 1, and `OP_STEP` 0."""
+    return _without_repeats(ops, ops)
 
-    Their ops are flags that say whether each is a reset.
-    """
+
+def _without_repeats(values: bytes, ops: bytes) -> bytes:
+    """Return the values of those steps in which an env has been stepped or reset."""
     if OP_REPEAT not in ops:
         return values
     return bytes(value for value, op in zip(values, ops, strict=True) if op != OP_REPEAT)

@@ -149,7 +149,7 @@ class InlineTrajectory:
         steps: Number of steps.
 
     Attributes:
-        sidecar: Everything that has no place in the trajectory.
+        sidecar: Everything that has no array in the trajectory.
         errors_by_env: Errors to raise, by env.
         policy_errors: The exceptions of policies, by the first env of each.
     """
@@ -191,12 +191,12 @@ class InlineTrajectory:
         return obs, starts
 
     def write_output(self, step: int, envs: range, output: Any) -> None:
-        """Write the actions and extras that the policy has returned, with new memory if there is no place for them."""
+        """Write the actions and extras that the policy has returned, with new memory if there is no room for them."""
         layout = write_output(self.trajectory, envs, step, output)
         if layout is not None:
             self._buffer.add_columns(layout)
             write_output(self.trajectory, envs, step, output)
-        self.trajectory.chosen[envs.start] = step + 1
+        self.trajectory.steps_chosen[envs.start] = step + 1
 
     def write_ops(self, step: int, envs: range) -> list[int]:
         """Write what each env does in a step; return the envs whose episode is not over."""
@@ -212,7 +212,7 @@ class InlineTrajectory:
         trajectory.rewards[step, ids] = batch.rewards
         trajectory.terminated[step, ids] = batch.terminated
         trajectory.truncated[step, ids] = batch.truncated
-        trajectory.done[ids] = step + 1
+        trajectory.steps_done[ids] = step + 1
         for index, info in zip(ids.tolist(), batch.infos, strict=True):
             if not isinstance(info, dict) or info:
                 self.sidecar.infos[step, index] = info

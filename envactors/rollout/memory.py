@@ -93,8 +93,8 @@ class TrajectoryBuffers:
 
     def use(self, buffer: TrajectoryBuffer) -> None:
         """Have a rollout begin with a buffer without steps; forget those of other layouts that nobody uses."""
-        buffer.trajectory.done[:] = 0
-        buffer.trajectory.chosen[:] = 0
+        buffer.trajectory.steps_done[:] = 0
+        buffer.trajectory.steps_chosen[:] = 0
         layout = buffer.trajectory.layout
         kept = [other for other in self._buffers if other.is_held or other.trajectory.layout == layout]
         self._buffers = [*kept, buffer]

@@ -103,7 +103,7 @@ class Order(NamedTuple):
         resets_within_step: Whether a step that ends an episode also resets the env.
         op_after_end: What an env does after such a step, if it was not reset; see `EnvPlan`.
         last_leaves: The encoded info and object leaves of each env's last observation (None without any); empty if all
-            leaves have a place.
+            leaves have arrays.
     """
 
     policy_id: int

@@ -78,7 +78,7 @@ class PolicyLoop:
         self._parameters_at = functools.lru_cache(_MOST_PARAMETERS)(functools.partial(self._open, writable=False))
         # Version of the parameters that the policy loaded last.
         self._version = 0
-        # The rollout, step, and return value of a policy call whose result had no place in the trajectory.
+        # The rollout, step, and return value of a policy call whose result had no room in the trajectory.
         self._kept: tuple[int, int, Any] | None = None
 
     def run(self, order: Order) -> OrderReply:
@@ -105,7 +105,7 @@ class PolicyLoop:
         """Alternate between the policy and the envs. Loops of light envs spend most of their time in this function."""
         page, forks, now = self._server.page, context.forks, time.monotonic
         counters, times = page.counters, page.times
-        done, rewards, numbers, copies = writer.done, writer.rewards, writer.numbers, writer.copies_action
+        steps_done, rewards, numbers, copies = writer.steps_done, writer.rewards, writer.numbers, writer.copies_action
         trajectory, count = writer.trajectory, writer.count
         resets_within = order.resets_within_step
         size = 0 if page.is_timing else writer.size  # of a plain observation; 0 if results are not plain
@@ -150,7 +150,7 @@ class PolicyLoop:
                                     writer.write_info(cell, info, [])
                                 if is_boundary:
                                     writer.write_boundary(cursor, step, terminated, truncated)
-                                done[index] = step + 1
+                                steps_done[index] = step + 1
                                 continue
                             except Exception:  # noqa: S110 # `finish` converts the observation, or raises the error
                                 pass
@@ -171,7 +171,7 @@ class PolicyLoop:
             BaseException: Raised by the policy.
         """
         first = writer.envs.start
-        if writer.chosen[first] > step:
+        if writer.steps_chosen[first] > step:
             return None
         if self._kept is not None and self._kept[:2] == (rollout, step):
             output = self._kept[2]
@@ -184,7 +184,7 @@ class PolicyLoop:
             self._kept = rollout, step, output
             return layout
         self._kept = None
-        writer.chosen[first] = step + 1
+        writer.steps_chosen[first] = step + 1
         return None
 
     def _load(self, parameters: Parameters) -> None:

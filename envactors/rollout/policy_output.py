@@ -34,7 +34,7 @@ def write_output(trajectory: Trajectory, envs: range, step: int, output: Any) ->
     actions, extras = _split(layout.action, output, count)
     action = _spec_of_actions(actions, count) if layout.action is None else layout.action
     expected = layout.extras
-    if not expected and trajectory.chosen[envs.start] == 0:  # the first output says which extras there are
+    if not expected and trajectory.steps_chosen[envs.start] == 0:  # the first output says which extras there are
         expected = _specs_of_extras(extras)
     if layout.action is None or expected != layout.extras:
         return layout._replace(action=action, extras=expected)

@@ -240,7 +240,6 @@ class RolloutInFlight:
         """Return the result of consecutive actors, or the error to raise. Runs code of users."""
         trajectory, sidecar = self.buffer.trajectory, Sidecar()
         errors_by_env: dict[int, BaseException] = {}
-        policy_error: BaseException | None = None
         for part in parts:
             add_infos(sidecar, part.columns)
             sidecar.errors_by_step.update(_exceptions_of(part.errors_by_step))
@@ -248,9 +247,8 @@ class RolloutInFlight:
                 errors_by_env.update(_exceptions_of(part.errors_by_env))
             else:
                 errors_by_env.update(dict.fromkeys(part.columns.envs, part.actor_error))
-            if part.policy_error is not None and policy_error is None:
-                policy_error = part.policy_error.read()[1]
         add_failure_infos(sidecar, trajectory)
+        policy_error = next((part.policy_error.read()[1] for part in parts if part.policy_error is not None), None)
         versions = np.full(len(parts), 0 if self.parameters is None else self.parameters.version)
         envs = range(parts[0].columns.envs.start, parts[-1].columns.envs.stop)
         rollout = assemble(trajectory, envs, sidecar, versions, copies=self._copies)

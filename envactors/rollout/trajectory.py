@@ -1,8 +1,8 @@
 """The memory that a rollout is written into: time-major arrays that the caller and its workers share.
 
 Actions and extras have regions of their own, since their specs may be known only after the first call of the policy.
-Each worker writes the columns of its envs, and ``done`` last: every step that it counts is complete, at whatever point
-the worker is killed.
+Each worker writes the steps of its envs, and ``steps_done`` last: every step that it counts is complete, at whatever
+point the worker is killed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TrajectoryLayout(NamedTuple):
     """Layout of a trajectory, the same in the caller and the workers.
 
     Attributes:
-        observation: Spec of one env's observation; leaves that cannot be batched have no place in the trajectory.
+        observation: Spec of one env's observation; leaves that cannot be batched have no array in the trajectory.
         action: Spec of one env's action; None until it is learned from the first actions.
         reward: Spec of one env's reward; None if rewards are objects.
         extras: Names and specs, for one env, of what the policy returns besides the actions.
@@ -68,8 +68,8 @@ class Trajectory:
     Attributes:
         layout: Layout of the trajectory.
         sizes: Size of each region in bytes; 0 for those that the layout does not need.
-        done: Number of complete steps of each env; int64, shape (n,).
-        chosen: Number of steps that the policy has chosen actions for, at the first env of each worker; int64,
+        steps_done: Number of complete steps of each env; int64, shape (n,).
+        steps_chosen: Number of steps that the policy has chosen actions for, at the first env of each worker; int64,
             shape (n,).
         flags: The flags below, which workers clear together; uint8, shape (5, t + 1, n): row ``step + 1`` is about a
             step and the observation after it.
@@ -81,7 +81,7 @@ class Trajectory:
         checks: Checksums over the observations of envs with a journal; uint32, shape (t, n).
         rewards: Rewards; float64, shape (t, n, *shape of the reward spec).
         observations: Arrays of shape (t + 1, n, ...), None for leaves that cannot be batched.
-        is_whole: Whether all leaves of observations have a place.
+        is_whole: Whether all leaves of observations have an array.
         info_encoding, inline_info_sizes, inline_infos: As in `envactors.mailbox.slab.Slab`, for the cell ``step * n +
             env``.
         actions, extras: Arrays of shape (t, n, ...), for each leaf of the action and each extra. Only in-process
@@ -91,40 +91,33 @@ class Trajectory:
     def __init__(self, layout: TrajectoryLayout, regions: Iterable[Any] = (None, None, None)) -> None:
         self.layout = layout
         n, t = layout.envs, layout.steps
-        place, place_action, place_extra = map(Places, regions)
-        self.done: npt.NDArray[np.int64] = place((n,), np.int64)
-        self.chosen: npt.NDArray[np.int64] = place((n,), np.int64)
-        self.flags: npt.NDArray[np.uint8] = place((5, t + 1, n), np.uint8)
+        add, add_action, add_extra = map(Places, regions)
+        self.steps_done: npt.NDArray[np.int64] = add((n,), np.int64)
+        self.steps_chosen: npt.NDArray[np.int64] = add((n,), np.int64)
+        self.flags: npt.NDArray[np.uint8] = add((5, t + 1, n), np.uint8)
         self.starts: npt.NDArray[np.bool_] = self.flags[0].view(np.bool_)
         self.terminated: npt.NDArray[np.bool_] = self.flags[1, 1:].view(np.bool_)
         self.truncated: npt.NDArray[np.bool_] = self.flags[2, 1:].view(np.bool_)
         self.ops: npt.NDArray[np.uint8] = self.flags[3, 1:]
         self.info_encoding: npt.NDArray[np.uint8] = self.flags[4, 1:].reshape(-1)
-        self.seeds: npt.NDArray[np.int64] = place((t, n), np.int64)
-        self.checks: npt.NDArray[np.uint32] = place((t, n), np.uint32)
+        self.seeds: npt.NDArray[np.int64] = add((t, n), np.int64)
+        self.checks: npt.NDArray[np.uint32] = add((t, n), np.uint32)
         reward = layout.reward or PLAIN_REWARD
-        self.rewards: npt.NDArray[np.float64] = place((t, n, *reward.shape), reward.dtype)
+        self.rewards: npt.NDArray[np.float64] = add((t, n, *reward.shape), reward.dtype)
         self.observations: list[npt.NDArray[Any] | None] = [
-            place((t + 1, n, *leaf.shape), leaf.dtype) if leaf.batchable else None
-            for leaf in leaves(layout.observation)
+            add((t + 1, n, *leaf.shape), leaf.dtype) if leaf.batchable else None for leaf in leaves(layout.observation)
         ]
         self.is_whole: bool = all(array is not None for array in self.observations)
-        self.inline_info_sizes: npt.NDArray[np.uint32] = place((t * n,), np.uint32)
-        self.inline_infos: npt.NDArray[np.uint8] = place((t * n, _INFO_ROOM), np.uint8)
+        self.inline_info_sizes: npt.NDArray[np.uint32] = add((t * n,), np.uint32)
+        self.inline_infos: npt.NDArray[np.uint8] = add((t * n, _INFO_ROOM), np.uint8)
         actions = () if layout.action is None else leaves(layout.action)
         self.actions: list[npt.NDArray[Any]] = [
-            place_action((t, n, *leaf.shape), leaf.dtype) if leaf.batchable else np.full((t, n), None, object)
+            add_action((t, n, *leaf.shape), leaf.dtype) if leaf.batchable else np.full((t, n), None, object)
             for leaf in actions
         ]
-        self.extras: list[npt.NDArray[Any]] = [
-            place_extra((t, n, *spec.shape), spec.dtype) for _, spec in layout.extras
-        ]
+        self.extras: list[npt.NDArray[Any]] = [add_extra((t, n, *spec.shape), spec.dtype) for _, spec in layout.extras]
         # Arrays without elements need a region, too.
-        self.sizes: list[int] = [
-            place.size,
-            place_action.size or len(self.actions),
-            place_extra.size or len(self.extras),
-        ]
+        self.sizes: list[int] = [add.size, add_action.size or len(self.actions), add_extra.size or len(self.extras)]
 
     def inline_info(self, cell: int) -> memoryview:
         """Return the encoded info of a cell."""
@@ -146,7 +139,7 @@ class Trajectory:
             end: Step after the last one; None for everything that their worker has written.
         """
         if end is None:
-            written = max(int(self.done[slice_of(envs)].max()), int(self.chosen[envs.start]))
+            written = max(int(self.steps_done[slice_of(envs)].max()), int(self.steps_chosen[envs.start]))
             end = min(max(start, written), self.layout.steps)
         content: list[bytes | memoryview] = [_RANGE.pack(start, end)]
         content += [block.tobytes() for block in self._blocks(envs, start, end)]
@@ -172,8 +165,8 @@ class Trajectory:
         # Flags and observations have one row more: those before and those after each step.
         observations = [array[start : end + 1, mine] for array in self.observations if array is not None]
         timed: list[npt.NDArray[Any]] = [self.seeds, self.checks, self.rewards, info_sizes, *self.actions, *self.extras]
-        whole: list[npt.NDArray[Any]] = [self.done[mine], self.chosen[mine], self.flags[:, start : end + 1, mine]]
-        return [*whole, *observations, *(array[start:end, mine] for array in timed)]
+        counts, flags = [self.steps_done[mine], self.steps_chosen[mine]], self.flags[:, start : end + 1, mine]
+        return [*counts, flags, *observations, *(array[start:end, mine] for array in timed)]
 
     def _cells_with_infos(self, envs: range, start: int, end: int) -> list[int]:
         count = self.layout.envs

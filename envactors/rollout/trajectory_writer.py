@@ -59,11 +59,11 @@ class EnvCursor:
 
 
 class _ObservationBatches:
-    """Observations of several leaves, or of leaves without a place in the trajectory, by step.
+    """Observations of several leaves, or of leaves without an array in the trajectory, by step.
 
     Args:
-        writer: Has the leaves without a place.
-        seen: Read-only array per leaf; None for leaves without a place.
+        writer: Has the leaves without an array.
+        seen: Read-only array per leaf; None for leaves without an array.
     """
 
     def __init__(self, writer: TrajectoryWriter, seen: list[Any]) -> None:
@@ -90,11 +90,12 @@ class TrajectoryWriter:
         trajectory: Trajectory to write to.
         envs: Indices of the worker's envs.
         count: Number of envs of the trajectory.
-        objects: Leaves of each env's last observation that have no place in the trajectory.
+        objects: Leaves of each env's last observation that have no array in the trajectory.
         observed, starts: Read-only batches by step: the observations before it, and whether each is the first of its
             episode; starts is bool, shape (t + 1, n).
         copies_action: Whether an env gets a copy of its action, since it may modify it.
-        chosen, done, rewards: Memory of the trajectory; single numbers are written to it in a third of the time.
+        steps_chosen, steps_done, rewards: Memory of the trajectory, to which single numbers are written in a third of
+            the time.
         numbers: All observations as one sequence of numbers, if they are arrays of one axis and may be written without
             `finish`. Assigning a slice of a memoryview checks the dtype and the shape, and takes half of the time that
             NumPy takes.
@@ -113,8 +114,8 @@ class TrajectoryWriter:
         self._resets_within_step, self._op_after_end = False, OP_REPEAT
         mine = slice_of(self.envs)
 
-        self.chosen: memoryview[int] = trajectory.chosen.data
-        self.done: memoryview[int] = trajectory.done.data
+        self.steps_chosen: memoryview[int] = trajectory.steps_chosen.data
+        self.steps_done: memoryview[int] = trajectory.steps_done.data
         self.rewards: Any = trajectory.rewards.reshape(-1).data if layout.reward == PLAIN_REWARD else None
 
         self.copies_action: bool = False
@@ -138,7 +139,7 @@ class TrajectoryWriter:
         self.observed: Any = _ObservationBatches(self, seen)
         self.size: int = 0
         self.numbers: Any = None
-        # The only leaf of the observation; None if there are others, or if it has no place.
+        # The only leaf of the observation; None if there are others, or if it has no array.
         self._only: Any = None
         if isinstance(self._spec, ArraySpec) and trajectory.is_whole:
             self._only = trajectory.observations[0]
@@ -222,10 +223,10 @@ class TrajectoryWriter:
                 self.write_boundary(cursor, step, terminated, truncated)
         except BaseException as error:
             raise unfit_result(error, fields) from error
-        self.done[index] = step + 1
+        self.steps_done[index] = step + 1
 
     def write_info(self, cell: int, info: Any, objects: list[Any]) -> None:
-        """Write an info and the leaves that have no place.
+        """Write an info and the leaves that have no array.
 
         Raises:
             Exception: They do not pickle.
@@ -242,4 +243,4 @@ class TrajectoryWriter:
             self.write_info(step * self.count + index, {}, self.objects[hosted.position])
         trajectory.ops[step, index] = OP_REPEAT
         trajectory.checks[step, index] = hosted.check
-        self.done[index] = step + 1
+        self.steps_done[index] = step + 1
