@@ -11,7 +11,7 @@ import numpy.typing as npt
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, decode_alike
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import Spec, flatten, unflatten
-from envactors.rollout.columns import ActorColumns
+from envactors.rollout.actor_trajectory import ActorTrajectory
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import OP_STEP, OP_TRUNCATED, Trajectory
 from envactors.vector.results import failure_info, step_error
@@ -118,15 +118,15 @@ def rollout_or_error(
     return rollout, None
 
 
-def add_infos(sidecar: Sidecar, columns: ActorColumns) -> None:
+def add_infos(sidecar: Sidecar, own: ActorTrajectory) -> None:
     """Add the infos and object leaves of an actor's steps to the sidecar of their rollout.
 
     Raises:
         BaseException: Whatever unpickling raises.
     """
-    trajectory, layout = columns.trajectory, columns.trajectory.layout
-    first, mine = columns.envs.start, slice_of(columns.envs)
-    for key, encoded in columns.encoded_leaves.items():
+    trajectory, layout = own.arrays, own.arrays.layout
+    first, mine = own.envs.start, slice_of(own.envs)
+    for key, encoded in own.encoded_leaves.items():
         sidecar.objects[key] = [] if encoded is None else decode(encoded)[1]
     encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]
     if not encodings.any():
@@ -147,7 +147,7 @@ def add_infos(sidecar: Sidecar, columns: ActorColumns) -> None:
             sidecar.infos.update(zip(keys, alike, strict=True))
             continue
         for cell, (step, index) in zip(cells[alike_at].tolist(), keys, strict=True):
-            info, leaves = reader.decode(cell, columns.large_infos.get(cell))
+            info, leaves = reader.decode(cell, own.large_infos.get(cell))
             if leaves:
                 sidecar.objects[step + 1, index] = leaves
             if not (isinstance(info, dict) and not info):

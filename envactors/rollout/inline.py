@@ -194,7 +194,7 @@ class InlineTrajectory:
         """Write the actions and extras that the policy has returned, with new memory if there is no room for them."""
         layout = write_output(self.trajectory, envs, step, output)
         if layout is not None:
-            self._buffer.add_columns(layout)
+            self._buffer.add_room(layout)
             write_output(self.trajectory, envs, step, output)
         self.trajectory.steps_chosen[envs.start] = step + 1
 

@@ -39,7 +39,7 @@ class TrajectoryBuffer:
         self._holder: weakref.ref[Any] | None = None
         self._set_layout(layout)
 
-    def add_columns(self, layout: TrajectoryLayout) -> None:
+    def add_room(self, layout: TrajectoryLayout) -> None:
         """Make room for actions and extras that only another layout has. Everything that was written stays.
 
         Raises:

@@ -15,12 +15,12 @@ from envactors.mailbox import bundle
 from envactors.mailbox.messages import Failure
 from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
 
-# Key of the piece of a reply that contains columns of a trajectory. Pieces with infos have the numbers of their cells.
-COLUMNS: Final = (1 << 32) - 1
+# Key of the piece of a reply that contains steps of a trajectory. Pieces with infos have the numbers of their cells.
+STEPS: Final = (1 << 32) - 1
 
 
-class MirroredColumns(NamedTuple):
-    """The columns of a trajectory that a worker on another machine writes; see `envactors.backends.base.MirroredPart`.
+class MirroredSteps(NamedTuple):
+    """The steps of a trajectory that a worker on another machine writes; see `envactors.backends.base.MirroredPart`.
 
     Attributes:
         places: Places of the regions of the trajectory in the shared memory.
@@ -35,12 +35,12 @@ class MirroredColumns(NamedTuple):
     first_step: int
 
     def write(self, regions: Sequence[memoryview | None], content: bytes | memoryview) -> None:
-        """Write the columns of the first step, as far as the caller has them."""
+        """Write the first step, as far as the caller has it."""
         self._trajectory(regions).unpack(self.envs, content)
 
     def read(self, regions: Sequence[memoryview | None]) -> bytes | bytearray:
-        """Return the columns that the worker has written."""
-        return bundle.pack([(COLUMNS, self._trajectory(regions).pack(self.envs, self.first_step))])
+        """Return the steps that the worker has written."""
+        return bundle.pack([(STEPS, self._trajectory(regions).pack(self.envs, self.first_step))])
 
     def _trajectory(self, regions: Sequence[memoryview | None]) -> Trajectory:
         return Trajectory(pickle.loads(self.layout), regions)

@@ -25,9 +25,9 @@ from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import RESET as RESET_BIT
 from envactors.replay import PostedRequest
 from envactors.rollout import policy_loop
-from envactors.rollout.columns import ActorColumns
+from envactors.rollout.actor_trajectory import ActorTrajectory
 from envactors.rollout.memory import TrajectoryBuffer
-from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, OrderReply, Parameters, Policy
+from envactors.rollout.messages import STEPS, MirroredSteps, Order, OrderReply, Parameters, Policy
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.env_recovery import Actions
@@ -57,7 +57,7 @@ class RolloutPart(Job):
         rollout: The rollout.
 
     Attributes:
-        columns: What they have done.
+        trajectory: The actor's share of the trajectory, which tells how far each env has got.
         errors_by_step: Errors of envs, by (step, env), also of those that continue. The thread that reads the result
             reads them.
         errors_by_env: Those to raise, by env; the envs do not continue.
@@ -70,7 +70,7 @@ class RolloutPart(Job):
     survives_interrupt = False
 
     def __init__(self, group: EnvGroup, rollout: WholeRollout) -> None:
-        self.columns: ActorColumns = ActorColumns(group.table, group.indices, rollout.buffer)
+        self.trajectory: ActorTrajectory = ActorTrajectory(group.table, group.indices, rollout.buffer)
         self.errors_by_step: dict[tuple[int, int], Outcome] = {}
         self.errors_by_env: dict[int, Outcome] = {}
         self.policy_error: Outcome | None = None
@@ -86,7 +86,7 @@ class RolloutPart(Job):
         self._makes_policy = False
         # The step that has missed its deadline.
         self._late: Activity | None = None
-        # Whether the worker is on another machine, whose columns come with replies.
+        # Whether the worker is on another machine, whose steps come with replies.
         self._is_remote: bool = group.actor.config.backend.traits.is_remote
 
     @property
@@ -98,12 +98,12 @@ class RolloutPart(Job):
     def _activity_of_order(self) -> Activity:
         """The current order as a whole."""
         method = "set_policy" if self._makes_policy else "rollout"
-        return Activity(method, self.columns.envs.start, self.call_id, self.started, self.deadline)
+        return Activity(method, self.trajectory.envs.start, self.call_id, self.started, self.deadline)
 
     @property
     def _needs_no_order(self) -> bool:
         """Whether all steps are complete, or an error ends the rollout."""
-        return bool(self.errors_by_env) or self.columns.next_step >= self.columns.steps
+        return bool(self.errors_by_env) or self.trajectory.next_step >= self.trajectory.steps
 
     # The job ---------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class RolloutPart(Job):
     def _renew_if_due(self, *, first: bool) -> None:
         """Replace the process of an env before its next episode, if that is due."""
         episodes = self._table.episodes
-        if any(episodes.is_retiring(index) and episodes.resets_next[index] for index in self.columns.envs):
+        if any(episodes.is_retiring(index) and episodes.resets_next[index] for index in self.trajectory.envs):
             self._actor.jobs.enqueue(Renewal(reason=self._group.recycler.reason), first=first)
 
     def start(self) -> Job | None:
@@ -124,56 +124,56 @@ class RolloutPart(Job):
         rollout, actor = self._reports_to, self._actor
         if rollout is None:
             return None
-        if not self.columns.have_begun:
+        if not self.trajectory.have_begun:
             self._begin(rollout)
         self._recover_lost_episodes()
         if self._needs_no_order:
             self._end()
             return None
-        self._table.begin_rollout(self.columns.envs, self.call_id)
+        self._table.begin_rollout(self.trajectory.envs, self.call_id)
         order = self._make_order(rollout)
         if self._is_remote:
-            self._mirror_columns()
+            self._mirror_steps()
         self.deadline: float | None = actor.config.deadlines.start if self._makes_policy else None
         actor.deadline_watch.watch(self.started, self.deadline)
         actor.send(Kind.EXTEND, self.call_id, dumps((policy_loop.run_rollout, tuple(order))))
         return self
 
     def _make_order(self, rollout: WholeRollout) -> Order:
-        columns, autoreset = self.columns, self._table.episodes.autoreset
-        plans = [columns.plan_next(index) for index in columns.envs]
-        columns.seeds.update(zip(columns.envs, (plan.seed for plan in plans), strict=True))
+        trajectory, autoreset = self.trajectory, self._table.episodes.autoreset
+        plans = [trajectory.plan_next(index) for index in trajectory.envs]
+        trajectory.seeds.update(zip(trajectory.envs, (plan.seed for plan in plans), strict=True))
         return Order(
             policy_id=rollout.policy.policy_id,
             policy=rollout.policy if self._makes_policy else None,
             rollout=rollout.index,
-            first_step=columns.next_step,
-            end_step=columns.steps,
+            first_step=trajectory.next_step,
+            end_step=trajectory.steps,
             layout=self._buffer.pickled_layout,
             places=self._buffer.places,
             parameters=rollout.parameters,
             plans=[tuple(plan) for plan in plans],
             resets_within_step=autoreset.resets_within_step,
             op_after_end=OP_RESET if autoreset.resets_next_step else OP_REPEAT,
-            last_leaves=columns.last_leaves(),
+            last_leaves=trajectory.last_leaves(),
         )
 
     def _begin(self, rollout: WholeRollout) -> None:
         """Begin, and fail the envs that an earlier rollout has lost."""
         episodes = self._table.episodes
-        self.columns.begin()
-        for index in self.columns.envs:
+        self.trajectory.begin()
+        for index in self.trajectory.envs:
             has_lost = episodes.needs_reset(index) and episodes.state(index) == NONE
             if has_lost and index in rollout.last_errors_by_env:
                 self.errors_by_env[index] = self.errors_by_step[0, index] = rollout.last_errors_by_env[index]
 
-    def _mirror_columns(self) -> None:
-        """Send the columns of the next step to the other machine. What the worker adds comes back with the reply."""
+    def _mirror_steps(self) -> None:
+        """Send the memory of the next step to the other machine. What the worker adds comes back with the reply."""
         worker = self._actor.process.worker
-        columns, step = self.columns, self.columns.next_step
+        trajectory, step = self.trajectory, self.trajectory.next_step
         assert worker is not None, "jobs start in a live process"
-        part = MirroredColumns(self._buffer.places, self._buffer.pickled_layout, columns.envs, step)
-        worker.mirror(part, columns.trajectory.pack(columns.envs, step, step + 1))
+        steps = MirroredSteps(self._buffer.places, self._buffer.pickled_layout, trajectory.envs, step)
+        worker.mirror(steps, trajectory.arrays.pack(trajectory.envs, step, step + 1))
 
     def activity(self) -> Activity | None:
         """Return the step that is running."""
@@ -186,7 +186,7 @@ class RolloutPart(Job):
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
             return self._activity_of_order
         deadline = deadline_of(progress.method, self._actor.config.deadlines)
-        envs, position = self.columns.envs, progress.position  # env code may overwrite the latter
+        envs, position = self.trajectory.envs, progress.position  # env code may overwrite the latter
         index = envs[position if progress.method != METHOD_POLICY and 0 <= position < len(envs) else 0]
         return Activity(METHOD_NAMES[progress.method], index, self.call_id, progress.since, deadline)
 
@@ -194,19 +194,19 @@ class RolloutPart(Job):
         """Ignore later progress of the worker, if its progress is known here."""
         self._late = activity
         if not self._is_remote:
-            self.columns.ignore_later()
+            self.trajectory.ignore_later()
 
     def on_reply_piece(self, frame: Frame) -> None:
-        """Keep infos that did not fit into the trajectory, and write columns that come from another machine."""
+        """Keep infos that did not fit into the trajectory, and write steps that come from another machine."""
         for key, content in bundle.unpack(frame.payload):
-            if key == COLUMNS:
-                self.columns.trajectory.unpack(self.columns.envs, content)
+            if key == STEPS:
+                self.trajectory.arrays.unpack(self.trajectory.envs, content)
             else:
-                self.columns.large_infos[key] = bytes(content)
+                self.trajectory.large_infos[key] = bytes(content)
 
     def on_reply(self, frame: Frame) -> bool:
         """Continue, unless the policy has raised or everything is done."""
-        self._actor.jobs.completed += self.columns.accept_completed()
+        self._actor.jobs.completed += self.trajectory.accept_completed()
         if frame.kind == Kind.FAILED:
             activity = self.activity() or self._activity_of_order
             self.policy_error = self._actor.errors.outcome(activity, frame, self._actor.pid)
@@ -215,11 +215,11 @@ class RolloutPart(Job):
         reply = OrderReply(*loads(frame.payload))
         self._makes_policy = reply.lacks_policy
         if reply.failure is not None:
-            index = self.columns.envs[reply.position]
+            index = self.trajectory.envs[reply.position]
             self._recover(index, raised_loss(self._table, self._actor, self._activity_of(index), reply.failure))
         if reply.layout is not None:
             try:
-                self._buffer.add_columns(reply.layout)
+                self._buffer.add_room(reply.layout)
             except OSError as error:
                 activity, incarnation = self._activity_of_order, self._actor.process.incarnation
                 self.actor_error = self._actor.errors.out_of_memory(activity, incarnation, error)
@@ -232,9 +232,9 @@ class RolloutPart(Job):
 
     def accept_completed(self) -> None:
         """Accept the steps that an ended process has completed, and forget those after a deadline."""
-        self._actor.jobs.completed += self.columns.accept_completed()
+        self._actor.jobs.completed += self.trajectory.accept_completed()
         if self._late is not None:
-            self.columns.forget_later()
+            self.trajectory.forget_later()
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the step that an ended process was running, and the requests before it; nothing of the policy."""
@@ -246,7 +246,7 @@ class RolloutPart(Job):
         """Decide about the envs of an ended process, and continue in the next one."""
         self._late = None
         self._makes_policy = True
-        is_complete = self.columns.next_step >= self.columns.steps  # the worker had only to reply
+        is_complete = self.trajectory.next_step >= self.trajectory.steps  # the worker had only to reply
         if ended.culprit is not None and not is_complete:
             (loss,) = exit_losses(self._actor, [ended.culprit], ended)
             for index in self._envs_failed_in(ended.culprit):
@@ -270,10 +270,10 @@ class RolloutPart(Job):
 
     def _envs_failed_in(self, running: Activity) -> list[int]:
         """Return the envs whose next step fails because the process has ended in this activity."""
-        columns, step = self.columns, self.columns.next_step
-        left = [index for index, accepted in columns.accepted.items() if accepted == step < columns.steps]
-        if running.method == "policy" and not columns.are_chosen:
-            return [index for index in left if not columns.repeats(index)]
+        trajectory, step = self.trajectory, self.trajectory.next_step
+        left = [index for index, accepted in trajectory.accepted.items() if accepted == step < trajectory.steps]
+        if running.method == "policy" and not trajectory.are_chosen:
+            return [index for index in left if not trajectory.repeats(index)]
         if running.method in ("step", "reset") and running.env in left:
             return [running.env]
         return []
@@ -284,37 +284,37 @@ class RolloutPart(Job):
         A loss concerns only steps that the rollout still takes, and an error to raise makes its current step the last
         one. The next rollout, or the next call of `step`, finds the other losses.
         """
-        columns, current = self.columns, self.columns.next_step
-        for index, step in sorted(columns.accepted.items(), key=operator.itemgetter(1)):
-            is_taken = step < columns.steps and (step == current or not self.errors_by_env)
-            if is_taken and self._table.cannot_continue(index) and not columns.repeats(index):
+        trajectory, current = self.trajectory, self.trajectory.next_step
+        for index, step in sorted(trajectory.accepted.items(), key=operator.itemgetter(1)):
+            is_taken = step < trajectory.steps and (step == current or not self.errors_by_env)
+            if is_taken and self._table.cannot_continue(index) and not trajectory.repeats(index):
                 self._recover(index, lost_episode_loss(self._actor, self._activity_of(index)))
 
     def _recover(self, index: int, loss: RequestLoss) -> None:
         """Handle a step of an env that has no result."""
-        columns = self.columns
+        trajectory = self.trajectory
         decision, error = self._group.recovery.end_attempt(index, loss, *self._posted(index))
         if decision.fate is EnvFate.REDO:
             return
-        columns.reset_after_failure.discard(index)
-        self.errors_by_step[columns.accepted[index], index] = error
+        trajectory.reset_after_failure.discard(index)
+        self.errors_by_step[trajectory.accepted[index], index] = error
         if decision.fate is EnvFate.RESET:
-            columns.reset_after_failure.add(index)
+            trajectory.reset_after_failure.add(index)
         elif decision.fate is EnvFate.TRUNCATE:
-            columns.truncate(index, self._group.recovery.next_incarnation(loss))
+            trajectory.truncate(index, self._group.recovery.next_incarnation(loss))
         else:
             self.errors_by_env[index] = error
 
     def _posted(self, index: int) -> tuple[PostedRequest, Actions]:
         """Return the next step of an env as rows would have it, and the actions of all envs in that step."""
-        columns = self.columns
-        op = RESET_BIT if columns.resets_next(index) else 0
-        posted = PostedRequest(op, columns.seeds[index], None, self._table.attach.resets_within_step)
-        return posted, [array[columns.accepted[index]] for array in columns.trajectory.actions]
+        trajectory = self.trajectory
+        op = RESET_BIT if trajectory.resets_next(index) else 0
+        posted = PostedRequest(op, trajectory.seeds[index], None, self._table.attach.resets_within_step)
+        return posted, [array[trajectory.accepted[index]] for array in trajectory.arrays.actions]
 
     def _activity_of(self, index: int) -> Activity:
         """Return the next step of an env, for errors."""
-        return Activity("reset" if self.columns.resets_next(index) else "step", index, self.call_id)
+        return Activity("reset" if self.trajectory.resets_next(index) else "step", index, self.call_id)
 
     # The end ---------------------------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class RolloutPart(Job):
         rollout = self._reports_to
         if rollout is None:
             return
-        self.columns.end()
+        self.trajectory.end()
         rollout.last_errors_by_env.update(self.errors_by_env)
         self.has_ended = True
         rollout.on_part_end(self)

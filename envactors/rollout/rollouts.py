@@ -241,16 +241,16 @@ class RolloutInFlight:
         trajectory, sidecar = self.buffer.trajectory, Sidecar()
         errors_by_env: dict[int, BaseException] = {}
         for part in parts:
-            add_infos(sidecar, part.columns)
+            add_infos(sidecar, part.trajectory)
             sidecar.errors_by_step.update(_exceptions_of(part.errors_by_step))
             if part.actor_error is None:
                 errors_by_env.update(_exceptions_of(part.errors_by_env))
             else:
-                errors_by_env.update(dict.fromkeys(part.columns.envs, part.actor_error))
+                errors_by_env.update(dict.fromkeys(part.trajectory.envs, part.actor_error))
         add_failure_infos(sidecar, trajectory)
         policy_error = next((part.policy_error.read()[1] for part in parts if part.policy_error is not None), None)
         versions = np.full(len(parts), 0 if self.parameters is None else self.parameters.version)
-        envs = range(parts[0].columns.envs.start, parts[-1].columns.envs.stop)
+        envs = range(parts[0].trajectory.envs.start, parts[-1].trajectory.envs.stop)
         rollout = assemble(trajectory, envs, sidecar, versions, copies=self._copies)
         self._unread.discard(envs.start)  # again, if an interrupt has followed
         return rollout_or_error(rollout, errors_by_env, policy_error)

@@ -30,7 +30,7 @@ RegionPlaces: TypeAlias = "tuple[tuple[int, int] | None, ...]"
 
 # Bytes per encoded info; larger infos are sent in messages. Those of MuJoCo take about 500 bytes.
 _INFO_ROOM = 1024
-# Header of packed columns: the first step, and the step after the last one.
+# Header of packed steps: the first step, and the step after the last one.
 _RANGE = struct.Struct("<qq")
 
 
@@ -131,7 +131,7 @@ class Trajectory:
         self.rewards[step, index] = 0
 
     def pack(self, envs: range, start: int, end: int | None = None) -> bytes:
-        """Serialize the columns of some envs for another machine.
+        """Serialize steps of some envs for another machine.
 
         Args:
             envs: Indices of the envs.
@@ -147,7 +147,7 @@ class Trajectory:
         return b"".join(content)
 
     def unpack(self, envs: range, content: bytes | memoryview) -> None:
-        """Write columns that `pack` serialized."""
+        """Write steps that `pack` serialized."""
         start, end = _RANGE.unpack_from(content)
         at = _RANGE.size
         for block in self._blocks(envs, start, end):
@@ -159,7 +159,7 @@ class Trajectory:
             at += len(room)
 
     def _blocks(self, envs: range, start: int, end: int) -> list[npt.NDArray[Any]]:
-        """Return the columns of some envs and steps in each array, except for the infos."""
+        """Return some envs and steps of each array, except for the infos."""
         mine = slice_of(envs)
         info_sizes = self.inline_info_sizes.reshape(-1, self.layout.envs)
         # Flags and observations have one row more: those before and those after each step.

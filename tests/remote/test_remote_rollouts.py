@@ -109,7 +109,7 @@ class Bias:
 
 
 def test_parameters_go_to_each_node_once(monkeypatch, helper_processes):
-    """And the columns of an actor come in one message."""
+    """And the steps of an actor come in one message."""
     sent, add, lock = [], Link.add, threading.Lock()
 
     def note(link, record):

@@ -285,7 +285,7 @@ def test_a_crash_in_the_middle_of_a_step(stages, on_failure, autoreset):
     stage = make(stages, 1, on_failure=on_failure, autoreset=autoreset)
     future = stage.envs.rollout_async(3)
     worker = stage.worker()
-    trajectory = stage.actor().jobs.running.columns.trajectory
+    trajectory = stage.actor().jobs.running.trajectory.arrays
     worker.page.start_request(stage.actor().jobs.running.call_id, METHOD_STEP, 0)
     trajectory.steps_chosen[0] = 1
     trajectory.actions[0][0, 0] = 1
@@ -312,7 +312,7 @@ def test_the_last_batch_after_a_crash_has_the_incarnation_of_each_result(stages,
     if runs_rollout:
         future = stage.envs.rollout_async(1)
         part = stage.actor().jobs.running
-        trajectory = part.columns.trajectory
+        trajectory = part.trajectory.arrays
         trajectory.steps_chosen[0] = trajectory.steps_done[0] = 1
         stage.worker().page.start_request(part.call_id, METHOD_STEP, 1)
         stage.crash()
@@ -432,7 +432,7 @@ def test_an_error_of_an_earlier_rollout_does_not_fail_a_later_one(stages):
     stage.reset(seed=0)
     first = stage.envs.rollout_async(2)
     stage.worker().page.start_request(stage.actor().jobs.running.call_id, METHOD_STEP, 0)
-    stage.actor().jobs.running.columns.trajectory.steps_chosen[0] = 1
+    stage.actor().jobs.running.trajectory.arrays.steps_chosen[0] = 1
     stage.crash()
     with pytest.raises(ea.VectorStepError):
         first.result(SOON)

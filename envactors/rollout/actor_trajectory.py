@@ -1,6 +1,6 @@
-"""The columns of one actor's envs in a trajectory, as the caller reads and writes them under the lock of the vector.
+"""One actor's share of a trajectory, as the caller reads and writes it under the lock of the vector.
 
-They begin with the last results in the rows of the envs. Accepting completed steps advances episodes and journals. At
+It begins with the last results in the rows of the envs. Accepting completed steps advances episodes and journals. At
 the end the rows get the last results, as if steps had written them. So nothing else needs to know about
 rollouts.
 """
@@ -21,8 +21,8 @@ from envactors.rollout.trajectory import OP_REPEAT, OP_RESET, OP_STEP, OP_TRUNCA
 from envactors.vector.table import EnvTable
 
 
-class ActorColumns:
-    """The columns of one actor's envs in a trajectory.
+class ActorTrajectory:
+    """The share of one actor's envs in a trajectory.
 
     Args:
         table: The envs of the vector.
@@ -32,7 +32,7 @@ class ActorColumns:
     Attributes:
         envs: As above.
         steps: Number of steps of the rollout.
-        have_begun: Whether the rollout has begun to use them.
+        have_begun: Whether the rollout has begun to use it.
         accepted: How many steps of each env are accepted, by env.
         incarnations: The ``incarnation`` of each env's last result, by env; see `envactors.vector.results.EnvStep`.
         seeds: The seed of the reset that each env may run in its next step, by env.
@@ -59,8 +59,8 @@ class ActorColumns:
         self._done_in_time: list[int] | None = None
 
     @property
-    def trajectory(self) -> Trajectory:
-        """The memory that the steps are written into."""
+    def arrays(self) -> Trajectory:
+        """The memory that the steps of all actors are written into."""
         return self._buffer.trajectory
 
     @property
@@ -71,43 +71,43 @@ class ActorColumns:
     @property
     def are_chosen(self) -> bool:
         """Whether the policy has chosen the actions of the next step."""
-        return int(self.trajectory.steps_chosen[self.envs.start]) > self.next_step
+        return int(self.arrays.steps_chosen[self.envs.start]) > self.next_step
 
     def begin(self) -> None:
         """Write the last observations of the envs as the first ones of the trajectory."""
-        table, trajectory, mine = self._table, self.trajectory, self._slice
+        table, arrays, mine = self._table, self.arrays, self._slice
         self.have_begun = True
-        trajectory.starts[0, mine] = table.last.are_first(mine)
+        arrays.starts[0, mine] = table.last.are_first(mine)
         for last, array in self._observations():
             array[0, mine] = last[table.last.buffers(mine), self.envs]
-        if not trajectory.is_whole:
+        if not arrays.is_whole:
             self.encoded_leaves = {(0, index): table.last.contents[index] for index in self.envs}
 
     def end(self) -> None:
         """Write the last results of the envs into their rows; again after an interrupt."""
-        table, slab, trajectory = self._table, self._table.slab, self.trajectory
+        table, slab, arrays = self._table, self._table.slab, self.arrays
         ids = [index for index, accepted in self.accepted.items() if accepted]
         at = np.array([self.accepted[index] for index in ids], np.int64)
         buffer = table.last.buffers(ids)
         for last, array in self._observations():
             last[buffer, ids] = array[at, ids]
         if slab.layout.reward is not None:
-            slab.rewards[buffer, ids] = trajectory.rewards[at - 1, ids]
-        slab.terminated[buffer, ids] = trajectory.terminated[at - 1, ids]
-        slab.truncated[buffer, ids] = trajectory.truncated[at - 1, ids]
-        for index, is_first in zip(ids, trajectory.starts[at, ids].tolist(), strict=True):
+            slab.rewards[buffer, ids] = arrays.rewards[at - 1, ids]
+        slab.terminated[buffer, ids] = arrays.terminated[at - 1, ids]
+        slab.truncated[buffer, ids] = arrays.truncated[at - 1, ids]
+        for index, is_first in zip(ids, arrays.starts[at, ids].tolist(), strict=True):
             content = self._encoded_at(self.accepted[index], index)
             table.last.record(index, content, self.incarnations[index], is_first=is_first)
 
     def _observations(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-        """Yield the array in the rows, and the one in the trajectory, of each leaf that has one there."""
-        for last, array in zip(self._table.slab.observations, self.trajectory.observations, strict=True):
+        """Yield the array in the rows, and the one in the trajectory, of each leaf that has both."""
+        for last, array in zip(self._table.slab.observations, self.arrays.observations, strict=True):
             if last is not None and array is not None:
                 yield last, array
 
     def last_leaves(self) -> list[bytes | None]:
         """Return the encoded info and object leaves of each env's last observation; empty if all have arrays."""
-        if self.trajectory.is_whole:
+        if self.arrays.is_whole:
             return []
         return [self._encoded_at(accepted, index) for index, accepted in self.accepted.items()]
 
@@ -115,11 +115,11 @@ class ActorColumns:
         """Return the encoded info and object leaves of the observation before a step; None without any."""
         if step == 0 or (step, index) in self.encoded_leaves:
             return self.encoded_leaves.get((step, index))
-        cell = (step - 1) * self.trajectory.layout.envs + index
-        if self.trajectory.info_encoding[cell] == PLAIN:
+        cell = (step - 1) * self.arrays.layout.envs + index
+        if self.arrays.info_encoding[cell] == PLAIN:
             return None
         large = self.large_infos.get(cell)
-        return bytes(self.trajectory.inline_info(cell)) if large is None else large
+        return bytes(self.arrays.inline_info(cell)) if large is None else large
 
     # The next steps --------------------------------------------------------------------------------------
 
@@ -155,16 +155,16 @@ class ActorColumns:
 
         The env continues in the process with that incarnation.
         """
-        step, trajectory = self.accepted[index], self.trajectory
-        trajectory.repeat_observation(step, index)
-        if not trajectory.is_whole:
+        step, arrays = self.accepted[index], self.arrays
+        arrays.repeat_observation(step, index)
+        if not arrays.is_whole:
             self.encoded_leaves[step + 1, index] = self._encoded_at(step, index)
-        trajectory.terminated[step, index] = False
-        trajectory.truncated[step, index] = True
-        trajectory.starts[step + 1, index] = False
-        trajectory.ops[step, index] = OP_TRUNCATED
-        trajectory.info_encoding[step * trajectory.layout.envs + index] = PLAIN
-        trajectory.steps_done[index] = step + 1
+        arrays.terminated[step, index] = False
+        arrays.truncated[step, index] = True
+        arrays.starts[step + 1, index] = False
+        arrays.ops[step, index] = OP_TRUNCATED
+        arrays.info_encoding[step * arrays.layout.envs + index] = PLAIN
+        arrays.steps_done[index] = step + 1
         self.accepted[index] = step + 1
         self.incarnations[index] = incarnation
 
@@ -172,29 +172,29 @@ class ActorColumns:
 
     def ignore_later(self) -> None:
         """Accept no steps that the worker completes from now on, since it has missed a deadline."""
-        self._done_in_time = self.trajectory.steps_done[self._slice].tolist()
+        self._done_in_time = self.arrays.steps_done[self._slice].tolist()
 
     def forget_later(self) -> None:
         """Forget the steps that are not accepted: the worker that has missed a deadline has ended."""
-        steps_chosen, first = self.trajectory.steps_chosen, self.envs.start
+        steps_chosen, first = self.arrays.steps_chosen, self.envs.start
         self._done_in_time = None
-        self.trajectory.steps_done[self._slice] = list(self.accepted.values())
+        self.arrays.steps_done[self._slice] = list(self.accepted.values())
         steps_chosen[first] = min(int(steps_chosen[first]), self.next_step + 1)
 
     def accept_completed(self) -> int:
         """Record the steps that the worker has completed in episodes and journals; return how many are new."""
-        trajectory, mine = self.trajectory, self._slice
+        arrays, mine = self.arrays, self._slice
         if not self.have_begun:
             return 0
         before = list(self.accepted.values())
-        reported: list[int] = trajectory.steps_done[mine].tolist() if self._done_in_time is None else self._done_in_time
+        reported: list[int] = arrays.steps_done[mine].tolist() if self._done_in_time is None else self._done_in_time
         after = [min(max(new, old), self.steps) for new, old in zip(reported, before, strict=True)]
         if after == before:
             return 0
         low, high = min(before), max(after)
         # As bytes, env by env, which are searched in a tenth of the time that short arrays take.
-        all_ends = (trajectory.terminated[low:high, mine] | trajectory.truncated[low:high, mine]).T.tobytes()
-        all_ops = trajectory.ops[low:high, mine].T.tobytes()
+        all_ends = (arrays.terminated[low:high, mine] | arrays.truncated[low:high, mine]).T.tobytes()
+        all_ops = arrays.ops[low:high, mine].T.tobytes()
         for position, index in enumerate(self.envs):
             old, new = before[position], after[position]
             if new > old:
@@ -225,37 +225,37 @@ class ActorColumns:
 
     def _record(self, index: int, first: int, ends: bytes, ops: bytes) -> None:
         """Record steps of an env in its journal, which a seeded reset begins anew."""
-        table, trajectory, journal = self._table, self.trajectory, self._table.flush_journal(index)
+        table, arrays, journal = self._table, self.arrays, self._table.flush_journal(index)
         resets_within_step = table.attach.resets_within_step
         begin = 0
         for offset, op in enumerate(ops):
             if op == OP_RESET or (resets_within_step and ends[offset]):
-                seed = int(trajectory.seeds[first + offset, index])
+                seed = int(arrays.seeds[first + offset, index])
                 if seed >= 0:
-                    journal.begin(seed, int(trajectory.checks[first + offset, index]))
+                    journal.begin(seed, int(arrays.checks[first + offset, index]))
                     begin = offset + 1
         steps = [first + offset for offset in range(begin, len(ops)) if ops[offset] != OP_REPEAT]
         if not steps:
             return
         resets = _resets_in(ops[begin:])
         if table.slab.layout.action is not None:
-            actions = [array[steps, index].tobytes() for array in trajectory.actions]
-            journal.record_steps(actions, resets, int(trajectory.checks[steps[-1], index]))
+            actions = [array[steps, index].tobytes() for array in arrays.actions]
+            journal.record_steps(actions, resets, int(arrays.checks[steps[-1], index]))
             return
         for step, is_reset in zip(steps, resets, strict=True):
-            check = int(trajectory.checks[step, index])
+            check = int(arrays.checks[step, index])
             if is_reset:
                 journal.record_reset(check)
             else:
-                action = trajectory.actions[0][step, index].copy()[()]
+                action = arrays.actions[0][step, index].copy()[()]
                 journal.record_action(action, resets_within_step=resets_within_step, check=check)
 
     def _mark_truncated(self, index: int, step: int) -> None:
         """Mark a step that had failed, and in which the next process has reset the env, as truncated."""
         if index in self.reset_after_failure:
             self.reset_after_failure.discard(index)
-            self.trajectory.truncated[step, index] = True
-            self.trajectory.ops[step, index] = OP_TRUNCATED
+            self.arrays.truncated[step, index] = True
+            self.arrays.ops[step, index] = OP_TRUNCATED
 
 
 def _resets_in(ops: bytes) -> bytes:
