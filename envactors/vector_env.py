@@ -25,10 +25,10 @@ from envactors.mailbox.messages import Kind, Restore, Save
 from envactors.mailbox.specs import Spec
 from envactors.options import as_timeout, check_kind, deadline_after, is_int
 from envactors.rollout.base import RolloutEngine
+from envactors.rollout.engine import WorkerRolloutEngine
 from envactors.rollout.evaluation import Evaluator
 from envactors.rollout.inline import InlineRolloutEngine
 from envactors.rollout.results import Evaluation, Rollout
-from envactors.rollout.rollouts import WorkerRolloutEngine
 from envactors.vector import inputs
 from envactors.vector.base import Engine
 from envactors.vector.build import describe_envs, launch_actors, share_rows
@@ -87,7 +87,7 @@ class VectorEnv(BoundToProcess):
         factories_by_actor, variables = inputs.check_settings(settings, factories, backend)
         self._is_closed = False
         self._has_snapshots = settings.snapshot is not None
-        self._rollouts: RolloutEngine | None = None  # made with the first policy
+        self._rollout_engine: RolloutEngine | None = None  # made with the first policy
         self._forks = runtimes.forks
         self._memory = None if backend.traits.is_inline else backend.make_memory()
         self.actors: list[ActorHandle[Any]]
@@ -402,11 +402,11 @@ class VectorEnv(BoundToProcess):
             raise TypeError(f"make_policy is {make_policy!r}: expected a function without arguments")
         if not is_int(seed, 0):
             raise ValueError(f"seed is {seed!r}: expected an int >= 0")
-        if self._rollouts is None:
-            self._rollouts = self._make_rollouts()
-        self._rollouts.set_policy(make_policy, operator.index(seed))
+        if self._rollout_engine is None:
+            self._rollout_engine = self._make_rollout_engine()
+        self._rollout_engine.set_policy(make_policy, operator.index(seed))
 
-    def _make_rollouts(self) -> RolloutEngine:
+    def _make_rollout_engine(self) -> RolloutEngine:
         engine = self._engine
         if isinstance(engine, InlineEngine):
             return InlineRolloutEngine(engine)
@@ -475,28 +475,28 @@ class VectorEnv(BoundToProcess):
             TypeError: ``parameters`` were given to a policy without a method ``load``.
             Exception: Raised by the policy.
         """
-        rollouts = self._check_policy("evaluate")
+        engine = self._check_policy("evaluate")
         if not is_int(episodes):
             raise VectorInputError(f"episodes is {episodes!r}: expected an int >= 1")
         shape = self.num_envs, *getattr(self.reward_spec, "shape", ())
-        evaluator = Evaluator(rollouts, self.reset, operator.index(episodes), shape)
-        rollouts.check_free()
+        evaluator = Evaluator(engine, self.reset, operator.index(episodes), shape)
+        engine.check_free()
         try:
             return evaluator.run(parameters)
         finally:
-            rollouts.end_episodes()
+            engine.end_episodes()
 
     def _start_rollout(self, steps: int, parameters: Any, *, each: bool) -> list[ActorFuture[Rollout]]:
-        rollouts = self._check_policy("rollout")
+        engine = self._check_policy("rollout")
         if not is_int(steps):
             raise VectorInputError(f"steps is {steps!r}: expected an int >= 1")
-        return rollouts.start(operator.index(steps), parameters, each=each)  # a small int of NumPy would overflow
+        return engine.start(operator.index(steps), parameters, each=each)  # a small int of NumPy would overflow
 
     def _check_policy(self, caller: str) -> RolloutEngine:
         self._check_open()
-        if self._rollouts is None or not self._rollouts.has_policy:
+        if self._rollout_engine is None or not self._rollout_engine.has_policy:
             raise VectorInputError(f"{caller} needs a policy: call set_policy first")
-        return self._rollouts
+        return self._rollout_engine
 
     # The end ---------------------------------------------------------------------------------------------
 

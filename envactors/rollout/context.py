@@ -48,9 +48,9 @@ class PolicyContext:
         return f"PolicyContext(env_ids={self.env_ids!r}, starts={self.starts!r}, step={self.step})"
 
 
-def generator_of(seed: int, step: int, rollout: int, first_env: int) -> np.random.Generator:
+def generator_of(seed: int, step: int, rollout_index: int, first_env: int) -> np.random.Generator:
     """Return the generator of one step of one rollout for the envs of one process.
 
     It takes about 7 us to make, which only steps of policies that use ``context.rng`` pay.
     """
-    return np.random.Generator(np.random.Philox(key=seed, counter=[0, step, rollout, first_env]))
+    return np.random.Generator(np.random.Philox(key=seed, counter=[0, step, rollout_index, first_env]))

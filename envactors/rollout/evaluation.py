@@ -28,16 +28,14 @@ class Evaluator:
     step with the others, and its results are discarded.
 
     Args:
-        rollouts: Runs rollouts.
+        engine: Runs rollouts.
         reset: Method ``reset`` of the vector.
         episodes: Number of episodes to play.
         shape: Shape of the rewards of all envs.
     """
 
-    def __init__(
-        self, rollouts: RolloutEngine, reset: Callable[..., Any], episodes: int, shape: tuple[int, ...]
-    ) -> None:
-        self._rollouts = rollouts
+    def __init__(self, engine: RolloutEngine, reset: Callable[..., Any], episodes: int, shape: tuple[int, ...]) -> None:
+        self._engine = engine
         self._reset = reset
         self._episodes = episodes
         self._returns: npt.NDArray[np.float64] = np.zeros((episodes, *shape[1:]))
@@ -59,14 +57,14 @@ class Evaluator:
             VectorStepError: An episode failed three times.
             BaseException: Raised by the policy.
         """
-        self._rollouts.set_parameters(parameters)
+        self._engine.set_parameters(parameters)
         due = list(range(len(self._numbers)))
         while min(self._numbers) < self._episodes:
             due = self._begin(due)
             if not due:
                 rollout, error = self._roll()
                 due = [index for index in range(len(self._numbers)) if self._take(rollout, index, error)]
-        seeds = np.array([self._rollouts.seed_of_episode(number) for number in range(self._episodes)], np.int64)
+        seeds = np.array([self._engine.seed_of_episode(number) for number in range(self._episodes)], np.int64)
         failures = sorted(self._failures, key=lambda failure: failure[0])
         return Evaluation(self._returns, self._lengths, seeds, failures)
 
@@ -74,7 +72,7 @@ class Evaluator:
         """Reset envs for their next episodes; return the envs whose reset failed."""
         self._sums[due] = 0
         self._steps[due] = 0
-        seeds = [self._rollouts.seed_of_episode(self._numbers[index]) for index in due]
+        seeds = [self._engine.seed_of_episode(self._numbers[index]) for index in due]
         failed: VectorStepError | None = None
         try:
             infos = dict(zip(due, self._reset(seeds, env_ids=due)[1], strict=True)) if due else {}
@@ -93,7 +91,7 @@ class Evaluator:
 
     def _roll(self) -> tuple[Rollout, VectorStepError | None]:
         """Run a rollout; return it with its error, or None if no env failed."""
-        (future,) = self._rollouts.start(_STEPS, None, copy=False)
+        (future,) = self._engine.start(_STEPS, None, copy=False)
         try:
             return future.result(), None
         except VectorStepError as error:

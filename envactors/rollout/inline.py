@@ -113,7 +113,7 @@ class InlineRolloutEngine(RolloutEngine):
         engine, envs = self._engine, actor_policy.envs
         ids = np.arange(envs.start, envs.stop)
         assert self._seed is not None, "the caller has checked it"
-        make_rng = functools.partial(generator_of, self._seed, rollout=self.next_index, first_env=envs.start)
+        make_rng = functools.partial(generator_of, self._seed, rollout_index=self.next_index, first_env=envs.start)
         for step in range(steps):
             obs, starts = run.write_observations(step, envs)
             run.write_output(step, envs, actor_policy.policy(obs, PolicyContext(ids, starts, step, make_rng)))

@@ -46,8 +46,8 @@ class MirroredSteps(NamedTuple):
         return Trajectory(pickle.loads(self.layout), regions)
 
 
-class Policy(NamedTuple):
-    """A policy: its id within the vector, the pickled function that makes it, and the seed of its random numbers."""
+class PolicyRecipe(NamedTuple):
+    """What makes a policy: its id within the vector, a pickled function, and the seed of its random numbers."""
 
     policy_id: int
     pickled: bytes
@@ -93,8 +93,8 @@ class Order(NamedTuple):
 
     Attributes:
         policy_id: Id of the policy.
-        policy: Policy to make first; None if the worker should have it.
-        rollout: Index of the rollout since the policy was set.
+        recipe: Recipe of the policy to make first; None if the worker should have made it.
+        rollout_index: Index of the rollout since the policy was set.
         first_step, end_step: First step, and the step after the last one.
         layout: Pickled `TrajectoryLayout`.
         places: Places of the regions of the trajectory in the shared memory.
@@ -107,8 +107,8 @@ class Order(NamedTuple):
     """
 
     policy_id: int
-    policy: Policy | None
-    rollout: int
+    recipe: PolicyRecipe | None
+    rollout_index: int
     first_step: int
     end_step: int
     layout: bytes

@@ -27,7 +27,7 @@ from envactors.replay import PostedRequest
 from envactors.rollout import policy_loop
 from envactors.rollout.actor_trajectory import ActorTrajectory
 from envactors.rollout.memory import TrajectoryBuffer
-from envactors.rollout.messages import STEPS, MirroredSteps, Order, OrderReply, Parameters, Policy
+from envactors.rollout.messages import STEPS, MirroredSteps, Order, OrderReply, Parameters, PolicyRecipe
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.env_recovery import Actions
@@ -37,11 +37,11 @@ from envactors.vector.losses import exit_losses, lost_episode_loss, raised_loss
 
 
 class WholeRollout(Protocol):
-    """A rollout, as its parts see it; see `envactors.rollout.rollouts.RolloutInFlight`."""
+    """A rollout, as its parts see it; see `envactors.rollout.engine.RolloutInFlight`."""
 
     buffer: TrajectoryBuffer
     index: int
-    policy: Policy
+    recipe: PolicyRecipe
     parameters: Parameters | None
     last_errors_by_env: dict[int, Outcome]
 
@@ -144,9 +144,9 @@ class RolloutPart(Job):
         plans = [trajectory.plan_next(index) for index in trajectory.envs]
         trajectory.seeds.update(zip(trajectory.envs, (plan.seed for plan in plans), strict=True))
         return Order(
-            policy_id=rollout.policy.policy_id,
-            policy=rollout.policy if self._makes_policy else None,
-            rollout=rollout.index,
+            policy_id=rollout.recipe.policy_id,
+            recipe=rollout.recipe if self._makes_policy else None,
+            rollout_index=rollout.index,
             first_step=trajectory.next_step,
             end_step=trajectory.steps,
             layout=self._buffer.pickled_layout,

@@ -22,7 +22,7 @@ from envactors.mailbox.control_page import (
     TIMED,
 )
 from envactors.rollout.context import PolicyContext, generator_of
-from envactors.rollout.messages import EnvPlan, Order, OrderReply, Parameters, Policy
+from envactors.rollout.messages import EnvPlan, Order, OrderReply, Parameters, PolicyRecipe
 from envactors.rollout.policy_output import actions_at
 from envactors.rollout.trajectory import OP_RESET, OP_STEP, RegionPlaces, Trajectory, TrajectoryLayout
 from envactors.rollout.trajectory_writer import EnvCursor, TrajectoryWriter
@@ -36,19 +36,19 @@ _MOST_TRAJECTORIES = 4
 _MOST_PARAMETERS = 2
 
 
-def set_policy(server: Server, policy: Policy) -> bool:
+def set_policy(server: Server, recipe: PolicyRecipe) -> bool:
     """Make the policy in this worker; return whether it can load parameters."""
     server.page.record_env(METHOD_CALL, 0)
-    made = pickle.loads(policy.pickled)()
-    server.extension = PolicyLoop(server, policy.policy_id, made, policy.seed)
+    made = pickle.loads(recipe.pickled)()
+    server.extension = PolicyLoop(server, recipe.policy_id, made, recipe.seed)
     return hasattr(made, "load")
 
 
 def run_rollout(server: Server, *fields: Any) -> tuple[Any, ...]:
     """Carry out an order, given as the fields of `Order`; return the fields of an `OrderReply`."""
     order = Order(*fields)
-    if order.policy is not None:
-        set_policy(server, order.policy)
+    if order.recipe is not None:
+        set_policy(server, order.recipe)
     loop: PolicyLoop | None = server.extension
     if loop is None or loop.policy_id != order.policy_id:
         return tuple(OrderReply(lacks_policy=True))
@@ -78,7 +78,7 @@ class PolicyLoop:
         self._parameters_at = functools.lru_cache(_MOST_PARAMETERS)(functools.partial(self._open, writable=False))
         # Version of the parameters that the policy loaded last.
         self._version = 0
-        # The rollout, step, and return value of a policy call whose result had no room in the trajectory.
+        # The index of the rollout, the step, and the output of a policy call that had no room in the trajectory.
         self._kept: tuple[int, int, Any] | None = None
 
     def run(self, order: Order) -> OrderReply:
@@ -109,12 +109,14 @@ class PolicyLoop:
         trajectory, count = writer.trajectory, writer.count
         resets_within = order.resets_within_step
         size = 0 if page.is_timing else writer.size  # of a plain observation; 0 if results are not plain
-        make_rng = functools.partial(generator_of, self._seed, rollout=order.rollout, first_env=writer.envs.start)
+        make_rng = functools.partial(
+            generator_of, self._seed, rollout_index=order.rollout_index, first_env=writer.envs.start
+        )
         due: list[EnvCursor] = []
         for step in range(order.first_step, order.end_step):
             if context.forks != forks:
                 os._exit(1)  # env code forked, and its child returned to this loop
-            layout = self._choose(writer, order.rollout, step, make_rng)
+            layout = self._choose(writer, order.rollout_index, step, make_rng)
             if layout is not None:
                 return OrderReply(layout=layout)
             if len(due) < len(cursors):
@@ -160,7 +162,7 @@ class PolicyLoop:
         return OrderReply()
 
     def _choose(
-        self, writer: TrajectoryWriter, rollout: int, step: int, make_rng: Callable[[int], np.random.Generator]
+        self, writer: TrajectoryWriter, rollout_index: int, step: int, make_rng: Callable[[int], np.random.Generator]
     ) -> TrajectoryLayout | None:
         """Have the policy choose the actions of a step, unless an earlier process has chosen them.
 
@@ -173,7 +175,7 @@ class PolicyLoop:
         first = writer.envs.start
         if writer.steps_chosen[first] > step:
             return None
-        if self._kept is not None and self._kept[:2] == (rollout, step):
+        if self._kept is not None and self._kept[:2] == (rollout_index, step):
             output = self._kept[2]
         else:
             self._server.page.record_env(METHOD_POLICY, 0)
@@ -181,7 +183,7 @@ class PolicyLoop:
             output = self._policy(writer.observed[step], about)
         layout = writer.write_output(step, output)
         if layout is not None:
-            self._kept = rollout, step, output
+            self._kept = rollout_index, step, output
             return layout
         self._kept = None
         writer.steps_chosen[first] = step + 1

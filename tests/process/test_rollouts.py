@@ -21,7 +21,7 @@ from helpers import SOON, wait_for_path, wait_until
 import envactors as ea
 from envactors.actor.future import ActorFuture
 from envactors.backends.process import ProcessWorker
-from envactors.rollout import rollouts
+from envactors.rollout import engine
 from envactors.rollout.part import RolloutPart
 from envactors.rollout.policy_loop import PolicyLoop
 
@@ -367,7 +367,7 @@ def test_a_rollout_that_ends_as_its_timeout_passes_is_returned(monkeypatch):
             super().result()
             raise TimeoutError
 
-    monkeypatch.setattr(rollouts, "ActorFuture", Late)
+    monkeypatch.setattr(engine, "ActorFuture", Late)
     with ea.VectorEnv([Walk]) as envs:
         envs.reset(seed=1)
         envs.set_policy(make_policy)
@@ -920,7 +920,7 @@ def test_an_info_that_ends_the_program_when_it_is_read_does_so_once_the_rollout_
 @pytest.mark.parametrize("late", [1, 4])
 def test_a_rollout_writes_over_none_whose_result_is_being_made(monkeypatch, late):
     """Each of them is late, or one in four, so that those of the next rollout are made before."""
-    assemble, calls = rollouts.assemble, []
+    assemble, calls = engine.assemble, []
 
     def assemble_late(*args, **others):
         calls.append(args)
@@ -928,7 +928,7 @@ def test_a_rollout_writes_over_none_whose_result_is_being_made(monkeypatch, late
             time.sleep(0.1)
         return assemble(*args, **others)
 
-    monkeypatch.setattr(rollouts, "assemble", assemble_late)
+    monkeypatch.setattr(engine, "assemble", assemble_late)
     with ea.VectorEnv([lambda: Walk(length=10**6)] * 2) as envs:
         envs.reset(seed=1)
         envs.set_policy(make_policy)

@@ -144,7 +144,7 @@ def test_parameters_that_no_rollout_has_used_leave_those_in_flight(stages):
     """Ctrl-C may come between setting the parameters and starting the rollout."""
     stage = make(stages, policy=LoadingPolicy)
     first = stage.envs.rollout_async(2, np.array(7))
-    stage.envs._rollouts.set_parameters(np.array(8))
+    stage.envs._rollout_engine.set_parameters(np.array(8))
     second = stage.envs.rollout_async(2, np.array(9))
     stage.run()
     assert rewards(first.result(SOON)) == [[7.0, 7.0]] * 2
@@ -506,7 +506,7 @@ def test_a_handler_at_any_line_of_starting_a_rollout_steps_or_starts_others(stag
             stage.play(stage.envs.rollout, 2)  # so that one buffer is free
         started.clear()
         where = interrupt(start, number, only={"start", "_check_startable", "check_free"}, signum=signum)
-        in_flight = stage.envs._rollouts._in_flight
+        in_flight = stage.envs._rollout_engine._in_flight
         assert len(started) in (1, 2), where
         assert started == ["steps"] or len(in_flight) == len(started), where
         assert len({rollout.index for rollout in in_flight}) == len(in_flight), where

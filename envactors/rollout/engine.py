@@ -21,7 +21,7 @@ from envactors.rollout import policy_loop
 from envactors.rollout.assembly import Sidecar, add_failure_infos, add_infos, assemble, rollout_or_error
 from envactors.rollout.base import RolloutEngine, RolloutFutures
 from envactors.rollout.memory import ParameterStore, TrajectoryBuffer, TrajectoryBuffers
-from envactors.rollout.messages import Parameters, Policy
+from envactors.rollout.messages import Parameters, PolicyRecipe
 from envactors.rollout.part import RolloutPart
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import TrajectoryLayout
@@ -43,7 +43,7 @@ class WorkerRolloutEngine(RolloutEngine):
     Attributes:
         groups: The envs of each actor.
         runtime: The threads that serve the actors.
-        policy: The policy; None before `set_policy`.
+        recipe: That of the policy; None before `set_policy`.
         parameters: The parameters that the user has given.
         last_errors_by_env: Last error of each env that failed since a rollout began with none in flight.
     """
@@ -59,7 +59,7 @@ class WorkerRolloutEngine(RolloutEngine):
             group.end_rollout_parts = functools.partial(self._end_parts, group)
         self._actors = [group.actor for group in self.groups]
         self.runtime: Runtime = self._actors[0].runtime
-        self.policy: Policy | None = None
+        self.recipe: PolicyRecipe | None = None
         self.parameters: ParameterStore = ParameterStore(memory, engine.table.lock)
         self.last_errors_by_env: dict[int, Outcome] = {}
         self._table = engine.table
@@ -70,14 +70,14 @@ class WorkerRolloutEngine(RolloutEngine):
         self._in_flight: list[RolloutInFlight] = []
 
     def _make_policies(self, make_policy: bytes, seed: int) -> bool:
-        policy = Policy(next(self._policy_ids), make_policy, seed)
+        recipe = PolicyRecipe(next(self._policy_ids), make_policy, seed)
         futures: list[ActorFuture[Any]] = []
         for actor in self._actors:
-            message = Extend(policy_loop.set_policy, (policy,))
+            message = Extend(policy_loop.set_policy, (recipe,))
             deadline = actor.config.deadlines.start
             futures.append(send_request(actor, Kind.EXTEND, message, "set_policy", deadline=deadline))
         loads = all(results_of(futures))
-        self.policy = policy
+        self.recipe = recipe
         self.parameters = ParameterStore(self._memory, self._table.lock)
         rows = self._table.slab.layout
         learned = self._engine.observation_spec if self._engine.batcher.infers_spec else None
@@ -121,7 +121,7 @@ class WorkerRolloutEngine(RolloutEngine):
 
     def _check_startable(self) -> None:
         """Raise if no rollout can start now; see `start`."""
-        self.check_free(_MOST)
+        self.check_free(fewer_than=_MOST)
         if not self._in_flight:
             self._engine.episodes.check_steppable(self._engine.all.ids)
         for actor in self._actors:
@@ -129,10 +129,10 @@ class WorkerRolloutEngine(RolloutEngine):
                 activity = Activity("rollout", actor.config.first_index)
                 raise actor.errors.closed(activity, actor.process.incarnation)
 
-    def check_free(self, most: int = 1) -> None:
-        """Raise `AlreadyPendingError` if so many rollouts are in flight, or a result is pending."""
+    def check_free(self, *, fewer_than: int = 1) -> None:
+        """Raise `AlreadyPendingError` unless fewer rollouts than this are in flight, and no result is pending."""
         count = len(self._in_flight)
-        if count >= most:
+        if count >= fewer_than:
             raise AlreadyPendingError(f"{count} rollouts are in flight: wait for the oldest one first")
         super().check_free()
 
@@ -146,7 +146,7 @@ class WorkerRolloutEngine(RolloutEngine):
         for rollout in list(self._in_flight):
             part = rollout.parts[self.groups.index(group)]
             part.fail(error_of)
-        self._set_in_flight(self._in_flight)
+        self._set_in_flight(self._in_flight)  # the change may not have got to the count of the table
 
     def _set_in_flight(self, rollouts: list[RolloutInFlight]) -> None:
         self._in_flight = rollouts
@@ -157,13 +157,13 @@ class RolloutInFlight:
     """One rollout, which its futures belong to: nothing but closing the vector ends it.
 
     Args:
-        rollouts: The rollouts of the vector, with the policy and the parameters of this one.
+        engine: Runs the rollouts of the vector, and has the recipe and the parameters of this one.
         buffer: The memory of its trajectory.
         each: Whether each actor has a future.
         copies: Whether results stay valid for as long as the user keeps them.
 
     Attributes:
-        policy: The policy.
+        recipe: That of the policy.
         parameters: Parameters that the policy loads first; None if there are none.
         buffer: As above.
         index: Index of the rollout since the policy was set.
@@ -173,21 +173,21 @@ class RolloutInFlight:
         futures: The futures; empty once all parts have ended.
     """
 
-    def __init__(self, rollouts: WorkerRolloutEngine, buffer: TrajectoryBuffer, *, each: bool, copies: bool) -> None:
-        assert rollouts.policy is not None, "`VectorEnv` has checked it"
-        self.policy: Policy = rollouts.policy
-        self.parameters: Parameters | None = rollouts.parameters.last
+    def __init__(self, engine: WorkerRolloutEngine, buffer: TrajectoryBuffer, *, each: bool, copies: bool) -> None:
+        assert engine.recipe is not None, "`VectorEnv` has checked it"
+        self.recipe: PolicyRecipe = engine.recipe
+        self.parameters: Parameters | None = engine.parameters.last
         self.buffer = buffer
-        self.index: int = rollouts.next_index
-        self.last_errors_by_env: dict[int, Outcome] = rollouts.last_errors_by_env
-        self.runtime: Runtime = rollouts.runtime
-        self.parts: list[RolloutPart] = [RolloutPart(group, self) for group in rollouts.groups]
+        self.index: int = engine.next_index
+        self.last_errors_by_env: dict[int, Outcome] = engine.last_errors_by_env
+        self.runtime: Runtime = engine.runtime
+        self.parts: list[RolloutPart] = [RolloutPart(group, self) for group in engine.groups]
         # The first env of each future that was not read.
-        self._unread = {group.indices.start for group in (rollouts.groups if each else rollouts.groups[:1])}
+        self._unread = {group.indices.start for group in (engine.groups if each else engine.groups[:1])}
         self.futures: list[ActorFuture[Rollout]] = [ActorFuture(self, None) for _ in self._unread]
         for future in self.futures:
             future.set_running()  # nobody can take it out of a queue
-        self._rollouts = rollouts
+        self._engine = engine
         self._copies = copies
         buffer.hold(self)
 
@@ -222,7 +222,7 @@ class RolloutInFlight:
         elif self.futures and is_over:
             self.futures[0].set_outcome(self._outcome_of(self.parts))
         if is_over:
-            self._rollouts.end(self)
+            self._engine.end(self)
             self.futures = []  # they refer to this
 
     # The result ------------------------------------------------------------------------------------------
