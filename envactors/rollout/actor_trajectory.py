@@ -1,8 +1,12 @@
 """One actor's share of a trajectory, as the caller reads and writes it under the lock of the vector.
 
 It begins with the last results in the rows of the envs. Accepting completed steps advances episodes and journals. At
-the end the rows get the last results, as if steps had written them. So nothing else needs to know about
-rollouts.
+the end the rows get the last results, as if steps had written them. So `envactors.vector` knows only this of rollouts:
+
+- `EnvTable` records how many are in flight, and which process has the current order. `RowEngine` refuses steps
+  meanwhile, and resets wait.
+- `EnvRecovery` reads no observations from rows meanwhile, since the rows are behind.
+- `EnvGroup` ends the parts of its actor after an interrupt.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class WorkerRolloutEngine(RolloutEngine):
     """
 
     _engine: RowEngine
-    # Without the steps, and what is learned from the first output of the policy.
+    # That of the last rollout which has ended, with the specs that the output of its policy has shown.
     _layout: TrajectoryLayout
 
     def __init__(self, engine: RowEngine, memory: RowMemory) -> None:
