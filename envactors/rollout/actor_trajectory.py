@@ -130,13 +130,9 @@ class ActorTrajectory:
     def plan_next(self, index: int) -> EnvPlan:
         """Return the plan of the next step of an env."""
         table, episodes = self._table, self._table.episodes
-        op = OP_STEP
-        seed = episodes.next_seeds[index]
+        op, seed = OP_REPEAT if self.repeats(index) else OP_STEP, episodes.next_seeds[index]
         if self.resets_next(index):
-            op = OP_RESET
-            seed = episodes.seed_of_reset(index, table.incarnations[index])
-        elif self.repeats(index):
-            op = OP_REPEAT
+            op, seed = OP_RESET, episodes.seed_of_reset(index, table.incarnations[index])
         return EnvPlan(
             first_step=self.accepted[index],
             op=op,

@@ -56,7 +56,6 @@ def assemble(
     was_run = np.arange(steps)[:, None] < trajectory.steps_done[mine]
     observations = _observations(trajectory, sidecar)
     spec = layout.learned or layout.observation
-    extra_names = [name for name, _ in layout.extras]
     return Rollout(
         env_ids=np.arange(envs.start, envs.stop),
         obs=unflatten(spec, map(view, observations)),
@@ -65,7 +64,7 @@ def assemble(
         terminated=view(trajectory.terminated),
         truncated=view(trajectory.truncated),
         starts=view(trajectory.starts),
-        extras=dict(zip(extra_names, map(view, trajectory.extras), strict=True)),
+        extras={name: view(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
         last_obs=unflatten(spec, (array[steps, mine].copy() for array in observations)),
         infos=[(*key, sidecar.infos[key]) for key in sorted(sidecar.infos) if key[1] in envs],
         failures=[(*key, sidecar.errors_by_step[key]) for key in sorted(sidecar.errors_by_step) if key[1] in envs],

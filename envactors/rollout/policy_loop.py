@@ -107,16 +107,14 @@ class PolicyLoop:
         counters, times = page.counters, page.times
         steps_done, rewards, numbers, copies = writer.steps_done, writer.rewards, writer.numbers, writer.copies_action
         trajectory, count = writer.trajectory, writer.count
-        resets_within = order.resets_within_step
+        resets_within, rollout_index = order.resets_within_step, order.rollout_index
         size = 0 if page.is_timing else writer.size  # of a plain observation; 0 if results are not plain
-        make_rng = functools.partial(
-            generator_of, self._seed, rollout_index=order.rollout_index, first_env=writer.envs.start
-        )
+        make_rng = functools.partial(generator_of, self._seed, rollout_index=rollout_index, first_env=writer.envs.start)
         due: list[EnvCursor] = []
         for step in range(order.first_step, order.end_step):
             if context.forks != forks:
                 os._exit(1)  # env code forked, and its child returned to this loop
-            layout = self._choose(writer, order.rollout_index, step, make_rng)
+            layout = self._choose(writer, rollout_index, step, make_rng)
             if layout is not None:
                 return OrderReply(layout=layout)
             if len(due) < len(cursors):
