@@ -61,10 +61,15 @@ class RolloutEngine(abc.ABC):
             TypeError: The policy has no method ``load``.
             SerializationError: The parameters cannot be pickled.
         """
-        if parameters is not None and not self._loads:
-            raise TypeError("parameters for a policy that has no method load(parameters): add it, or leave them out")
         if parameters is not None:
-            self._set_parameters(*pickle_argument("the parameters", parameters, pickle_parameters))
+            self._set_parameters(*self._pickle_parameters(parameters))
+
+    def _pickle_parameters(self, parameters: Any) -> tuple[bytes, list[memoryview]]:
+        """Return parameters, pickled without the contents of their arrays, and these; see `set_parameters`."""
+        if not self._loads:
+            raise TypeError("parameters for a policy that has no method load(parameters): add it, or leave them out")
+        pickled, arrays = pickle_argument("the parameters", parameters, pickle_parameters)
+        return pickled, arrays
 
     @abc.abstractmethod
     def _set_parameters(self, pickled: bytes, arrays: Sequence[memoryview]) -> None:

@@ -60,7 +60,7 @@ class WorkerRolloutEngine(RolloutEngine):
         self._actors = [group.actor for group in self.groups]
         self.runtime: Runtime = self._actors[0].runtime
         self.recipe: PolicyRecipe | None = None
-        self.parameters: ParameterStore = ParameterStore(memory, engine.table.lock)
+        self.parameters: ParameterStore = ParameterStore(memory, engine.table.lock, self._parameters_in_flight)
         self.last_errors_by_env: dict[int, Outcome] = {}
         self._table = engine.table
         self._memory = memory
@@ -78,14 +78,19 @@ class WorkerRolloutEngine(RolloutEngine):
             futures.append(send_request(actor, Kind.EXTEND, message, "set_policy", deadline=deadline))
         loads = all(results_of(futures))
         self.recipe = recipe
-        self.parameters = ParameterStore(self._memory, self._table.lock)
+        self.parameters = ParameterStore(self._memory, self._table.lock, self._parameters_in_flight)
         rows = self._table.slab.layout
         learned = self._engine.observation_spec if self._engine.batcher.infers_spec else None
         self._layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, (), rows.envs, 0, learned)
         return loads
 
     def _set_parameters(self, pickled: bytes, arrays: Sequence[memoryview]) -> None:
-        self.parameters.set(pickled, arrays, [rollout.parameters for rollout in self._in_flight])
+        written = self.parameters.write(pickled, arrays)
+        with self._table.lock:
+            self.parameters.record(*written)
+
+    def _parameters_in_flight(self) -> list[Parameters | None]:
+        return [rollout.parameters for rollout in self._in_flight]
 
     def end_episodes(self) -> None:
         lock = self._table.lock
@@ -96,10 +101,11 @@ class WorkerRolloutEngine(RolloutEngine):
     def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
         lock = self._table.lock
         lock.repair_if_interrupted()
-        self._check_startable()  # once more in the change; a rollout refused here leaves the parameters as they are
+        self._check_startable()  # once more in the change; a rollout refused here takes no memory
         with lock:
             buffer = self._buffers.take(self._layout._replace(steps=steps))
-        self.set_parameters(parameters)
+        written = None if parameters is None else self.parameters.write(*self._pickle_parameters(parameters))
+        copies = self._engine.reader.copies if copy is None else copy
         for group in self.groups:
             group.recycler.measure_memory()
         with lock, lock.change(*self._actors):
@@ -109,7 +115,8 @@ class WorkerRolloutEngine(RolloutEngine):
                 raise lock.refuse(refusal)
             if not self._in_flight:
                 self.last_errors_by_env = {}
-            copies = self._engine.reader.copies if copy is None else copy
+            if written is not None:
+                self.parameters.record(*written)
             rollout = RolloutInFlight(self, buffer, each=each, copies=copies)
             futures = list(rollout.futures)
             self._buffers.use(buffer)
@@ -131,8 +138,7 @@ class WorkerRolloutEngine(RolloutEngine):
 
     def check_free(self, *, fewer_than: int = 1) -> None:
         """Raise `AlreadyPendingError` unless fewer rollouts than this are in flight, and no result is pending."""
-        count = len(self._in_flight)
-        if count >= fewer_than:
+        if (count := len(self._in_flight)) >= fewer_than:
             raise AlreadyPendingError(f"{count} rollouts are in flight: wait for the oldest one first")
         super().check_free()
 
@@ -144,8 +150,7 @@ class WorkerRolloutEngine(RolloutEngine):
     def _end_parts(self, group: EnvGroup, error_of: ErrorOf) -> None:
         """End the parts of an actor that it does not know of: the change that began the rollout was interrupted."""
         for rollout in list(self._in_flight):
-            part = rollout.parts[self.groups.index(group)]
-            part.fail(error_of)
+            rollout.parts[self.groups.index(group)].fail(error_of)
         self._set_in_flight(self._in_flight)  # the change may not have got to the count of the table
 
     def _set_in_flight(self, rollouts: list[RolloutInFlight]) -> None:
@@ -258,5 +263,4 @@ class RolloutInFlight:
 
 def _exceptions_of(outcomes: dict[Any, Outcome]) -> dict[Any, BaseException]:
     """Return the exceptions in outcomes. Runs code of users."""
-    errors = {key: outcome.read()[1] for key, outcome in outcomes.items()}
-    return {key: error for key, error in errors.items() if error is not None}
+    return {key: error for key, outcome in outcomes.items() if (error := outcome.read()[1]) is not None}

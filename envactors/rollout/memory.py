@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -93,8 +93,7 @@ class TrajectoryBuffers:
 
     def use(self, buffer: TrajectoryBuffer) -> None:
         """Have a rollout begin with a buffer without steps; forget those of other layouts that nobody uses."""
-        buffer.trajectory.steps_done[:] = 0
-        buffer.trajectory.steps_chosen[:] = 0
+        buffer.trajectory.steps_done[:] = buffer.trajectory.steps_chosen[:] = 0
         layout = buffer.trajectory.layout
         kept = [other for other in self._buffers if other.is_held or other.trajectory.layout == layout]
         self._buffers = [*kept, buffer]
@@ -120,49 +119,56 @@ class ParameterStore:
     Args:
         memory: Shared memory of the vector.
         lock: The lock of the vector.
+        in_flight: Returns the parameters of the rollouts in flight.
 
     Attributes:
         last: Parameters given last; None before the first.
     """
 
-    def __init__(self, memory: RowMemory, lock: ChangeLock) -> None:
+    def __init__(self, memory: RowMemory, lock: ChangeLock, in_flight: Callable[[], list[Parameters | None]]) -> None:
         self._memory = memory
         self._lock = lock
+        self._in_flight = in_flight
         self._regions: list[tuple[tuple[int, int], Any]] = []
         self.last: Parameters | None = None
 
-    def set(self, pickled: bytes, arrays: Sequence[memoryview], in_flight: Sequence[Parameters | None]) -> None:
-        """Write arrays into the shared memory.
+    def write(self, pickled: bytes, arrays: Sequence[memoryview]) -> tuple[Parameters, Any]:
+        """Write arrays into a region of the shared memory that nobody else gets before `record`.
 
         Args:
             pickled: The parameters, pickled without the contents of their arrays.
             arrays: These contents.
-            in_flight: The parameters of the rollouts in flight.
+
+        Returns:
+            The parameters, without a version, and the region; None without arrays.
 
         Raises:
             OSError: There is not enough memory.
         """
-        version = 1 if self.last is None else self.last.version + 1
         spans: list[tuple[int, int]] = []
         end = 0
         for array in arrays:
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
             end = start + array.nbytes
             spans.append((start, end))
-        place = None
+        place = region = None
         if end:
             with self._lock:  # the loop may extend the memory, too
-                place, region = self._take_region(end, in_flight)
+                place, region = self._take_region(end)
             for array, (start, stop) in zip(arrays, spans, strict=True):
                 region[start:stop] = array
             self._memory.publish(place)
-        self.last = Parameters(version, pickled, place, spans)
+        return Parameters(0, pickled, place, spans), region
 
-    def _take_region(self, size: int, in_flight: Sequence[Parameters | None]) -> tuple[tuple[int, int], Any]:
+    def record(self, written: Parameters, region: Any) -> None:
+        """Make parameters that `write` has returned the last ones. Call this under the lock."""
+        if written.place is not None:
+            self._regions.append((written.place, region))
+        self.last = written._replace(version=1 if self.last is None else self.last.version + 1)
+
+    def _take_region(self, size: int) -> tuple[tuple[int, int], Any]:
         """Return a region that no policy reads."""
-        places = [each.place for each in (self.last, *in_flight) if each is not None]
-        kept = [region for region in self._regions if region[0] in places]
+        places = [each.place for each in (self.last, *self._in_flight()) if each is not None]
         free = [region for region in self._regions if region[0] not in places and region[0][1] >= size]
-        region = free[0] if free else self._memory.extend(size)
-        self._regions = [*kept, region]
-        return region
+        self._regions = [region for region in self._regions if region[0] in places]
+        return free[0] if free else self._memory.extend(size)

@@ -516,6 +516,31 @@ def test_a_handler_at_any_line_of_starting_a_rollout_steps_or_starts_others(stag
     assert number > 10
 
 
+def test_a_handler_at_any_line_of_starting_a_rollout_keeps_its_parameters(stages, handle):
+    """Each rollout has the parameters that it was started with, also if a handler starts two others."""
+    stage = make(stages, 1, policy=LoadingPolicy)
+    started = {}
+
+    def start(*values):
+        with contextlib.suppress(ea.AlreadyPendingError, RuntimeError):
+            for value in values:
+                started[value] = stage.envs.rollout_async(1, np.array(value))
+
+    signum = handle(lambda: start(7, 8))
+    names = {"start", "set_parameters", "_set_parameters", "set", "write", "_take_region"}
+    for number in itertools.count():
+        stage.play(stage.envs.rollout, 1, np.array(5))
+        started.clear()
+        where = interrupt(lambda: start(6), number, only=names, signum=signum)
+        stage.run()
+        assert {value: rewards(future.result(SOON)) for value, future in started.items()} == {
+            value: [[value]] for value in started
+        }, where
+        if where is None:
+            break
+    assert number > 20
+
+
 def lose(stage):
     """Lose the episode of an env, whose next process has the policy already."""
     stage.crash()
