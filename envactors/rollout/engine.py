@@ -45,7 +45,7 @@ class WorkerRolloutEngine(RolloutEngine):
         runtime: The threads that serve the actors.
         recipe: That of the policy; None before `set_policy`.
         parameters: The parameters that the user has given.
-        last_errors_by_env: Last error of each env that failed since a rollout began with none in flight.
+        last_errors_by_env: Last error of each env that failed since a rollout began that continues none.
     """
 
     _engine: RowEngine
@@ -101,7 +101,9 @@ class WorkerRolloutEngine(RolloutEngine):
     def start(self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None) -> RolloutFutures:
         lock = self._table.lock
         lock.repair_if_interrupted()
-        self._check_startable()  # once more in the change; a rollout refused here takes no memory
+        # It continues the rollouts in flight, also if they end before it begins.
+        continues = bool(self._in_flight)
+        self._check_startable(continues=continues)  # once more in the change; one refused here takes no memory
         with lock:
             buffer = self._buffers.take(self._layout._replace(steps=steps))
         written = None if parameters is None else self.parameters.write(*self._pickle_parameters(parameters))
@@ -110,10 +112,10 @@ class WorkerRolloutEngine(RolloutEngine):
             group.recycler.measure_memory()
         with lock, lock.change(*self._actors):
             try:
-                self._check_startable()
+                self._check_startable(continues=continues)
             except EnvActorsError as refusal:
                 raise lock.refuse(refusal)
-            if not self._in_flight:
+            if not (continues or self._in_flight):
                 self.last_errors_by_env = {}
             if written is not None:
                 self.parameters.record(*written)
@@ -126,10 +128,10 @@ class WorkerRolloutEngine(RolloutEngine):
                 part.enqueue()
         return futures
 
-    def _check_startable(self) -> None:
-        """Raise if no rollout can start now; see `start`."""
+    def _check_startable(self, *, continues: bool) -> None:
+        """Raise if no rollout can start; see `start`. One that continues others may find envs that need a reset."""
         self.check_free(fewer_than=_MOST)
-        if not self._in_flight:
+        if not (continues or self._in_flight):
             self._engine.episodes.check_steppable(self._engine.all.ids)
         for actor in self._actors:
             if actor.is_closing:

@@ -50,6 +50,19 @@ def policy():
     PlayedPolicy.actions, PlayedPolicy.raises_at = {}, -1
 
 
+@pytest.fixture
+def handle():
+    """Return a function that sets the handler of a signal, which it returns."""
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def set_handler(function):
+        signal.signal(signal.SIGUSR1, lambda *_: function())
+        return signal.SIGUSR1
+
+    yield set_handler
+    signal.signal(signal.SIGUSR1, before)
+
+
 def make(stages, *args, policy=PlayedPolicy, **options):
     stage = stages(*args, **options)
     stage.play(stage.envs.set_policy, policy)
@@ -161,6 +174,20 @@ def test_two_rollouts_may_be_in_flight_and_no_third(stages):
     assert first.result(SOON).last_obs[:, 0].tolist() == [2, 2]
     assert second.result(SOON).last_obs[:, 0].tolist() == [4, 4]
     assert stage.table.rollouts == 0
+
+
+def test_a_rollout_may_end_while_the_next_one_starts(stages, policy, handle):
+    """The next one repeats the last observation of an env that needs a reset, as if both were in flight."""
+    policy.actions = {0: END}
+    stage = make(stages, 1, autoreset="disabled")
+    first, second = stage.envs.rollout_async(2), []
+    signum = handle(stage.run)
+    assert interrupt(lambda: second.append(stage.envs.rollout_async(2)), 0, only={"measure_memory"}, signum=signum)
+    assert first.done()
+    stage.run()
+    assert not second[0].result(SOON).valid.any()
+    with pytest.raises(ea.VectorInputError, match="reset"):
+        stage.envs.rollout_async(2)
 
 
 def test_steps_during_a_rollout_are_refused(stages):
@@ -467,19 +494,6 @@ def test_an_exception_at_some_lines_of_starting_a_rollout(stages, loses, each):
         check_ended(stage, futures)
         if where is None:
             break
-
-
-@pytest.fixture
-def handle():
-    """Return a function that sets the handler of a signal, which it returns."""
-    before = signal.getsignal(signal.SIGUSR1)
-
-    def set_handler(function):
-        signal.signal(signal.SIGUSR1, lambda *_: function())
-        return signal.SIGUSR1
-
-    yield set_handler
-    signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
