@@ -173,7 +173,10 @@ class RowEngine(Engine):
         """
         with self._lock, self._lock.change(*envs.actors):
             try:
-                self._check_startable(envs, method)
+                self._check_idle(envs)
+                self._check_open(envs, method)
+                if method == "step":
+                    self.episodes.check_steppable(envs.ids)
             except EnvActorsError as refusal:
                 raise self._lock.refuse(refusal)
             table = self.table
@@ -196,13 +199,6 @@ class RowEngine(Engine):
                 post_rows(table, free, self._lock.next_call_id(), worker_wait, streams=streams)
             for group, ids in queued:
                 group.queue_new(ids)
-
-    def _check_startable(self, envs: Selection, method: str) -> None:
-        """Raise if these envs cannot start a request now; see `start_steps`."""
-        self._check_idle(envs)
-        self._check_open(envs, method)
-        if method == "step":
-            self.episodes.check_steppable(envs.ids)
 
     def _check_open(self, envs: Selection, method: str) -> None:
         if closing := next(filter(_is_closing, envs.actors), None):
@@ -306,10 +302,9 @@ class RowEngine(Engine):
         table = self.table
         if self.batcher.infers_spec or table.overdue or not table.are_on_fast_path(envs):
             return False
-        encodings, completed, call_ids = table.infos.encodings, table.completed, table.call_ids
+        encodings, completed, call_ids, status = table.infos.encodings, table.completed, table.call_ids, table.status
         if envs.is_all and table.are_all(POSTED):
             return completed == call_ids and (table.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
-        status = table.status
         return all(
             status[i] == POSTED and completed[i] == call_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
         )

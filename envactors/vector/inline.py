@@ -129,8 +129,7 @@ class InlineEngine(Engine):
         # The running requests, the outermost one first. A request that was interrupted stays until the next one.
         self._unfinished: list[_RunningRequests] = []
         self._interrupted: set[int] = set()  # the envs of such requests, which have no result to deliver
-        self._lock = self.actors[0].config.lock
-        self._code = self.actors[0].code
+        self._lock, self._code = self.actors[0].config.lock, self.actors[0].code
         self._hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv] = [_MissingEnv(self, i) for i in range(count)]
         # The memory in which each env records its current method: the counters of its actor's control page. An env that
         # is missing has a stand-in.

@@ -89,10 +89,9 @@ class PostedRows(Job):
         # Without this test, which `watch` repeats, each step would pay for a call that schedules nothing.
         if actor.deadline_watch.next_check_at > now + actor.deadline_watch.shortest:
             actor.deadline_watch.watch(now)
-        if payloads:
-            mine = [(index - self._indices.start, payloads[index]) for index in ids if index in payloads]
-            if mine:
-                worker.send(Frame(Kind.PAYLOADS, actor.process.incarnation, call_id, bundle.pack(mine)))
+        mine = [(index - self._indices.start, payloads[index]) for index in ids if index in payloads] if payloads else []
+        if mine:
+            worker.send(Frame(Kind.PAYLOADS, actor.process.incarnation, call_id, bundle.pack(mine)))
         if table.requests and any(table.request(index).future is not None for index in ids):
             worker.watch_rings(self.on_ring)  # the loop resolves the futures
         if actor.jobs.permits is not None:  # other actors may wait until these rows end
@@ -144,8 +143,7 @@ class PostedRows(Job):
             The steps whose rows are not complete, the one of them that runs (None if none does), and the time at which
             the worker last began one.
         """
-        table = self._table
-        worker = self.actor.process.worker
+        table, worker = self._table, self.actor.process.worker
         running = None
         if worker is None:
             return [], None, 0.0

@@ -308,8 +308,7 @@ class EnvTable:
 
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:
         """Encode a request other than a bare step; it cannot be canceled any more. Return the operation and payload."""
-        request = self.request(index)
-        episodes = self.episodes
+        request, episodes = self.request(index), self.episodes
         if request.resets:
             op |= RESET
         if request.future is not None:
