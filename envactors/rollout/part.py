@@ -33,7 +33,7 @@ from envactors.vector.env_group import EnvGroup
 from envactors.vector.env_recovery import Actions
 from envactors.vector.episodes import NONE
 from envactors.vector.fates import EnvFate, RequestLoss
-from envactors.vector.losses import exit_losses, lost_episode_loss, raised_loss
+from envactors.vector.losses import exit_loss, lost_episode_loss, raised_loss
 
 
 class WholeRollout(Protocol):
@@ -244,7 +244,7 @@ class RolloutPart(Job):
         self._makes_policy = True
         is_complete = self.columns.next_step >= self.columns.steps  # the worker had only to reply
         if ended.culprit is not None and not is_complete:
-            (loss,) = exit_losses(self._actor, [ended.culprit], ended)
+            loss = exit_loss(self._actor, ended.culprit, ended)
             for index in self._envs_failed_in(ended.culprit):
                 self._recover(index, loss)
         if ended.plan.has_process:

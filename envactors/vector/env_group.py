@@ -26,7 +26,7 @@ from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.episodes import LOST
 from envactors.vector.fates import RequestLoss
 from envactors.vector.journal_keeper import JournalKeeper
-from envactors.vector.losses import exit_losses, queued_request_loss, raised_loss, read_later
+from envactors.vector.losses import exit_loss, queued_request_loss, raised_loss, read_later
 from envactors.vector.posted_rows import PostedRows, post_rows
 from envactors.vector.recycling import Recycler
 from envactors.vector.requests import EnvRequest, Selection
@@ -265,7 +265,7 @@ class EnvGroup(Tenant):
         self._times.add(self.actor.page)
         self.journal_keeper.record_exit(ended)
         self.table.end_process(self.indices)
-        self.recover(exit_losses(self.actor, ended.remainder.rows, ended))
+        self.recover([exit_loss(self.actor, activity, ended) for activity in ended.remainder.rows])
         if ended.plan.has_process:
             self.recovery.recover_lost_episodes(self.indices)
         self.table.waiters.ring()

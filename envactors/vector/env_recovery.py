@@ -1,7 +1,7 @@
 """The recovery of one actor's envs from requests without results: it applies what `fates` decides.
 
-    a request without a result ──▶ recover_row ──▶ end_attempt ──▶ fates.decide
-                                   row             episode, journal, process
+    a request without a result ──▶ recover_row ──▶ end_attempt ──────▶ Episodes.end_attempt ──▶ fates.decide
+                                   row             journal, process    episode, seeds
 
 `envactors.rollout.part` calls `EnvRecovery.end_attempt`, since the steps of its envs are in no rows. `EnvRecovery` has
 no state of its own.
@@ -22,7 +22,7 @@ from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
 from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
-from envactors.vector.fates import Cause, Decision, EnvFate, RequestLoss, decide
+from envactors.vector.fates import Cause, Decision, EnvFate, RequestFacts, RequestLoss
 from envactors.vector.losses import discard_error, lost_episode_loss, read_later
 from envactors.vector.rows import RowReader
 from envactors.vector.table import NOT_POSTED, QUEUED, EnvTable
@@ -55,7 +55,6 @@ class EnvRecovery:
             return True
         if decision.fate is EnvFate.RESET:
             request = table.request(index)
-            # A repeated reset keeps the seed and the options of the user.
             seed = request.seed if decision.repeats_reset else None
             payload = request.payload if request.method == "reset" else None
             reset = dataclasses.replace(request, resets=True, seed=seed, payload=payload, earlier_error=error)
@@ -96,20 +95,19 @@ class EnvRecovery:
         Returns:
             The decision, and the error to report.
         """
-        table, journal = self._table, self._table.flush_journal(index)
-        request, episodes = table.request(index), table.episodes
-        loss = loss._replace(in_reset=loss.in_reset or posted.is_reset)
-        loss = loss._replace(error=self._complete_error(index, loss, posted, actions))
-        facts = episodes.facts(index)._replace(
-            ran_reset=(posted.is_reset or (loss.in_reset and posted.resets_within_step)) and not loss.has_run,
-            asked_reset=request.method == "reset",
-            continues_episode=table.continues_episode(index),
+        table, actor, journal = self._table, self._actor, self._table.flush_journal(index)
+        request = table.request(index)
+        error = self._complete_error(index, loss, posted, actions)
+        began_reset = posted.resets_within_step and (loss.failed_in_reset or loss.ended_episode)
+        facts = RequestFacts(
+            may_blame_seed=(posted.is_reset or began_reset) and not loss.has_run,
+            user_called_reset=request.method == "reset",
+            reports_loss=table.reports_loss(index),
             has_earlier_error=request.earlier_error is not None,
             can_replay=table.uses_replay and journal.can_replay,
             can_retry=table.uses_replay and not loss.has_run and journal.can_retry(posted),
         )
-        decision = decide(loss, facts)
-        episodes.apply(index, decision)
+        decision = table.episodes.end_attempt(index, loss, facts)
         is_redo = decision.fate is EnvFate.REDO
         if decision.ends_episode and not is_redo:
             journal.forget()
@@ -118,10 +116,10 @@ class EnvRecovery:
         elif table.keeps_journals and decision.fate is EnvFate.REPORT and loss.report is not None:
             journal.record_failed(journal.request(table.attach, actions, index, posted))
         if loss.cause is Cause.RUNNING and not is_redo:
-            self._actor.jobs.record_failed()
+            actor.jobs.record_failed()
         if decision.replaces_process:
-            self._actor.discard(loss.incarnation, functools.partial(discard_error, self._actor, loss, self._actor.pid))
-        return decision, loss.error
+            actor.discard(loss.incarnation, functools.partial(discard_error, actor, loss, error, actor.pid))
+        return decision, error
 
     # Crash bundles ---------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import LOST, NONE, Episodes
-from envactors.vector.fates import Cause, EnvFate, RequestLoss, decide
+from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss
 from envactors.vector.last_results import LastResults
 from envactors.vector.options import VectorSettings
 from envactors.vector.requests import Selection
@@ -49,9 +49,9 @@ class _RunningRequests(InlineRequest):
         reset_args: The seed and the options of each reset that the user requests, by env; empty for steps.
 
     Attributes:
-        ids, reset_args: As above. The seed is None once the reset has failed twice.
+        ids, reset_args: As above.
         reset_env: The last env whose request was a reset, rather than a step; -1 for none.
-        failures: The requests that have failed, among them resets that answer an earlier failure.
+        losses: The requests that have failed, among them resets that answer an earlier failure.
     """
 
     def __init__(self, engine: InlineEngine, ids: list[int], reset_args: dict[int, tuple[int | None, Any]]) -> None:
@@ -59,17 +59,17 @@ class _RunningRequests(InlineRequest):
         self._engine = engine
         self.ids, self.reset_args = ids, reset_args
         self.reset_env = -1
-        self.failures: list[RequestLoss] = []
+        self.losses: list[RequestLoss] = []
 
     def fail(
-        self, index: int, cause: Cause, error: BaseException, *, in_reset: bool = False, ends: bool = False
+        self, index: int, cause: Cause, error: BaseException, *, in_reset: bool = False, ended: bool = False
     ) -> None:
         """Keep the failure of an env, whose step may have ended the episode, until the other envs have run."""
         self._engine._other_requests[index] += 1
         actor = self._engine._actor_by_env[index]
         activity = Activity("reset" if in_reset else "step", index)
-        failure = RequestLoss(cause, ReadyOutcome(None, error), actor.process.incarnation, activity, actor.is_usable)
-        self.failures.append(failure._replace(in_reset=in_reset or ends))
+        outcome, incarnation = ReadyOutcome(None, error), actor.process.incarnation
+        self.losses.append(RequestLoss(cause, outcome, incarnation, activity, actor.is_usable, ended_episode=ended))
 
     def find_context(self) -> ActorContext | None:
         return self._engine._hosted_envs[self.index].context
@@ -269,7 +269,7 @@ class InlineEngine(Engine):
                     ends = bool(fields[2] or fields[3])
                     infos[index] = keep(index, fields)
                 except Exception as error:
-                    running.fail(index, Cause.ERROR, error, in_reset=self._is_within_reset(index), ends=ends)
+                    running.fail(index, Cause.ERROR, error, in_reset=self._is_within_reset(index), ended=ends)
                     continue
                 # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
                 if ends or (flags[index] and (episodes.state(index) == NONE or not episodes.has_result(index))):
@@ -354,12 +354,12 @@ class InlineEngine(Engine):
         """Return whether the step that an env runs, or has raised in, has come as far as its reset by autoreset."""
         return self.episodes.autoreset.resets_within_step and bool(self._counters[index][METHOD] == METHOD_RESET)
 
-    def _run_reset(self, running: _RunningRequests, index: int) -> bool:
+    def _run_reset(self, running: _RunningRequests, index: int, *, keeps_seed: bool = True) -> bool:
         """Run the reset of an env; keep its result or failure, and return whether it has succeeded."""
         running.index = running.reset_env = index
         seed, options = running.reset_args.get(index, _NO_ARGS)
         episodes, incarnation = self.episodes, self._actor_by_env[index].process.incarnation
-        if seed is not None:
+        if seed is not None and keeps_seed:
             episodes.set_root_seed(index, seed)
         else:
             seed = episodes.seed_of_reset(index, incarnation)
@@ -388,8 +388,8 @@ class InlineEngine(Engine):
 
         That may replace all envs of an actor, which ends the episodes of those that did not fail, too.
         """
-        for failure in running.failures:  # a reset that answers a failure, and fails, adds another one
-            self._recover(running, failure)
+        for loss in running.losses:  # a reset that answers a failure, and fails, adds another one
+            self._recover(running, loss)
         for index, future in zip(running.ids, futures, strict=False):
             error = self._pending_errors.pop(index, None)
             if error is not None:
@@ -398,27 +398,27 @@ class InlineEngine(Engine):
                 future.set_outcome(ReadyOutcome(self._last.read(index, self._pending_infos.pop(index))))
         self._unfinished.remove(running)
 
-    def _recover(self, running: _RunningRequests, failure: RequestLoss) -> None:
+    def _recover(self, running: _RunningRequests, loss: RequestLoss) -> None:
         """Replace the envs of an actor after a failure if necessary; keep the outcome of the request."""
-        running.index = index = failure.activity.env
-        in_reset = failure.activity.method == "reset"
-        actor, episodes = self._actor_by_env[index], self.episodes
-        asked_reset = index in running.reset_args
-        error = failure.error.read()[1]
+        running.index = index = loss.activity.env
+        actor, user_called_reset = self._actor_by_env[index], index in running.reset_args
+        error = loss.error.read()[1]
         assert error is not None, "the request has failed"
-        attempts = sum(each.activity.env == index for each in running.failures)
+        attempts = sum(each.activity.env == index for each in running.losses)
         limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
-        facts = episodes.facts(index)._replace(
-            ran_reset=in_reset, asked_reset=asked_reset, continues_episode=not in_reset, has_earlier_error=attempts > 1
+        facts = RequestFacts(
+            may_blame_seed=loss.failed_in_reset,
+            user_called_reset=user_called_reset,
+            reports_loss=not loss.failed_in_reset,
+            has_earlier_error=attempts > 1,
         )
         # In-process, the restart policy limits only how often a reset is repeated.
-        failure = failure._replace(has_process=actor.is_usable and attempts <= max(1, limit))
-        decision = decide(failure, facts)
-        episodes.apply(index, decision)
+        loss = loss._replace(may_continue=actor.is_usable and attempts <= max(1, limit))
+        decision = self.episodes.end_attempt(index, loss, facts)
         # Another failure may have replaced the envs already.
-        if decision.replaces_process and actor.process.incarnation == failure.incarnation:
+        if decision.replaces_process and actor.process.incarnation == loss.incarnation:
             text = safe_repr(error)
-            actor.replace(actor.errors.discarded(failure.activity, failure.incarnation, actor.pid, error, text))
+            actor.replace(actor.errors.discarded(loss.activity, loss.incarnation, actor.pid, error, text))
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
@@ -427,13 +427,11 @@ class InlineEngine(Engine):
             self._pending_infos[index] = {"failure": error}
         else:
             assert decision.fate is EnvFate.RESET, "nothing is replayed in-process"
-            last = None if asked_reset else self.read_last(index)
-            if asked_reset and not decision.repeats_reset:
-                running.reset_args[index] = None, running.reset_args[index][1]
-            if self._run_reset(running, index):
+            last = None if user_called_reset else self.read_last(index)
+            if self._run_reset(running, index, keeps_seed=decision.repeats_reset):
                 before = None if last is None else (last.obs, last.info)
                 self._pending_infos[index] = failure_info(self._pending_infos[index], error, before)
-                if not asked_reset:
+                if not user_called_reset:
                     self._last.truncate(index, keeps_reward=True)
 
     # Delivering ------------------------------------------------------------------------------------------

@@ -219,8 +219,8 @@ class EnvTable:
         seed = self._seeds[index] if op & (SEED | PAYLOAD) else None
         return PostedRequest(op, seed, payload, self.attach.resets_within_step and not op & NO_AUTORESET)
 
-    def continues_episode(self, index: int) -> bool:
-        """Return whether the request of an env continues its last episode, or would report its loss."""
+    def reports_loss(self, index: int) -> bool:
+        """Return whether the request of an env reports that its episode is lost, if it is."""
         return not self.request(index).resets and self.episodes.step_reports_loss(index)
 
     def is_beyond_replay(self, index: int) -> bool:
@@ -229,7 +229,7 @@ class EnvTable:
 
     def cannot_continue(self, index: int) -> bool:
         """Return whether the request of an env continues an episode that no replay can bring back."""
-        return self.is_beyond_replay(index) and self.continues_episode(index)
+        return self.is_beyond_replay(index) and self.reports_loss(index)
 
     def content(self, index: int) -> bytes | memoryview | None:
         """Return the info and the object leaves in a complete row, pickled; None if there are none."""
