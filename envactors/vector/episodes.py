@@ -37,8 +37,9 @@ _STATE: Final = 3
 #                 step resets it; the end of an episode   `disable_reset_checks`
 #                 without autoreset, or its `restore`
 # UNRESET         `on_process_lost`, and at first         the result of a reset, `resume`, `restore`
-# RETIRING        the end of an episode, if its recycler  the result of a reset, `record_end_without_reset`, `resume`,
-#                 says so                                 `restore`
+# RETIRING        the end of an episode, if its recycler  the result of a reset that is not in the same
+#                 says so                                 `record_sequence`; `record_end_without_reset`, `resume`,
+#                                                         `restore`
 # SEEDED          `seed_episodes`                         nothing
 # NO_RESULT       at first                                a result, `restore` with a last result
 NEEDS_RESET: Final = 4  # the user has to reset it
@@ -161,28 +162,28 @@ class Episodes:
         self.flags[index] &= ~RETIRING
 
     def record_sequence(self, index: int, ends: bytes, resets: bytes) -> None:
-        """Record consecutive results of an env.
+        """Record consecutive results of an env in one process.
+
+        After the end of an episode at which the process was to be replaced, that is still due: a reset in the same
+        sequence could not wait for the next process.
 
         Args:
             index: The env.
             ends: For each result, 1 if it ended an episode, else 0.
             resets: For each result, 1 if it was that of a reset, rather than a step.
         """
-        cleared = _STATE | NEEDS_RESET | NO_RESULT
+        self.flags[index] &= ~(_STATE | NEEDS_RESET | NO_RESULT | (UNRESET | RETIRING if 1 in resets else 0))
+        self.resets_next[index] = False
         for _ in range(resets.count(1)):
-            cleared |= UNRESET | RETIRING
             self.advance(index)
-        self.flags[index] &= ~cleared
-        # `_end` sets flags again, and compares the steps up to the last end with the limits of the process.
+        # `_end` compares the steps up to the last end with the limits of the process.
         until_end = ends.rfind(1) + 1
         self.steps[index] += until_end - resets.count(1, 0, until_end)
         for _ in range(ends.count(1)):
             self._end(index)
         self.steps[index] += len(ends) - until_end - resets.count(1, until_end)
-        is_over = until_end == len(ends)
-        self.resets_next[index] = is_over and self.autoreset.resets_next_step
-        if not is_over:
-            self.flags[index] &= ~NEEDS_RESET
+        if until_end == len(ends):
+            self._await_reset(index)
 
     def record_batch(self, ids: list[int], at: Any, terminated: Any, truncated: Any) -> None:
         """Record results of envs without flags.
@@ -199,18 +200,22 @@ class Episodes:
             self._resets_next[at] = False
         if True in terminated.tobytes() or True in truncated.tobytes():
             for place in (terminated | truncated).nonzero()[0].tolist():
-                self.resets_next[ids[place]] = self.autoreset.resets_next_step
                 self._end(ids[place])
+                self._await_reset(ids[place])
 
     def _end(self, index: int) -> None:
         """Record the end of an episode."""
         self.finished[index] += 1
         if self.autoreset.resets_within_step:
             self.advance(index)
-        if self.autoreset.needs_reset_after_end and self.checks_resets:
-            self.flags[index] |= NEEDS_RESET
         if self._recyclers and self._recyclers[index].is_due(self.steps[index]):
             self.flags[index] |= RETIRING
+
+    def _await_reset(self, index: int) -> None:
+        """Have the next step of an env reset it, or else the user, as the rules say after the end of an episode."""
+        self.resets_next[index] = self.autoreset.resets_next_step
+        if self.autoreset.needs_reset_after_end and self.checks_resets:
+            self.flags[index] |= NEEDS_RESET
 
     # Losses ----------------------------------------------------------------------------------------------
 

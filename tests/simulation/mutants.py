@@ -236,7 +236,7 @@ MUTANTS = [
     Mutant(ENGINE + "make_idle", "table.set_idle(envs.ids)", "pass", HANGS),
     Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
     # Episodes and recovery.
-    Mutant(EPISODES + "record_batch", "self.autoreset.resets_next_step", "False", STATES),
+    Mutant(EPISODES + "_await_reset", "self.autoreset.resets_next_step", "False", STATES),
     Mutant(EPISODES + "end_without_result", "(0 if resets_next else NEEDS_RESET)", "0", LOSSES),
     Mutant(EPISODES + "advance", "self.numbers[index] += 1", "pass", SEEDS),
     Mutant(FATES + "choose_fate", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),

@@ -152,6 +152,16 @@ def test_recycling_is_due_at_the_end_of_an_episode_until_the_next_reset():
     assert not episodes.flags[0] & RETIRING
 
 
+def test_recycling_stays_due_after_a_reset_in_the_same_sequence_as_the_end():
+    """A rollout cannot replace the process between the two. A reset by the user can, once the rollout has ended."""
+    episodes = Episodes(1, "next_step", "raise", [StepLimit(2)])
+    episodes.record(0, ends=False, is_reset=True)
+    episodes.record_sequence(0, ends=bytes([0, 1, 0, 0]), resets=bytes([0, 0, 1, 0]))
+    assert episodes.is_retiring(0)
+    episodes.record_sequence(0, ends=bytes([0, 0]), resets=bytes([1, 0]))
+    assert not episodes.is_retiring(0)
+
+
 def test_without_reset_checks_only_a_crash_needs_a_reset():
     episodes = Episodes(1, "disabled", "raise")
     episodes.disable_reset_checks()
