@@ -61,13 +61,11 @@ class _RunningRequests(InlineRequest):
         self.reset_env = -1
         self.losses: list[RequestLoss] = []
 
-    def fail(
-        self, index: int, cause: Cause, error: BaseException, *, in_reset: bool = False, ended: bool = False
-    ) -> None:
-        """Keep the failure of an env, whose step may have ended the episode, until the other envs have run."""
-        self._engine._other_requests[index] += 1
-        actor = self._engine._actor_by_env[index]
-        activity = Activity("reset" if in_reset else "step", index)
+    def fail(self, cause: Cause, error: BaseException, *, in_reset: bool = False, ended: bool = False) -> None:
+        """Keep the failure of the current env, whose step may have ended the episode, until the others have run."""
+        self._engine._other_requests[self.index] += 1
+        actor = self._engine._actor_by_env[self.index]
+        activity = Activity("reset" if in_reset else "step", self.index)
         outcome, incarnation = ReadyOutcome(None, error), actor.process.incarnation
         self.losses.append(RequestLoss(cause, outcome, incarnation, activity, actor.is_usable, ended_episode=ended))
 
@@ -89,17 +87,17 @@ class _MissingEnv:
 
     context = None
 
-    def __init__(self, engine: InlineEngine, index: int) -> None:
-        self._engine, self._index = engine, index
+    def __init__(self, actor: InlineActor, index: int, hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv]) -> None:
+        self._actor, self._index, self._hosted_envs = actor, index, hosted_envs
 
     def step(self, *_: Any) -> Fields:
         """Raise the error of the actor."""
-        raise self._engine._actor_by_env[self._index].unusable_error(Activity("step", self._index))
+        raise self._actor.unusable_error(Activity("step", self._index))
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Fields:
         """Have the actor make the env, and reset it; raise the error of the actor if it cannot."""
-        self._engine._actor_by_env[self._index].make_missing(Activity("reset", self._index))
-        return self._engine._hosted_envs[self._index].reset(seed, options)
+        self._actor.make_missing(Activity("reset", self._index))
+        return self._hosted_envs[self._index].reset(seed, options)
 
 
 class InlineEngine(Engine):
@@ -127,13 +125,14 @@ class InlineEngine(Engine):
         self._pending_infos: dict[int, Any] = {}
         self._pending_errors: dict[int, BaseException] = {}
         # The running requests, the outermost one first. A request that was interrupted stays until the next one.
-        self._unfinished: list[_RunningRequests] = []
-        self._interrupted: set[int] = set()  # the envs of such requests, which have no result to deliver
+        self._running_requests: list[_RunningRequests] = []
+        self._envs_without_result: set[int] = set()  # those of interrupted requests, until they are reset
         self._lock, self._code = self.actors[0].config.lock, self.actors[0].code
-        self._hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv] = [_MissingEnv(self, i) for i in range(count)]
+        empty: list[Any] = [None] * count  # `_refresh_envs` fills both columns
+        self._hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv] = empty
         # The memory in which each env records its current method: the counters of its actor's control page. An env that
         # is missing has a stand-in.
-        self._counters: list[Any] = [None] * count
+        self._counters: list[Any] = empty.copy()
         self._closed: set[int] = set()  # the envs of closed actors
         self._other_requests = [0] * count  # how many resets, and requests that failed, each env has had
         self._is_timing = False
@@ -148,7 +147,7 @@ class InlineEngine(Engine):
         mine = slice_of(actor.indices)
         page = actor.page
         if page is None:
-            self._hosted_envs[mine] = [_MissingEnv(self, index) for index in actor.indices]
+            self._hosted_envs[mine] = [_MissingEnv(actor, i, self._hosted_envs) for i in actor.indices]
             self._counters[mine] = [{METHOD: METHOD_STEP}] * len(actor.indices)
         else:
             self._hosted_envs[mine] = [TimedEnv(env, page) if self._is_timing else env for env in actor.hosted_envs]
@@ -186,13 +185,15 @@ class InlineEngine(Engine):
     # Requests --------------------------------------------------------------------------------------------
 
     def busy(self) -> list[int]:
-        return [*self.receivable(), *self._interrupted]
+        is_nested = self._lock.is_held_here()
+        with self._lock:
+            interrupted = () if is_nested else self._running_ids()
+            return [*self.receivable(), *self._envs_without_result.union(interrupted)]
 
     def receivable(self) -> list[int]:
-        self._drop_interrupted()
         with self._lock:  # until another thread has run its requests, it is unknown which results futures get
-            ready = [*self._pending_infos, *self._pending_errors]
-            return [index for index in ready if index not in self._outer_ids()] if self._unfinished else ready
+            ready, running = [*self._pending_infos, *self._pending_errors], self._running_ids()
+            return [index for index in ready if index not in running] if running else ready
 
     def close(self) -> None:
         """Do nothing: `on_change` has dropped the envs of the closed actors."""
@@ -256,7 +257,7 @@ class InlineEngine(Engine):
             for index, action in zip(envs.ids, split, strict=True):
                 running.index = index
                 if flags[index] and episodes.state(index) == LOST and episodes.step_reports_loss(index):
-                    running.fail(index, Cause.NOT_BEGUN, self._lost_episode_error(index))
+                    running.fail(Cause.NOT_BEGUN, self._lost_episode_error(index))
                     continue
                 if resets_next[index]:
                     self._run_reset(running, index)
@@ -269,7 +270,7 @@ class InlineEngine(Engine):
                     ends = bool(fields[2] or fields[3])
                     infos[index] = keep(index, fields)
                 except Exception as error:
-                    running.fail(index, Cause.ERROR, error, in_reset=self._is_within_reset(index), ended=ends)
+                    running.fail(Cause.ERROR, error, in_reset=self._is_within_reset(index), ended=ends)
                     continue
                 # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
                 if ends or (flags[index] and (episodes.state(index) == NONE or not episodes.has_result(index))):
@@ -301,54 +302,56 @@ class InlineEngine(Engine):
                 raise self._actor_by_env[index].unusable_error(Activity(method, index))
 
     def check_idle(self, envs: Selection) -> None:
-        self._drop_interrupted()
-        if self._lock.is_held_here():
-            self._check_nested(envs.ids)
+        self._check_caller(envs.ids)
         self._check_delivered(envs.ids)
 
     def _check_delivered(self, ids: list[int]) -> None:
         """Raise `AlreadyPendingError` if an env has a result pending."""
-        infos, errors, cut = self._pending_infos, self._pending_errors, self._interrupted
+        infos, errors, cut = self._pending_infos, self._pending_errors, self._envs_without_result
         if (infos or errors or cut) and (busy := [i for i in ids if i in infos or i in errors or i in cut]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: call recv, or reset after an interrupt")
 
-    def _check_nested(self, ids: list[int]) -> None:
+    def _check_caller(self, ids: list[int]) -> None:
         """Check a request that the code of an env makes while this vector steps or resets that env.
+
+        If no such code runs in this thread, settle the requests that an interrupt has ended.
 
         Raises:
             RuntimeError: The request is for an env of the same actor.
             AlreadyPendingError: The request is for an env that is being stepped or reset, too.
         """
+        if not self._lock.is_held_here():
+            if self._running_requests:
+                with self._lock:  # another thread may still run them
+                    self._settle_interrupted()
+            return
         for index in ids:
             self._actor_by_env[index].check_not_within()
-        if busy := sorted(self._outer_ids().intersection(ids)):
+        if busy := sorted(self._running_ids().intersection(ids)):
             raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
 
-    def _outer_ids(self) -> set[int]:
-        """Return the envs of the requests that run the calling code of an env; those deliver their own results."""
-        unfinished = self._unfinished if self._lock.is_held_here() else ()
-        return {index for running in unfinished for index in running.ids}
+    def _running_ids(self) -> set[int]:
+        """Return the envs of the requests that run, under the lock; those deliver their own results.
 
-    def _drop_interrupted(self) -> None:
+        They run the calling code of an env; without such code, an interrupt has ended them.
+        """
+        return {index for running in self._running_requests for index in running.ids}
+
+    def _settle_interrupted(self) -> None:
         """Drop the results of requests that an interrupt has ended; their envs are pending until `make_idle`."""
-        if self._unfinished and not self._lock.is_held_here():
-            with self._lock:  # another thread may still run them
-                self._drop_unfinished()
-
-    def _drop_unfinished(self) -> None:
-        for interrupted in self._unfinished:
+        for interrupted in self._running_requests:
             self._drop(self.select(interrupted.ids))
-            self._interrupted.update(interrupted.ids)
+            self._envs_without_result.update(interrupted.ids)
             if self._is_within_reset(interrupted.index):
                 self.episodes.end_without_result(interrupted.index, resets_next=True)
-        self._unfinished.clear()
+        self._running_requests.clear()
 
     def _begin(self, running: _RunningRequests) -> None:
         """Begin requests under the lock. Since `check_idle`, another thread may have run requests of the same envs."""
         if not running.is_nested:
-            self._drop_unfinished()
+            self._settle_interrupted()
         self._check_delivered(running.ids)
-        self._unfinished.append(running)
+        self._running_requests.append(running)
 
     def _is_within_reset(self, index: int) -> bool:
         """Return whether the step that an env runs, or has raised in, has come as far as its reset by autoreset."""
@@ -367,7 +370,7 @@ class InlineEngine(Engine):
             fields = self._hosted_envs[index].reset(seed, copy_value(options))  # a later attempt needs the options
             self._pending_infos[index] = self._last.keep(index, fields)
         except Exception as error:
-            running.fail(index, Cause.ERROR, error, in_reset=True)
+            running.fail(Cause.ERROR, error, in_reset=True)
             return False
         self._last.incarnations[index] = incarnation
         self._other_requests[index] += 1
@@ -396,7 +399,7 @@ class InlineEngine(Engine):
                 future.set_exception(error)
             else:
                 future.set_outcome(ReadyOutcome(self._last.read(index, self._pending_infos.pop(index))))
-        self._unfinished.remove(running)
+        self._running_requests.remove(running)
 
     def _recover(self, running: _RunningRequests, loss: RequestLoss) -> None:
         """Replace the envs of an actor after a failure if necessary; keep the outcome of the request."""
@@ -473,8 +476,6 @@ class InlineEngine(Engine):
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         del timeout, deadline
-        self._drop_interrupted()
-        if self._lock.is_held_here():
-            self._check_nested(envs.ids)
+        self._check_caller(envs.ids)
         self._drop(envs)
-        self._interrupted.difference_update(envs.ids)
+        self._envs_without_result.difference_update(envs.ids)
