@@ -44,7 +44,9 @@ def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, stre
 
 
 class PostedRows(Job):
-    """The running job of an actor while any of its envs is `POSTED`.
+    """The running job of an actor from the post of its rows until `JobQueue` finds that no env is `POSTED`.
+
+    Nobody tells the queue that results were delivered. It looks at a ring, or when another job is to start.
 
     Args:
         table: The envs of the vector.
@@ -167,16 +169,18 @@ class PostedRows(Job):
         return self._recovery.step_inputs(culprit.env, posted, self._table.slab.actions)
 
     def remainder(self, process: ActorProcess) -> Remainder:
-        """Return the rows that an ended process has not completed.
-
-        Nobody knows which env a worker on a lost node had begun, so its first unfinished one counts as begun.
-        """
+        """Return the rows that an ended process has not completed."""
         rows, running, _ = self.progress()
+        return Remainder(self._find_culprit(process, rows, running), running, rows)
+
+    def _find_culprit(self, process: ActorProcess, rows: list[Activity], running: Activity | None) -> Activity | None:
+        """Return the row that the end of a process is blamed on; None if that was none of them."""
         blamed = [a for a in rows if a.env in self._table.overdue or (a.env, a.call_id) == self._blamed]
-        is_node_lost = process.report is not None and process.report.status.loss is not None
-        culprit = rows[0] if rows and blames_request(process.end_reason) else None
-        if running is not None and (not blamed or running.env == blamed[0].env):
-            culprit = running
-        elif begun := blamed or (rows if is_node_lost else []):
-            culprit = begun[0]._replace(started=self._posted_at)
-        return Remainder(culprit, running, rows)
+        if blamed and (running is None or running.env != blamed[0].env):
+            return blamed[0]._replace(started=self._posted_at)
+        if running is not None or not rows:
+            return running
+        if process.report is not None and process.report.status.loss is not None:
+            # Nobody knows which env a worker on a lost node had begun.
+            return rows[0]._replace(started=self._posted_at)
+        return rows[0] if blames_request(process.end_reason) else None

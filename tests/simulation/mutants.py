@@ -207,7 +207,7 @@ MUTANTS = [
     Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
     Mutant(ENVS + "queue_new", "if self._is_renewal_due(ids):", "if False:", RENEWS),
     Mutant(TABLE + "set_idle", "self.last.keep(index)", "pass", LAST),
-    Mutant(POSTED_ROWS + "remainder", "culprit = running", "culprit = rows[-1]", BLAMES),
+    Mutant(POSTED_ROWS + "_find_culprit", "return running", "return rows[-1]", BLAMES),
     Mutant(KEEPER + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.set_idle([index])", "pass", INTERRUPTS),
     Mutant(QUEUED_ROWS + "ids", " and queued_in[index] is self", "", ORDER),
