@@ -170,7 +170,10 @@ class EnvGroup(Tenant):
 
         Those are queued ahead of everything except replays.
         """
-        again = [loss.activity.env for loss in losses if self.recovery.recover_row(loss)]
+        again = []
+        for loss in losses:
+            if self.recovery.resolve_or_retry(loss):
+                again += [loss.activity.env]
         if again:
             self.table.queue(again)
             self.actor.jobs.enqueue(QueuedRows(self, again), first=True)
@@ -180,7 +183,8 @@ class EnvGroup(Tenant):
         table, reader = self.table, self.reader
         request = table.request(index)
         before = reader.copy_last(index) if request.truncates_episode else None
-        if table.accept_row(index):
+        table.accept_row(index)
+        if table.lacks_autoreset(index):
             self._reset_in_next_process(index)
             return
         outcome = None

@@ -1,7 +1,7 @@
 """The recovery of one actor's envs from requests without results: it applies what `fates` decides.
 
-    a request without a result ──▶ recover_row ──▶ end_attempt ──────▶ Episodes.end_attempt ──▶ fates.decide
-                                   row             journal, process    episode, seeds
+    a request without a result ──▶ resolve_or_retry ──▶ end_attempt ──────▶ Episodes.end_attempt ──▶ fates.decide
+                                   row                  journal, process    episode, seeds
 
 `envactors.rollout.part` calls `EnvRecovery.end_attempt`, since the steps of its envs are in no rows. `EnvRecovery` has
 no state of its own.
@@ -45,8 +45,11 @@ class EnvRecovery:
         self._reader = reader
         self._actor = actor
 
-    def recover_row(self, loss: RequestLoss) -> bool:
-        """Record the outcome of a request in a row that has no result; return True if it runs again instead."""
+    def resolve_or_retry(self, loss: RequestLoss) -> bool:
+        """Record the outcome of a request in a row that has no result, or have it run again; return whether it does.
+
+        The caller queues it again, unless it is still in the queue.
+        """
         table, reader, index = self._table, self._reader, loss.activity.env
         decision, error = self.end_attempt(index, loss, table.posted_request(index), table.slab.actions)
         if loss.has_run and decision.fate is EnvFate.REPORT:
@@ -79,7 +82,7 @@ class EnvRecovery:
         """
         for index in ids:
             if self._table.status[index] == QUEUED and self._table.cannot_continue(index):
-                self.recover_row(lost_episode_loss(self._actor, self._table.activity(index)))
+                self.resolve_or_retry(lost_episode_loss(self._actor, self._table.activity(index)))
 
     def end_attempt(
         self, index: int, loss: RequestLoss, posted: PostedRequest, actions: Actions
@@ -100,7 +103,7 @@ class EnvRecovery:
         error = self._complete_error(index, loss, posted, actions)
         began_reset = posted.resets_within_step and (loss.failed_in_reset or loss.ended_episode)
         facts = RequestFacts(
-            may_blame_seed=(posted.is_reset or began_reset) and not loss.has_run,
+            may_blame_seed=(posted.is_reset or began_reset) and not (loss.has_run or loss.cause is Cause.NOT_BEGUN),
             user_called_reset=request.method == "reset",
             reports_loss=table.reports_loss(index),
             has_earlier_error=request.earlier_error is not None,

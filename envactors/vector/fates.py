@@ -147,7 +147,6 @@ class Decision(NamedTuple):
 def decide(loss: RequestLoss, request: RequestFacts, env: EnvFacts) -> Decision:
     """Choose the fate of a request, and derive what follows from it."""
     fate = choose_fate(loss, request, env)
-    has_begun = loss.cause is not Cause.NOT_BEGUN
     # Inputs that have failed twice are not tried a third time.
     may_repeat = env.on_failure != "replay" or not loss.may_blame_inputs
     repeats_reset = fate is EnvFate.RESET and request.user_called_reset and not request.has_earlier_error and may_repeat
@@ -157,7 +156,7 @@ def decide(loss: RequestLoss, request: RequestFacts, env: EnvFacts) -> Decision:
         fate,
         ends_episode=resets_again or fate not in (EnvFate.REPORT, EnvFate.REDO),
         autoreset_is_due=resets_again or (fate is EnvFate.TRUNCATE and env.autoreset.resets_next_step),
-        changes_seed=request.may_blame_seed and has_begun and fate is not EnvFate.REDO and not repeats_reset,
+        changes_seed=request.may_blame_seed and fate is not EnvFate.REDO and not repeats_reset,
         repeats_reset=repeats_reset,
         replaces_process=loss.cause is Cause.ERROR and fate not in (EnvFate.FAIL, EnvFate.REPORT),
     )

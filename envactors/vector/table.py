@@ -202,6 +202,10 @@ class EnvTable:
         status = self.status[index]
         return status == QUEUED or (status == POSTED and not self.is_complete(index))
 
+    def lacks_autoreset(self, index: int) -> bool:
+        """Return whether the step in a complete row ended its episode, and left the autoreset to the next process."""
+        return bool(self.ops[index] & NO_AUTORESET) and self.slab.ends_episode(index, self.ops[index])
+
     def request(self, index: int) -> EnvRequest:
         """Return the request of an env, which is a bare step unless ``requests`` has another."""
         return self.requests.get(index, _BARE_STEP)
@@ -341,21 +345,15 @@ class EnvTable:
         self.overflow.update(parts)
         self.waiters.ring()
 
-    def accept_row(self, index: int) -> bool:
-        """Record the result in a complete row in the episode and the journal of its env.
-
-        Returns:
-            Whether the next process has to reset the env, since its process has left out the autoreset.
-        """
+    def accept_row(self, index: int) -> None:
+        """Record the result in a complete row in the episode and the journal of its env."""
         slab, op = self.slab, self.ops[index]
         if self.keeps_journals:
             self.flush_journal(index).record_row(slab, index, self.posted_request(index))
-        ends = slab.ends_episode(index, op)
-        if ends and op & NO_AUTORESET:
+        if self.lacks_autoreset(index):
             self.episodes.record_end_without_reset(index)
-            return True
-        self.episodes.record(index, ends=ends, is_reset=bool(op & RESET))
-        return False
+        else:
+            self.episodes.record(index, ends=slab.ends_episode(index, op), is_reset=bool(op & RESET))
 
     def deliver_rows(self, envs: Selection, terminated: Any, truncated: Any) -> None:
         """Accept the results of envs on the fast path, which the caller has copied, and make the envs idle.

@@ -253,11 +253,11 @@ MUTANTS = [
         "False",
         SEEDS,
     ),
-    Mutant(ENV_RECOVERY + "recover_row", "earlier_error=error", "earlier_error=None", LOSSES),
+    Mutant(ENV_RECOVERY + "resolve_or_retry", "earlier_error=error", "earlier_error=None", LOSSES),
     Mutant(EPISODES + "on_process_lost", "LOST if self.state(index) == RUNNING else 0", "0", LOSSES),
     Mutant(EPISODES + "resume", "| UNRESET | RETIRING", "| RETIRING", SEEDS),
     Mutant(EPISODES + "seed_of_reset", "and incarnation > 0", "and False", SEEDS),
-    Mutant(ENV_RECOVERY + "recover_row", "table.record_outcome(index, outcome)", "pass", HANGS),
+    Mutant(ENV_RECOVERY + "resolve_or_retry", "table.record_outcome(index, outcome)", "pass", HANGS),
     # Journals.
     Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),
     Mutant(JOURNAL + "record_row", "check, is_reset=is_reset", "check, is_reset=False", REPLAYS),
