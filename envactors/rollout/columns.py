@@ -219,7 +219,7 @@ class ActorColumns:
 
     def _record(self, index: int, first: int, ends: bytes, ops: bytes) -> None:
         """Record steps of an env in its journal, which a seeded reset begins anew."""
-        table, trajectory, journal = self._table, self.trajectory, self._table.flush_journal(index)
+        table, trajectory, journal = self._table, self.trajectory, self._table.journal(index)
         resets_within_step = table.attach.resets_within_step
         begin = 0
         for offset, op in enumerate(ops):

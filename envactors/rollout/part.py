@@ -31,7 +31,7 @@ from envactors.rollout.messages import COLUMNS, MirroredColumns, Order, Paramete
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.env_recovery import Actions
-from envactors.vector.episodes import NONE
+from envactors.vector.episodes import NO_EPISODE
 from envactors.vector.fates import EnvFate, RequestLoss
 from envactors.vector.losses import exit_loss, lost_episode_loss, raised_loss
 
@@ -159,7 +159,7 @@ class RolloutPart(Job):
         episodes = self._table.episodes
         self.columns.begin()
         for index in self.columns.envs:
-            has_lost = episodes.needs_reset(index) and episodes.state(index) == NONE
+            has_lost = episodes.needs_reset(index) and episodes.state(index) == NO_EPISODE
             if has_lost and index in rollout.last_errors:
                 self.errors[index] = self.failures[0, index] = rollout.last_errors[index]
 

@@ -23,7 +23,7 @@ from envactors.errors import ActorError
 from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
 from envactors.vector.fates import Cause, Decision, EnvFate, RequestFacts, RequestLoss
-from envactors.vector.losses import discard_error, lost_episode_loss, read_later
+from envactors.vector.losses import discard_error, lost_episode_loss
 from envactors.vector.rows import RowReader
 from envactors.vector.table import NOT_POSTED, QUEUED, EnvTable
 
@@ -71,7 +71,7 @@ class EnvRecovery:
             table.last.truncate(index, max(loss.incarnation + 1, self._actor.process.incarnation))
             last = reader.copy_last(index, has_info=False)
             assert last is not None, "only an env with an earlier result is truncated"
-            outcome = read_later(table, self._actor, index, functools.partial(reader.read_truncated, last, error))
+            outcome = reader.read_later(self._actor, index, functools.partial(reader.read_truncated, last, error))
         table.record_outcome(index, outcome)
         return False
 
@@ -98,7 +98,7 @@ class EnvRecovery:
         Returns:
             The decision, and the error to report.
         """
-        table, actor, journal = self._table, self._actor, self._table.flush_journal(index)
+        table, actor, journal = self._table, self._actor, self._table.journal(index)
         request = table.request(index)
         error = self._complete_error(index, loss, posted, actions)
         began_reset = posted.resets_within_step and (loss.failed_in_reset or loss.ended_episode)
@@ -128,24 +128,24 @@ class EnvRecovery:
 
     def step_inputs(self, index: int, posted: PostedRequest, actions: Actions) -> Inputs:
         """Return a failed step or reset with the requests before it, for a crash bundle; see `end_attempt`."""
-        table, journal = self._table, self._table.flush_journal(index)
+        table, journal = self._table, self._table.journal(index)
         inputs = self.message_inputs(index, journal.request(table.attach, actions, index, posted))
         is_poison = table.uses_replay and journal.is_poison(posted)
         return inputs._replace(is_complete=inputs.is_complete or posted.is_seeded_reset, is_poison=is_poison)
 
     def message_inputs(self, index: int, request: tuple[int, bytes]) -> Inputs:
         """Return a message with the requests before it, for a crash bundle."""
-        table, journal, reader = self._table, self._table.flush_journal(index), self._reader
+        table, journal, reader = self._table, self._table.journal(index), self._reader
         last = reader.copy_row(index) if table.has_result_in_row(index) else reader.copy_last(index, has_info=False)
         is_complete = journal.can_replay or not table.episodes.has_result(index)
         # In a rollout the rows are behind.
-        read = None if last is None or table.rollouts else lambda: reader.read(last).obs
+        read = None if last is None or table.rollouts_in_flight else lambda: reader.read(last).obs
         replay = journal.replay(table.attach)
         return Inputs(replay and copy_replay(replay), request, is_complete, read_observation=read)
 
     def _complete_error(self, index: int, loss: RequestLoss, posted: PostedRequest, actions: Actions) -> Outcome:
         """Return the error of a request, with its crash bundle, or with the inputs if they have ended two processes."""
-        table, journal, crashes = self._table, self._table.flush_journal(index), self._actor.config.crashes
+        table, journal, crashes = self._table, self._table.journal(index), self._actor.config.crashes
         if crashes is not None and loss.report is not None:
             find_inputs = functools.partial(self.step_inputs, index, posted, actions)
             return crashes.name(loss.error, loss.report, find_inputs, loss.activity, loss.incarnation, self._actor.pid)

@@ -21,16 +21,16 @@ from envactors.vector.results import EnvSnapshot
 
 # The episode of an env, in the lowest bits of its flags.
 #
-#     NONE ──a result──▶ RUNNING ──its process ends──▶ LOST ──replayed──▶ RUNNING
-#       ▲                   └── a failure without a replay ──┴──▶ NONE
+#     NO_EPISODE ──a result──▶ EPISODE_RUNS ──its process ends──▶ EPISODE_LOST ──replayed──▶ EPISODE_RUNS
+#                                    └── a failure without a replay ──┴──▶ NO_EPISODE
 #
-# An episode that has reached its end stays `RUNNING` until the next one begins.
-RUNNING: Final = 0
-NONE: Final = 1
-LOST: Final = 2  # with its process; a replay may bring it back, and no result has told the user
+# An episode that has reached its end stays in `EPISODE_RUNS` until the next one begins.
+EPISODE_RUNS: Final = 0
+NO_EPISODE: Final = 1
+EPISODE_LOST: Final = 2  # with its process; a replay may bring it back, and no result has told the user
 _STATE: Final = 3
 
-# The other flags of an env. One without flags, whose episode is thus `RUNNING`, only needs an action to make a step.
+# The other flags of an env. One without flags, whose state is thus `EPISODE_RUNS`, only needs an action to make a step.
 #
 #                 set by                                  cleared by
 # NEEDS_RESET     `end_without_result`, unless the next   a result, `end_without_result`, `restore`,
@@ -80,7 +80,7 @@ class Episodes:
         self.on_failure: OnFailure = on_failure
         self.may_recycle: bool = bool(recyclers)
         self._recyclers = recyclers
-        self.flags: bytearray = bytearray([NONE | NEEDS_RESET | UNRESET | NO_RESULT]) * count
+        self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]) * count
         self.resets_next: bytearray = bytearray(count)
         self._resets_next: npt.NDArray[np.bool_] = np.frombuffer(self.resets_next, np.bool_)
         self._steps: npt.NDArray[np.int64] = np.zeros(count, np.int64)
@@ -94,7 +94,7 @@ class Episodes:
         self._ones = np.ones(count, np.int64)  # NumPy takes half of the time to add an array in place of a number
 
     def state(self, index: int) -> int:
-        """Return whether the episode of an env is `RUNNING` or `LOST`, or it has `NONE`."""
+        """Return the state of an env's episode: `EPISODE_RUNS`, `EPISODE_LOST`, or `NO_EPISODE`."""
         return self.flags[index] & _STATE
 
     def needs_reset(self, index: int) -> bool:
@@ -222,7 +222,7 @@ class Episodes:
     def end_without_result(self, index: int, *, resets_next: bool = False) -> None:
         """End an episode without a result. If the env's next step does not reset it, the user has to."""
         kept = self.flags[index] & ~(_STATE | NEEDS_RESET)
-        self.flags[index] = kept | NONE | (0 if resets_next else NEEDS_RESET)
+        self.flags[index] = kept | NO_EPISODE | (0 if resets_next else NEEDS_RESET)
         self.resets_next[index] = resets_next
 
     def end_attempt(self, index: int, loss: RequestLoss, request: RequestFacts) -> Decision:
@@ -241,7 +241,7 @@ class Episodes:
 
     def on_process_lost(self, index: int) -> None:
         """Record that the process of an env has ended, and with it the episode."""
-        self.flags[index] |= UNRESET | (LOST if self.state(index) == RUNNING else 0)
+        self.flags[index] |= UNRESET | (EPISODE_LOST if self.state(index) == EPISODE_RUNS else 0)
 
     def resume(self, index: int) -> None:
         """Record that a replay has brought an env back to where it was, in a process that is not due to retire."""

@@ -26,7 +26,7 @@ from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
-from envactors.vector.episodes import LOST, NONE, Episodes
+from envactors.vector.episodes import EPISODE_LOST, NO_EPISODE, Episodes
 from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss
 from envactors.vector.last_results import LastResults
 from envactors.vector.options import VectorSettings
@@ -128,11 +128,10 @@ class InlineEngine(Engine):
         self._running_requests: list[_RunningRequests] = []
         self._envs_without_result: set[int] = set()  # those of interrupted requests, until they are reset
         self._lock, self._code = self.actors[0].config.lock, self.actors[0].code
-        empty: list[Any] = [None] * count  # `_refresh_envs` fills both columns
-        self._hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv] = empty
+        self._hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv] = []  # filled below, actor by actor
         # The memory in which each env records its current method: the counters of its actor's control page. An env that
         # is missing has a stand-in.
-        self._counters: list[Any] = empty.copy()
+        self._counters: list[Any] = []
         self._closed: set[int] = set()  # the envs of closed actors
         self._other_requests = [0] * count  # how many resets, and requests that failed, each env has had
         self._is_timing = False
@@ -201,7 +200,7 @@ class InlineEngine(Engine):
     # Snapshots -------------------------------------------------------------------------------------------
 
     def process_with_episode(self, index: int) -> None:
-        if self.episodes.state(index) == LOST:
+        if self.episodes.state(index) == EPISODE_LOST:
             raise self._lost_episode_error(index)
 
     def last_obs_is_first(self, index: int) -> bool:
@@ -233,14 +232,14 @@ class InlineEngine(Engine):
     # Running ---------------------------------------------------------------------------------------------
 
     def start_steps(
-        self, envs: Selection, actions: Any, *, streams: bool, futures: Futures = (), is_checked: bool = True
+        self, envs: Selection, actions: Any, *, streams: bool, futures: Futures = (), check_actions: bool = True
     ) -> None:
         del streams
         if self._closed:
             self._check_open(envs, "step")
         self.check_idle(envs)
         self.episodes.check_steppable(envs.ids)
-        split = split_batch(self.action_spec if is_checked else None, actions, len(envs.ids), "actions")
+        split = split_batch(self.action_spec if check_actions else None, actions, len(envs.ids), "actions")
         # Envs may modify their actions, so they get copies, except of the numbers in an array of one dimension.
         if type(split) is np.ndarray and split.ndim > 1:
             split = split.copy()
@@ -256,7 +255,7 @@ class InlineEngine(Engine):
             self._begin(running)
             for index, action in zip(envs.ids, split, strict=True):
                 running.index = index
-                if flags[index] and episodes.state(index) == LOST and episodes.step_reports_loss(index):
+                if flags[index] and episodes.state(index) == EPISODE_LOST and episodes.step_reports_loss(index):
                     running.fail(Cause.NOT_BEGUN, self._lost_episode_error(index))
                     continue
                 if resets_next[index]:
@@ -273,7 +272,7 @@ class InlineEngine(Engine):
                     running.fail(Cause.ERROR, error, in_reset=self._is_within_reset(index), ended=ends)
                     continue
                 # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
-                if ends or (flags[index] and (episodes.state(index) == NONE or not episodes.has_result(index))):
+                if ends or (flags[index] and (episodes.state(index) == NO_EPISODE or not episodes.has_result(index))):
                     self._last.incarnations[index] = self._actor_by_env[index].process.incarnation
                     episodes.record(index, ends=ends, is_reset=False)
                     are_first[index] = ends and resets_within_step
@@ -420,8 +419,7 @@ class InlineEngine(Engine):
         decision = self.episodes.end_attempt(index, loss, facts)
         # Another failure may have replaced the envs already.
         if decision.replaces_process and actor.process.incarnation == loss.incarnation:
-            text = safe_repr(error)
-            actor.replace(actor.errors.discarded(loss.activity, loss.incarnation, actor.pid, error, text))
+            actor.replace(actor.errors.discarded(loss.activity, loss.incarnation, actor.pid, error, safe_repr(error)))
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:

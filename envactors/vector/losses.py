@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.actor_process import ExitReport
@@ -15,9 +13,7 @@ from envactors.actor.job import ErrorOf, ProcessExit
 from envactors.actor.states import EndReason, is_crash
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Failure, Fault
-from envactors.mailbox.pickling import try_to_read
 from envactors.vector.fates import Cause, RequestLoss
-from envactors.vector.results import EnvStep
 from envactors.vector.table import EnvTable
 
 
@@ -105,24 +101,3 @@ def discard_error(actor: Actor, loss: RequestLoss, reported: Outcome, pid: int |
     error = actor.errors.discarded(loss.activity, loss.incarnation, pid, cause, text)
     error.bundle = getattr(reported, "bundle", None)
     return error
-
-
-def read_later(
-    table: EnvTable, actor: Actor, index: int, read: Callable[[], EnvStep], is_valid: Callable[[], bool] = lambda: True
-) -> Outcome:
-    """Return an outcome that unpickles the result of an env when somebody asks for it. Reading it runs code of users.
-
-    Args:
-        table: The envs of the vector.
-        actor: The actor of the env.
-        index: The env.
-        read: Unpickles the result.
-        is_valid: Returns whether the result is still that of the env's request; see `try_to_read`.
-    """
-    incarnation, pid, activity = table.posted_in[index], actor.pid, table.activity(index)
-
-    def read_or_explain() -> tuple[EnvStep | None, BaseException | None]:
-        step, error = try_to_read(read, is_valid)
-        return step, None if error is None else actor.errors.unreadable(activity, incarnation, pid, error)
-
-    return LazyOutcome(read_or_explain, is_failure=False)

@@ -91,7 +91,9 @@ class PostedRows(Job):
         # Without this test, which `watch` repeats, each step would pay for a call that schedules nothing.
         if actor.deadline_watch.next_check_at > now + actor.deadline_watch.shortest:
             actor.deadline_watch.watch(now)
-        mine = [(index - self._indices.start, payloads[index]) for index in ids if index in payloads] if payloads else []
+        mine = (
+            [(index - self._indices.start, payloads[index]) for index in ids if index in payloads] if payloads else []
+        )
         if mine:
             worker.send(Frame(Kind.PAYLOADS, actor.process.incarnation, call_id, bundle.pack(mine)))
         if table.requests and any(table.request(index).future is not None for index in ids):

@@ -32,7 +32,7 @@ from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, S
 from envactors.mailbox.step_buffer import StepBuffer
 from envactors.options import Deadlines
 from envactors.replay import Journal, PostedRequest
-from envactors.vector.episodes import LOST, Episodes
+from envactors.vector.episodes import EPISODE_LOST, Episodes
 from envactors.vector.last_rows import LastRows
 from envactors.vector.requests import EnvRequest, Selection
 from envactors.vector.results import EnvSnapshot
@@ -87,7 +87,8 @@ class EnvTable:
         uses_replay: Whether lost episodes are brought back by replay.
         keeps_journals: Whether steps and resets are recorded, for replays or for crash bundles.
         status: The status of each env.
-        version: Grows with each transition. A thread that copies results without the lock reads the version under the
+        version: Grows as envs are queued, posted, restored, or made idle, as outcomes are recorded, as deadlines are
+            missed, and as processes end. A thread that copies results without the lock reads the version under the
             lock, before and after. If it has not changed, the copies are valid.
         call_ids: The call id of each env's last post or rollout. Workers cannot overwrite it.
         completed: The call id of the last result in each row, which is the worker's to write while the row is posted:
@@ -107,7 +108,7 @@ class EnvTable:
         overdue: The envs that missed a deadline. Their results are ignored until their process has ended.
         saves_due: The envs whose journals are long enough to be replaced by a saved state.
         waiters: The threads that wait for results.
-        rollouts: Number of rollouts in flight.
+        rollouts_in_flight: Number of rollouts in flight.
     """
 
     def __init__(self, lock: ChangeLock, slab: Slab, infos: Infos, episodes: Episodes, deadlines: Deadlines) -> None:
@@ -139,7 +140,7 @@ class EnvTable:
         self._slab_ops: memoryview[int] = slab.ops.data
         self.last: LastRows = LastRows(slab, self.ops, self.posted_in, self.content, episodes)
         self.waiters: ResultWaiters = ResultWaiters(slab, self.streams)
-        self.rollouts: int = 0
+        self.rollouts_in_flight: int = 0
         self._deadlines = deadlines
         # The seed of each env's last posted operation, if its bits say that it has one.
         self._seeds: list[int | None] = [None] * count
@@ -156,8 +157,8 @@ class EnvTable:
         if save_every is not None:
             self._steps.size = 1
 
-    def flush_journal(self, index: int) -> Journal:
-        """Record the buffered steps of all envs in their journals; return the journal of an env."""
+    def journal(self, index: int) -> Journal:
+        """Return the journal of an env. This moves the buffered steps of all envs into their journals."""
         return self._steps.flush()[index]
 
     # Facts -----------------------------------------------------------------------------------------------
@@ -197,7 +198,7 @@ class EnvTable:
         """Return whether an env has an undelivered result that is only in its row."""
         return self.status[index] == DONE and index not in self.outcomes
 
-    def lacks_outcome(self, index: int) -> bool:
+    def is_pending(self, index: int) -> bool:
         """Return whether the request of an env has no outcome yet."""
         status = self.status[index]
         return status == QUEUED or (status == POSTED and not self.is_complete(index))
@@ -224,12 +225,18 @@ class EnvTable:
         return PostedRequest(op, seed, payload, self.attach.resets_within_step and not op & NO_AUTORESET)
 
     def reports_loss(self, index: int) -> bool:
-        """Return whether the request of an env reports that its episode is lost, if it is."""
+        """Return whether the request of an env reports that its episode is lost, if it is.
+
+        An env without a request, as in a rollout, counts as one with a bare step.
+        """
         return not self.request(index).resets and self.episodes.step_reports_loss(index)
 
     def is_beyond_replay(self, index: int) -> bool:
-        """Return whether the episode of an env was lost with its process, and no replay can bring it back."""
-        return self.episodes.state(index) == LOST and not self.flush_journal(index).can_replay
+        """Return whether the episode of an env was lost with its process, and no replay can bring it back.
+
+        Like `cannot_continue`, this moves buffered steps into the journals.
+        """
+        return self.episodes.state(index) == EPISODE_LOST and not self.journal(index).can_replay
 
     def cannot_continue(self, index: int) -> bool:
         """Return whether the request of an env continues an episode that no replay can bring back."""
@@ -349,7 +356,7 @@ class EnvTable:
         """Record the result in a complete row in the episode and the journal of its env."""
         slab, op = self.slab, self.ops[index]
         if self.keeps_journals:
-            self.flush_journal(index).record_row(slab, index, self.posted_request(index))
+            self.journal(index).record_row(slab, index, self.posted_request(index))
         if self.lacks_autoreset(index):
             self.episodes.record_end_without_reset(index)
         else:
@@ -447,7 +454,7 @@ class EnvTable:
 
     def record_rollouts(self, count: int) -> None:
         """Record how many rollouts are in flight, which waiting threads may count."""
-        self.rollouts = count
+        self.rollouts_in_flight = count
         self.waiters.ring()
 
     def restore(self, index: int, snapshot: EnvSnapshot) -> None:
@@ -455,12 +462,12 @@ class EnvTable:
         self.version += 1
         self.episodes.restore(index, snapshot)
         if self.keeps_journals:
-            self.flush_journal(index).begin_with_state(snapshot.check, snapshot.state)
+            self.journal(index).begin_with_state(snapshot.check, snapshot.state)
 
     def lose_episode(self, index: int) -> None:
         """Record that an env has to be reset, and that no replay leads to where it is."""
         self.episodes.end_without_result(index)
-        self.flush_journal(index).forget()
+        self.journal(index).forget()
 
     def clear(self, index: int) -> None:
         """Make an env idle, whatever its state. It needs a reset, which another process will run."""

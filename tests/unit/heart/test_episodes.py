@@ -9,10 +9,10 @@ import pytest
 
 from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.vector.episodes import (
-    LOST,
+    EPISODE_LOST,
     NEEDS_RESET,
+    NO_EPISODE,
     NO_RESULT,
-    NONE,
     RETIRING,
     SEEDED,
     UNRESET,
@@ -24,9 +24,9 @@ from envactors.vector.results import EnvSnapshot, EnvStep
 
 def test_a_new_env_needs_a_reset_and_then_only_actions():
     episodes = Episodes(2, "next_step", "raise")
-    assert episodes.flags[0] == NONE | NEEDS_RESET | UNRESET | NO_RESULT
+    assert episodes.flags[0] == NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT
     episodes.record(0, ends=False, is_reset=True)
-    assert list(episodes.flags) == [0, NONE | NEEDS_RESET | UNRESET | NO_RESULT]
+    assert list(episodes.flags) == [0, NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]
     assert episodes.steps.tolist() == [0, 0]
 
 
@@ -84,12 +84,12 @@ def test_a_lost_process_ends_the_episode_until_a_replay_or_a_reset():
     episodes = Episodes(1, "next_step", "raise")
     episodes.record(0, ends=False, is_reset=True)
     episodes.on_process_lost(0)
-    assert episodes.flags[0] == LOST | UNRESET
+    assert episodes.flags[0] == EPISODE_LOST | UNRESET
     episodes.resume(0)
     assert episodes.flags[0] == 0
     episodes.on_process_lost(0)
     episodes.end_without_result(0, resets_next=True)
-    assert episodes.flags[0] == NONE | UNRESET
+    assert episodes.flags[0] == NO_EPISODE | UNRESET
     assert list(map(bool, episodes.resets_next)) == [True]
     episodes.end_without_result(0)
     assert episodes.flags[0] & NEEDS_RESET
