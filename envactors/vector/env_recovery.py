@@ -25,7 +25,7 @@ from envactors.replay import PostedRequest
 from envactors.vector.fates import Cause, Decision, EnvFate, RequestFacts, RequestLoss
 from envactors.vector.losses import discard_error, lost_episode_loss
 from envactors.vector.rows import RowReader
-from envactors.vector.table import NOT_POSTED, QUEUED, EnvTable
+from envactors.vector.table import QUEUED, EnvTable
 
 # The actions of all envs: one array per leaf of the action.
 Actions: TypeAlias = Sequence[npt.NDArray[Any]]
@@ -64,7 +64,7 @@ class EnvRecovery:
             table.set_requests({index: reset})
             return True
         outcome = error
-        if table.ops[index] == NOT_POSTED:
+        if index in table.unposted:
             table.begin_seeds(index)  # as if it had run; a reset that is canceled does not
         if decision.fate is EnvFate.TRUNCATE:
             # Starts that have failed since have an incarnation, too.

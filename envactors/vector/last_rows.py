@@ -15,8 +15,7 @@ from envactors.vector.episodes import Episodes
 from envactors.vector.requests import RowResult, Selection
 
 # A bit of `LastRows.ops` that no operation has: a failed step was answered with the observation in the buffer, with
-# reward 0, truncated. The buffer keeps the reward and the flags of the result before it. `EnvTable.ops` has another
-# meaning for the same bit, and neither column ever copies it from the other.
+# reward 0, truncated. The buffer keeps the reward and the flags of the result before it.
 TRUNCATED: Final = 128
 
 

@@ -44,10 +44,6 @@ POSTED: Final = 2  # the request is in the row, which may be complete
 DONE: Final = 3  # the result is in `EnvTable.outcomes`, or else in the row
 FAILED: Final = 4  # the error is in `EnvTable.outcomes`
 
-# In place of the operation of a request that was not posted yet: a bit that no operation has. In `LastRows.ops` the
-# same bit is `TRUNCATED`.
-NOT_POSTED: Final = 128
-
 # The largest seed that fits into a row.
 _LARGEST_SEED: Final = (1 << 64) - 1
 
@@ -93,8 +89,9 @@ class EnvTable:
         call_ids: The call id of each env's last post or rollout. Workers cannot overwrite it.
         completed: The call id of the last result in each row, which is the worker's to write while the row is posted:
             the memory of ``slab.completed``.
-        ops: The operation of each env's request as it was posted last, in the bits of `envactors.mailbox.slab`;
-            `NOT_POSTED` while a new request is queued.
+        ops: The operation of each env's request as it was posted last, in the bits of `envactors.mailbox.slab`; 0 while
+            a new one is queued.
+        unposted: The envs with a new request that was queued and not posted yet; some may be idle again.
         last: The last results of envs.
         incarnations: The current process of each env.
         posted_in: The process that each env was last posted to.
@@ -123,6 +120,7 @@ class EnvTable:
         self.status: bytearray = bytearray(count)
         self.version: int = 0
         self.ops: bytearray = bytearray(count)
+        self.unposted: set[int] = set()
         self.streams: bytearray = bytearray(count)
         self.requests: dict[int, EnvRequest] = {}
         self.outcomes: dict[int, Outcome] = {}
@@ -214,7 +212,7 @@ class EnvTable:
     def activity(self, index: int, *, started: float = 0.0, method: str | None = None) -> Activity:
         """Return the request of an env as an `Activity`, for deadlines and errors."""
         method = method or ("reset" if self.ops[index] & RESET else self.request(index).method)
-        call_id = 0 if self.ops[index] == NOT_POSTED else self.call_ids[index]
+        call_id = 0 if index in self.unposted else self.call_ids[index]
         return Activity(method, index, call_id, started, self._deadlines.of(method))
 
     def posted_request(self, index: int) -> PostedRequest:
@@ -266,7 +264,8 @@ class EnvTable:
         self.version += 1
         for index in ids:
             if is_new:
-                self.ops[index] = NOT_POSTED
+                self.ops[index] = 0
+                self.unposted.add(index)
             self.status[index] = QUEUED
             self.streams[index] = True
 
@@ -296,6 +295,8 @@ class EnvTable:
         if self.overflow:
             for index in envs.ids:
                 self.overflow.pop(index, None)
+        if self.unposted:
+            self.unposted.difference_update(envs.ids)
         self.version += 1
         # ``slab.posted`` is written last: a worker that is running other rows may run these as soon as it is.
         if envs.is_all:
