@@ -189,11 +189,12 @@ class RowEngine(Engine):
             posted: list[int] = []
             queued: list[tuple[EnvGroup, list[int]]] = []
             for group, ids in envs.by_group:
+                must_wait = must_check and group.must_queue(ids)
                 # `try_run_rows` takes a permit under ``max_running``, or has the actor wait for one.
-                if (must_check and group.must_queue(ids)) or not group.actor.jobs.try_run_rows(group.rows):
-                    queued.append((group, ids))
-                else:
+                if not must_wait and group.actor.jobs.try_run_rows(group.rows):
                     posted += ids
+                else:
+                    queued.append((group, ids))
             if posted:
                 free = self.select(posted) if queued else envs
                 post_rows(table, free, self._lock.next_call_id(), worker_wait, streams=streams)

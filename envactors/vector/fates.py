@@ -50,7 +50,7 @@ class RequestLoss(NamedTuple):
         cause: Why it has none.
         error: The error.
         incarnation: The process in which it failed, or whose end it did not survive.
-        activity: The request; an autoreset counts as a reset.
+        activity: The request; a step that was running its autoreset counts as a reset.
         may_continue: Whether the actor has a process now, or will have another one; in-process also whether another
             attempt is allowed.
         report: The worker's report of what the env raised; None without one.
