@@ -31,7 +31,7 @@ from envactors.rollout.inline import InlineRolloutEngine
 from envactors.rollout.results import Evaluation, Rollout
 from envactors.vector import inputs
 from envactors.vector.base import Engine
-from envactors.vector.build import describe_envs, launch_actors, share_rows
+from envactors.vector.build import build_row_engine, describe_envs, launch_actors
 from envactors.vector.engine import RowEngine
 from envactors.vector.inline import InlineEngine
 from envactors.vector.options import VectorOptions, VectorSettings, check_names
@@ -106,7 +106,7 @@ class VectorEnv(BoundToProcess):
             if self._memory is None:
                 self._engine: Engine = InlineEngine(settings, self.actors, described)
             else:
-                self._engine = share_rows(settings, self.actors, self.num_envs, described, self._memory)
+                self._engine = build_row_engine(settings, self.actors, self.num_envs, described, self._memory)
             self._statistics = VectorStatistics(self._engine, self.actors)
         except BaseException:
             self.close(0)

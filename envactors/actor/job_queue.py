@@ -49,8 +49,8 @@ class JobQueue:
 
     Attributes:
         waiting: The jobs that wait for the worker, next one first. Replays come before all others.
-        running: The job that the worker was given last; None if that has ended. Rows stay here after their delivery, until
-            `dispatch` or `try_run_rows` looks.
+        running: The job that the worker was given last; None if that has ended. Rows stay here after their delivery,
+            until `dispatch` or `try_run_rows` looks.
         renewal: The renewal that has ended the last process, until the next one has started.
         unfinished: All jobs that were accepted and have not ended.
         shared: The jobs that wait for any actor of a pool; None outside of pools.

@@ -147,7 +147,7 @@ class VectorAccess:
         fits = batch is not None and batch.dtype == spec.dtype and batch.shape[1:] == spec.shape
         given = batch if fits else list(actions)
         envs = self._envs._select(env_ids)
-        self._envs._engine.start_steps(envs, given, streams=streams, futures=futures, is_checked=fits)
+        self._envs._engine.start_steps(envs, given, streams=streams, futures=futures, check_actions=fits)
 
     def submit_step(self, env_id: int, action: Any) -> EnvFuture:
         """Start a step as `start_as_given` does, and return the future of the result."""
@@ -207,7 +207,7 @@ class VectorAccess:
 
     def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
         """Start steps with one unchecked and unconverted action per env. `gather` delivers their results."""
-        self._envs._engine.start_steps(self._envs._select(env_ids), actions, streams=True, is_checked=False)
+        self._envs._engine.start_steps(self._envs._select(env_ids), actions, streams=True, check_actions=False)
 
     def start_calls(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ActorFuture[Any]]:
         """Start to call a method of each env, or to read an attribute that is not a method.

@@ -225,7 +225,7 @@ class ActorTrajectory:
 
     def _record(self, index: int, first: int, ends: bytes, ops: bytes) -> None:
         """Record steps of an env in its journal, which a seeded reset begins anew."""
-        table, arrays, journal = self._table, self.arrays, self._table.flush_journal(index)
+        table, arrays, journal = self._table, self.arrays, self._table.journal(index)
         resets_within_step = table.attach.resets_within_step
         begin = 0
         for offset, op in enumerate(ops):

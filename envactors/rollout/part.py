@@ -31,9 +31,9 @@ from envactors.rollout.messages import STEPS, MirroredSteps, Order, OrderReply, 
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.env_recovery import Actions
-from envactors.vector.episodes import NONE
+from envactors.vector.episodes import NO_EPISODE
 from envactors.vector.fates import EnvFate, RequestLoss
-from envactors.vector.losses import exit_losses, lost_episode_loss, raised_loss
+from envactors.vector.losses import exit_loss, lost_episode_loss, raised_loss
 
 
 class WholeRollout(Protocol):
@@ -163,7 +163,7 @@ class RolloutPart(Job):
         episodes = self._table.episodes
         self.trajectory.begin()
         for index in self.trajectory.envs:
-            has_lost = episodes.needs_reset(index) and episodes.state(index) == NONE
+            has_lost = episodes.needs_reset(index) and episodes.state(index) == NO_EPISODE
             if has_lost and index in rollout.last_errors_by_env:
                 self.errors_by_env[index] = self.errors_by_step[0, index] = rollout.last_errors_by_env[index]
 
@@ -248,7 +248,7 @@ class RolloutPart(Job):
         self._makes_policy = True
         is_complete = self.trajectory.next_step >= self.trajectory.steps  # the worker had only to reply
         if ended.culprit is not None and not is_complete:
-            (loss,) = exit_losses(self._actor, [ended.culprit], ended)
+            loss = exit_loss(self._actor, ended.culprit, ended)
             for index in self._envs_failed_in(ended.culprit):
                 self._recover(index, loss)
         if ended.plan.has_process:

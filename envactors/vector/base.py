@@ -108,7 +108,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def start_steps(
-        self, envs: Selection, actions: Any, *, streams: bool, futures: Futures = (), is_checked: bool = True
+        self, envs: Selection, actions: Any, *, streams: bool, futures: Futures = (), check_actions: bool = True
     ) -> None:
         """Start a step of some envs.
 
@@ -117,7 +117,7 @@ class Engine(abc.ABC):
             actions: Actions as `VectorEnv.step` takes them.
             streams: Whether the caller uses each result before the others are complete.
             futures: Futures that get the results; empty if the vector delivers them.
-            is_checked: Whether actions are checked against the action spec.
+            check_actions: Whether actions are checked against the action spec.
 
         Raises:
             AlreadyPendingError: An env has a result pending.

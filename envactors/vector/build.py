@@ -138,10 +138,10 @@ def describe_envs(handles: Sequence[ActorView]) -> Description:
     return expected
 
 
-def share_rows(
+def build_row_engine(
     settings: VectorSettings, handles: Sequence[ActorHandle], count: int, described: Description, memory: RowMemory
 ) -> RowEngine:
-    """Create the rows of all envs, and have all workers use them; return the engine that steps the envs there.
+    """Build the engine that steps the envs in workers: create the rows of all envs, and have all workers use them.
 
     Raises:
         VectorEnvError: There is not enough memory.

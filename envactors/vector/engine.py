@@ -28,8 +28,8 @@ from envactors.mailbox.pickling import dumps, try_to_read
 from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
-from envactors.vector.episodes import NONE
-from envactors.vector.losses import read_later, unfinished_error, unreadable_loss
+from envactors.vector.episodes import NO_EPISODE
+from envactors.vector.losses import unfinished_error, unreadable_loss
 from envactors.vector.posted_rows import post_rows
 from envactors.vector.requests import EnvRequest, RowResult, Selection
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep
@@ -106,8 +106,8 @@ class RowEngine(Engine):
 
     def _check_idle(self, envs: Selection) -> None:
         table = self.table
-        if table.rollouts:
-            raise AlreadyPendingError(f"{table.rollouts} rollouts are in flight: wait for them first")
+        if table.rollouts_in_flight:
+            raise AlreadyPendingError(f"{table.rollouts_in_flight} rollouts are in flight: wait for them first")
         if envs.is_all and table.are_all(IDLE):
             return
         if busy := [index for index in envs.ids if table.status[index] != IDLE]:
@@ -117,10 +117,10 @@ class RowEngine(Engine):
             )
 
     def start_steps(
-        self, envs: Selection, actions: Any, *, streams: bool, futures: Futures = (), is_checked: bool = True
+        self, envs: Selection, actions: Any, *, streams: bool, futures: Futures = (), check_actions: bool = True
     ) -> None:
         self._lock.repair_if_interrupted()
-        columns, payloads = self._convert_actions(envs, actions, is_checked=is_checked)
+        columns, payloads = self._convert_actions(envs, actions, check_actions=check_actions)
         requests: dict[int, EnvRequest] = {}
         if payloads or futures:
             none = [None] * len(envs.ids)
@@ -138,14 +138,14 @@ class RowEngine(Engine):
         requests = {index: EnvRequest("reset", True, future, seed, payload) for index, future, seed, payload in each}
         self._post_or_queue(envs, requests, "reset", (), streams=True)
 
-    def _convert_actions(self, envs: Selection, actions: Any, *, is_checked: bool) -> tuple[list[Any], list[bytes]]:
+    def _convert_actions(self, envs: Selection, actions: Any, *, check_actions: bool) -> tuple[list[Any], list[bytes]]:
         """Check actions, and convert them to the form in which they are sent.
 
         Returns:
             Two lists, one of which is empty: for each leaf of the action spec, the values of all envs, which fit into
             rows; or else the pickled action of each env.
         """
-        spec = self.action_spec if is_checked else None
+        spec = self.action_spec if check_actions else None
         count = len(envs.ids)
         if spec is not None and type(actions) is np.ndarray:
             # Most steps end here. `split_batch` would take longer to find the same.
@@ -173,7 +173,10 @@ class RowEngine(Engine):
         """
         with self._lock, self._lock.change(*envs.actors):
             try:
-                self._check_startable(envs, method)
+                self._check_idle(envs)
+                self._check_open(envs, method)
+                if method == "step":
+                    self.episodes.check_steppable(envs.ids)
             except EnvActorsError as refusal:
                 raise self._lock.refuse(refusal)
             table = self.table
@@ -186,23 +189,17 @@ class RowEngine(Engine):
             posted: list[int] = []
             queued: list[tuple[EnvGroup, list[int]]] = []
             for group, ids in envs.by_group:
+                must_wait = must_check and group.must_queue(ids)
                 # `try_run_rows` takes a permit under ``max_running``, or has the actor wait for one.
-                if (must_check and group.must_queue(ids)) or not group.actor.jobs.try_run_rows(group.rows):
-                    queued.append((group, ids))
-                else:
+                if not must_wait and group.actor.jobs.try_run_rows(group.rows):
                     posted += ids
+                else:
+                    queued.append((group, ids))
             if posted:
                 free = self.select(posted) if queued else envs
                 post_rows(table, free, self._lock.next_call_id(), worker_wait, streams=streams)
             for group, ids in queued:
                 group.queue_new(ids)
-
-    def _check_startable(self, envs: Selection, method: str) -> None:
-        """Raise if these envs cannot start a request now; see `start_steps`."""
-        self._check_idle(envs)
-        self._check_open(envs, method)
-        if method == "step":
-            self.episodes.check_steppable(envs.ids)
 
     def _check_open(self, envs: Selection, method: str) -> None:
         if closing := next(filter(_is_closing, envs.actors), None):
@@ -241,11 +238,11 @@ class RowEngine(Engine):
                 return batch
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
-        table = self.table
+        table, count_missing = self.table, functools.partial(self._count_missing, envs)
         self._lock.repair_if_interrupted()
         advice = "nothing was reset, and nothing is lost: receive the results of the earlier requests, then reset again"
-        while table.rollouts or not all(table.status[index] == IDLE for index in envs.ids):
-            self._wait(lambda: table.rollouts + self._count_missing(envs), envs, timeout, deadline, "reset", advice)
+        while table.rollouts_in_flight or not all(table.status[index] == IDLE for index in envs.ids):
+            self._wait(lambda: table.rollouts_in_flight + count_missing(), envs, timeout, deadline, "reset", advice)
             self._collect(envs)
             with self._lock, self._lock.change(*envs.actors):
                 # While a request runs again, the timeout may pass, and the other results must not be lost.
@@ -276,14 +273,14 @@ class RowEngine(Engine):
         """
         if self.table.waiters.wait(count_missing, deadline):
             return
-        if late := [index for index in envs.ids if self.table.lacks_outcome(index)]:
+        if late := [index for index in envs.ids if self.table.is_pending(index)]:
             raise VectorTimeoutError(
                 f"{caller} waited {timeout} s, and the envs {late} have not finished; {advice}. "
                 f"Env {late[0]} is in {self._describe_actor(late[0])}",
                 env_ids=late,
                 timeout=timeout,
             )
-        if self.table.rollouts:
+        if self.table.rollouts_in_flight:
             text = f"{caller} waited {timeout} s for rollouts in flight, which continue"
             raise VectorTimeoutError(text, timeout=timeout)
 
@@ -306,23 +303,22 @@ class RowEngine(Engine):
         table = self.table
         if self.batcher.infers_spec or table.overdue or not table.are_on_fast_path(envs):
             return False
-        encodings, completed, call_ids = table.infos.encodings, table.completed, table.call_ids
+        encodings, completed, call_ids, status = table.infos.encodings, table.completed, table.call_ids, table.status
         if envs.is_all and table.are_all(POSTED):
             return completed == call_ids and (table.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
-        status = table.status
         return all(
             status[i] == POSTED and completed[i] == call_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
         )
 
     def _count_missing(self, envs: Selection) -> int:
-        """Return how many envs have no outcome yet, at least.
+        """Return how many envs have no outcome yet, at least; look at each only if not all can be delivered at once.
 
         An idle env does not count: another thread has taken its result, and no other result will come.
         """
         table = self.table
         if envs.is_all and not table.overdue and table.are_all(POSTED) and table.completed != table.call_ids:
             return table.count_incomplete()
-        return 0 if self._can_deliver_rows(envs) else sum(map(table.lacks_outcome, envs.ids))
+        return 0 if self._can_deliver_rows(envs) else sum(map(table.is_pending, envs.ids))
 
     def _count_missing_to_receive(self, min_envs: int | None) -> int:
         """Return how many more outcomes `receive` waits for. A failure ends its wait at once."""
@@ -443,7 +439,7 @@ class RowEngine(Engine):
         """Return the result in a complete row, or the error of unpickling it. Runs code of users."""
         call_ids, call_id = self.table.call_ids, self.table.call_ids[index]
         actor, read = self.group_by_env[index].actor, functools.partial(self.reader.read_row, index)
-        return read_later(self.table, actor, index, read, lambda: call_ids[index] == call_id).read()
+        return self.reader.read_later(actor, index, read, lambda: call_ids[index] == call_id).read()
 
     # Last results and snapshots --------------------------------------------------------------------------
 
@@ -454,7 +450,7 @@ class RowEngine(Engine):
                 actor = self.group_by_env[index].actor
                 raise unfinished_error(actor, actor.last_exit_error, Activity("snapshot", index))
             # Under replay, the next process would get to the same state; without an episode, the next step resets it.
-            return None if table.uses_replay or self.episodes.state(index) == NONE else table.incarnations[index]
+            return None if table.uses_replay or self.episodes.state(index) == NO_EPISODE else table.incarnations[index]
 
     def read_last(self, index: int) -> EnvStep | None:
         last = self.reader.copy_last(index)

@@ -23,10 +23,10 @@ from envactors.mailbox.control_page import NO_SPIN
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Attach, Frame, Kind
 from envactors.vector.env_recovery import EnvRecovery
-from envactors.vector.episodes import LOST
+from envactors.vector.episodes import EPISODE_LOST
 from envactors.vector.fates import RequestLoss
 from envactors.vector.journal_keeper import JournalKeeper
-from envactors.vector.losses import exit_losses, queued_request_loss, raised_loss, read_later
+from envactors.vector.losses import exit_loss, queued_request_loss, raised_loss
 from envactors.vector.posted_rows import PostedRows, post_rows
 from envactors.vector.recycling import Recycler
 from envactors.vector.requests import EnvRequest, Selection
@@ -119,7 +119,7 @@ class EnvGroup(Tenant):
 
     def count_missing(self) -> int:
         """Return how many outcomes of its envs are missing."""
-        return sum(map(self.table.lacks_outcome, self.indices))
+        return sum(map(self.table.is_pending, self.indices))
 
     # Posting ---------------------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class EnvGroup(Tenant):
 
     def must_queue(self, ids: list[int]) -> bool:
         """Return whether envs must not be posted directly: an episode was lost, or a renewal of the process is due."""
-        return LOST in map(self.table.episodes.state, ids) or self._is_renewal_due(ids)
+        return EPISODE_LOST in map(self.table.episodes.state, ids) or self._is_renewal_due(ids)
 
     def _is_renewal_due(self, ids: list[int]) -> bool:
         """Return whether the process must be replaced before these envs run: only between episodes, at a reset."""
@@ -155,8 +155,8 @@ class EnvGroup(Tenant):
         losses = []
         for index in self.indices:
             if table.status[index] == POSTED and table.is_complete(index):
-                # A step with an ``ending`` was counted at the end of its episode; the reset after it adds nothing.
-                self.actor.jobs.record_completed(1 if table.request(index).ending is None else 0)
+                # A step with an ``ended_step`` was counted at the end of its episode; the reset after it adds nothing.
+                self.actor.jobs.record_completed(1 if table.request(index).ended_step is None else 0)
                 if table.infos.failed(index):
                     report = table.infos.failure(table.overflow.get(index))
                     losses.append(raised_loss(table, self.actor, table.activity(index), report))
@@ -170,7 +170,10 @@ class EnvGroup(Tenant):
 
         Those are queued ahead of everything except replays.
         """
-        again = [loss.activity.env for loss in losses if self.recovery.recover_row(loss)]
+        again = []
+        for loss in losses:
+            if self.recovery.resolve_or_retry(loss):
+                again += [loss.activity.env]
         if again:
             self.table.queue(again)
             self.actor.jobs.enqueue(QueuedRows(self, again), first=True)
@@ -180,24 +183,25 @@ class EnvGroup(Tenant):
         table, reader = self.table, self.reader
         request = table.request(index)
         before = reader.copy_last(index) if request.truncates_episode else None
-        if table.accept_row(index):
+        table.accept_row(index)
+        if table.lacks_autoreset(index):
             self._reset_in_next_process(index)
             return
         outcome = None
-        if request.future or request.earlier_error or request.ending:
+        if request.future or request.earlier_error or request.ended_step:
             row = reader.copy_answer(index, request)
-            outcome = read_later(table, self.actor, index, functools.partial(reader.read_result, row, request, before))
+            outcome = reader.read_later(self.actor, index, functools.partial(reader.read_result, row, request, before))
             table.last.keep(index)
-            if request.earlier_error or request.ending:
+            if request.earlier_error or request.ended_step:
                 table.last.overwrite(index, row, is_first=True)
         table.record_outcome(index, outcome, float(table.slab.when[index]) if table.streams[index] else None)
 
     def _reset_in_next_process(self, index: int) -> None:
         """Replace the process of an env whose episode has ended, and do the autoreset of that step in the next one."""
         table = self.table
-        ending = self.reader.copy_row(index)
+        ended_step = self.reader.copy_row(index)
         table.last.keep(index)
-        table.set_requests({index: EnvRequest("step", True, table.request(index).future, ending=ending)})
+        table.set_requests({index: EnvRequest("step", True, table.request(index).future, ended_step=ended_step)})
         table.queue([index])
         self.actor.jobs.enqueue(Renewal(reason=self.recycler.reason))
         self.actor.jobs.enqueue(QueuedRows(self, [index]))
@@ -265,7 +269,7 @@ class EnvGroup(Tenant):
         self._times.add(self.actor.page)
         self.journal_keeper.record_exit(ended)
         self.table.end_process(self.indices)
-        self.recover(exit_losses(self.actor, ended.remainder.rows, ended))
+        self.recover([exit_loss(self.actor, activity, ended) for activity in ended.remainder.rows])
         if ended.plan.has_process:
             self.recovery.recover_lost_episodes(self.indices)
         self.table.waiters.ring()
@@ -276,7 +280,7 @@ class EnvGroup(Tenant):
         if index is None:
             return False
         end(self.table.activity(index))
-        if self.table.request(index).ending is not None:  # the step has run, and its reset waits for the next process
+        if self.table.request(index).ended_step is not None:  # the reset after it waits for the next process
             self.table.episodes.end_without_result(index, resets_next=self.table.episodes.on_failure != "raise")
         self.table.set_idle([index])
         return True

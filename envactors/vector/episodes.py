@@ -14,31 +14,32 @@ import numpy.typing as npt
 
 from envactors.errors import VectorInputError
 from envactors.mailbox.messages import episode_seed, renewed_seed
-from envactors.vector.fates import Decision, Facts
+from envactors.vector.fates import Decision, EnvFacts, RequestFacts, RequestLoss, decide
 from envactors.vector.options import AUTORESETS, Autoreset, AutoresetRules, OnFailure
 from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot
 
 # The episode of an env, in the lowest bits of its flags.
 #
-#     NONE ──a result──▶ RUNNING ──its process ends──▶ LOST ──replayed──▶ RUNNING
-#       ▲                   └── a failure without a replay ──┴──▶ NONE
+#     NO_EPISODE ──a result──▶ EPISODE_RUNS ──its process ends──▶ EPISODE_LOST ──replayed──▶ EPISODE_RUNS
+#                                    └── a failure without a replay ──┴──▶ NO_EPISODE
 #
-# An episode that has reached its end stays `RUNNING` until the next one begins.
-RUNNING: Final = 0
-NONE: Final = 1
-LOST: Final = 2  # with its process; a replay may bring it back, and no result has told the user
+# An episode that has reached its end stays in `EPISODE_RUNS` until the next one begins.
+EPISODE_RUNS: Final = 0
+NO_EPISODE: Final = 1
+EPISODE_LOST: Final = 2  # with its process; a replay may bring it back, and no result has told the user
 _STATE: Final = 3
 
-# The other flags of an env. One without flags, whose episode is thus `RUNNING`, only needs an action to make a step.
+# The other flags of an env. One without flags, whose state is thus `EPISODE_RUNS`, only needs an action to make a step.
 #
 #                 set by                                  cleared by
 # NEEDS_RESET     `end_without_result`, unless the next   a result, `end_without_result`, `restore`,
 #                 step resets it; the end of an episode   `disable_reset_checks`
 #                 without autoreset, or its `restore`
 # UNRESET         `on_process_lost`, and at first         the result of a reset, `resume`, `restore`
-# RETIRING        the end of an episode, if its recycler  the result of a reset, `record_end_without_reset`, `resume`,
-#                 says so                                 `restore`
+# RETIRING        the end of an episode, if its recycler  the result of a reset that is not in the same
+#                 says so                                 `record_sequence`; `record_end_without_reset`, `resume`,
+#                                                         `restore`
 # SEEDED          `seed_episodes`                         nothing
 # NO_RESULT       at first                                a result, `restore` with a last result
 NEEDS_RESET: Final = 4  # the user has to reset it
@@ -79,7 +80,7 @@ class Episodes:
         self.on_failure: OnFailure = on_failure
         self.may_recycle: bool = bool(recyclers)
         self._recyclers = recyclers
-        self.flags: bytearray = bytearray([NONE | NEEDS_RESET | UNRESET | NO_RESULT]) * count
+        self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]) * count
         self.resets_next: bytearray = bytearray(count)
         self._resets_next: npt.NDArray[np.bool_] = np.frombuffer(self.resets_next, np.bool_)
         self._steps: npt.NDArray[np.int64] = np.zeros(count, np.int64)
@@ -93,7 +94,7 @@ class Episodes:
         self._ones = np.ones(count, np.int64)  # NumPy takes half of the time to add an array in place of a number
 
     def state(self, index: int) -> int:
-        """Return whether the episode of an env is `RUNNING` or `LOST`, or it has `NONE`."""
+        """Return the state of an env's episode: `EPISODE_RUNS`, `EPISODE_LOST`, or `NO_EPISODE`."""
         return self.flags[index] & _STATE
 
     def needs_reset(self, index: int) -> bool:
@@ -161,28 +162,28 @@ class Episodes:
         self.flags[index] &= ~RETIRING
 
     def record_sequence(self, index: int, ends: bytes, resets: bytes) -> None:
-        """Record consecutive results of an env.
+        """Record consecutive results of an env in one process.
+
+        After the end of an episode at which the process was to be replaced, that is still due: a reset in the same
+        sequence could not wait for the next process.
 
         Args:
             index: The env.
             ends: For each result, 1 if it ended an episode, else 0.
             resets: For each result, 1 if it was that of a reset, rather than a step.
         """
-        cleared = _STATE | NEEDS_RESET | NO_RESULT
+        self.flags[index] &= ~(_STATE | NEEDS_RESET | NO_RESULT | (UNRESET | RETIRING if 1 in resets else 0))
+        self.resets_next[index] = False
         for _ in range(resets.count(1)):
-            cleared |= UNRESET | RETIRING
             self.advance(index)
-        self.flags[index] &= ~cleared
-        # `_end` sets flags again, and compares the steps up to the last end with the limits of the process.
+        # `_end` compares the steps up to the last end with the limits of the process.
         until_end = ends.rfind(1) + 1
         self.steps[index] += until_end - resets.count(1, 0, until_end)
         for _ in range(ends.count(1)):
             self._end(index)
         self.steps[index] += len(ends) - until_end - resets.count(1, until_end)
-        is_over = until_end == len(ends)
-        self.resets_next[index] = is_over and self.autoreset.resets_next_step
-        if not is_over:
-            self.flags[index] &= ~NEEDS_RESET
+        if until_end == len(ends):
+            self._await_reset(index)
 
     def record_batch(self, ids: list[int], at: Any, terminated: Any, truncated: Any) -> None:
         """Record results of envs without flags.
@@ -199,37 +200,40 @@ class Episodes:
             self._resets_next[at] = False
         if True in terminated.tobytes() or True in truncated.tobytes():
             for place in (terminated | truncated).nonzero()[0].tolist():
-                self.resets_next[ids[place]] = self.autoreset.resets_next_step
                 self._end(ids[place])
+                self._await_reset(ids[place])
 
     def _end(self, index: int) -> None:
         """Record the end of an episode."""
         self.finished[index] += 1
         if self.autoreset.resets_within_step:
             self.advance(index)
-        if self.autoreset.needs_reset_after_end and self.checks_resets:
-            self.flags[index] |= NEEDS_RESET
         if self._recyclers and self._recyclers[index].is_due(self.steps[index]):
             self.flags[index] |= RETIRING
+
+    def _await_reset(self, index: int) -> None:
+        """Have the next step of an env reset it, or else the user, as the rules say after the end of an episode."""
+        self.resets_next[index] = self.autoreset.resets_next_step
+        if self.autoreset.needs_reset_after_end and self.checks_resets:
+            self.flags[index] |= NEEDS_RESET
 
     # Losses ----------------------------------------------------------------------------------------------
 
     def end_without_result(self, index: int, *, resets_next: bool = False) -> None:
         """End an episode without a result. If the env's next step does not reset it, the user has to."""
         kept = self.flags[index] & ~(_STATE | NEEDS_RESET)
-        self.flags[index] = kept | NONE | (0 if resets_next else NEEDS_RESET)
+        self.flags[index] = kept | NO_EPISODE | (0 if resets_next else NEEDS_RESET)
         self.resets_next[index] = resets_next
 
-    def facts(self, index: int) -> Facts:
-        """Return the facts about an env on which the fate of its request depends; the caller adds those about that."""
-        return Facts(self.on_failure, self.autoreset, bool(self.resets_next[index]), self.has_result(index))
-
-    def apply(self, index: int, decision: Decision) -> None:
-        """Apply the decision about a request without a result."""
+    def end_attempt(self, index: int, loss: RequestLoss, request: RequestFacts) -> Decision:
+        """Decide about a request without a result, and apply the decision to the episode and the seeds of its env."""
+        env = EnvFacts(self.on_failure, self.autoreset, bool(self.resets_next[index]), self.has_result(index))
+        decision = decide(loss, request, env)
         if decision.ends_episode:
-            self.end_without_result(index, resets_next=decision.resets_next)
+            self.end_without_result(index, resets_next=decision.autoreset_is_due)
         if decision.changes_seed:
             self.advance(index)
+        return decision
 
     def is_retiring(self, index: int) -> bool:
         """Return whether the process of an env is to be replaced before the next episode; one without resets is new."""
@@ -237,7 +241,7 @@ class Episodes:
 
     def on_process_lost(self, index: int) -> None:
         """Record that the process of an env has ended, and with it the episode."""
-        self.flags[index] |= UNRESET | (LOST if self.state(index) == RUNNING else 0)
+        self.flags[index] |= UNRESET | (EPISODE_LOST if self.state(index) == EPISODE_RUNS else 0)
 
     def resume(self, index: int) -> None:
         """Record that a replay has brought an env back to where it was, in a process that is not due to retire."""

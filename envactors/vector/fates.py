@@ -1,4 +1,4 @@
-"""The fate of a step or reset that has no result, as a pure choice. `EnvRecovery` applies it.
+"""The fate of a step or reset that has no result, as a pure choice. `EnvRecovery` and `InlineEngine` apply it.
 
                          raise              renew                               replay
     its process ended    raised; the env    the last observation, truncated     the same again, in a process that was
@@ -12,24 +12,15 @@ it continues an episode that no replay can bring back.
 An example: envs 0 and 1 share a process, both are in an episode, and it crashes in the step of env 0. The vector has
 ``on_failure="renew"`` and ``autoreset="next_step"``.
 
-    env  cause      continues_episode  fate                           then the episode            repeats_reset
-    0    RUNNING    True               TRUNCATE: it cannot run again  is over; its next step      False
-    1    NOT_BEGUN  True               TRUNCATE: its episode is lost  resets each of the envs     False
+    env  cause      reports_loss  fate                           then the episode            repeats_reset
+    0    RUNNING    True          TRUNCATE: it cannot run again  is over; its next step      False
+    1    NOT_BEGUN  True          TRUNCATE: its episode is lost  resets each of the envs     False
 
 If the process had a third env whose step was complete, that step would be delivered. Its episode is lost, too, but only
 its next step finds that: with cause NOT_BEGUN, it gets TRUNCATE, one step later than the others.
 
 With a call of ``reset`` in place of the steps, env 0 gets RESET with ``repeats_reset``, since the user's seed may not
 be the reason, and env 1 gets REDO, since a reset needs no episode.
-
-Several names say "reset":
-
-    asked_reset               the user called `reset`, and waits for its result
-    resets_next (`Facts`)     before the request, autoreset was to turn the next step into a reset
-    resets_next (`Decision`)  after it, autoreset turns the next step into a reset
-    in_reset                  the request failed in a reset of any kind, also in one within a step; or its result, which
-                              cannot be had, ended the episode
-    ran_reset                 the env has run such a reset, whose seed may be the cause of the failure
 """
 
 from __future__ import annotations
@@ -40,7 +31,7 @@ from typing import NamedTuple
 from envactors.actor.activity import Activity
 from envactors.actor.future import Outcome
 from envactors.actor.states import EndReason
-from envactors.mailbox.messages import Failure
+from envactors.mailbox.messages import Failure, Fault
 from envactors.vector.options import AutoresetRules, OnFailure
 
 
@@ -59,12 +50,13 @@ class RequestLoss(NamedTuple):
         cause: Why it has none.
         error: The error.
         incarnation: The process in which it failed, or whose end it did not survive.
-        activity: The request.
-        has_process: Whether the actor has a process now, or will have another one.
+        activity: The request; a step that was running its autoreset counts as a reset.
+        may_continue: Whether the actor has a process now, or will have another one; in-process also whether another
+            attempt is allowed.
         report: The worker's report of what the env raised; None without one.
         reason: Why the parent ended the process, if that concerns the request.
         may_blame_inputs: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
-        in_reset: Whether it failed in a reset, perhaps within a step, or ended the episode without a result.
+        ended_episode: Whether the env has made a step that ended the episode, and only its result cannot be had.
         has_run: Whether the env has made the step, and only its result cannot be read.
     """
 
@@ -72,38 +64,52 @@ class RequestLoss(NamedTuple):
     error: Outcome
     incarnation: int
     activity: Activity
-    has_process: bool
+    may_continue: bool
     report: Failure | None = None
     reason: EndReason | None = None
     may_blame_inputs: bool = True
-    in_reset: bool = False
+    ended_episode: bool = False
     has_run: bool = False
 
+    @property
+    def failed_in_reset(self) -> bool:
+        """Whether it failed in a reset, perhaps in one within a step."""
+        return self.activity.method == "reset" or (self.report is not None and self.report.fault is Fault.RESET)
 
-class Facts(NamedTuple):
-    """Everything that the fate of a request depends on, besides its loss.
+
+class EnvFacts(NamedTuple):
+    """The facts about an env on which the fate of its request depends.
 
     Attributes:
         on_failure: The option of the vector.
         autoreset: What follows from the end of an episode.
-        resets_next: Whether the next step of the env resets it, by autoreset.
+        autoreset_was_due: Whether the next step of the env was to reset it, by autoreset.
         has_result: Whether the env has returned anything yet.
-        ran_reset: Whether the env ran a reset, for the user or for autoreset, that was not recorded.
-        asked_reset: Whether the user asked for a reset.
-        continues_episode: Whether the request continues the episode of the last result.
+    """
+
+    on_failure: OnFailure
+    autoreset: AutoresetRules
+    autoreset_was_due: bool
+    has_result: bool
+
+
+class RequestFacts(NamedTuple):
+    """The facts about a request on which its fate depends, besides its loss.
+
+    Attributes:
+        may_blame_seed: Whether the env ran a reset, for the user or for autoreset, whose seed may be the cause.
+        user_called_reset: Whether the user called ``reset``, rather than ``step``.
+        reports_loss: Whether the request reports that the episode is lost, if it is: it continues the episode of the
+            last result, or is the autoreset after it.
         has_earlier_error: Whether an earlier attempt at the request has failed.
         can_replay: Whether a replay will bring the env to where it was.
         can_retry: Whether the same inputs may be tried once more after a replay.
     """
 
-    on_failure: OnFailure
-    autoreset: AutoresetRules
-    resets_next: bool
-    has_result: bool
-    ran_reset: bool = False
-    asked_reset: bool = False
-    continues_episode: bool = False
-    has_earlier_error: bool = False
+    may_blame_seed: bool
+    user_called_reset: bool
+    reports_loss: bool
+    has_earlier_error: bool
     can_replay: bool = False
     can_retry: bool = False
 
@@ -124,52 +130,52 @@ class Decision(NamedTuple):
     Attributes:
         fate: Its fate.
         ends_episode: Whether the env has no episode any more.
-        resets_next: Whether the next step of the env resets it.
+        autoreset_is_due: Whether the next step of the env resets it, by autoreset.
         changes_seed: Whether the next episode has another seed, in case that of this one is the cause.
-        repeats_reset: Whether the next process repeats a reset as the user has requested it.
+        repeats_reset: Whether a reset runs again as the user has requested it; otherwise it loses the user's seed.
         replaces_process: Whether the env raised and its process is not fit for use any more.
     """
 
     fate: EnvFate
     ends_episode: bool
-    resets_next: bool
+    autoreset_is_due: bool
     changes_seed: bool
     repeats_reset: bool
     replaces_process: bool
 
 
-def decide(loss: RequestLoss, facts: Facts) -> Decision:
+def decide(loss: RequestLoss, request: RequestFacts, env: EnvFacts) -> Decision:
     """Choose the fate of a request, and derive what follows from it."""
-    fate = choose_fate(loss, facts)
-    has_begun = loss.cause is not Cause.NOT_BEGUN
+    fate = choose_fate(loss, request, env)
     # Inputs that have failed twice are not tried a third time.
-    may_repeat = facts.on_failure != "replay" or not loss.may_blame_inputs
-    repeats_reset = fate is EnvFate.RESET and facts.asked_reset and not facts.has_earlier_error and may_repeat
+    may_repeat = env.on_failure != "replay" or not loss.may_blame_inputs
+    repeats_reset = fate is EnvFate.RESET and request.user_called_reset and not request.has_earlier_error and may_repeat
     # An autoreset that runs again without a replay, since it is seeded, needs nothing of the episode before it.
-    resets_again = fate is EnvFate.REDO and facts.continues_episode and facts.resets_next and not facts.can_replay
+    resets_again = fate is EnvFate.REDO and request.reports_loss and env.autoreset_was_due and not request.can_replay
     return Decision(
         fate,
         ends_episode=resets_again or fate not in (EnvFate.REPORT, EnvFate.REDO),
-        resets_next=resets_again or (fate is EnvFate.TRUNCATE and facts.autoreset.resets_next_step),
-        changes_seed=facts.ran_reset and has_begun and fate is not EnvFate.REDO and not repeats_reset,
+        autoreset_is_due=resets_again or (fate is EnvFate.TRUNCATE and env.autoreset.resets_next_step),
+        changes_seed=request.may_blame_seed and fate is not EnvFate.REDO and not repeats_reset,
         repeats_reset=repeats_reset,
         replaces_process=loss.cause is Cause.ERROR and fate not in (EnvFate.FAIL, EnvFate.REPORT),
     )
 
 
-def choose_fate(loss: RequestLoss, facts: Facts) -> EnvFate:
+def choose_fate(loss: RequestLoss, request: RequestFacts, env: EnvFacts) -> EnvFate:
     """Choose the fate of a request."""
     cause, reason = loss.cause, loss.reason
-    if not loss.has_process:
+    if not loss.may_continue:
         return EnvFate.FAIL
-    if cause is Cause.NOT_BEGUN and (not facts.continues_episode or facts.can_replay):
+    if cause is Cause.NOT_BEGUN and (not request.reports_loss or request.can_replay):
         return EnvFate.REDO
-    if facts.can_replay and reason is EndReason.DISCARD:
+    if request.can_replay and reason is EndReason.DISCARD:
         return EnvFate.REDO
-    if facts.can_retry and cause is not Cause.NOT_BEGUN and reason is not EndReason.ABORT:
+    if request.can_retry and cause is not Cause.NOT_BEGUN and reason is not EndReason.ABORT:
         return EnvFate.REDO
-    if facts.on_failure == "raise":
-        return EnvFate.REPORT if cause is Cause.ERROR and not loss.in_reset else EnvFate.FAIL
-    if facts.asked_reset or facts.autoreset.resets_within_step or not facts.has_result:
+    if env.on_failure == "raise":
+        has_episode = cause is Cause.ERROR and not loss.failed_in_reset and not loss.ended_episode
+        return EnvFate.REPORT if has_episode else EnvFate.FAIL
+    if request.user_called_reset or env.autoreset.resets_within_step or not env.has_result:
         return EnvFate.RESET
     return EnvFate.TRUNCATE

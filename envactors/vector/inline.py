@@ -26,8 +26,8 @@ from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
-from envactors.vector.episodes import LOST, NONE, Episodes
-from envactors.vector.fates import Cause, EnvFate, RequestLoss, decide
+from envactors.vector.episodes import EPISODE_LOST, NO_EPISODE, Episodes
+from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss
 from envactors.vector.last_results import LastResults
 from envactors.vector.options import VectorSettings
 from envactors.vector.requests import Selection
@@ -49,9 +49,9 @@ class _RunningRequests(InlineRequest):
         reset_args: The seed and the options of each reset that the user requests, by env; empty for steps.
 
     Attributes:
-        ids, reset_args: As above. The seed is None once the reset has failed twice.
+        ids, reset_args: As above.
         reset_env: The last env whose request was a reset, rather than a step; -1 for none.
-        failures: The requests that have failed, among them resets that answer an earlier failure.
+        losses: The requests that have failed, among them resets that answer an earlier failure.
     """
 
     def __init__(self, engine: InlineEngine, ids: list[int], reset_args: dict[int, tuple[int | None, Any]]) -> None:
@@ -59,17 +59,15 @@ class _RunningRequests(InlineRequest):
         self._engine = engine
         self.ids, self.reset_args = ids, reset_args
         self.reset_env = -1
-        self.failures: list[RequestLoss] = []
+        self.losses: list[RequestLoss] = []
 
-    def fail(
-        self, index: int, cause: Cause, error: BaseException, *, in_reset: bool = False, ends: bool = False
-    ) -> None:
-        """Keep the failure of an env, whose step may have ended the episode, until the other envs have run."""
-        self._engine._other_requests[index] += 1
-        actor = self._engine._actor_by_env[index]
-        activity = Activity("reset" if in_reset else "step", index)
-        failure = RequestLoss(cause, ReadyOutcome(None, error), actor.process.incarnation, activity, actor.is_usable)
-        self.failures.append(failure._replace(in_reset=in_reset or ends))
+    def fail(self, cause: Cause, error: BaseException, *, in_reset: bool = False, ended: bool = False) -> None:
+        """Keep the failure of the current env, whose step may have ended the episode, until the others have run."""
+        self._engine._other_requests[self.index] += 1
+        actor = self._engine._actor_by_env[self.index]
+        activity = Activity("reset" if in_reset else "step", self.index)
+        outcome, incarnation = ReadyOutcome(None, error), actor.process.incarnation
+        self.losses.append(RequestLoss(cause, outcome, incarnation, activity, actor.is_usable, ended_episode=ended))
 
     def find_context(self) -> ActorContext | None:
         return self._engine._hosted_envs[self.index].context
@@ -89,17 +87,17 @@ class _MissingEnv:
 
     context = None
 
-    def __init__(self, engine: InlineEngine, index: int) -> None:
-        self._engine, self._index = engine, index
+    def __init__(self, actor: InlineActor, index: int, hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv]) -> None:
+        self._actor, self._index, self._hosted_envs = actor, index, hosted_envs
 
     def step(self, *_: Any) -> Fields:
         """Raise the error of the actor."""
-        raise self._engine._actor_by_env[self._index].unusable_error(Activity("step", self._index))
+        raise self._actor.unusable_error(Activity("step", self._index))
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Fields:
         """Have the actor make the env, and reset it; raise the error of the actor if it cannot."""
-        self._engine._actor_by_env[self._index].make_missing(Activity("reset", self._index))
-        return self._engine._hosted_envs[self._index].reset(seed, options)
+        self._actor.make_missing(Activity("reset", self._index))
+        return self._hosted_envs[self._index].reset(seed, options)
 
 
 class InlineEngine(Engine):
@@ -127,14 +125,13 @@ class InlineEngine(Engine):
         self._pending_infos: dict[int, Any] = {}
         self._pending_errors: dict[int, BaseException] = {}
         # The running requests, the outermost one first. A request that was interrupted stays until the next one.
-        self._unfinished: list[_RunningRequests] = []
-        self._interrupted: set[int] = set()  # the envs of such requests, which have no result to deliver
-        self._lock = self.actors[0].config.lock
-        self._code = self.actors[0].code
-        self._hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv] = [_MissingEnv(self, i) for i in range(count)]
+        self._running_requests: list[_RunningRequests] = []
+        self._envs_without_result: set[int] = set()  # those of interrupted requests, until they are reset
+        self._lock, self._code = self.actors[0].config.lock, self.actors[0].code
+        self._hosted_envs: list[HostedEnv | TimedEnv | _MissingEnv] = []  # filled below, actor by actor
         # The memory in which each env records its current method: the counters of its actor's control page. An env that
         # is missing has a stand-in.
-        self._counters: list[Any] = [None] * count
+        self._counters: list[Any] = []
         self._closed: set[int] = set()  # the envs of closed actors
         self._other_requests = [0] * count  # how many resets, and requests that failed, each env has had
         self._is_timing = False
@@ -149,7 +146,7 @@ class InlineEngine(Engine):
         mine = slice_of(actor.indices)
         page = actor.page
         if page is None:
-            self._hosted_envs[mine] = [_MissingEnv(self, index) for index in actor.indices]
+            self._hosted_envs[mine] = [_MissingEnv(actor, i, self._hosted_envs) for i in actor.indices]
             self._counters[mine] = [{METHOD: METHOD_STEP}] * len(actor.indices)
         else:
             self._hosted_envs[mine] = [TimedEnv(env, page) if self._is_timing else env for env in actor.hosted_envs]
@@ -187,13 +184,15 @@ class InlineEngine(Engine):
     # Requests --------------------------------------------------------------------------------------------
 
     def busy(self) -> list[int]:
-        return [*self.receivable(), *self._interrupted]
+        is_nested = self._lock.is_held_here()
+        with self._lock:
+            interrupted = () if is_nested else self._running_ids()
+            return [*self.receivable(), *self._envs_without_result.union(interrupted)]
 
     def receivable(self) -> list[int]:
-        self._drop_interrupted()
         with self._lock:  # until another thread has run its requests, it is unknown which results futures get
-            ready = [*self._pending_infos, *self._pending_errors]
-            return [index for index in ready if index not in self._outer_ids()] if self._unfinished else ready
+            ready, running = [*self._pending_infos, *self._pending_errors], self._running_ids()
+            return [index for index in ready if index not in running] if running else ready
 
     def close(self) -> None:
         """Do nothing: `on_change` has dropped the envs of the closed actors."""
@@ -201,7 +200,7 @@ class InlineEngine(Engine):
     # Snapshots -------------------------------------------------------------------------------------------
 
     def process_with_episode(self, index: int) -> None:
-        if self.episodes.state(index) == LOST:
+        if self.episodes.state(index) == EPISODE_LOST:
             raise self._lost_episode_error(index)
 
     def last_obs_is_first(self, index: int) -> bool:
@@ -233,14 +232,14 @@ class InlineEngine(Engine):
     # Running ---------------------------------------------------------------------------------------------
 
     def start_steps(
-        self, envs: Selection, actions: Any, *, streams: bool, futures: Futures = (), is_checked: bool = True
+        self, envs: Selection, actions: Any, *, streams: bool, futures: Futures = (), check_actions: bool = True
     ) -> None:
         del streams
         if self._closed:
             self._check_open(envs, "step")
         self.check_idle(envs)
         self.episodes.check_steppable(envs.ids)
-        split = split_batch(self.action_spec if is_checked else None, actions, len(envs.ids), "actions")
+        split = split_batch(self.action_spec if check_actions else None, actions, len(envs.ids), "actions")
         # Envs may modify their actions, so they get copies, except of the numbers in an array of one dimension.
         if type(split) is np.ndarray and split.ndim > 1:
             split = split.copy()
@@ -256,8 +255,8 @@ class InlineEngine(Engine):
             self._begin(running)
             for index, action in zip(envs.ids, split, strict=True):
                 running.index = index
-                if flags[index] and episodes.state(index) == LOST and episodes.step_reports_loss(index):
-                    running.fail(index, Cause.NOT_BEGUN, self._lost_episode_error(index))
+                if flags[index] and episodes.state(index) == EPISODE_LOST and episodes.step_reports_loss(index):
+                    running.fail(Cause.NOT_BEGUN, self._lost_episode_error(index))
                     continue
                 if resets_next[index]:
                     self._run_reset(running, index)
@@ -270,10 +269,10 @@ class InlineEngine(Engine):
                     ends = bool(fields[2] or fields[3])
                     infos[index] = keep(index, fields)
                 except Exception as error:
-                    running.fail(index, Cause.ERROR, error, in_reset=self._is_within_reset(index), ends=ends)
+                    running.fail(Cause.ERROR, error, in_reset=self._is_within_reset(index), ended=ends)
                     continue
                 # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
-                if ends or (flags[index] and (episodes.state(index) == NONE or not episodes.has_result(index))):
+                if ends or (flags[index] and (episodes.state(index) == NO_EPISODE or not episodes.has_result(index))):
                     self._last.incarnations[index] = self._actor_by_env[index].process.incarnation
                     episodes.record(index, ends=ends, is_reset=False)
                     are_first[index] = ends and resets_within_step
@@ -302,65 +301,67 @@ class InlineEngine(Engine):
                 raise self._actor_by_env[index].unusable_error(Activity(method, index))
 
     def check_idle(self, envs: Selection) -> None:
-        self._drop_interrupted()
-        if self._lock.is_held_here():
-            self._check_nested(envs.ids)
+        self._check_caller(envs.ids)
         self._check_delivered(envs.ids)
 
     def _check_delivered(self, ids: list[int]) -> None:
         """Raise `AlreadyPendingError` if an env has a result pending."""
-        infos, errors, cut = self._pending_infos, self._pending_errors, self._interrupted
+        infos, errors, cut = self._pending_infos, self._pending_errors, self._envs_without_result
         if (infos or errors or cut) and (busy := [i for i in ids if i in infos or i in errors or i in cut]):
             raise AlreadyPendingError(f"the envs {busy} have results pending: call recv, or reset after an interrupt")
 
-    def _check_nested(self, ids: list[int]) -> None:
+    def _check_caller(self, ids: list[int]) -> None:
         """Check a request that the code of an env makes while this vector steps or resets that env.
+
+        If no such code runs in this thread, settle the requests that an interrupt has ended.
 
         Raises:
             RuntimeError: The request is for an env of the same actor.
             AlreadyPendingError: The request is for an env that is being stepped or reset, too.
         """
+        if not self._lock.is_held_here():
+            if self._running_requests:
+                with self._lock:  # another thread may still run them
+                    self._settle_interrupted()
+            return
         for index in ids:
             self._actor_by_env[index].check_not_within()
-        if busy := sorted(self._outer_ids().intersection(ids)):
+        if busy := sorted(self._running_ids().intersection(ids)):
             raise AlreadyPendingError(f"the envs {busy} belong to the request that runs this code of an env")
 
-    def _outer_ids(self) -> set[int]:
-        """Return the envs of the requests that run the calling code of an env; those deliver their own results."""
-        unfinished = self._unfinished if self._lock.is_held_here() else ()
-        return {index for running in unfinished for index in running.ids}
+    def _running_ids(self) -> set[int]:
+        """Return the envs of the requests that run, under the lock; those deliver their own results.
 
-    def _drop_interrupted(self) -> None:
+        They run the calling code of an env; without such code, an interrupt has ended them.
+        """
+        return {index for running in self._running_requests for index in running.ids}
+
+    def _settle_interrupted(self) -> None:
         """Drop the results of requests that an interrupt has ended; their envs are pending until `make_idle`."""
-        if self._unfinished and not self._lock.is_held_here():
-            with self._lock:  # another thread may still run them
-                self._drop_unfinished()
-
-    def _drop_unfinished(self) -> None:
-        for interrupted in self._unfinished:
+        for interrupted in self._running_requests:
             self._drop(self.select(interrupted.ids))
-            self._interrupted.update(interrupted.ids)
+            self._envs_without_result.update(interrupted.ids)
             if self._is_within_reset(interrupted.index):
                 self.episodes.end_without_result(interrupted.index, resets_next=True)
-        self._unfinished.clear()
+        self._running_requests.clear()
 
     def _begin(self, running: _RunningRequests) -> None:
         """Begin requests under the lock. Since `check_idle`, another thread may have run requests of the same envs."""
         if not running.is_nested:
-            self._drop_unfinished()
+            self._settle_interrupted()
         self._check_delivered(running.ids)
-        self._unfinished.append(running)
+        self._running_requests.append(running)
 
     def _is_within_reset(self, index: int) -> bool:
         """Return whether the step that an env runs, or has raised in, has come as far as its reset by autoreset."""
         return self.episodes.autoreset.resets_within_step and bool(self._counters[index][METHOD] == METHOD_RESET)
 
-    def _run_reset(self, running: _RunningRequests, index: int) -> bool:
+    def _run_reset(self, running: _RunningRequests, index: int, *, keeps_seed: bool = True) -> bool:
         """Run the reset of an env; keep its result or failure, and return whether it has succeeded."""
         running.index = running.reset_env = index
         seed, options = running.reset_args.get(index, _NO_ARGS)
         episodes, incarnation = self.episodes, self._actor_by_env[index].process.incarnation
-        if seed is not None:
+        if seed is not None and keeps_seed:
             episodes.set_root_seed(index, seed)
         else:
             seed = episodes.seed_of_reset(index, incarnation)
@@ -368,7 +369,7 @@ class InlineEngine(Engine):
             fields = self._hosted_envs[index].reset(seed, copy_value(options))  # a later attempt needs the options
             self._pending_infos[index] = self._last.keep(index, fields)
         except Exception as error:
-            running.fail(index, Cause.ERROR, error, in_reset=True)
+            running.fail(Cause.ERROR, error, in_reset=True)
             return False
         self._last.incarnations[index] = incarnation
         self._other_requests[index] += 1
@@ -389,37 +390,36 @@ class InlineEngine(Engine):
 
         That may replace all envs of an actor, which ends the episodes of those that did not fail, too.
         """
-        for failure in running.failures:  # a reset that answers a failure, and fails, adds another one
-            self._recover(running, failure)
+        for loss in running.losses:  # a reset that answers a failure, and fails, adds another one
+            self._recover(running, loss)
         for index, future in zip(running.ids, futures, strict=False):
             error = self._pending_errors.pop(index, None)
             if error is not None:
                 future.set_exception(error)
             else:
                 future.set_outcome(ReadyOutcome(self._last.read(index, self._pending_infos.pop(index))))
-        self._unfinished.remove(running)
+        self._running_requests.remove(running)
 
-    def _recover(self, running: _RunningRequests, failure: RequestLoss) -> None:
+    def _recover(self, running: _RunningRequests, loss: RequestLoss) -> None:
         """Replace the envs of an actor after a failure if necessary; keep the outcome of the request."""
-        running.index = index = failure.activity.env
-        in_reset = failure.activity.method == "reset"
-        actor, episodes = self._actor_by_env[index], self.episodes
-        asked_reset = index in running.reset_args
-        error = failure.error.read()[1]
+        running.index = index = loss.activity.env
+        actor, user_called_reset = self._actor_by_env[index], index in running.reset_args
+        error = loss.error.read()[1]
         assert error is not None, "the request has failed"
-        attempts = sum(each.activity.env == index for each in running.failures)
+        attempts = sum(each.activity.env == index for each in running.losses)
         limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
-        facts = episodes.facts(index)._replace(
-            ran_reset=in_reset, asked_reset=asked_reset, continues_episode=not in_reset, has_earlier_error=attempts > 1
+        facts = RequestFacts(
+            may_blame_seed=loss.failed_in_reset,
+            user_called_reset=user_called_reset,
+            reports_loss=not loss.failed_in_reset,
+            has_earlier_error=attempts > 1,
         )
         # In-process, the restart policy limits only how often a reset is repeated.
-        failure = failure._replace(has_process=actor.is_usable and attempts <= max(1, limit))
-        decision = decide(failure, facts)
-        episodes.apply(index, decision)
+        loss = loss._replace(may_continue=actor.is_usable and attempts <= max(1, limit))
+        decision = self.episodes.end_attempt(index, loss, facts)
         # Another failure may have replaced the envs already.
-        if decision.replaces_process and actor.process.incarnation == failure.incarnation:
-            text = safe_repr(error)
-            actor.replace(actor.errors.discarded(failure.activity, failure.incarnation, actor.pid, error, text))
+        if decision.replaces_process and actor.process.incarnation == loss.incarnation:
+            actor.replace(actor.errors.discarded(loss.activity, loss.incarnation, actor.pid, error, safe_repr(error)))
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
@@ -428,13 +428,11 @@ class InlineEngine(Engine):
             self._pending_infos[index] = {"failure": error}
         else:
             assert decision.fate is EnvFate.RESET, "nothing is replayed in-process"
-            last = None if asked_reset else self.read_last(index)
-            if asked_reset and not decision.repeats_reset:
-                running.reset_args[index] = None, running.reset_args[index][1]
-            if self._run_reset(running, index):
+            last = None if user_called_reset else self.read_last(index)
+            if self._run_reset(running, index, keeps_seed=decision.repeats_reset):
                 before = None if last is None else (last.obs, last.info)
                 self._pending_infos[index] = failure_info(self._pending_infos[index], error, before)
-                if not asked_reset:
+                if not user_called_reset:
                     self._last.truncate(index, keeps_reward=True)
 
     # Delivering ------------------------------------------------------------------------------------------
@@ -476,8 +474,6 @@ class InlineEngine(Engine):
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         del timeout, deadline
-        self._drop_interrupted()
-        if self._lock.is_held_here():
-            self._check_nested(envs.ids)
+        self._check_caller(envs.ids)
         self._drop(envs)
-        self._interrupted.difference_update(envs.ids)
+        self._envs_without_result.difference_update(envs.ids)

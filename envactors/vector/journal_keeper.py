@@ -18,7 +18,7 @@ from envactors.actor.states import is_crash
 from envactors.mailbox.messages import Failure, Frame, Kind, Save
 from envactors.mailbox.pickling import dumps, loads
 from envactors.vector.env_recovery import EnvRecovery
-from envactors.vector.episodes import RUNNING
+from envactors.vector.episodes import EPISODE_RUNS
 from envactors.vector.table import EnvTable
 
 # How often a request to save a state is retried after a crash, which another request may have caused.
@@ -45,9 +45,9 @@ class JournalKeeper:
         table = self._table
         failed = reply.kind == Kind.FAILED
         if kind != Kind.SAVE:
-            table.flush_journal(index).record_call(kind, bytes(payload), failed=failed)
-        elif not failed and table.episodes.state(index) == RUNNING:
-            table.flush_journal(index).begin_with_state(*loads(reply.payload))
+            table.journal(index).record_call(kind, bytes(payload), failed=failed)
+        elif not failed and table.episodes.state(index) == EPISODE_RUNS:
+            table.journal(index).begin_with_state(*loads(reply.payload))
         self.queue_saves()
 
     def queue_saves(self) -> None:
@@ -76,22 +76,22 @@ class JournalKeeper:
         """
         for index in self._indices:
             if not self._table.uses_replay:
-                self._table.flush_journal(index).forget_all()
+                self._table.journal(index).forget_all()
             elif is_renewal:
-                self._table.flush_journal(index).forget()
+                self._table.journal(index).forget()
         return [replay for index in self._indices for replay in self._replays_for_env(index)]
 
     def _replays_for_env(self, index: int) -> list[Replay]:
         """Return the job that replays the journal of an env, if it has anything to repeat."""
         table = self._table
-        message = table.flush_journal(index).replay(table.attach) if table.uses_replay else None
+        message = table.journal(index).replay(table.attach) if table.uses_replay else None
         if message is None:
             return []
         return [Replay(index, dumps(tuple(message)), functools.partial(self._on_replayed, index))]
 
     def _on_replayed(self, index: int, is_same: bool) -> None:
         """Continue the episode of an env if the replay reached the same point; otherwise the episode stays lost."""
-        journal = self._table.flush_journal(index)
+        journal = self._table.journal(index)
         could_replay = journal.can_replay
         journal.record_replay(crashed=False, is_same=is_same)
         if journal.can_replay:
@@ -106,4 +106,4 @@ class JournalKeeper:
     def record_exit(self, ended: ProcessExit) -> None:
         """Record the replay that has ended a process, if it was one."""
         if isinstance(ended.job, Replay) and ended.culprit is not None and is_crash(ended.reason):
-            self._table.flush_journal(ended.culprit.env).record_replay(crashed=True)
+            self._table.journal(ended.culprit.env).record_replay(crashed=True)

@@ -15,8 +15,7 @@ from envactors.vector.episodes import Episodes
 from envactors.vector.requests import RowResult, Selection
 
 # A bit of `LastRows.ops` that no operation has: a failed step was answered with the observation in the buffer, with
-# reward 0, truncated. The buffer keeps the reward and the flags of the result before it. `EnvTable.ops` has another
-# meaning for the same bit, and neither column ever copies it from the other.
+# reward 0, truncated. The buffer keeps the reward and the flags of the result before it.
 TRUNCATED: Final = 128
 
 
@@ -28,7 +27,7 @@ class LastRows:
 
     Args:
         slab: The rows.
-        posted_op: Each env's last posted operation.
+        posted_ops: Each env's last posted operation.
         posted_in: The process that each was posted to.
         content: Returns the info and the object leaves in an env's complete row, pickled; None if there are none.
         episodes: The episodes of the envs.
@@ -42,14 +41,14 @@ class LastRows:
     """
 
     def __init__(
-        self, slab: Slab, posted_op: bytearray, posted_in: memoryview, content: Callable[[int], Any], episodes: Episodes
+        self, slab: Slab, posted_ops: bytearray, posted_in: memoryview, content: Callable[..., Any], episodes: Episodes
     ) -> None:
         self.has_objects: bool = any(leaf is None for leaf in (*slab.observations, slab.layout.reward))
-        self.ops: bytearray = bytearray(len(posted_op))
-        self.incarnations: memoryview[int] = np.zeros(len(posted_op), np.int64).data
-        self.contents: list[bytes | None] = [None] * len(posted_op)
+        self.ops: bytearray = bytearray(len(posted_ops))
+        self.incarnations: memoryview[int] = np.zeros(len(posted_ops), np.int64).data
+        self.contents: list[bytes | None] = [None] * len(posted_ops)
         self._slab = slab
-        self._posted_op = posted_op
+        self._posted_ops = posted_ops
         self._posted_in: memoryview[int] = posted_in
         self._content_of = content
         self._resets_within_step = episodes.autoreset.resets_within_step
@@ -66,7 +65,7 @@ class LastRows:
 
     def keep(self, index: int) -> None:
         """Make the result in the complete row of an env the last one."""
-        op = self._posted_op[index]
+        op = self._posted_ops[index]
         was_reset = self._resets_within_step and not op & NO_AUTORESET and self._slab.ends_episode(index, op)
         self.ops[index] = op | RESET if was_reset else op
         self.incarnations[index] = self._posted_in[index]
@@ -82,11 +81,11 @@ class LastRows:
             have_contents: Whether any row may have an info or object leaves.
         """
         if envs.is_all:  # as plain memory, which takes a quarter of the time of arrays
-            self.ops[:] = self._posted_op
+            self.ops[:] = self._posted_ops
             self.incarnations[:] = self._posted_in
         else:
             for index in envs.ids:
-                self.ops[index] = self._posted_op[index]
+                self.ops[index] = self._posted_ops[index]
                 self.incarnations[index] = self._posted_in[index]
         if self._resets_within_step and (True in terminated.tobytes() or True in truncated.tobytes()):
             self._op_array[envs.at] |= (terminated | truncated) * np.uint8(RESET)

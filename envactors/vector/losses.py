@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
 from envactors.actor.actor_process import ExitReport
@@ -15,9 +13,7 @@ from envactors.actor.job import ErrorOf, ProcessExit
 from envactors.actor.states import EndReason, is_crash
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Failure, Fault
-from envactors.mailbox.pickling import try_to_read
 from envactors.vector.fates import Cause, RequestLoss
-from envactors.vector.results import EnvStep
 from envactors.vector.table import EnvTable
 
 
@@ -25,35 +21,34 @@ def raised_loss(table: EnvTable, actor: Actor, activity: Activity, report: Failu
     """Return the loss of a request in which the env raised, without unpickling the exception."""
     incarnation, pid = table.posted_in[activity.env], actor.pid
     error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, report)), is_failure=True)
-    loss = RequestLoss(Cause.ERROR, error, incarnation, activity, actor.is_usable, report)
-    return loss._replace(in_reset=report.fault in (Fault.RESET, Fault.LAST_RESULT))
+    ended = report.fault is Fault.LAST_RESULT
+    return RequestLoss(Cause.ERROR, error, incarnation, activity, actor.is_usable, report, ended_episode=ended)
 
 
 def unreadable_loss(table: EnvTable, actor: Actor, index: int, error: BaseException) -> RequestLoss:
     """Return the loss of a result that cannot be unpickled."""
-    outcome, incarnation = ReadyOutcome(None, error), table.posted_in[index]
-    loss = RequestLoss(Cause.ERROR, outcome, incarnation, table.activity(index), actor.is_usable, has_run=True)
-    # After an end that the user has not seen, the env needs a reset, as if its autoreset had raised.
-    return loss._replace(in_reset=table.slab.ends_episode(index, table.ops[index]))
+    outcome, incarnation, activity = ReadyOutcome(None, error), table.posted_in[index], table.activity(index)
+    ended = table.slab.ends_episode(index, table.ops[index])
+    return RequestLoss(Cause.ERROR, outcome, incarnation, activity, actor.is_usable, ended_episode=ended, has_run=True)
 
 
-def exit_losses(actor: Actor, requests: Sequence[Activity], ended: ProcessExit) -> list[RequestLoss]:
-    """Return the losses of the requests that an ended process has not completed."""
-    culprit, incarnation = ended.culprit, ended.process.incarnation
+def exit_loss(actor: Actor, activity: Activity, ended: ProcessExit) -> RequestLoss:
+    """Return the loss of a request that an ended process has not completed."""
+    culprit = ended.culprit if ended.culprit is not None and ended.culprit.env == activity.env else None
     # The worker may have finished a step after its deadline, and begun the next one: then both have begun.
-    begun = [activity.env for activity in (culprit, ended.remainder.running) if activity is not None]
+    begun = [each.env for each in (ended.culprit, ended.remainder.running) if each is not None]
     is_discard = ended.reason is EndReason.DISCARD
-    losses = []
-    for activity in requests:
-        blamed = culprit if culprit is not None and culprit.env == activity.env else None
-        is_culprit = blamed is not None and not is_discard
-        error = ended.error if is_culprit else unfinished_error(actor, ended.error, activity)
-        cause = Cause.RUNNING if activity.env in begun else Cause.NOT_BEGUN
-        loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, ended.plan.has_process)
-        reason = ended.reason if is_culprit or is_discard else None
-        in_reset = blamed is not None and blamed.method == "reset"
-        losses.append(loss._replace(reason=reason, may_blame_inputs=is_crash(ended.reason), in_reset=in_reset))
-    return losses
+    is_blamed = culprit is not None and not is_discard
+    error = ended.error if is_blamed else unfinished_error(actor, ended.error, activity)
+    return RequestLoss(
+        cause=Cause.RUNNING if activity.env in begun else Cause.NOT_BEGUN,
+        error=ReadyOutcome(None, error),
+        incarnation=ended.process.incarnation,
+        activity=culprit or activity,
+        may_continue=ended.plan.has_process,
+        reason=ended.reason if is_blamed or is_discard else None,
+        may_blame_inputs=is_crash(ended.reason),
+    )
 
 
 def queued_request_loss(table: EnvTable, actor: Actor, index: int, error_of: ErrorOf) -> RequestLoss:
@@ -62,7 +57,7 @@ def queued_request_loss(table: EnvTable, actor: Actor, index: int, error_of: Err
     # A closing actor reports the error that led to the retry, rather than that it is closed.
     earlier = table.request(index).earlier_error if actor.is_closing else None
     error = earlier or ReadyOutcome(None, error_of(activity))
-    return RequestLoss(Cause.NOT_BEGUN, error, actor.process.incarnation, activity, has_process=False)
+    return RequestLoss(Cause.NOT_BEGUN, error, actor.process.incarnation, activity, may_continue=False)
 
 
 def lost_episode_loss(actor: Actor, activity: Activity) -> RequestLoss:
@@ -91,32 +86,18 @@ def unfinished_error(actor: Actor, exit_error: ActorError | None, activity: Acti
     return actor.errors.not_begun(activity, exit_error)
 
 
-def discard_error(actor: Actor, loss: RequestLoss, pid: int | None) -> ActorError:
-    """Return the error of a process that is discarded since an env raised. Runs code of users, without the lock."""
-    cause = loss.error.read()[1]
+def discard_error(actor: Actor, loss: RequestLoss, reported: Outcome, pid: int | None) -> ActorError:
+    """Return the error of a process that is discarded since an env raised. Runs code of users, without the lock.
+
+    Args:
+        actor: The actor.
+        loss: The loss of the request.
+        reported: The error of the request, as it is reported.
+        pid: The process.
+    """
+    cause = reported.read()[1]
     assert cause is not None, "the env has raised"
     text = type(cause).__name__ if loss.report is None else loss.report.text
     error = actor.errors.discarded(loss.activity, loss.incarnation, pid, cause, text)
-    error.bundle = getattr(loss.error, "bundle", None)
+    error.bundle = getattr(reported, "bundle", None)
     return error
-
-
-def read_later(
-    table: EnvTable, actor: Actor, index: int, read: Callable[[], EnvStep], is_valid: Callable[[], bool] = lambda: True
-) -> Outcome:
-    """Return an outcome that unpickles the result of an env when somebody asks for it. Reading it runs code of users.
-
-    Args:
-        table: The envs of the vector.
-        actor: The actor of the env.
-        index: The env.
-        read: Unpickles the result.
-        is_valid: Returns whether the result is still that of the env's request; see `try_to_read`.
-    """
-    incarnation, pid, activity = table.posted_in[index], actor.pid, table.activity(index)
-
-    def read_or_explain() -> tuple[EnvStep | None, BaseException | None]:
-        step, error = try_to_read(read, is_valid)
-        return step, None if error is None else actor.errors.unreadable(activity, incarnation, pid, error)
-
-    return LazyOutcome(read_or_explain, is_failure=False)

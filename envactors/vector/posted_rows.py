@@ -44,7 +44,9 @@ def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, stre
 
 
 class PostedRows(Job):
-    """The running job of an actor while any of its envs is `POSTED`.
+    """The running job of an actor from the post of its rows until `JobQueue` finds that no env is `POSTED`.
+
+    Nobody tells the queue that results were delivered. It looks at a ring, or when another job is to start.
 
     Args:
         table: The envs of the vector.
@@ -89,10 +91,11 @@ class PostedRows(Job):
         # Without this test, which `watch` repeats, each step would pay for a call that schedules nothing.
         if actor.deadline_watch.next_check_at > now + actor.deadline_watch.shortest:
             actor.deadline_watch.watch(now)
-        if payloads:
-            mine = [(index - self._indices.start, payloads[index]) for index in ids if index in payloads]
-            if mine:
-                worker.send(Frame(Kind.PAYLOADS, actor.process.incarnation, call_id, bundle.pack(mine)))
+        mine = (
+            [(index - self._indices.start, payloads[index]) for index in ids if index in payloads] if payloads else []
+        )
+        if mine:
+            worker.send(Frame(Kind.PAYLOADS, actor.process.incarnation, call_id, bundle.pack(mine)))
         if table.requests and any(table.request(index).future is not None for index in ids):
             worker.watch_rings(self.on_ring)  # the loop resolves the futures
         if actor.jobs.permits is not None:  # other actors may wait until these rows end
@@ -144,8 +147,7 @@ class PostedRows(Job):
             The steps whose rows are not complete, the one of them that runs (None if none does), and the time at which
             the worker last began one.
         """
-        table = self._table
-        worker = self.actor.process.worker
+        table, worker = self._table, self.actor.process.worker
         running = None
         if worker is None:
             return [], None, 0.0
@@ -169,16 +171,18 @@ class PostedRows(Job):
         return self._recovery.step_inputs(culprit.env, posted, self._table.slab.actions)
 
     def remainder(self, process: ActorProcess) -> Remainder:
-        """Return the rows that an ended process has not completed.
-
-        Nobody knows which env a worker on a lost node had begun, so its first unfinished one counts as begun.
-        """
+        """Return the rows that an ended process has not completed."""
         rows, running, _ = self.progress()
+        return Remainder(self._find_culprit(process, rows, running), running, rows)
+
+    def _find_culprit(self, process: ActorProcess, rows: list[Activity], running: Activity | None) -> Activity | None:
+        """Return the row that the end of a process is blamed on; None if that was none of them."""
         blamed = [a for a in rows if a.env in self._table.overdue or (a.env, a.call_id) == self._blamed]
-        is_node_lost = process.report is not None and process.report.status.loss is not None
-        culprit = rows[0] if rows and blames_request(process.end_reason) else None
-        if running is not None and (not blamed or running.env == blamed[0].env):
-            culprit = running
-        elif begun := blamed or (rows if is_node_lost else []):
-            culprit = begun[0]._replace(started=self._posted_at)
-        return Remainder(culprit, running, rows)
+        if blamed and (running is None or running.env != blamed[0].env):
+            return blamed[0]._replace(started=self._posted_at)
+        if running is not None or not rows:
+            return running
+        if process.report is not None and process.report.status.loss is not None:
+            # Nobody knows which env a worker on a lost node had begun.
+            return rows[0]._replace(started=self._posted_at)
+        return rows[0] if blames_request(process.end_reason) else None

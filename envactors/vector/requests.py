@@ -41,7 +41,7 @@ class EnvRequest:
         seed: The user's seed for a reset.
         payload: The pickled action, or the pickled options of a reset; None if the row contains all of the request.
         earlier_error: The error of an earlier attempt, which the result reports.
-        ending: The result of a step that ended its episode, kept while the next process does its autoreset; else None.
+        ended_step: The result of a step that ended its episode, while the next process does its autoreset; else None.
     """
 
     method: Literal["step", "reset"]
@@ -50,12 +50,12 @@ class EnvRequest:
     seed: int | None = None
     payload: bytes | None = None
     earlier_error: Outcome | None = None
-    ending: RowResult | None = None
+    ended_step: RowResult | None = None
 
     @property
     def truncates_episode(self) -> bool:
         """Whether the request is a step that has failed, and that a reset in the next process answers, truncated."""
-        return self.method == "step" and self.earlier_error is not None and self.ending is None
+        return self.method == "step" and self.earlier_error is not None and self.ended_step is None
 
 
 class Selection(NamedTuple):

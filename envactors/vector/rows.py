@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from envactors.actor.future import Outcome
+from envactors.actor.actor import Actor
+from envactors.actor.future import LazyOutcome, Outcome
 from envactors.mailbox.info_codec import decode, encode, join
 from envactors.mailbox.messages import Description
+from envactors.mailbox.pickling import try_to_read
 from envactors.mailbox.slab import BUFFER
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
 from envactors.vector.last_rows import TRUNCATED
@@ -105,13 +107,13 @@ class RowReader:
 
     def copy_answer(self, index: int, request: EnvRequest) -> RowResult:
         """Copy what the user gets for a request; a step may have been answered with the reset in the row."""
-        row, ending = self.copy_row(index), request.ending
-        if ending is None:
+        row, ended_step = self.copy_row(index), request.ended_step
+        if ended_step is None:
             return row._replace(truncated=row.truncated or request.truncates_episode)
         content = row.content
-        if ending.content is not None:  # env code may have overwritten the marker of its info
-            content = join(content, ending.content, takes_reward=self._layout.reward is None)
-        return ending._replace(leaves=row.leaves, content=content, incarnation=row.incarnation)
+        if ended_step.content is not None:  # env code may have overwritten the marker of its info
+            content = join(content, ended_step.content, takes_reward=self._layout.reward is None)
+        return ended_step._replace(leaves=row.leaves, content=content, incarnation=row.incarnation)
 
     def copy_last(self, index: int, *, has_info: bool = True) -> RowResult | None:
         """Copy the last result of an env; None if there is none.
@@ -147,6 +149,25 @@ class RowReader:
             objects.append(step.reward)
         content = bytes(encode(step.info, objects)) if step.info or objects else None
         return RowResult(index, leaves, step.reward, step.terminated, step.truncated, content, step.incarnation)
+
+    def read_later(
+        self, actor: Actor, index: int, read: Callable[[], EnvStep], is_valid: Callable[[], bool] = lambda: True
+    ) -> Outcome:
+        """Return an outcome that unpickles the result of an env when somebody reads it, which runs code of users.
+
+        Args:
+            actor: The actor of the env.
+            index: The env.
+            read: Unpickles the result.
+            is_valid: Returns whether the result is still that of the env's request; see `try_to_read`.
+        """
+        incarnation, pid, activity = self._table.posted_in[index], actor.pid, self._table.activity(index)
+
+        def read_or_explain() -> tuple[EnvStep | None, BaseException | None]:
+            step, error = try_to_read(read, is_valid)
+            return step, None if error is None else actor.errors.unreadable(activity, incarnation, pid, error)
+
+        return LazyOutcome(read_or_explain, is_failure=False)
 
     def read(self, row: RowResult) -> EnvStep:
         """Unpickle a result. Runs code of users.

@@ -32,7 +32,7 @@ from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, RESET, RING, S
 from envactors.mailbox.step_buffer import StepBuffer
 from envactors.options import Deadlines
 from envactors.replay import Journal, PostedRequest
-from envactors.vector.episodes import LOST, Episodes
+from envactors.vector.episodes import EPISODE_LOST, Episodes
 from envactors.vector.last_rows import LastRows
 from envactors.vector.requests import EnvRequest, Selection
 from envactors.vector.results import EnvSnapshot
@@ -43,10 +43,6 @@ QUEUED: Final = 1  # the request waits in the queue of the actor
 POSTED: Final = 2  # the request is in the row, which may be complete
 DONE: Final = 3  # the result is in `EnvTable.outcomes`, or else in the row
 FAILED: Final = 4  # the error is in `EnvTable.outcomes`
-
-# In place of the operation of a request that was not posted yet: a bit that no operation has. In `LastRows.ops` the
-# same bit is `TRUNCATED`.
-NOT_POSTED: Final = 128
 
 # The largest seed that fits into a row.
 _LARGEST_SEED: Final = (1 << 64) - 1
@@ -87,13 +83,15 @@ class EnvTable:
         uses_replay: Whether lost episodes are brought back by replay.
         keeps_journals: Whether steps and resets are recorded, for replays or for crash bundles.
         status: The status of each env.
-        version: Grows with each transition. A thread that copies results without the lock reads the version under the
+        version: Grows as envs are queued, posted, restored, or made idle, as outcomes are recorded, as deadlines are
+            missed, and as processes end. A thread that copies results without the lock reads the version under the
             lock, before and after. If it has not changed, the copies are valid.
         call_ids: The call id of each env's last post or rollout. Workers cannot overwrite it.
         completed: The call id of the last result in each row, which is the worker's to write while the row is posted:
             the memory of ``slab.completed``.
-        ops: The operation of each env's request as it was posted last, in the bits of `envactors.mailbox.slab`;
-            `NOT_POSTED` while a new request is queued.
+        ops: The operation of each env's request as it was posted last, in the bits of `envactors.mailbox.slab`; 0 while
+            a new one is queued.
+        unposted: The envs with a new request that was queued and not posted yet; some may be idle again.
         last: The last results of envs.
         incarnations: The current process of each env.
         posted_in: The process that each env was last posted to.
@@ -107,7 +105,7 @@ class EnvTable:
         overdue: The envs that missed a deadline. Their results are ignored until their process has ended.
         saves_due: The envs whose journals are long enough to be replaced by a saved state.
         waiters: The threads that wait for results.
-        rollouts: Number of rollouts in flight.
+        rollouts_in_flight: Number of rollouts in flight.
     """
 
     def __init__(self, lock: ChangeLock, slab: Slab, infos: Infos, episodes: Episodes, deadlines: Deadlines) -> None:
@@ -122,6 +120,7 @@ class EnvTable:
         self.status: bytearray = bytearray(count)
         self.version: int = 0
         self.ops: bytearray = bytearray(count)
+        self.unposted: set[int] = set()
         self.streams: bytearray = bytearray(count)
         self.requests: dict[int, EnvRequest] = {}
         self.outcomes: dict[int, Outcome] = {}
@@ -139,7 +138,7 @@ class EnvTable:
         self._slab_ops: memoryview[int] = slab.ops.data
         self.last: LastRows = LastRows(slab, self.ops, self.posted_in, self.content, episodes)
         self.waiters: ResultWaiters = ResultWaiters(slab, self.streams)
-        self.rollouts: int = 0
+        self.rollouts_in_flight: int = 0
         self._deadlines = deadlines
         # The seed of each env's last posted operation, if its bits say that it has one.
         self._seeds: list[int | None] = [None] * count
@@ -156,8 +155,8 @@ class EnvTable:
         if save_every is not None:
             self._steps.size = 1
 
-    def flush_journal(self, index: int) -> Journal:
-        """Record the buffered steps of all envs in their journals; return the journal of an env."""
+    def journal(self, index: int) -> Journal:
+        """Return the journal of an env. This moves the buffered steps of all envs into their journals."""
         return self._steps.flush()[index]
 
     # Facts -----------------------------------------------------------------------------------------------
@@ -197,10 +196,14 @@ class EnvTable:
         """Return whether an env has an undelivered result that is only in its row."""
         return self.status[index] == DONE and index not in self.outcomes
 
-    def lacks_outcome(self, index: int) -> bool:
+    def is_pending(self, index: int) -> bool:
         """Return whether the request of an env has no outcome yet."""
         status = self.status[index]
         return status == QUEUED or (status == POSTED and not self.is_complete(index))
+
+    def lacks_autoreset(self, index: int) -> bool:
+        """Return whether the step in a complete row ended its episode, and left the autoreset to the next process."""
+        return bool(self.ops[index] & NO_AUTORESET) and self.slab.ends_episode(index, self.ops[index])
 
     def request(self, index: int) -> EnvRequest:
         """Return the request of an env, which is a bare step unless ``requests`` has another."""
@@ -209,7 +212,7 @@ class EnvTable:
     def activity(self, index: int, *, started: float = 0.0, method: str | None = None) -> Activity:
         """Return the request of an env as an `Activity`, for deadlines and errors."""
         method = method or ("reset" if self.ops[index] & RESET else self.request(index).method)
-        call_id = 0 if self.ops[index] == NOT_POSTED else self.call_ids[index]
+        call_id = 0 if index in self.unposted else self.call_ids[index]
         return Activity(method, index, call_id, started, self._deadlines.of(method))
 
     def posted_request(self, index: int) -> PostedRequest:
@@ -219,17 +222,23 @@ class EnvTable:
         seed = self._seeds[index] if op & (SEED | PAYLOAD) else None
         return PostedRequest(op, seed, payload, self.attach.resets_within_step and not op & NO_AUTORESET)
 
-    def continues_episode(self, index: int) -> bool:
-        """Return whether the request of an env continues its last episode, or would report its loss."""
+    def reports_loss(self, index: int) -> bool:
+        """Return whether the request of an env reports that its episode is lost, if it is.
+
+        An env without a request, as in a rollout, counts as one with a bare step.
+        """
         return not self.request(index).resets and self.episodes.step_reports_loss(index)
 
     def is_beyond_replay(self, index: int) -> bool:
-        """Return whether the episode of an env was lost with its process, and no replay can bring it back."""
-        return self.episodes.state(index) == LOST and not self.flush_journal(index).can_replay
+        """Return whether the episode of an env was lost with its process, and no replay can bring it back.
+
+        Like `cannot_continue`, this moves buffered steps into the journals.
+        """
+        return self.episodes.state(index) == EPISODE_LOST and not self.journal(index).can_replay
 
     def cannot_continue(self, index: int) -> bool:
         """Return whether the request of an env continues an episode that no replay can bring back."""
-        return self.is_beyond_replay(index) and self.continues_episode(index)
+        return self.is_beyond_replay(index) and self.reports_loss(index)
 
     def content(self, index: int) -> bytes | memoryview | None:
         """Return the info and the object leaves in a complete row, pickled; None if there are none."""
@@ -255,7 +264,8 @@ class EnvTable:
         self.version += 1
         for index in ids:
             if is_new:
-                self.ops[index] = NOT_POSTED
+                self.ops[index] = 0
+                self.unposted.add(index)
             self.status[index] = QUEUED
             self.streams[index] = True
 
@@ -285,6 +295,8 @@ class EnvTable:
         if self.overflow:
             for index in envs.ids:
                 self.overflow.pop(index, None)
+        if self.unposted:
+            self.unposted.difference_update(envs.ids)
         self.version += 1
         # ``slab.posted`` is written last: a worker that is running other rows may run these as soon as it is.
         if envs.is_all:
@@ -308,8 +320,7 @@ class EnvTable:
 
     def _encode(self, index: int, op: int) -> tuple[int, bytes | None]:
         """Encode a request other than a bare step; it cannot be canceled any more. Return the operation and payload."""
-        request = self.request(index)
-        episodes = self.episodes
+        request, episodes = self.request(index), self.episodes
         if request.resets:
             op |= RESET
         if request.future is not None:
@@ -342,21 +353,15 @@ class EnvTable:
         self.overflow.update(parts)
         self.waiters.ring()
 
-    def accept_row(self, index: int) -> bool:
-        """Record the result in a complete row in the episode and the journal of its env.
-
-        Returns:
-            Whether the next process has to reset the env, since its process has left out the autoreset.
-        """
+    def accept_row(self, index: int) -> None:
+        """Record the result in a complete row in the episode and the journal of its env."""
         slab, op = self.slab, self.ops[index]
         if self.keeps_journals:
-            self.flush_journal(index).record_row(slab, index, self.posted_request(index))
-        ends = slab.ends_episode(index, op)
-        if ends and op & NO_AUTORESET:
+            self.journal(index).record_row(slab, index, self.posted_request(index))
+        if self.lacks_autoreset(index):
             self.episodes.record_end_without_reset(index)
-            return True
-        self.episodes.record(index, ends=ends, is_reset=bool(op & RESET))
-        return False
+        else:
+            self.episodes.record(index, ends=slab.ends_episode(index, op), is_reset=bool(op & RESET))
 
     def deliver_rows(self, envs: Selection, terminated: Any, truncated: Any) -> None:
         """Accept the results of envs on the fast path, which the caller has copied, and make the envs idle.
@@ -450,7 +455,7 @@ class EnvTable:
 
     def record_rollouts(self, count: int) -> None:
         """Record how many rollouts are in flight, which waiting threads may count."""
-        self.rollouts = count
+        self.rollouts_in_flight = count
         self.waiters.ring()
 
     def restore(self, index: int, snapshot: EnvSnapshot) -> None:
@@ -458,12 +463,12 @@ class EnvTable:
         self.version += 1
         self.episodes.restore(index, snapshot)
         if self.keeps_journals:
-            self.flush_journal(index).begin_with_state(snapshot.check, snapshot.state)
+            self.journal(index).begin_with_state(snapshot.check, snapshot.state)
 
     def lose_episode(self, index: int) -> None:
         """Record that an env has to be reset, and that no replay leads to where it is."""
         self.episodes.end_without_result(index)
-        self.flush_journal(index).forget()
+        self.journal(index).forget()
 
     def clear(self, index: int) -> None:
         """Make an env idle, whatever its state. It needs a reset, which another process will run."""

@@ -9,10 +9,10 @@ import pytest
 
 from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.vector.episodes import (
-    LOST,
+    EPISODE_LOST,
     NEEDS_RESET,
+    NO_EPISODE,
     NO_RESULT,
-    NONE,
     RETIRING,
     SEEDED,
     UNRESET,
@@ -24,9 +24,9 @@ from envactors.vector.results import EnvSnapshot, EnvStep
 
 def test_a_new_env_needs_a_reset_and_then_only_actions():
     episodes = Episodes(2, "next_step", "raise")
-    assert episodes.flags[0] == NONE | NEEDS_RESET | UNRESET | NO_RESULT
+    assert episodes.flags[0] == NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT
     episodes.record(0, ends=False, is_reset=True)
-    assert list(episodes.flags) == [0, NONE | NEEDS_RESET | UNRESET | NO_RESULT]
+    assert list(episodes.flags) == [0, NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]
     assert episodes.steps.tolist() == [0, 0]
 
 
@@ -84,12 +84,12 @@ def test_a_lost_process_ends_the_episode_until_a_replay_or_a_reset():
     episodes = Episodes(1, "next_step", "raise")
     episodes.record(0, ends=False, is_reset=True)
     episodes.on_process_lost(0)
-    assert episodes.flags[0] == LOST | UNRESET
+    assert episodes.flags[0] == EPISODE_LOST | UNRESET
     episodes.resume(0)
     assert episodes.flags[0] == 0
     episodes.on_process_lost(0)
     episodes.end_without_result(0, resets_next=True)
-    assert episodes.flags[0] == NONE | UNRESET
+    assert episodes.flags[0] == NO_EPISODE | UNRESET
     assert list(map(bool, episodes.resets_next)) == [True]
     episodes.end_without_result(0)
     assert episodes.flags[0] & NEEDS_RESET
@@ -150,6 +150,16 @@ def test_recycling_is_due_at_the_end_of_an_episode_until_the_next_reset():
     assert episodes.flags[0] & RETIRING
     episodes.record(0, ends=False, is_reset=True)
     assert not episodes.flags[0] & RETIRING
+
+
+def test_recycling_stays_due_after_a_reset_in_the_same_sequence_as_the_end():
+    """A rollout cannot replace the process between the two. A reset by the user can, once the rollout has ended."""
+    episodes = Episodes(1, "next_step", "raise", [StepLimit(2)])
+    episodes.record(0, ends=False, is_reset=True)
+    episodes.record_sequence(0, ends=bytes([0, 1, 0, 0]), resets=bytes([0, 0, 1, 0]))
+    assert episodes.is_retiring(0)
+    episodes.record_sequence(0, ends=bytes([0, 0]), resets=bytes([1, 0]))
+    assert not episodes.is_retiring(0)
 
 
 def test_without_reset_checks_only_a_crash_needs_a_reset():

@@ -83,7 +83,7 @@ def test_a_rollout_takes_all_steps(stages, packed):
     assert rollout.valid.all()
     assert rollout.last_obs.tolist() == [[3, 3, 0], [3, 3, 1]]
     assert stage.engine.counts() == ([3, 3], [0, 0])
-    assert stage.table.rollouts == 0
+    assert stage.table.rollouts_in_flight == 0
     stage.check()
 
 
@@ -129,7 +129,7 @@ def test_parameters_without_load_are_refused(stages):
     stage = make(stages)
     with pytest.raises(TypeError, match="load"):
         stage.envs.rollout_async(1, 5)
-    assert stage.table.rollouts == 0
+    assert stage.table.rollouts_in_flight == 0
 
 
 def test_a_start_that_failed_changes_no_parameters_of_a_rollout_in_flight(stages, monkeypatch):
@@ -173,7 +173,7 @@ def test_two_rollouts_may_be_in_flight_and_no_third(stages):
     stage.run()
     assert first.result(SOON).last_obs[:, 0].tolist() == [2, 2]
     assert second.result(SOON).last_obs[:, 0].tolist() == [4, 4]
-    assert stage.table.rollouts == 0
+    assert stage.table.rollouts_in_flight == 0
 
 
 def test_a_rollout_may_end_while_the_next_one_starts(stages, policy, handle):
@@ -279,7 +279,7 @@ def test_an_env_that_raises(stages, policy, on_failure):
         rollout = stage.play(stage.envs.rollout, 4)
         assert rollout.truncated[:, 0].tolist() == [False, True, False, False]
         assert [(step, index) for step, index, _ in rollout.failures] == [(1, 0)]
-    assert stage.table.rollouts == 0
+    assert stage.table.rollouts_in_flight == 0
     stage.check()
     stage.reset(seed=1)
 
@@ -299,7 +299,7 @@ def test_a_crash_before_the_worker_begins(stages, packed, on_failure):
         lost = packed if on_failure == "renew" else 0
         assert [(step, index) for step, index, _ in rollout.failures] == [(0, index) for index in range(lost)]
         assert on_failure == "renew" or rewards(rollout) == [[1.0, 2.0]] * 2
-    assert stage.table.rollouts == 0
+    assert stage.table.rollouts_in_flight == 0
     assert stage.table.are_all(IDLE)
     stage.check()
     stage.reset(seed=1)
@@ -372,7 +372,7 @@ def test_a_crash_at_any_line_of_the_worker(stages, on_failure):
             assert on_failure == "raise"
         else:
             assert on_failure != "replay" or rewards(rollout) == [[1.0, 2.0]] * 2
-        assert stage.table.rollouts == 0
+        assert stage.table.rollouts_in_flight == 0
         if not ended:
             break
 
@@ -398,7 +398,7 @@ def test_without_restarts_a_crash_ends_the_rollout(stages):
     with pytest.raises(ea.VectorStepError) as caught:
         future.result(SOON)
     assert list(caught.value.failures) == [0]
-    assert stage.table.rollouts == 0
+    assert stage.table.rollouts_in_flight == 0
 
 
 def test_closing_ends_rollouts(stages):
@@ -586,7 +586,7 @@ def check_ended(stage: Stage, futures):
     """Everything ends, and a reset works."""
     stage.run()
     stage.reset(seed=3, timeout=SOON)
-    assert stage.table.rollouts == 0
+    assert stage.table.rollouts_in_flight == 0
     for future in futures:
         assert future.done()
         future.exception()

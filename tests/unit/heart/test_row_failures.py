@@ -30,7 +30,7 @@ from envactors.actor.states import ActorState, Phase
 from envactors.mailbox.control_page import METHOD, METHOD_RESET
 from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.mailbox.pickling import loads
-from envactors.vector.episodes import LOST, NEEDS_RESET, NONE, RETIRING, UNRESET
+from envactors.vector.episodes import EPISODE_LOST, NEEDS_RESET, NO_EPISODE, RETIRING, UNRESET
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED
 
 # The worker ends at each line with this distance.
@@ -195,7 +195,7 @@ def test_an_idle_crash_is_reported_by_the_next_step(stages):
     stage.step([1, 1])
     stage.crash()
     stage.run()
-    assert stage.episodes.flags[0] & LOST
+    assert stage.episodes.flags[0] & EPISODE_LOST
     assert stage.table.are_all(IDLE)
     _, _, _, truncated, infos = stage.step([2, 2])
     assert truncated.tolist() == [True, False]
@@ -690,7 +690,7 @@ def test_the_same_step_is_not_tried_a_third_time(stages):
     failure = batch.infos[0]["failure"]
     assert isinstance(failure, ea.ActorDiedError)
     assert (batch.truncated.tolist(), batch.obs.tolist()) == ([True], [[1, 1, 0]])
-    assert not stage.table.flush_journal(0).can_replay
+    assert not stage.table.journal(0).can_replay
 
 
 def test_a_replay_with_another_checksum_acts_like_renew(stages, monkeypatch):
@@ -740,9 +740,9 @@ def test_a_full_journal_is_not_replayed(stages):
     stage = stages(1, on_failure="replay", max_journal=2)
     for _ in range(3):
         stage.step([1])
-    assert not stage.table.flush_journal(0).can_replay
+    assert not stage.table.journal(0).can_replay
     stage.reset(seed=1)
-    assert stage.table.flush_journal(0).can_replay
+    assert stage.table.journal(0).can_replay
 
 
 def test_calls_and_attributes_are_replayed(stages):
@@ -821,7 +821,7 @@ def test_failed_rows_keep_their_status_until_they_are_delivered(stages):
     with pytest.raises(ea.VectorStepError):
         stage.finish()
     assert stage.table.status[0] == IDLE
-    assert stage.episodes.flags[0] & (NONE | NEEDS_RESET | UNRESET)
+    assert stage.episodes.flags[0] & (NO_EPISODE | NEEDS_RESET | UNRESET)
 
 
 # Recycling -----------------------------------------------------------------------------------------------
@@ -1164,7 +1164,7 @@ def test_a_seeded_autoreset_that_ends_processes_runs_twice_without_a_replay(stag
     stage = stages(1, on_failure="replay", seed_episodes=True, max_journal=2, seed=1)
     for action in (1, 2, 3, END):
         stage.step([action])
-    assert not stage.table.flush_journal(0).can_replay
+    assert not stage.table.journal(0).can_replay
     stage.start([4])
     for _ in range(2):
         begin_when_posted(stage)

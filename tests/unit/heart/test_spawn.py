@@ -70,7 +70,7 @@ BUILDING = {
     "begin",
     "join",
     "describe_envs",
-    "share_rows",
+    "build_row_engine",
     "add_actor",
     "enqueue",
     "send_request",

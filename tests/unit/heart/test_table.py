@@ -51,7 +51,7 @@ def test_plain_requests_of_all_envs(table):
     assert table.are_all(POSTED)
     assert table.call_ids.tolist() == table.slab.posted.tolist() == [5] * COUNT
     assert list(table.ops) == [BUFFER] * COUNT
-    assert all(map(table.lacks_outcome, ALL.ids))
+    assert all(map(table.is_pending, ALL.ids))
 
 
 def test_requests_of_some_envs(table):
@@ -93,7 +93,7 @@ def test_a_row_that_is_overdue_is_never_complete(table):
     complete(table, 1)
     table.overdue.add(1)
     assert not table.is_complete(1)
-    assert table.lacks_outcome(1)
+    assert table.is_pending(1)
 
 
 @pytest.mark.parametrize("encoding", [OVERFLOW, FAILED_INFO])
@@ -155,7 +155,7 @@ def test_queued_envs_ring_for_each_result(table):
     table.queue([1])
     assert table.status[1] == QUEUED
     assert table.streams[1]
-    assert table.lacks_outcome(1)
+    assert table.is_pending(1)
 
 
 def test_a_request_that_waits_for_its_first_post_has_no_operation_of_an_earlier_one(table):
@@ -274,11 +274,11 @@ def test_plain_envs(table):
         (EnvRequest("step"), False, True),
         (EnvRequest("reset", True), False, False),
         (EnvRequest("step", True, earlier_error=ValueError()), False, False),
-        (EnvRequest("step", True, ending=ReadyOutcome(None)), False, False),
+        (EnvRequest("step", True, ended_step=ReadyOutcome(None)), False, False),
     ],
 )
 def test_which_requests_need_the_episode(table, request_, resets_next, expected):
     if request_ is not None:
         table.requests[1] = request_
     table.episodes.resets_next[1] = resets_next
-    assert table.continues_episode(1) is expected
+    assert table.reports_loss(1) is expected
