@@ -146,16 +146,8 @@ class Envs(BaseEnvManager):
     @property
     def method_name_list(self) -> list[str]:
         """The methods of the envs that can be called through the manager."""
-        return [
-            "reset",
-            "step",
-            "seed",
-            "close",
-            "enable_save_replay",
-            "render",
-            "reward_shaping",
-            "enable_save_figure",
-        ]
+        names = "reset step seed close enable_save_replay render reward_shaping enable_save_figure"
+        return names.split()
 
     def __getattr__(self, key: str) -> Any:
         """Read an attribute of all envs. For a method in `method_name_list`, return a function that calls it in all.
