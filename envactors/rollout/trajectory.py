@@ -120,11 +120,8 @@ class Trajectory:
             place_extra((t, n, *spec.shape), spec.dtype) for _, spec in layout.extras
         ]
         # Arrays without elements need a region, too.
-        self.sizes: list[int] = [
-            place.size,
-            place_action.size or len(self.actions),
-            place_extra.size or len(self.extras),
-        ]
+        sizes = place.size, place_action.size or len(self.actions), place_extra.size or len(self.extras)
+        self.sizes: list[int] = list(sizes)
 
     def inline_info(self, cell: int) -> memoryview:
         """Return the encoded info of a cell."""
