@@ -339,7 +339,7 @@ def test_options_may_be_numbers_of_numpy():
 def test_a_remote_backend_rejects_invalid_options():
     with pytest.raises(ValueError, match=r"lease is 1\.0 with heartbeat=1\.0: expected at least two heartbeats"):
         ea.RemoteBackend(LocalNodes(), lease=1.0)
-    with pytest.raises(ValueError, match="lease is '10': expected seconds >= 0"):
+    with pytest.raises(ValueError, match=r"lease is '10': expected seconds >= 0$"):
         ea.RemoteBackend(LocalNodes(), lease="10")
     with pytest.raises(ValueError, match="heartbeat is None: expected seconds >= 0"):
         ea.RemoteBackend(LocalNodes(), heartbeat=None)
