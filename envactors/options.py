@@ -243,9 +243,9 @@ def as_seconds(value: float | None, what: str) -> float:
     Raises:
         ValueError: The value is negative, or not a number.
     """
-    if value is None:
-        raise ValueError(f"{what} is None: expected seconds >= 0")
-    return as_timeout(value, what) or 0.0
+    if not _is_number(value):
+        raise ValueError(f"{what} is {reprlib.repr(value)}: expected seconds >= 0")
+    return float(value)  # type: ignore[arg-type] # it is a number
 
 
 def deadline_after(timeout: float | None, what: str) -> float | None:

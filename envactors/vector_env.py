@@ -13,13 +13,7 @@ from envactors import runtime as runtimes
 from envactors.actor.bound import BoundToProcess
 from envactors.actor.future import ActorFuture, results_of
 from envactors.actor.handle import ActorHandle, ActorView, close_all
-from envactors.errors import (
-    ActorClosedError,
-    NothingPendingError,
-    VectorEnvError,
-    VectorInputError,
-    VectorTimeoutError,
-)
+from envactors.errors import ActorClosedError, NothingPendingError, VectorEnvError, VectorInputError, VectorTimeoutError
 from envactors.mailbox.factory import Factory, as_callable, as_factories, make_gymnasium, names_callable
 from envactors.mailbox.messages import Kind, Restore, Save
 from envactors.mailbox.specs import Spec

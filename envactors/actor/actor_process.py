@@ -38,6 +38,11 @@ class ExitReport(NamedTuple):
         """Whether no other process can be started either."""
         return isinstance(self.status.refusal, LaunchRefusedError)
 
+    @property
+    def had_no_place(self) -> bool:
+        """Whether no node had room for it until its start deadline."""
+        return self.status.refusal is not None and self.reason is EndReason.TIMEOUT
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class ActorProcess:

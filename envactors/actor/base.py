@@ -213,8 +213,7 @@ class ActorBase(ABC):
 
     def abandon(self) -> None:
         """Have another thread close the actor. Takes no lock, so finalizers may call it."""
-        runtime = runtimes.runtime_of(self)
-        if runtime is not None:
+        if (runtime := runtimes.runtime_of(self)) is not None:
             runtime.callbacks.submit(lambda: self.begin_close(None))
 
     def check_owner(self) -> None:

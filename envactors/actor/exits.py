@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from envactors.actor.actor_process import ActorProcess
+from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.errors import ActorError, copy_error
 from envactors.options import RestartPolicy
 
@@ -93,9 +93,8 @@ class RestartTracker:
     def describe(self, delay: float) -> str:
         """Return which restart of how many the last granted one is, and when it comes."""
         number = sum(is_granted for _, _, is_granted in self._crashes)
-        limits = (self._policy.max_restarts, self._policy.max_lifetime_restarts)
-        limit = "" if min(limits) == math.inf else f" of {min(limits):g}"
-        return f"restart {number}{limit} in {delay:.1f} s"
+        limit = min(self._policy.max_restarts, self._policy.max_lifetime_restarts)
+        return f"restart {number}{'' if limit == math.inf else f' of {limit:g}'} in {delay:.1f} s"
 
     def plan(self, process: ActorProcess, error: ActorError, *, is_first: bool) -> Plan:
         """Decide whether and when another process replaces an ended one; count the exit if it is a crash.
@@ -112,9 +111,9 @@ class RestartTracker:
             self._crashes = [crash for crash in self._crashes if now - crash[0] < self._policy.window]
         granted = [when for when, _, is_granted in self._crashes if is_granted]
         self.failed_starts = 0 if process.has_started else self.failed_starts + 1
-        # If no process can be started, or the first one could not make its envs, the policy has no say.
-        is_refused = process.report is not None and process.report.is_refused
-        is_hopeless = is_refused or (process.failure is not None and is_first)
+        # If no process can be started, or the first one had no place or could not make its envs, the policy has no say.
+        report = process.report or ExitReport()
+        is_hopeless = report.is_refused or (is_first and (report.had_no_place or process.failure is not None))
         delay = None if is_hopeless else restart_delay(self._policy, granted, now, self.failed_starts)
         # A copy, since the traceback of a raised error refers to the handles in its frames, and the actor would never
         # be garbage-collected.

@@ -205,6 +205,8 @@ class ActorFuture(concurrent.futures.Future[R]):
         """Wait in the running event loop. If the awaiting task is canceled, cancel the call if it is queued."""
         import asyncio
 
+        if not self.done():
+            self.owner.check_owner()
         loop = asyncio.get_running_loop()
         # Not `asyncio.wrap_future`, which never ends in Python 3.10 and 3.11 if the call raised StopIteration.
         ended: asyncio.Future[None] = loop.create_future()
@@ -217,6 +219,13 @@ class ActorFuture(concurrent.futures.Future[R]):
         if self.cancelled():
             raise asyncio.CancelledError
         return self.result()
+
+    def __repr__(self) -> str:
+        """Describe the future as the standard library does; name the type of an outcome only once it was read."""
+        state, error = self._condition.state.partition("_")[0].lower(), self._exception
+        if state == "finished" and self._outcome is None:
+            state += f" returned {type(self._result).__name__}" if error is None else f" raised {type(error).__name__}"
+        return f"<{type(self).__name__} at {id(self):#x} state={state}>"
 
     def _wait(self, timeout: float | None) -> None:
         """Wait for the outcome and read it."""

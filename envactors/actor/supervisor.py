@@ -459,7 +459,7 @@ class Supervisor(ActorBase):
         self.phase = Phase.CLOSED
         self.process.worker = None
         self.jobs.fail_all(error_of)
-        self.timers.cancel_all()
+        self.timers.cancel()
         self.tenant = NO_TENANT  # frees the memory of the vector
         self.runtime.callbacks.submit(self._release)
 

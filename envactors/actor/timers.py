@@ -51,14 +51,10 @@ class Timers:
             self.set(name, when, callback)
 
     def cancel(self, *names: str) -> None:
-        """Cancel timers, if they are set."""
-        for name in names:
+        """Cancel the timers with these names, if they are set, or all timers if no name is given."""
+        for name in names or tuple(self._timers):
             if name in self._timers:
                 self._timers.pop(name).cancel()
-
-    def cancel_all(self) -> None:
-        """Cancel all timers."""
-        self.cancel(*self._timers)
 
 
 class Judgment(enum.Enum):

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         bundle = load_bundle(arguments.path)
         bundle.check_complete()
         env = None if arguments.env is None else find_source(arguments.env)
-    except (OSError, ValueError, KeyError, EnvInputError) as error:
+    except (OSError, ValueError, EnvInputError) as error:
         return fail("replay", str(error), _NOT_RUN)
     # Factories are pickled by name where workers can import them, from the places that the program had.
     sys.path += [place for place in (str(Path.cwd()), *bundle.inputs.sys_path) if place not in sys.path]

@@ -73,13 +73,17 @@ def read(path: str) -> tuple[dict[str, Any], SavedInputs]:
 
     Raises:
         OSError: There is none.
-        ValueError: Its format is another one.
+        ValueError: Its format is another one, or it is damaged.
     """
-    report = json.loads(Path(path, REPORT).read_text(encoding="utf-8"))
-    if report["format"] != FORMAT:
-        raise ValueError(
-            f"{path} has format {report['format']}: expected {FORMAT}; use the version that has written it"
-        )
-    inputs = pickle.loads(Path(path, INPUTS).read_bytes())
-    del inputs["format"]
-    return report, SavedInputs(**inputs)
+    try:
+        report = json.loads(Path(path, REPORT).read_text(encoding="utf-8"))
+        found = report["format"]
+        if found == FORMAT:
+            inputs = pickle.loads(Path(path, INPUTS).read_bytes())
+            del inputs["format"]
+            return report, SavedInputs(**inputs)
+    except OSError:
+        raise
+    except Exception as error:  # of many types
+        raise ValueError(f"the bundle {path} is damaged ({error!r}): expected what crash_dir= has left") from error
+    raise ValueError(f"{path} has format {found}: expected {FORMAT}; use the version that has written it")

@@ -48,7 +48,7 @@ def _call_inner(function: Callable[..., Any], env: Any, *args: Any) -> Any:
     return function(vars(env)["_env"] if isinstance(env, EnvAdapter) else env, *args)
 
 
-def adapted(adapter: Callable[..., EnvAdapter], factory: Factory, *args: Any) -> Callable[[], EnvAdapter]:
+def adapted(adapter: Callable[..., Any], factory: Factory, *args: Any) -> Callable[[], Any]:
     """Return a factory that wraps an adapter around the env of another factory.
 
     Raises:
@@ -58,7 +58,7 @@ def adapted(adapter: Callable[..., EnvAdapter], factory: Factory, *args: Any) ->
     return functools.partial(adapter, as_callable(factory, "an env"), *args)
 
 
-def adapter_factories(adapter: Callable[..., EnvAdapter], env_fns: Iterable[Factory], *args: Any) -> list[Any]:
+def adapter_factories(adapter: Callable[..., Any], env_fns: Iterable[Factory], *args: Any) -> list[Any]:
     """Return a factory of adapters, which get ``args`` too, for each env factory.
 
     Equal env factories give the same object, since standbys can only replace workers with the same factory.

@@ -16,6 +16,7 @@ from envactors.backends.process import ProcessBackend
 from envactors.errors import VectorInputError
 from envactors.integrations.adapter import for_inner_env
 from envactors.mailbox.factory import Factory
+from envactors.options import SnapshotPolicy
 from envactors.process.starting import DEFAULT, StartMethod
 from envactors.vector.inputs import check_flags, group_envs, limit_running
 from envactors.vector.options import CommonOptions, VectorOptions, VectorSettings, check_names
@@ -104,7 +105,7 @@ def make_vector(
     """
     check_options(whose, given, refused)
     merged = cast("VectorOptions", {**defaults, **given})
-    if (policy := merged.get("snapshot")) is not None:
+    if isinstance(policy := merged.get("snapshot"), SnapshotPolicy):
         merged["snapshot"] = for_inner_env(policy)
     return kind(factories, **merged)
 

@@ -267,7 +267,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         items = zip(*iterables, strict=False)
         if chunksize == 1:
             return _results([self._submit(fn, args, {}, "run", *limits) for args in items], end)
-        chunks = iter(lambda: list(itertools.islice(items, chunksize)), [])
+        chunks = iter(lambda: list(itertools.islice(items, min(chunksize, sys.maxsize))), [])
         futures = [self._submit(fn, chunk, {}, "run_chunk", *limits) for chunk in chunks]
         return itertools.chain.from_iterable(_results(futures, end))
 

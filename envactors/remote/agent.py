@@ -58,13 +58,7 @@ class Agent:
     """
 
     def __init__(
-        self,
-        link: Link,
-        orders: AgentOrders,
-        stamp: float,
-        lease_file: memoryview,
-        watches: Watches,
-        door: Door,
+        self, link: Link, orders: AgentOrders, stamp: float, lease_file: memoryview, watches: Watches, door: Door
     ) -> None:
         self.watches = watches
         self._link = link

@@ -9,7 +9,7 @@ from typing import Any
 
 from envactors.backends.base import Backend, Traits, Use
 from envactors.backends.process import ProcessBackend
-from envactors.options import is_int
+from envactors.options import as_seconds, is_int
 from envactors.remote.launching import AgentOptions, Launcher
 from envactors.remote.rows import MirroredMemory
 from envactors.remote.session import Session
@@ -51,6 +51,7 @@ class RemoteBackend(Backend):
         heartbeat: float = 1.0,
         **process_options: Any,
     ) -> None:
+        lease, heartbeat = as_seconds(lease, "lease"), as_seconds(heartbeat, "heartbeat")
         if not 0 < 2 * heartbeat <= lease < float("inf"):
             raise ValueError(f"lease is {lease!r} with heartbeat={heartbeat!r}: expected at least two heartbeats")
         if envs_per_node is not None and not is_int(envs_per_node):
@@ -58,7 +59,7 @@ class RemoteBackend(Backend):
         ProcessBackend(**process_options)  # raises what it would raise on the nodes
         self.launcher = launcher
         self.envs_per_node = envs_per_node
-        self._options = AgentOptions(float(lease), float(heartbeat), process_options)
+        self._options = AgentOptions(lease, heartbeat, process_options)
         self._lock = threading.RLock()
         self._uses: set[Use] = set()
         self._session: Session | None = None

@@ -9,7 +9,7 @@ class RemoteStacks:
     """A request for the stacks of a worker; see `envactors.backends.base.Stacks`.
 
     Args:
-        node: The name of the worker's node.
+        node: The name of the worker's node; None if it has none yet.
     """
 
     def __init__(self, node: str | None) -> None:
@@ -27,4 +27,5 @@ class RemoteStacks:
 
     def wait(self, seconds: float) -> str:
         self._has_come.wait(min(seconds, threading.TIMEOUT_MAX))
-        return self._text or f"no stacks came within {seconds:g} s: node {self._node!r} does not answer\n"
+        why = "no node runs it yet" if self._node is None else f"node {self._node!r} does not answer"
+        return self._text or f"no stacks came within {seconds:g} s: {why}\n"

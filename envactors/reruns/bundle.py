@@ -211,9 +211,9 @@ def load_bundle(path: str | os.PathLike[str]) -> Bundle:
 
     Raises:
         OSError: There is no bundle.
-        ValueError: It has another format.
+        ValueError: It has another format, or is damaged.
     """
-    path = os.fspath(path)
+    path = os.fsdecode(path)
     wait_written(path)
     return Bundle(path, *files.read(path))
 

@@ -49,9 +49,13 @@ class TrajectoryBuffer:
         self._set_layout(own._replace(action=own.action or layout.action, extras=own.extras or layout.extras))
 
     def _set_layout(self, layout: TrajectoryLayout) -> None:
-        for index, size in enumerate(Trajectory(layout).sizes):
-            if size and self._regions[index][0] is None:
-                self._regions[index] = self._memory.extend(size)
+        try:
+            for index, size in enumerate(Trajectory(layout).sizes):
+                if size and self._regions[index][0] is None:
+                    self._regions[index] = self._memory.extend(size)
+        except (OSError, MemoryError, ValueError, OverflowError) as error:
+            text = f"there is too little memory for {layout.steps} steps of a rollout ({error}): use fewer steps"
+            raise OSError(text) from error
         self.places: RegionPlaces = tuple(place for place, _ in self._regions)
         self.trajectory: Trajectory = Trajectory(layout, [region for _, region in self._regions])
         self.pickled_layout: bytes = pickle.dumps(layout, 5)

@@ -95,10 +95,7 @@ def placements(num_envs: int, cores: int) -> list[Candidate]:
 
 def variants(winner: Candidate, best_processes: Candidate | None, num_envs: int, cores: int) -> list[Candidate]:
     """Return variants of the best placement, and of the best one with processes."""
-    tried = [
-        dataclasses.replace(winner, copy=False),
-        Candidate("process", _per_core(num_envs, cores), in_workers=True),
-    ]
+    tried = [dataclasses.replace(winner, copy=False), Candidate("process", _per_core(num_envs, cores), in_workers=True)]
     if best_processes is not None:
         tried.append(dataclasses.replace(best_processes, in_workers=True))
         if num_envs > 1:

@@ -85,7 +85,7 @@ def launch_actors(
     actors: list[ActorHandle] = []
     handles: list[ActorView] = []
     standby_handles: list[ActorHandle] = []
-    largest = max(factories_by_actor, key=len)
+    widest = max(factories_by_actor, key=len)
     is_shared = len(factories_by_actor[0]) > 1
     try:
         for factories, variables in zip(factories_by_actor, env_vars, strict=True):
@@ -99,18 +99,12 @@ def launch_actors(
             else:
                 handles.append(actor)
         for number in range(settings.standbys):
-            standby = launch_alike(
-                largest,
-                name=settings.actor_name(f"standby-{number}"),
-                first=-len(largest),
-                env_vars=env_vars[0],
-                standbys=(),
-                permits=None,
-                is_standby=True,
+            name = settings.actor_name(f"standby-{number}")
+            standby: Any = launch_alike(
+                widest, name=name, first=-len(widest), env_vars=env_vars[0], standbys=(), permits=None, is_standby=True
             )
             standby_handles.append(standby)
-            keeper: Any = standby._actor  # an `Actor`
-            standbys.append(keeper.give_process)
+            standbys.append(standby._actor.give_process)
     except BaseException:
         for actor in [*actors, *standby_handles]:
             actor.kill()

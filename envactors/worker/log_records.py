@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.messages import Frame, Kind
+from envactors.mailbox.pickling import safe_repr
 from envactors.worker.context import current_actor
 
 # The attributes of a record that are sent unchanged.
@@ -21,6 +22,8 @@ _FIELDS = (
     *("name", "levelno", "levelname", "created", "msecs", "relativeCreated", "process", "thread", "threadName"),
     *("pathname", "filename", "module", "lineno", "funcName", "stack_info"),
 )
+# The attributes that every record has. What else a record has is its ``extra``.
+_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime"}
 _log = logging.getLogger("envactors")
 _FORMATTER = logging.Formatter()
 # How many records of signal handlers may wait for the frame that the handlers have interrupted.
@@ -94,6 +97,12 @@ class RecordForwarder(logging.Handler):
 
 def _fields_of(record: logging.LogRecord) -> dict[str, object]:
     fields = {name: getattr(record, name) for name in _FIELDS}
+    for name in vars(record).keys() - _STANDARD:
+        try:
+            pickle.dumps(value := getattr(record, name))
+        except Exception:  # of many types
+            value = safe_repr(value)
+        fields[name] = value
     fields["msg"] = record.getMessage()
     fields["exc_text"] = record.exc_text
     if record.exc_info and not record.exc_text:

@@ -150,6 +150,12 @@ def test_an_exception_of_the_policy_is_raised(make):
     assert policy.training
 
 
+def test_standbys_replace_processes_of_the_same_factory(make):
+    """They used to be refused, since each env got another factory."""
+    envs = make(2, standbys=1)
+    assert envs.reset(seed=3)[0] is not None
+
+
 def test_options_are_checked_before_anything_starts():
     with pytest.raises(ea.VectorInputError, match="autoreset='same_step'"):
         LazyActorVectorEnv([Task], autoreset="same_step")

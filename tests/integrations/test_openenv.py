@@ -227,6 +227,12 @@ def test_environments_work_without_a_server():
         with pytest.raises(ea.ActorDiedError):
             env.step(Order(text="go"))
         assert env.reset().text == "ready"
+        env.close()
+        # Each of these used to lease another actor, which nobody gave back.
+        for use in (env.reset, lambda: env.step(Order(text="go")), lambda: env.state, env.get_metadata):
+            with pytest.raises(ea.ActorClosedError, match="this Robot is closed: make another"):
+                use()
+        assert actors.shared.get().stats().leased == 0
     finally:
         env.close()
         actors.shared.close()

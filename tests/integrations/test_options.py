@@ -366,6 +366,12 @@ def test_an_unknown_option_names_the_nearest_one(library, make):
         make(DRIVERS[library], max_runing=1)
 
 
+@pytest.mark.parametrize("library", [name for name in DRIVERS if name != "mlagents"])
+def test_a_snapshot_policy_of_another_class_is_refused(library, make):
+    with pytest.raises(ea.VectorInputError, match=r"snapshot is 5: expected a SnapshotPolicy, or None|does not take"):
+        make(DRIVERS[library], snapshot=5)
+
+
 @pytest.mark.parametrize("library", DRIVERS)
 def test_actors_are_the_handles_of_processes(library, make):
     driver = make(DRIVERS[library])

@@ -88,6 +88,20 @@ def test_seed(make):
     assert np.array_equal(obs[0], obs[1])
 
 
+def test_negative_ids_count_from_the_end(make):
+    """`reset` took them, and `step` did not."""
+    ours, theirs = make([cartpole] * 3), DummyVectorEnv([cartpole] * 3)
+    for envs in (ours, theirs):
+        envs.reset([-1, 0], seed=4)
+    *values, infos = ours.step([1, 0], [-1, 0])
+    *expected, _ = theirs.step([1, 0], [-1, 0])
+    for value, reference in zip(values, expected, strict=True):
+        assert np.array_equal(value, reference)
+    assert [info["env_id"] for info in infos] == [-1, 0]
+    with pytest.raises(IndexError):
+        ours.step([1], [3])
+
+
 def test_attributes(make):
     envs = make([lambda: Named(Teller(0)), lambda: Named(Teller(1))])
     assert envs.action_space == [gymnasium.spaces.Discrete(10)] * 2

@@ -234,6 +234,12 @@ def test_set_seed_seeds_each_env_and_returns_the_next(make, in_one_process, stat
     assert len(set(seeds)) == (1 if static or seed is None else 3)
 
 
+@pytest.mark.parametrize("seed", [-1, 1.5, "1"])
+def test_what_is_no_seed_is_refused(make, seed):
+    with pytest.raises(ea.VectorInputError, match=f"seed is {seed!r}: expected an int >= 0"):
+        make([cartpole] * 2).set_seed(seed)
+
+
 def test_results_are_not_changed_by_later_steps(make):
     env = make(tellers())
     env.reset()

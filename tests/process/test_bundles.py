@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -541,6 +542,19 @@ def test_a_path_without_a_bundle_and_another_format_are_refused(tmp_path, capfd)
     (tmp_path / "report.json").write_text('{"format": 99}')
     assert main(["replay", str(tmp_path)]) == 2
     assert "has format 99" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("report.json", b"{"), ("report.json", b"[]"), ("inputs.pkl", b""), ("inputs.pkl", pickle.dumps({}))],
+)
+def test_a_damaged_bundle_is_refused(tmp_path, capfd, name, content):
+    """It used to end in a traceback."""
+    inputs = files.SavedInputs("actor", 0, 0, b"", ([], []), False, None, None, False, None, None, {}, [])
+    files.write(str(tmp_path / "bundle"), {}, inputs)
+    (tmp_path / "bundle" / name).write_bytes(content)
+    assert main(["replay", str(tmp_path / "bundle")]) == 2
+    assert f"the bundle {tmp_path / 'bundle'} is damaged" in capfd.readouterr().err
 
 
 def test_only_its_user_can_read_a_bundle(tmp_path):

@@ -66,7 +66,7 @@ def test_exceptions_keep_their_type_and_arguments(pool):
     assert left.value.code == 4
 
 
-@pytest.mark.parametrize("chunksize", [1, 3, 100])
+@pytest.mark.parametrize("chunksize", [1, 3, 100, 10**30])
 def test_map_returns_results_in_order(pool, chunksize):
     assert list(pool.map(functions.add, range(10), range(10, 30), chunksize=chunksize)) == [*range(10, 30, 2)]
     assert list(pool.map(functions.identity, [])) == []

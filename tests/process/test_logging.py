@@ -30,6 +30,9 @@ class Logger(Counter):
         except LookupError:
             logging.getLogger(NAME).exception("it went wrong")
 
+    def log_with_extra(self):
+        logging.getLogger(NAME).warning("a run", extra={"run": {"seed": 3}, "lock": threading.Lock()})
+
     def level(self, name):
         return logging.getLogger(name).getEffectiveLevel()
 
@@ -117,6 +120,16 @@ class TestWherever:
         with pytest.raises(ea.ActorDiedError):
             actor.die().result(SOON)
         wait_until(lambda: messages(caplog) == ["the last words"])
+
+
+def test_records_keep_their_extra(caplog):
+    """Only the names of the actor and its env used to arrive."""
+    with ea.spawn(Logger) as actor:
+        actor.log_with_extra().result(SOON)
+        wait_until(lambda: messages(caplog))
+    (record,) = (record for record in caplog.records if record.name == NAME)
+    assert (record.run, record.actor) == ({"seed": 3}, actor.name)
+    assert record.lock.startswith("<unlocked _thread.lock object")  # it cannot be pickled
 
 
 def test_log_records_below_the_callers_level_are_not_sent(caplog):

@@ -409,6 +409,18 @@ def broken():
     raise LookupError("no policy")
 
 
+@pytest.mark.parametrize("steps", [10**12, 10**18, 10**30])
+@pytest.mark.parametrize("backend", ["process", "inline"])
+def test_more_steps_than_there_is_memory_for_are_one_kind_of_error(backend, steps):
+    """It used to depend on the backend and the number: MemoryError, and ValueError of NumPy."""
+    with ea.VectorEnv([Walk], backend=backend) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        with pytest.raises(OSError, match=f"there is too little memory for {steps} steps of a rollout"):
+            envs.rollout(steps)
+        assert envs.rollout(2).valid.all()
+
+
 def test_a_policy_that_cannot_be_made():
     with ea.VectorEnv([Walk]) as envs:
         with pytest.raises(LookupError, match="no policy"):

@@ -339,6 +339,10 @@ def test_options_may_be_numbers_of_numpy():
 def test_a_remote_backend_rejects_invalid_options():
     with pytest.raises(ValueError, match=r"lease is 1\.0 with heartbeat=1\.0: expected at least two heartbeats"):
         ea.RemoteBackend(LocalNodes(), lease=1.0)
+    with pytest.raises(ValueError, match=r"lease is '10': expected seconds >= 0$"):
+        ea.RemoteBackend(LocalNodes(), lease="10")
+    with pytest.raises(ValueError, match="heartbeat is None: expected seconds >= 0"):
+        ea.RemoteBackend(LocalNodes(), heartbeat=None)
     with pytest.raises(ValueError, match="envs_per_node is 0: expected an int >= 1, or None"):
         ea.RemoteBackend(LocalNodes(), envs_per_node=0)
     with pytest.raises(ValueError, match="start_method is 'magic'"):
@@ -368,3 +372,21 @@ def test_an_agent_that_ends_when_it_is_told_to_is_not_reported_as_lost(monkeypat
     with ea.spawn(Counter, backend=ea.RemoteBackend(LocalNodes(1))) as actor:
         assert actor.add(1).result(SOON) == 1
     assert caplog.messages == []
+
+
+def test_a_vector_without_room_fails_at_its_first_start_deadline(shared):
+    """It used to fail as often as its restart policy allows, each time after another start deadline."""
+    policy, deadlines = ea.RestartPolicy(max_restarts=3), ea.Deadlines(start=0.5)
+    with pytest.raises(ea.ActorStartError, match=rf"no node has room for {ROOM + 1} more envs"):
+        ea.VectorEnv(
+            [EchoEnv] * (ROOM + 1), envs_per_actor=ROOM + 1, backend=shared, deadlines=deadlines, restart=policy
+        )
+
+
+def test_an_actor_without_a_node_has_no_stacks(shared):
+    with (
+        ea.VectorEnv([EchoEnv] * 2 * ROOM, envs_per_actor=ROOM, backend=shared),
+        ea.spawn(Counter, backend=shared) as actor,
+    ):
+        wait_until(lambda: "no node runs it yet" in actor.stacks(timeout=0.1))
+        actor.kill()

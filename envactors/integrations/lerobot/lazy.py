@@ -6,15 +6,15 @@ It has the methods that LeRobot's evaluation uses. What happens to other tasks w
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 
+from envactors.integrations.adapter import adapter_factories
 from envactors.integrations.gymnasium.vector_env import ActorVectorEnv
 from envactors.integrations.options import check_options, preloading
-from envactors.mailbox.factory import Factory, as_callable, as_factories
+from envactors.mailbox.factory import Factory
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.options import CommonOptions
 
@@ -64,9 +64,9 @@ class LazyActorVectorEnv:
         options.setdefault("backend", preloading(_WRAPPERS))
         options.setdefault("deadlines", Deadlines(start=120.0))
         options.setdefault("restart", RestartPolicy(max_restarts=1))
-        self.num_envs: int = len(env_fns)
+        self._factories = adapter_factories(_make_env, env_fns)
+        self.num_envs: int = len(self._factories)
         self.failure: Exception | None = None
-        self._factories = [functools.partial(_make_env, as_callable(fn, "an env")) for fn in as_factories(env_fns)]
         self._options = options
         self._envs: ActorVectorEnv | None = None
 

@@ -25,11 +25,8 @@ class UnityEnvAdapter(EnvAdapter):
         from mlagents_envs.side_channel.stats_side_channel import StatsSideChannel
 
         self._timers = timers
-        self._parameters, self._stats, self._properties = (
-            EnvironmentParametersChannel(),
-            StatsSideChannel(),
-            FloatPropertiesChannel(),
-        )
+        self._parameters, self._stats = EnvironmentParametersChannel(), StatsSideChannel()
+        self._properties = FloatPropertiesChannel()
         self._sent: dict[str, float] = {}
         configuration = EngineConfigurationChannel()
         configuration.set_configuration(engine)

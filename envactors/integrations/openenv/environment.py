@@ -14,6 +14,7 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import EnvironmentMetadata
 
 from envactors.actor.bound import BoundToProcess
+from envactors.errors import ActorClosedError
 from envactors.integrations.openenv.hosted import (
     Description,
     HostedEnvironment,
@@ -45,6 +46,7 @@ class ActorEnvironment(BoundToProcess, Environment[Any, Any, Any]):  # type: ign
         # Gives the actor back if nobody closes the environment: a server whose task is cancelled drops it.
         self._finalizer: weakref.finalize[Any, ActorEnvironment] | None = None
         self._last: Result | None = None
+        self._is_closed = False
 
     # Calls -----------------------------------------------------------------------------------------------
 
@@ -83,6 +85,7 @@ class ActorEnvironment(BoundToProcess, Environment[Any, Any, Any]):  # type: ign
 
     def close(self) -> None:
         """Give the actor back; its process is replaced, whatever it is doing."""
+        self._is_closed = True
         self._give_back()
 
     # The lease -------------------------------------------------------------------------------------------
@@ -106,6 +109,8 @@ class ActorEnvironment(BoundToProcess, Environment[Any, Any, Any]):  # type: ign
         return self._session
 
     def _make_lease(self) -> Lease[HostedEnvironment]:
+        if self._is_closed:
+            raise ActorClosedError(f"this {self.description.name} is closed: make another")
         self._lease = self.shared.lease(self.description.name)
         dropped = concurrent.futures.CancelledError("the environment was dropped, and nobody has closed it")
         self._finalizer = weakref.finalize(self, self._lease.cancel, dropped)
@@ -161,10 +166,6 @@ class ActorToolEnvironment(ActorEnvironment):
 
     mcp_server = None
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._is_closed = False
-
     @property
     def mcp_client(self) -> ToolClient | None:
         """The client; None once the environment is closed. It refers to the environment, which is why none is kept."""
@@ -177,10 +178,6 @@ class ActorToolEnvironment(ActorEnvironment):
         if client is None:
             raise RuntimeError("cannot use the tools of this environment: it is closed")
         yield client
-
-    def close(self) -> None:
-        self._is_closed = True
-        super().close()
 
 
 def on_actors(factory: Callable[[], Any], size: int, **pool_options: Any) -> type[ActorEnvironment]:

@@ -224,7 +224,7 @@ class ActorVectorEnv(BoundToProcess, BaseVectorEnv):  # type: ignore[misc] # myp
         if action is None:
             raise ValueError("action must be not-None for non-async")
         assert len(action) == len(ids)
-        env_ids = None if id is None else list(ids)
+        env_ids = None if id is None else [range(self.env_num)[i] for i in ids]  # negative ids count from the end
         obs, *arrays, infos = or_first_failure(lambda: self._access.step_as_given(action, env_ids))
         if not isinstance(obs, np.ndarray):
             obs = self._split_rows(obs, len(ids))

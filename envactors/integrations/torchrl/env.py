@@ -27,6 +27,7 @@ from envactors.integrations.failures import or_first_failure
 from envactors.integrations.options import make_vector
 from envactors.integrations.torchrl.values import Infos, Values, make_specs, spread
 from envactors.mailbox.factory import Factory, as_factories
+from envactors.vector.inputs import seeds_for
 from envactors.vector.options import VectorOptions
 from envactors.vector_env import VectorEnv
 
@@ -198,7 +199,11 @@ class ActorEnv(BoundToProcess, EnvBase):  # type: ignore[misc] # mypy skips its 
 
         Returns:
             The seed that derives from that of the last env.
+
+        Raises:
+            VectorInputError: The seed is neither an int >= 0 nor None.
         """
+        seeds_for(seed, [0])  # only to check it
         seeds: list[int | None] = []
         for _ in range(self.vector.num_envs):
             seeds.append(seed)

@@ -46,6 +46,22 @@ def in_thread(function):
     return thread, found
 
 
+def test_the_repr_of_a_finished_future_names_a_type_only_once_its_outcome_was_read(make):
+    """It used to say that every unread future, also that of a failed call, had returned None."""
+    fine, failed = make(), make()
+    fine.set_outcome(ReadyOutcome(3))
+    failed.set_outcome(ReadyOutcome(None, KeyError("a")))
+    for future in (fine, failed):
+        assert repr(future).endswith(" state=finished>")
+        future.exception(SOON)
+    assert repr(fine).endswith(" state=finished returned int>")
+    assert repr(failed).endswith(" state=finished raised KeyError>")
+    canceled = make()
+    assert repr(canceled).endswith(" state=pending>")
+    canceled.set_canceled()
+    assert repr(canceled).endswith(" state=cancelled>")
+
+
 @pytest.mark.parametrize("is_in_loop", [False, True])
 @pytest.mark.parametrize("count", [1, 5])
 def test_all_threads_that_wait_get_the_result(make, count, is_in_loop):
