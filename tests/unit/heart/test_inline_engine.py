@@ -200,6 +200,20 @@ def test_a_state_is_restored_after_an_interrupted_step(interrupted):
         assert step(envs, 1, 1) == ([2, 2], [False, False], [False, False])
 
 
+@pytest.mark.parametrize("interrupted", [0, 1])
+def test_the_envs_of_an_interrupted_step_are_busy_before_anything_settles_it(interrupted):
+    with make(Faulty, Faulty, on_failure="raise") as envs:
+        engine = envs._engine
+        envs.reset()
+        Faults.in_step.append(KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            envs.step([1, 1], env_ids=[interrupted, 1 - interrupted])
+        for _ in range(2):
+            assert (sorted(engine.busy()), engine.receivable()) == ([0, 1], [])
+        envs.reset(env_ids=[0])
+        assert (engine.busy(), engine.receivable()) == ([1], [])
+
+
 def test_a_closed_actor_stays_closed_when_it_is_killed():
     with make(Env) as envs:
         pass
