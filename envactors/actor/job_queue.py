@@ -240,7 +240,7 @@ class JobQueue:
 
     def _fail(self, job: Job, error_of: ErrorOf) -> None:
         """End a job that no process will run."""
-        self.failed += job.future is not None
+        self.failed += job.future is not None and not isinstance(job, Renewal)
         job.fail(error_of)
         self._forget(job)
 

@@ -203,3 +203,14 @@ def test_a_closed_actor_is_forgotten_though_an_error_of_its_own_leads_to_its_han
     while forgotten() is not None and time.monotonic() < end:  # threads of the runtime that end may still know it
         gc.collect()
     assert forgotten() is None
+
+
+def test_a_renewal_that_fails_is_no_call_that_has_failed():
+    def make_once():
+        if ea.current_actor().incarnation > 0:
+            raise OSError("no second env")
+        return EchoEnv()
+
+    with ea.spawn(make_once, backend="thread", restart=ea.RestartPolicy(max_restarts=0)) as actor:
+        assert isinstance(actor.renew().exception(SOON), ea.ActorStartError)
+        assert actor.stats().failed == 0
