@@ -308,7 +308,7 @@ class VectorEnv(BoundToProcess):
         self._check_snapshots(envs)
         engine.episodes.check_steppable(envs.ids)
         futures = []
-        for env_id, process in [(env_id, engine.process_with_episode(env_id)) for env_id in envs.ids]:
+        for env_id, process in [(env_id, engine.required_incarnation(env_id)) for env_id in envs.ids]:
             handle = self._handles[env_id]
             futures.append(handle._submit(Kind.SAVE, Save(handle._env), "snapshot", incarnation=process))
         states = results_of(futures)

@@ -204,8 +204,7 @@ class Actor(Supervisor):
             loan = self.loans.begin(self.process.worker if is_running else None)
         if loan is None:
             return
-        # To have borrowed the channel has taken more stack than the report of an interrupted change, so a lack of stack
-        # from here on leaves no call without an end.
+        # This loop needs less stack than `begin`: a RecursionError comes there, before there is a reply to lose.
         try:
             until = loan.until if deadline is None else min(deadline, loan.until)
             spins = self.spin.caller_spins

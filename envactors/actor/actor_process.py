@@ -51,15 +51,15 @@ class ActorProcess:
     Attributes:
         incarnation: 0 for the first process of the actor, one more for each next one.
         worker: The worker; None before it is launched, and after its exit.
-        is_launching: Whether the launcher has not returned it yet.
+        awaits_worker: Whether the launch has not returned it yet, or waits for the certain end of the last process.
         launched: When the launch began (`time.monotonic`).
         envs_made: How many envs it has made.
         failure: The failure of a factory; None if none has failed.
-        is_standby: Whether the process was a standby, whose envs were made before.
+        was_standby: Whether the process was a standby, whose envs were made before.
         report: The facts about its exit; None before that.
         has_started: Whether all envs were made.
         end_reason: Why it is ended; None while it is not. The first reason wins.
-        is_replaced: Whether the next process starts without counting as a restart: the user has asked for it, an
+        restart_is_free: Whether the next process starts without counting as a restart: the user has asked for it, an
             interrupted change has, or its helper process was lost.
         cause: The exception for which it is ended, once it was unpickled: that of the factory, or an error that says
             which env raised.
@@ -67,15 +67,15 @@ class ActorProcess:
 
     incarnation: int
     worker: Worker | None = None
-    is_launching: bool = False
+    awaits_worker: bool = False
     launched: float = 0.0
     envs_made: int = 0
     failure: Failure | None = None
-    is_standby: bool = False
+    was_standby: bool = False
     report: ExitReport | None = None
     has_started: bool = False
     end_reason: EndReason | None = None
-    is_replaced: bool = False
+    restart_is_free: bool = False
     cause: BaseException | None = None
     _stacks: Stacks | None = dataclasses.field(default=None, init=False)
 
@@ -84,7 +84,7 @@ class ActorProcess:
         is_kill = reason in (EndReason.ABORT, EndReason.CLOSE)
         if self.end_reason is None or (self.end_reason is EndReason.RENEW and is_kill):
             self.end_reason = reason
-        self.is_replaced |= reason in (EndReason.RENEW, EndReason.ABORT, EndReason.INTERRUPT, EndReason.HELPER_LOST)
+        self.restart_is_free |= reason in (EndReason.RENEW, EndReason.ABORT, EndReason.INTERRUPT, EndReason.HELPER_LOST)
 
     def kill(self) -> None:
         """Kill the process if there is one."""

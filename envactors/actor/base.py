@@ -71,7 +71,7 @@ class ActorBase(ABC):
     @property
     @abstractmethod
     def is_idle(self) -> bool:
-        """Whether a new call would start at once. Takes no lock."""
+        """Whether it runs nothing, and no rows whose results the vector has delivered are left. Takes no lock."""
 
     @property
     def is_asleep(self) -> bool:

@@ -104,7 +104,7 @@ class RestartTracker:
             error: The error of its exit.
             is_first: Whether no earlier process of the actor has shown that its factories can succeed.
         """
-        if process.is_replaced:
+        if process.restart_is_free:
             return Plan(Next.START)
         now = time.monotonic()
         if self._policy.max_lifetime_restarts == math.inf:  # otherwise that limit bounds the list

@@ -126,7 +126,7 @@ class Remainder(NamedTuple):
     """The part of a job that a process has not completed.
 
     Attributes:
-        culprit: The activity that the exit is blamed on; None if it was idle.
+        culprit: The activity that the exit is blamed on; None if it was idle, or had not begun the job.
         running: The step or reset of a row that was running; None if none was, or if the job has no rows.
         rows: The steps and resets of rows that are not complete, with the running one.
     """

@@ -1,6 +1,6 @@
 """The jobs of one actor: in which order its worker runs them, and how each one ends.
 
-What becomes of the process is up to `envactors.actor.actor`, and the content of a job to its class.
+What becomes of the process is up to `envactors.actor.supervisor`, and the content of a job to its class.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class JobQueue:
         running: The job that the worker was given last; None if that has ended. Rows stay here after their delivery,
             until `dispatch` or `try_run_rows` looks.
         renewal: The renewal that has ended the last process, until the next one has started.
-        unfinished: All jobs that were accepted and have not ended.
+        unfinished: All jobs that were accepted and have not ended, except rows, whose envs the tenant repairs.
         shared: The jobs that wait for any actor of a pool; None outside of pools.
         permits: The permits that steps and resets need; None if any number of actors may run.
         completed, replays: How many requests have returned or raised, and how many of them were replays.
-        failed: How many were ended by the end of their process, and not run again.
+        failed: How many calls, steps, and resets were ended by the end of a process, or could not run in any.
         longest_replay: Duration of the longest replay, in seconds.
         stale: How many messages were dropped: no running job waited for them.
     """
@@ -266,7 +266,7 @@ class JobQueue:
         self.waiting.extendleft(reversed(first))
         self.dispatch()
 
-    def settle(self) -> None:
+    def detach_process(self) -> None:
         """Return the permit, count what an ended process has completed, and drop the jobs that end with it."""
         if self.permits is not None:
             self.permits.give_back(self._actor)

@@ -151,7 +151,7 @@ class Supervisor(ActorBase):
         self.phase = Phase.STARTING
         self.process = process
         process.launched = time.monotonic()
-        process.is_launching = standby is None
+        process.awaits_worker = standby is None
         if standby is not None:
             self._adopt(standby)
         elif self._unconfirmed is None:
@@ -162,7 +162,7 @@ class Supervisor(ActorBase):
         with self.lock, self.lock.change(self):
             if worker is self._unconfirmed:
                 self._unconfirmed = None
-                if self.process.is_launching:
+                if self.process.awaits_worker:
                     self._submit_launch()
 
     def _submit_launch(self) -> None:
@@ -187,7 +187,7 @@ class Supervisor(ActorBase):
 
     def _on_launched(self, process: ActorProcess, worker: Worker | None, refusal: BaseException | None) -> None:
         """Send the worker its first message, or handle the failure of its launch."""
-        process.is_launching = False
+        process.awaits_worker = False
         if worker is not None:
             try:
                 worker.report_to(self)
@@ -229,7 +229,7 @@ class Supervisor(ActorBase):
     def _adopt(self, worker: Worker) -> None:
         """Take over the process of a standby."""
         config, process = self.config, self.process
-        process.is_standby = True
+        process.was_standby = True
         process.worker = worker
         worker.report_to(self)
         self._watch_start(_ADOPTION_GRACE)
@@ -327,7 +327,7 @@ class Supervisor(ActorBase):
             for frame in worker.drain():
                 self.on_frame(frame)
             report = process.reap(worker)
-            if process.is_standby and not process.has_started and is_crash(report.reason) and not self.is_closing:
+            if process.was_standby and not process.has_started and is_crash(report.reason) and not self.is_closing:
                 # Not a crash of this actor, which the standby has not served yet: launch a process instead.
                 self._start_process(ActorProcess(process.incarnation))
             else:
@@ -345,12 +345,12 @@ class Supervisor(ActorBase):
         process = self.process
         self.phase = Phase.ENDING
         process.report = report
-        process.is_launching = False
+        process.awaits_worker = False
         self.runtime.launcher.finish(self._launch)
         self.deadline_watch.stop()
         # 1. Collect the results that the process has completed.
         self.tenant.collect_completed()
-        self.jobs.settle()
+        self.jobs.detach_process()
         # 2. Describe the exit, and decide what comes next.
         ended = self._judge(report)
         if process.has_started:
@@ -392,7 +392,7 @@ class Supervisor(ActorBase):
         is_needed = not self.is_closing or self.jobs.has_jobs_before_close
         if process.worker is not None:
             self.jobs.dispatch()  # does nothing if the process is ending: `on_exit` continues
-        elif process.is_launching:
+        elif process.awaits_worker:
             is_wanted = is_needed and phase is Phase.STARTING
             if not is_wanted and (self._unconfirmed is not None or self.runtime.launcher.withdraw(self._launch)):
                 self._after_exit(process.report_without_worker())

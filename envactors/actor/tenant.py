@@ -1,4 +1,4 @@
-"""Tenants: the part of an actor that lives in its process, and is affected when the process ends."""
+"""Tenants: the records of what lives in the process of an actor, and is affected when the process ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from envactors.mailbox.messages import Attach, Frame, Kind
 
 
 class Tenant:
-    """Lives in the process of an actor. An actor calls every method under its lock.
+    """The record of what lives in the process of an actor, in one process after another.
+
+    An actor calls every method under its lock.
 
     This is the tenant of a lone actor, whose env nobody keeps track of, and the base class of others.
 

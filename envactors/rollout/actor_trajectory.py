@@ -36,7 +36,7 @@ class ActorTrajectory:
     Attributes:
         envs: As above.
         steps: Number of steps of the rollout.
-        have_begun: Whether the rollout has begun to use it.
+        has_begun: Whether the rollout has begun to use it.
         accepted: How many steps of each env are accepted, by env.
         incarnations: The ``incarnation`` of each env's last result, by env; see `envactors.vector.results.EnvStep`.
         seeds: The seed of the reset that each env may run in its next step, by env.
@@ -49,7 +49,7 @@ class ActorTrajectory:
     def __init__(self, table: EnvTable, envs: range, buffer: TrajectoryBuffer) -> None:
         self.envs = envs
         self.steps: int = buffer.trajectory.layout.steps
-        self.have_begun: bool = False
+        self.has_begun: bool = False
         self.accepted: dict[int, int] = dict.fromkeys(envs, 0)
         self.incarnations: dict[int, int] = dict.fromkeys(envs, 0)
         self.seeds: dict[int, int | None] = dict.fromkeys(envs)
@@ -73,14 +73,14 @@ class ActorTrajectory:
         return min(self.accepted.values())
 
     @property
-    def are_chosen(self) -> bool:
+    def has_next_actions(self) -> bool:
         """Whether the policy has chosen the actions of the next step."""
         return int(self.arrays.steps_chosen[self.envs.start]) > self.next_step
 
     def begin(self) -> None:
         """Write the last observations of the envs as the first ones of the trajectory."""
         table, arrays, mine = self._table, self.arrays, self._slice
-        self.have_begun = True
+        self.has_begun = True
         arrays.starts[0, mine] = table.last.are_first(mine)
         for last, array in self._observations():
             array[0, mine] = last[table.last.buffers(mine), self.envs]
@@ -170,11 +170,11 @@ class ActorTrajectory:
 
     # Accepting steps -------------------------------------------------------------------------------------
 
-    def ignore_later(self) -> None:
+    def freeze_progress(self) -> None:
         """Accept no steps that the worker completes from now on, since it has missed a deadline."""
         self._done_in_time = self.arrays.steps_done[self._slice].tolist()
 
-    def forget_later(self) -> None:
+    def drop_unaccepted(self) -> None:
         """Forget the steps that are not accepted: the worker that has missed a deadline has ended."""
         steps_chosen, first = self.arrays.steps_chosen, self.envs.start
         self._done_in_time = None
@@ -184,7 +184,7 @@ class ActorTrajectory:
     def accept_completed(self) -> int:
         """Record the steps that the worker has completed in episodes and journals; return how many are new."""
         arrays, mine = self.arrays, self._slice
-        if not self.have_begun:
+        if not self.has_begun:
             return 0
         before = list(self.accepted.values())
         reported: list[int] = arrays.steps_done[mine].tolist() if self._done_in_time is None else self._done_in_time

@@ -124,9 +124,9 @@ class RolloutPart(Job):
         rollout, actor = self._reports_to, self._actor
         if rollout is None:
             return None
-        if not self.trajectory.have_begun:
+        if not self.trajectory.has_begun:
             self._begin(rollout)
-        self._recover_lost_episodes()
+        self._answer_lost_episodes()
         if self._needs_no_order:
             self._end()
             return None
@@ -194,7 +194,7 @@ class RolloutPart(Job):
         """Ignore later progress of the worker, if its progress is known here."""
         self._late = activity
         if not self._is_remote:
-            self.trajectory.ignore_later()
+            self.trajectory.freeze_progress()
 
     def on_reply_piece(self, frame: Frame) -> None:
         """Keep infos that did not fit into the trajectory, and write steps that come from another machine."""
@@ -206,7 +206,7 @@ class RolloutPart(Job):
 
     def on_reply(self, frame: Frame) -> bool:
         """Continue, unless the policy has raised or everything is done."""
-        self._actor.jobs.completed += self.trajectory.accept_completed()
+        self._actor.jobs.record_completed(self.trajectory.accept_completed())
         if frame.kind == Kind.FAILED:
             activity = self.activity() or self._activity_of_order
             self.policy_error = self._actor.errors.outcome(activity, frame, self._actor.pid)
@@ -232,9 +232,9 @@ class RolloutPart(Job):
 
     def accept_completed(self) -> None:
         """Accept the steps that an ended process has completed, and forget those after a deadline."""
-        self._actor.jobs.completed += self.trajectory.accept_completed()
+        self._actor.jobs.record_completed(self.trajectory.accept_completed())
         if self._late is not None:
-            self.trajectory.forget_later()
+            self.trajectory.drop_unaccepted()
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the step that an ended process was running, and the requests before it; nothing of the policy."""
@@ -252,7 +252,7 @@ class RolloutPart(Job):
             for index in self._envs_failed_in(ended.culprit):
                 self._recover(index, loss)
         if ended.plan.has_process:
-            self._recover_lost_episodes()
+            self._answer_lost_episodes()
             if not self._needs_no_order:
                 return False
         elif not is_complete:
@@ -272,13 +272,13 @@ class RolloutPart(Job):
         """Return the envs whose next step fails because the process has ended in this activity."""
         trajectory, step = self.trajectory, self.trajectory.next_step
         left = [index for index, accepted in trajectory.accepted.items() if accepted == step < trajectory.steps]
-        if running.method == "policy" and not trajectory.are_chosen:
+        if running.method == "policy" and not trajectory.has_next_actions:
             return [index for index in left if not trajectory.repeats(index)]
         if running.method in ("step", "reset") and running.env in left:
             return [running.env]
         return []
 
-    def _recover_lost_episodes(self) -> None:
+    def _answer_lost_episodes(self) -> None:
         """Decide about envs whose episode was lost with their process before they could take their next step.
 
         A loss concerns only steps that the rollout still takes, and an error to raise makes its current step the last

@@ -108,7 +108,7 @@ class PolicyLoop:
         steps_done, rewards, numbers, copies = writer.steps_done, writer.rewards, writer.numbers, writer.copies_action
         trajectory, count = writer.trajectory, writer.count
         resets_within, rollout_index = order.resets_within_step, order.rollout_index
-        size = 0 if page.is_timing else writer.size  # of a plain observation; 0 if results are not plain
+        size = 0 if page.is_timing else writer.size  # of a plain observation; 0 to leave all results to `finish`
         make_rng = functools.partial(generator_of, self._seed, rollout_index=rollout_index, first_env=writer.envs.start)
         due: list[EnvCursor] = []
         for step in range(order.first_step, order.end_step):

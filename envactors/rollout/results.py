@@ -25,7 +25,8 @@ class Rollout(NamedTuple):
         infos: ``(step, env id, info)`` of every step whose info is not empty.
         failures: ``(step, env id, exception)`` of every step whose env raised or crashed.
         policy_version: How often the user had given parameters; int64, one per actor.
-        valid: Whether the row is a step; False for resets and for rows that did not run; bool, shape (t, n).
+        valid: Whether the row is a step; False for resets, repeats, failed steps, and rows that did not run; bool,
+            shape (t, n).
     """
 
     env_ids: npt.NDArray[np.int64]

@@ -32,7 +32,8 @@ class EnvCursor:
 
     Attributes:
         hosted: Env to step.
-        first_step, op, seed, root_seed, episode: The attributes of its plan, as of its next step.
+        first_step: That of its plan.
+        op, seed, root_seed, episode: The attributes of its plan, as of its next step.
         position, index, env_step: Attributes of the env that each step reads.
     """
 

@@ -227,7 +227,7 @@ class Engine(abc.ABC):
         return self._batch(self.all, steps, {}, "last_batch") if len(steps) == len(self.all.ids) else None
 
     @abc.abstractmethod
-    def process_with_episode(self, index: int) -> int | None:
+    def required_incarnation(self, index: int) -> int | None:
         """Return the only process whose state of an env counts; None for any.
 
         Raises:

@@ -443,7 +443,7 @@ class RowEngine(Engine):
 
     # Last results and snapshots --------------------------------------------------------------------------
 
-    def process_with_episode(self, index: int) -> int | None:
+    def required_incarnation(self, index: int) -> int | None:
         table = self.table
         with self._lock:
             if table.is_beyond_replay(index):

@@ -67,7 +67,7 @@ class QueuedRows(Job):
     def start(self) -> Job | None:
         """Handle lost episodes, then post the envs that still wait; return the posted rows, None if there are none."""
         group = self._group
-        group.recovery.recover_lost_episodes(self.ids)
+        group.recovery.answer_lost_episodes(self.ids)
         if ids := self.ids:
             post_rows(group.table, Selection(ids, ids, False, [(group, ids)]), self.call_id, NO_SPIN, streams=True)
             group.table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
@@ -128,7 +128,7 @@ class EnvGroup(Tenant):
         self.table.queue(ids, is_new=True)
         if self._is_renewal_due(ids):
             self.actor.jobs.enqueue(Renewal(reason=self.recycler.reason))
-        self.recovery.recover_lost_episodes(ids)
+        self.recovery.answer_lost_episodes(ids)
         self.actor.jobs.enqueue(QueuedRows(self, ids))
 
     def must_queue(self, ids: list[int]) -> bool:
@@ -252,7 +252,7 @@ class EnvGroup(Tenant):
             self.begin_timing()
         replays = self.journal_keeper.replays_for_process(is_renewal=is_renewal)
         if is_renewal:
-            self.recovery.recover_lost_episodes(self.indices)
+            self.recovery.answer_lost_episodes(self.indices)
         return [*replays]
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
@@ -271,7 +271,7 @@ class EnvGroup(Tenant):
         self.table.end_process(self.indices)
         self.recover([exit_loss(self.actor, activity, ended) for activity in ended.remainder.rows])
         if ended.plan.has_process:
-            self.recovery.recover_lost_episodes(self.indices)
+            self.recovery.answer_lost_episodes(self.indices)
         self.table.waiters.ring()
 
     def withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:

@@ -22,7 +22,7 @@ from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
 from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
-from envactors.vector.fates import Cause, Decision, EnvFate, RequestFacts, RequestLoss
+from envactors.vector.fates import Cause, Decision, EnvFate, RequestFacts, RequestLoss, decide
 from envactors.vector.losses import discard_error, lost_episode_loss
 from envactors.vector.rows import RowReader
 from envactors.vector.table import QUEUED, EnvTable
@@ -52,7 +52,7 @@ class EnvRecovery:
         """
         table, reader, index = self._table, self._reader, loss.activity.env
         decision, outcome = self.end_attempt(index, loss, table.posted_request(index), table.slab.actions)
-        if loss.has_run and decision.fate is EnvFate.REPORT:
+        if loss.is_recorded and decision.fate is EnvFate.REPORT:
             table.last.keep(index)  # the env continues from the result that cannot be read
         if decision.fate is EnvFate.REDO:
             return True
@@ -73,7 +73,7 @@ class EnvRecovery:
         table.record_outcome(index, outcome)
         return False
 
-    def recover_lost_episodes(self, ids: Sequence[int]) -> None:
+    def answer_lost_episodes(self, ids: Sequence[int]) -> None:
         """Handle the queued requests of these envs that would continue an episode which is lost.
 
         Each gets its outcome now, or becomes a reset and stays in the queue.
@@ -101,14 +101,15 @@ class EnvRecovery:
         error = self._complete_error(index, loss, posted, actions)
         began_reset = posted.resets_within_step and (loss.failed_in_reset or loss.ended_episode)
         facts = RequestFacts(
-            may_blame_seed=(posted.is_reset or began_reset) and not (loss.has_run or loss.cause is Cause.NOT_BEGUN),
+            may_blame_seed=(posted.is_reset or began_reset) and not (loss.is_recorded or loss.cause is Cause.NOT_BEGUN),
             user_called_reset=request.method == "reset",
             reports_loss=table.reports_loss(index),
             has_earlier_error=request.earlier_error is not None,
             can_replay=table.uses_replay and journal.can_replay,
-            can_retry=table.uses_replay and not loss.has_run and journal.can_retry(posted),
+            can_retry=table.uses_replay and not loss.is_recorded and journal.can_retry(posted),
         )
-        decision = table.episodes.end_attempt(index, loss, facts)
+        decision = decide(loss, facts, table.episodes.facts(index))
+        table.episodes.apply(index, decision)
         is_redo = decision.fate is EnvFate.REDO
         if decision.ends_episode and not is_redo:
             journal.forget()

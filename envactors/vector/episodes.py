@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from envactors.errors import VectorInputError
 from envactors.mailbox.messages import episode_seed, renewed_seed
-from envactors.vector.fates import Decision, EnvFacts, RequestFacts, RequestLoss, decide
+from envactors.vector.fates import Decision, EnvFacts
 from envactors.vector.options import AUTORESETS, Autoreset, AutoresetRules, OnFailure
 from envactors.vector.recycling import Recycler
 from envactors.vector.results import EnvSnapshot
@@ -225,15 +225,16 @@ class Episodes:
         self.flags[index] = kept | NO_EPISODE | (0 if resets_next else NEEDS_RESET)
         self.resets_next[index] = resets_next
 
-    def end_attempt(self, index: int, loss: RequestLoss, request: RequestFacts) -> Decision:
-        """Decide about a request without a result, and apply the decision to the episode and the seeds of its env."""
-        env = EnvFacts(self.on_failure, self.autoreset, bool(self.resets_next[index]), self.has_result(index))
-        decision = decide(loss, request, env)
+    def facts(self, index: int) -> EnvFacts:
+        """Return the facts about an env on which the fate of its request depends."""
+        return EnvFacts(self.on_failure, self.autoreset, bool(self.resets_next[index]), self.has_result(index))
+
+    def apply(self, index: int, decision: Decision) -> None:
+        """Apply the decision about a request without a result to the episode and the seeds of its env."""
         if decision.ends_episode:
             self.end_without_result(index, resets_next=decision.autoreset_is_due)
         if decision.changes_seed:
             self.advance(index)
-        return decision
 
     def is_retiring(self, index: int) -> bool:
         """Return whether the process of an env is to be replaced before the next episode; one without resets is new."""

@@ -57,7 +57,7 @@ class RequestLoss(NamedTuple):
         reason: Why the parent ended the process, if that concerns the request.
         may_blame_inputs: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
         ended_episode: Whether the env has made a step that ended the episode, and only its result cannot be had.
-        has_run: Whether the env has made the step, and only its result cannot be read.
+        is_recorded: Whether the result is in the episode and the journal already, and only reading it has failed.
     """
 
     cause: Cause
@@ -69,7 +69,7 @@ class RequestLoss(NamedTuple):
     reason: EndReason | None = None
     may_blame_inputs: bool = True
     ended_episode: bool = False
-    has_run: bool = False
+    is_recorded: bool = False
 
     @property
     def failed_in_reset(self) -> bool:

@@ -27,7 +27,7 @@ from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import EPISODE_LOST, NO_EPISODE, Episodes
-from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss
+from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss, decide
 from envactors.vector.last_results import LastResults
 from envactors.vector.options import VectorSettings
 from envactors.vector.requests import Selection
@@ -199,7 +199,7 @@ class InlineEngine(Engine):
 
     # Snapshots -------------------------------------------------------------------------------------------
 
-    def process_with_episode(self, index: int) -> None:
+    def required_incarnation(self, index: int) -> None:
         if self.episodes.state(index) == EPISODE_LOST:
             raise self._lost_episode_error(index)
 
@@ -408,15 +408,12 @@ class InlineEngine(Engine):
         assert error is not None, "the request has failed"
         attempts = sum(each.activity.env == index for each in running.losses)
         limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
-        facts = RequestFacts(
-            may_blame_seed=loss.failed_in_reset,
-            user_called_reset=user_called_reset,
-            reports_loss=not loss.failed_in_reset,
-            has_earlier_error=attempts > 1,
-        )
+        # Only of requests that have not begun it is asked whether they report a loss, and those are steps, which do.
+        facts = RequestFacts(loss.failed_in_reset, user_called_reset, reports_loss=True, has_earlier_error=attempts > 1)
         # In-process, the restart policy limits only how often a reset is repeated.
         loss = loss._replace(may_continue=actor.is_usable and attempts <= max(1, limit))
-        decision = self.episodes.end_attempt(index, loss, facts)
+        decision = decide(loss, facts, self.episodes.facts(index))
+        self.episodes.apply(index, decision)
         # Another failure may have replaced the envs already.
         if decision.replaces_process and actor.process.incarnation == loss.incarnation:
             actor.replace(actor.errors.discarded(loss.activity, loss.incarnation, actor.pid, error, safe_repr(error)))

@@ -101,7 +101,7 @@ class JournalKeeper:
         elif could_replay:
             for attributes in self._replays_for_env(index):  # the replay may have ended before all of them were set
                 self._actor.jobs.enqueue(attributes, first=True)
-        self._recovery.recover_lost_episodes([index])
+        self._recovery.answer_lost_episodes([index])
 
     def record_exit(self, ended: ProcessExit) -> None:
         """Record the replay that has ended a process, if it was one."""

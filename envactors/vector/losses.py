@@ -27,9 +27,9 @@ def raised_loss(table: EnvTable, actor: Actor, activity: Activity, report: Failu
 
 def unreadable_loss(table: EnvTable, actor: Actor, index: int, error: BaseException) -> RequestLoss:
     """Return the loss of a result that cannot be unpickled."""
-    outcome, incarnation, activity = ReadyOutcome(None, error), table.posted_in[index], table.activity(index)
+    where = table.posted_in[index], table.activity(index), actor.is_usable
     ended = table.slab.ends_episode(index, table.ops[index])
-    return RequestLoss(Cause.ERROR, outcome, incarnation, activity, actor.is_usable, ended_episode=ended, has_run=True)
+    return RequestLoss(Cause.ERROR, ReadyOutcome(None, error), *where, ended_episode=ended, is_recorded=True)
 
 
 def exit_loss(actor: Actor, activity: Activity, ended: ProcessExit) -> RequestLoss:

@@ -36,7 +36,8 @@ class EnvRequest:
 
     Attributes:
         method: The method that the user called.
-        resets: Whether the worker runs a reset, even if the user called ``step``.
+        resets: Whether the worker runs a reset: the user has asked for it, or it answers a failed step. An autoreset
+            does not set this.
         future: The future of the outcome; None if the vector delivers it.
         seed: The user's seed for a reset.
         payload: The pickled action, or the pickled options of a reset; None if the row contains all of the request.

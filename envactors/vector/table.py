@@ -49,7 +49,7 @@ _LARGEST_SEED: Final = (1 << 64) - 1
 
 
 # Tables for `bytes.translate`: a step that writes to the other buffer than an operation, without and with streaming.
-_STEPS: Final = [bytes(op & BUFFER ^ BUFFER | when for op in range(256)) for when in (0, WHEN)]
+_STEPS: Final = [bytes((op & BUFFER) ^ BUFFER | when for op in range(256)) for when in (0, WHEN)]
 
 # The request of each env without an entry in `EnvTable.requests`.
 _BARE_STEP: Final = EnvRequest("step")
@@ -59,7 +59,7 @@ class EnvTable:
     """The state of all envs: their requests and rows, and in three parts their episodes, journals, and last results.
 
     Once the vector is built, only methods change it: those of this class, which change the parts, too, and those of the
-    parts. `EnvRecovery` calls the latter for a request without a result, and rollouts for the steps that they count.
+    parts. `EnvGroup`, `EnvRecovery`, `JournalKeeper`, restored snapshots, and rollouts call the latter directly.
     The memory of the rows has other writers, too: the caller writes actions, workers write results, and a rollout
     writes the last results of its envs at its end.
 

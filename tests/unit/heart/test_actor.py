@@ -618,7 +618,7 @@ def test_the_timers_of_a_standby_that_crashed_while_it_was_taken_do_not_end_the_
     wait_until(lambda: standby.phase is Phase.LIVE)
     actor, backend = actors(lock=lock, standbys=[standby.give_process])
     backend.next_worker().serve_start().crash()
-    wait_until(lambda: actor.process.is_standby)
+    wait_until(lambda: actor.process.was_standby)
     spare.far.close()  # the loop infers_spec of the end of the channel before that of the process
     wait_until(lambda: actor.process.worker.at_end)
     spare.crash()

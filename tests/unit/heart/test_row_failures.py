@@ -1346,6 +1346,6 @@ def test_a_snapshot_of_an_env_without_an_episode_may_come_from_its_next_process(
     stage.crash()
     assert stage.finish().truncated.tolist() == [True]
     stage.crash()
-    assert stage.engine.process_with_episode(0) is None
+    assert stage.engine.required_incarnation(0) is None
     assert stage.play(stage.envs.snapshot)[0].resets_next
     assert stage.step([1])[0].tolist() == [[0, -1, renewed_seed(0, 2)]]
