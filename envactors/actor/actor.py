@@ -40,6 +40,8 @@ class Actor(Supervisor):
         config: The settings of the actor.
     """
 
+    is_closing: bool
+
     # State, read-only -------------------------------------------------------------------------------------
 
     @property

@@ -69,8 +69,11 @@ class JobQueue:
         self.unfinished: dict[Job, None] = {}
         self.shared: SharedQueue | None = None
         self.permits: Permits | None = actor.config.permits
-        self.completed = self.failed = self.replays = self.stale = 0
-        self.longest_replay = 0.0
+        self.completed: int = 0
+        self.failed: int = 0
+        self.replays: int = 0
+        self.stale: int = 0
+        self.longest_replay: float = 0.0
 
     @property
     def has_jobs_before_close(self) -> bool:

@@ -83,7 +83,8 @@ class Supervisor(ActorBase):
         self.spin: SpinPolicy = SpinPolicy(config.backend.traits.may_spin)
         self.log: ActorLog = ActorLog(self)
         self.restart_tracker: RestartTracker = RestartTracker(config.restart)
-        self.restarts, self.restart_at = 0, 0.0
+        self.restarts: int = 0
+        self.restart_at: float = 0.0
         self.started_in: float | None = None
         self._use: Use | None = None
         # The last worker, if it counts as ended while its code may still be running, as on a node that is unreachable.

@@ -49,6 +49,7 @@ class WorkerRolloutEngine(RolloutEngine):
     """
 
     _engine: RowEngine
+    next_index: int
     # That of the last rollout which has ended, with the specs that the output of its policy has shown.
     _layout: TrajectoryLayout
 

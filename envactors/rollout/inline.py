@@ -51,6 +51,7 @@ class InlineRolloutEngine(RolloutEngine):
     """
 
     _engine: InlineEngine
+    next_index: int
 
     def __init__(self, engine: InlineEngine) -> None:
         super().__init__(engine)

@@ -55,7 +55,7 @@ class Engine(abc.ABC):
     def __init__(self, described: Description, episodes: Episodes, actor_by_env: Sequence[Actor | InlineActor]) -> None:
         self.episodes = episodes
         self.on_failure: OnFailure = episodes.on_failure
-        self.all: Selection = Selection(list(range(len(episodes.flags))), slice(None), is_all=True)
+        self.all: Selection = self.select(list(range(len(episodes.flags))))._replace(at=slice(None), is_all=True)
         self.action_spec: Spec | None = described.action
         self.reward_spec: Spec = described.reward
         self.batcher: Batcher = Batcher(described)

@@ -68,7 +68,6 @@ class RowEngine(Engine):
         # The type and the shape of an action, if it is a single array.
         array = table.slab.actions[0] if isinstance(table.slab.layout.action, ArraySpec) else None
         self._action_format = None if array is None else (array.dtype, array.shape[1:])
-        self.all: Selection = self.select(self.all.ids)._replace(at=slice(None), is_all=True)
         self._spin = SpinPolicy(may_spin)
 
     def select(self, ids: list[int]) -> Selection:

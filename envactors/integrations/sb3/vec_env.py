@@ -66,10 +66,7 @@ class ActorVecEnv(BoundToProcess, VecEnv):  # type: ignore[misc] # mypy skips it
     """
 
     def __init__(
-        self,
-        env_fns: Iterable[Factory],
-        start_method: str | None = None,
-        **options: Unpack[VectorOptions],
+        self, env_fns: Iterable[Factory], start_method: str | None = None, **options: Unpack[VectorOptions]
     ) -> None:
         check_one_backend("start_method", start_method, options)
         self.waiting: bool = False
