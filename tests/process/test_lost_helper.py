@@ -198,6 +198,7 @@ def test_workers_that_loky_has_started_live_on_without_their_helper():
         os.kill(other.pid, signal.SIGKILL)
         assert_gone(children)
         wait_until(lambda: other.incarnation == 1)
+        assert other.getpid().result(SOON) != pid  # its start has waited for the next helper
         assert (actor.getpid().result(SOON), actor.incarnation) == (pid, 0)
         (replaced,) = loky_helpers()
         assert is_there(replaced)
