@@ -165,11 +165,7 @@ class VectorAccess:
 
     def step(self, actions: Any, env_ids: list[int] | None = None) -> StepResults:
         """Step envs as `VectorEnv.step` does, also if the last step was interrupted."""
-        try:
-            return self._envs.step(actions, env_ids)
-        except AlreadyPendingError:
-            self.discard_interrupted(env_ids)
-        return self._envs.step(actions, env_ids)
+        return self.retry_interrupted(lambda: self._envs.step(actions, env_ids), env_ids)
 
     def step_as_given(self, actions: Sequence[Any], env_ids: list[int] | None = None) -> StepResults:
         """Step envs with actions as `start_as_given` takes them."""

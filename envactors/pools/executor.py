@@ -107,9 +107,10 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         name: str = "executor",
         crash_dir: CrashDir = None,
     ) -> None:
-        for option, most, none in (("workers", max_workers, "one per core"), ("pending", max_pending, "no limit")):
-            if most is not None and not is_int(most):
-                raise ValueError(f"Executor(max_{option}={most!r}): expected an int >= 1, or None for {none}")
+        if max_workers is not None and not is_int(max_workers):
+            raise ValueError(f"Executor(max_workers={max_workers!r}): expected an int >= 1, or None for one per core")
+        if max_pending is not None and not is_int(max_pending):
+            raise ValueError(f"Executor(max_pending={max_pending!r}): expected an int >= 1, or None for no limit")
         if initializer is not None and not callable(initializer):
             raise TypeError(f"Executor(initializer={initializer!r}): expected a function, or None")
         check_kind("recycle", recycle, RecyclePolicy, type(None))
