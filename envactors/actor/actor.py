@@ -26,7 +26,8 @@ from envactors.mailbox.messages import Frame, Kind
 
 # How long a worker that has closed its channel may take to exit, in seconds.
 _EXIT_GRACE = 1.0
-_WITHOUT_PROCESS = (Phase.ASLEEP, Phase.ENDING, Phase.BACKOFF, Phase.DEAD)
+# Phases in which an actor that is closing counts as closed: it has no process, or has killed it.
+_CLOSED_IF_CLOSING = (Phase.ASLEEP, Phase.ENDING, Phase.BACKOFF, Phase.DEAD)
 _REPLIES = (Kind.RESULT, Kind.FAILED)
 
 
@@ -48,7 +49,7 @@ class Actor(Supervisor):
     def state(self) -> ActorState:
         with self.lock:
             phase, process = self.phase, self.process
-            if phase is Phase.CLOSED or (self.is_closing and phase in _WITHOUT_PROCESS):
+            if phase is Phase.CLOSED or (self.is_closing and phase in _CLOSED_IF_CLOSING):
                 return ActorState.CLOSED
             if phase is Phase.ASLEEP:
                 return ActorState.IDLE
@@ -77,7 +78,7 @@ class Actor(Supervisor):
         return self.phase in (Phase.NEW, Phase.STARTING, Phase.BACKOFF) and not self.is_closing
 
     @property
-    def runs_this_thread(self) -> bool:
+    def is_run_by_this_thread(self) -> bool:
         """Whether the calling thread runs env code of this actor."""
         worker = self.process.worker
         return worker is not None and worker.is_current_thread()
@@ -192,7 +193,7 @@ class Actor(Supervisor):
     def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
         """Read the reply in the calling thread; see `ChannelLoans`. If another call is running, the loop reads."""
         self.lock.repair_if_interrupted()
-        if self.runs_this_thread:
+        if self.is_run_by_this_thread:
             self.make_change(self.tenant.collect_completed)  # an env before it in the process may already have stepped
             if deadline is None and not future.done():
                 raise self.errors.within_envs()
@@ -206,7 +207,8 @@ class Actor(Supervisor):
             loan = self.loans.begin(self.process.worker if is_running else None)
         if loan is None:
             return
-        # This loop needs less stack than `begin`: a RecursionError comes there, before there is a reply to lose.
+        # `loans.begin` has needed more stack than the report of an interrupted change does, so a RecursionError in the
+        # loop is reported, and leaves no call without an end.
         try:
             until = loan.until if deadline is None else min(deadline, loan.until)
             spins = self.spin.caller_spins

@@ -50,13 +50,14 @@ class JobQueue:
     Attributes:
         waiting: The jobs that wait for the worker, next one first. Replays come before all others.
         running: The job that the worker was given last; None if that has ended. Rows stay here after their delivery,
-            until `dispatch` or `try_run_rows` looks.
-        renewal: The renewal that has ended the last process, until the next one has started.
-        unfinished: All jobs that were accepted and have not ended, except rows, whose envs the tenant repairs.
+            until a ring, the next job, or the end of the process.
+        renewal: The renewal that is under way while there is no process, until the next one has started; or None.
+        unfinished: All jobs that were queued and have not ended. Posted rows are not here: the tenant repairs their
+            envs.
         shared: The jobs that wait for any actor of a pool; None outside of pools.
         permits: The permits that steps and resets need; None if any number of actors may run.
         completed, replays: How many requests have returned or raised, and how many of them were replays.
-        failed: How many calls, steps, and resets were ended by the end of a process, or could not run in any.
+        failed: How many calls, steps, and resets a process has ended; also the queued calls that no process will run.
         longest_replay: Duration of the longest replay, in seconds.
         stale: How many messages were dropped: no running job waited for them.
     """
@@ -88,7 +89,7 @@ class JobQueue:
     # Counts ----------------------------------------------------------------------------------------------
 
     def record_completed(self, count: int) -> None:
-        """Count steps and resets that have returned or raised, and to which there is no reply."""
+        """Count steps and resets that have returned or raised; their results are in rows, without a reply."""
         self.completed += count
 
     def record_failed(self) -> None:
@@ -103,7 +104,7 @@ class JobQueue:
     # From the queue to the worker ------------------------------------------------------------------------
 
     def enqueue(self, job: Job, *, first: bool = False) -> None:
-        """Queue a job, and start it if the worker is free.
+        """Queue a job, and start it if the worker is free. If the actor is dead or closed, the loop handles it.
 
         Args:
             job: The job.
@@ -115,7 +116,7 @@ class JobQueue:
         job.ticket = 0 if first or self.permits is None else self.permits.next_ticket()
         self.unfinished[job] = None
         if first:
-            self.waiting.insert(sum(waiting.runs_first for waiting in self.waiting), job)
+            self.waiting.insert(sum(other.runs_first for other in self.waiting), job)
         else:
             self.waiting.append(job)
         if actor.phase is LIVE:
@@ -136,7 +137,7 @@ class JobQueue:
         actor = self._actor
         while self.waiting and actor.phase is LIVE:
             job, running = self.waiting[0], self.running
-            # With permits no job joins: the permit may be due to another actor, whose next job is older.
+            # With permits, no job joins: it would keep a permit for which an older job of another actor may wait.
             if running is not None and (self.permits is not None or not job.can_join(running)):
                 if not running.try_finish():
                     running.call_when_finished()
@@ -150,7 +151,7 @@ class JobQueue:
                 job.call_id = actor.config.lock.next_call_id()
                 job.started = time.monotonic()
                 self.running = job  # while it starts, it may queue other jobs, which wait for it
-                self.running = job.start()  # queued rows start as the posted ones
+                self.running = job.start()  # of queued rows, this is the posted rows; None if nothing is left
                 if self.running is not job:
                     self._forget(job)
         return False
@@ -160,15 +161,16 @@ class JobQueue:
         actor = self._actor
         is_free = self.running is None and not self.waiting and actor.phase is LIVE and not actor.is_closing
         if is_free and not runs_library_code_only():
-            actor.proceed_soon()  # an interrupt may end this change, so the loop takes the job
+            actor.proceed_soon()  # an interrupt of this thread could lose the job, so the loop takes it
         elif is_free and (taken := shared.take()) is not None and taken.future is not None:
             taken.future.owner = actor
             self.enqueue(taken)
 
     def try_run_rows(self, rows: Job) -> bool:
-        """Make rows the running job if they may be posted now: only earlier ones are running, and no job waits.
+        """Make rows the running job if they may be posted now; return whether they may.
 
-        With permits, True takes one for them, and False may have the actor wait for one.
+        No job may wait or run, except earlier rows if there are no permits. With permits, they need one. If none is
+        free, the actor waits for it, and the caller queues the rows.
         """
         actor = self._actor
         is_free = self.running is None or (self.running is rows and self.permits is None)
@@ -223,7 +225,10 @@ class JobQueue:
             self.shared.on_unusable(self._actor)
 
     def fail_until_renewal(self, error_of: ErrorOf) -> bool:
-        """Fail the jobs that wait for a dead actor, up to a renewal; return whether there is one, which begins."""
+        """Fail a renewal under way and the jobs of a dead actor, up to the next renewal, and begin that.
+
+        Return whether there is one.
+        """
         self.fail_renewal(error_of)
         while self.waiting:
             job = self.waiting.popleft()
@@ -242,13 +247,13 @@ class JobQueue:
             self._fail(renewal, error_of)
 
     def _fail(self, job: Job, error_of: ErrorOf) -> None:
-        """End a job that no process will run."""
+        """Fail a job, count it, and forget it."""
         self.failed += job.future is not None and not isinstance(job, Renewal)
         job.fail(error_of)
         self._forget(job)
 
     def _forget(self, job: Job) -> None:
-        """Remove a job that has ended, and is in no other place, from those that have not."""
+        """Remove a job from `unfinished`, after its future has ended: `repair` fails what an interrupt leaves there."""
         self.unfinished.pop(job, None)
 
     # The process -----------------------------------------------------------------------------------------
@@ -270,7 +275,7 @@ class JobQueue:
         self.dispatch()
 
     def detach_process(self) -> None:
-        """Return the permit, count what an ended process has completed, and drop the jobs that end with it."""
+        """Return the permit, accept what an ended process has completed, and drop the jobs that end with it."""
         if self.permits is not None:
             self.permits.give_back(self._actor)
         if self.running is not None:
@@ -280,7 +285,7 @@ class JobQueue:
             self._forget(job)
 
     def on_exit(self, ended: ProcessExit) -> None:
-        """End the running job, or queue it again. A renewal stays until the next process has started."""
+        """End the running job, or queue it again. A renewal goes on, unless the actor closes or the user aborts it."""
         job, self.running = self.running, None
         if isinstance(job, Renewal):
             self.renewal = job

@@ -45,9 +45,16 @@ _ADOPTION_GRACE = 1.0
 class Supervisor(ActorBase):
     """Starts the processes of one actor, one after another, and handles their exits.
 
-    Between two changes, each `phase` has something that leads to the next one: STARTING and ENDING a launch or the
-    worker; LIVE and STOPPING the worker; BACKOFF a timer. In the phase NEW, and in ENDING without either, the loop is
-    about to call `_proceed`. An actor that is ASLEEP, DEAD, or CLOSED waits for a caller.
+    Between two changes, something is under way that leads out of each `phase`:
+
+    - NEW: the loop is about to call `_proceed`.
+    - STARTING: a launch, the worker, or, before the launch, the wait for the certain end of the last worker.
+    - LIVE: the worker.
+    - STOPPING: the worker, or a launch that has missed the start deadline.
+    - ENDING: the worker or a launch; without either, the loop is about to call `_proceed`.
+    - BACKOFF: a timer.
+    - ASLEEP, DEAD: nothing, until a caller wakes, renews, kills, or closes the actor.
+    - CLOSED: nothing; this phase is final.
 
     Args:
         config: The settings of the actor.
@@ -133,14 +140,14 @@ class Supervisor(ActorBase):
         worker.send(Frame(kind, self.process.incarnation, call_id, payload), self.spin.start(time.monotonic()))
 
     def ask_to_close(self, call_id: int, reason: EndReason, *, kill_in: float | None) -> None:
-        """Ask the worker to close its envs and to exit; kill it if it takes longer than this, in seconds."""
+        """Ask the worker to close its envs and to exit; kill it after ``kill_in`` seconds, or never if that is None."""
         self._stop_process(reason, kill_in)
         self.send(Kind.CLOSE, call_id, dumps(()))
 
     # Starting --------------------------------------------------------------------------------------------
 
     def _start_next_process(self, standby: Worker | None = None) -> None:
-        """Start the next process, or take the given one, or that of a standby if there is one."""
+        """Start the next process: that of the given standby, else that of any ready standby, else a new one."""
         self._start_process(ActorProcess(self.process.incarnation + 1), standby or self._take_standby(0.0))
 
     def _start_process(self, process: ActorProcess, standby: Worker | None = None) -> None:
@@ -187,7 +194,7 @@ class Supervisor(ActorBase):
         self.make_change(self._on_launched, process, worker, refusal)
 
     def _on_launched(self, process: ActorProcess, worker: Worker | None, refusal: BaseException | None) -> None:
-        """Send the worker its first message, or handle the failure of its launch."""
+        """Send the worker its first message, kill it if nobody needs it now, or handle the failure of its launch."""
         process.awaits_worker = False
         if worker is not None:
             try:
@@ -206,9 +213,9 @@ class Supervisor(ActorBase):
             worker.kill()  # the actor has ended the process during its launch
 
     def _take_standby(self, delay: float) -> Worker | None:
-        """Take the process of a ready standby, which starts another one after a delay, in seconds.
+        """Take the process of the first ready standby; that standby starts another one after a delay, in seconds.
 
-        Return None if no standby is ready, or while code of the last process may still be running.
+        Return None if none is ready, or while code of the last process may still be running.
         """
         standbys = self.config.standbys if self._unconfirmed is None else ()
         return next(filter(None, (give_process(delay) for give_process in standbys)), None)
@@ -247,7 +254,7 @@ class Supervisor(ActorBase):
             self.kill_after_stacks()
 
     def on_start_reply(self, frame: Frame) -> None:
-        """Handle the reply to the first message."""
+        """Handle the reply to the first message, or the news before it that another env was made."""
         process = self.process
         if frame.kind == Kind.ENV_MADE:
             process.envs_made = load_plain(frame.payload)
@@ -277,7 +284,7 @@ class Supervisor(ActorBase):
             self._kill_once_read(make_error)
 
     def kill_and_proceed(self, reason: EndReason) -> None:
-        """Kill the process, or withdraw its launch, and have the loop start the next one or close the actor."""
+        """Kill the process. Its exit leads on; without a worker, `_proceed` does, which also withdraws a launch."""
         if self.phase is Phase.CLOSED:
             return
         self.phase = Phase.ENDING
@@ -293,7 +300,7 @@ class Supervisor(ActorBase):
         self._stop_process(EndReason.TIMEOUT, _STACKS_GRACE)
 
     def _stop_process(self, reason: EndReason, kill_in: float | None) -> None:
-        """Send no more requests to the process, and kill it unless it ends by itself in time; None for no limit."""
+        """Have the process get no more requests, and kill it unless it ends within this time; None for no limit."""
         self.phase = Phase.STOPPING
         self.process.record_end_reason(reason)
         if kill_in is not None:
@@ -388,11 +395,11 @@ class Supervisor(ActorBase):
         self.runtime.loop.call_soon(functools.partial(self.make_change, self._proceed))
 
     def _proceed(self) -> None:
-        """Continue in the loop after a change by a caller."""
+        """Continue in the loop: start jobs or a process, withdraw a launch, fail jobs, or close the actor."""
         process, phase = self.process, self.phase
         is_needed = not self.is_closing or self.jobs.has_jobs_before_close
         if process.worker is not None:
-            self.jobs.dispatch()  # does nothing if the process is ending: `on_exit` continues
+            self.jobs.dispatch()  # starts nothing if the process is ending: `on_exit` continues
         elif process.awaits_worker:
             is_wanted = is_needed and phase is Phase.STARTING
             if not is_wanted and (self._unconfirmed is not None or self.runtime.launcher.withdraw(self._launch)):
@@ -400,7 +407,7 @@ class Supervisor(ActorBase):
         elif phase is Phase.CLOSED:
             self.jobs.fail_all(functools.partial(self.errors.closed, incarnation=process.incarnation))
         elif phase is Phase.DEAD and not self.is_closing:
-            self._serve_dead()
+            self._fail_jobs_of_dead()
         elif phase is Phase.NEW and is_needed:
             self._start_process(process)
         elif phase in (Phase.ENDING, Phase.DEAD) or not is_needed:
@@ -413,12 +420,12 @@ class Supervisor(ActorBase):
                 self._start_next_process()
 
     def _carry_out(self, ended: ProcessExit) -> None:
-        """Do what the plan of an exit says: start the next process, now or later, or fail the jobs that wait for it."""
+        """Do what the plan of an exit says: start the next process, now or later, stay dead, or close the actor."""
         chosen, delay = ended.plan
         if chosen is Next.START:
             self._start_next_process()
         elif chosen is Next.RESTART:
-            # The standby observes the delay in place of the actor, so no more processes start than without standbys.
+            # The standby waits for the delay in place of the actor, so that processes start no more often.
             standby = self._take_standby(delay) if ended.process.has_started else None
             self._back_off(delay)
             if standby is not None:
@@ -429,7 +436,7 @@ class Supervisor(ActorBase):
             self.phase = Phase.DEAD
             if self.config.is_standby:
                 self.log.write_end_of_standby(self.errors.exhausted(self.restart_tracker, self.process.incarnation))
-            if not self._serve_dead():
+            if not self._fail_jobs_of_dead():
                 self.jobs.fail_shared()
         else:
             report = ended.report if ended.reason is None else ended.report._replace(reason=EndReason.CLOSE)
@@ -442,12 +449,12 @@ class Supervisor(ActorBase):
         self.timers.set("backoff", self.restart_at, self._restart)
 
     def _restart(self, standby: Worker | None = None) -> None:
-        """Start the next process after a backoff, and count it as a restart."""
+        """Start the next process, and count it as a restart, unless the backoff was ended by something else."""
         if self.phase is Phase.BACKOFF:
             self.restarts += 1
             self._start_next_process(standby)
 
-    def _serve_dead(self) -> bool:
+    def _fail_jobs_of_dead(self) -> bool:
         """Fail the jobs of a dead actor, up to a renewal, which starts a process; return whether there is one."""
         error = self.errors.exhausted(self.restart_tracker, self.process.incarnation)
         is_renewed = self.jobs.fail_until_renewal(functools.partial(self.errors.after_last, error))
@@ -495,6 +502,6 @@ class Supervisor(ActorBase):
         if self.phase is Phase.DEAD and bug is None:
             self.proceed_soon()
         elif bug is not None and self.process.report is not None and self.phase is not Phase.CLOSED:
-            self._close(error_of)  # the bug is in the handling of the exit, so do not handle it again
+            self._close(error_of)  # the exit was handled already, perhaps by the code with the bug
         else:
             self.kill_and_proceed(reason)

@@ -42,8 +42,9 @@ class ActorTrajectory:
         seeds: The seed of the reset that each env may run in its next step, by env.
         reset_after_failure: Envs that the next process resets within a step that has failed, as
             ``autoreset="same_step"`` demands.
-        encoded_leaves: The object leaves of observations that no worker wrote, by (step, env).
-        large_infos: Infos that did not fit into the trajectory, by cell.
+        encoded_leaves: The encoded info and object leaves of observations that no worker wrote, by env and the step
+            after the observation; None without any.
+        large_infos: Encoded infos, with object leaves, that did not fit into the trajectory, by cell.
     """
 
     def __init__(self, table: EnvTable, envs: range, buffer: TrajectoryBuffer) -> None:
@@ -59,7 +60,7 @@ class ActorTrajectory:
         self._table = table
         self._buffer = buffer
         self._slice = slice_of(envs)
-        # How many steps the worker had completed when it missed a deadline, by position.
+        # How many steps of each env were complete when the worker missed a deadline; None if it has missed none.
         self._done_in_time: list[int] | None = None
 
     @property
@@ -130,9 +131,11 @@ class ActorTrajectory:
     def plan_next(self, index: int) -> EnvPlan:
         """Return the plan of the next step of an env."""
         table, episodes = self._table, self._table.episodes
-        op, seed = OP_REPEAT if self.repeats(index) else OP_STEP, episodes.next_seeds[index]
+        op, seed = OP_STEP, episodes.next_seeds[index]
         if self.resets_next(index):
             op, seed = OP_RESET, episodes.seed_of_reset(index, table.incarnations[index])
+        elif self.repeats(index):
+            op = OP_REPEAT
         return EnvPlan(
             first_step=self.accepted[index],
             op=op,
@@ -147,8 +150,9 @@ class ActorTrajectory:
 
     def repeats(self, index: int) -> bool:
         """Return whether an env's episode is over and nothing resets it."""
-        episodes, is_reset_next = self._table.episodes, index in self.reset_after_failure
-        return episodes.autoreset.needs_reset_after_end and episodes.needs_reset(index) and not is_reset_next
+        episodes = self._table.episodes
+        is_over = episodes.autoreset.needs_reset_after_end and episodes.needs_reset(index)
+        return is_over and index not in self.reset_after_failure
 
     def truncate(self, index: int, incarnation: int) -> None:
         """Answer the next step of an env, which has failed, with its last observation.
@@ -192,7 +196,7 @@ class ActorTrajectory:
         if after == before:
             return 0
         low, high = min(before), max(after)
-        # As bytes, env by env, which are searched in a tenth of the time that short arrays take.
+        # One row of bytes per env: slices of bytes are searched in a tenth of the time that short arrays take.
         all_ends = (arrays.terminated[low:high, mine] | arrays.truncated[low:high, mine]).T.tobytes()
         all_ops = arrays.ops[low:high, mine].T.tobytes()
         for position, index in enumerate(self.envs):
@@ -200,7 +204,9 @@ class ActorTrajectory:
             if new > old:
                 at = position * (high - low) - low
                 self._accept_steps(index, old, all_ends[at + old : at + new], all_ops[at + old : at + new])
-                self._mark_truncated(index, old)
+                if index in self.reset_after_failure:
+                    self.reset_after_failure.discard(index)
+                    self._mark_truncated(index, old)
         return sum(after) - sum(before)
 
     def _accept_steps(self, index: int, first: int, ends: bytes, ops: bytes) -> None:
@@ -252,14 +258,12 @@ class ActorTrajectory:
 
     def _mark_truncated(self, index: int, step: int) -> None:
         """Mark a step that had failed, and in which the next process has reset the env, as truncated."""
-        if index in self.reset_after_failure:
-            self.reset_after_failure.discard(index)
-            self.arrays.truncated[step, index] = True
-            self.arrays.ops[step, index] = OP_TRUNCATED
+        self.arrays.truncated[step, index] = True
+        self.arrays.ops[step, index] = OP_TRUNCATED
 
 
 def _resets_in(ops: bytes) -> bytes:
-    """Return whether each step or reset is a reset, without repeats: `OP_RESET` is 1, and `OP_STEP` 0."""
+    """Return for each step that is no repeat whether it is a reset: `OP_RESET` is 1, and `OP_STEP` 0."""
     return _without_repeats(ops, ops)
 
 

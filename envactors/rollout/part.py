@@ -1,4 +1,4 @@
-"""One actor's part of a rollout: orders to its worker, until every env has taken every step or has failed.
+"""One actor's part of a rollout: orders to its worker, until every env has taken every step or an error ends it.
 
     order ──▶ the worker calls the policy and steps its envs ──▶ it is done, an env raised, or the process ended
       ▲                                                                            │
@@ -82,15 +82,15 @@ class RolloutPart(Job):
         # None once its end is reported. If an interrupt comes between `has_ended` and that, the end is reported again.
         self._reports_to: WholeRollout | None = rollout
         self._buffer = rollout.buffer
-        # Whether the worker makes the policy before it runs the steps of the current order.
+        # Whether the worker makes the policy first: in the current order or, between two orders, in the next one.
         self._makes_policy = False
-        # The step that has missed its deadline.
+        # What has missed its deadline: a step, a reset, a call of the policy, or the order; None if nothing has.
         self._late: Activity | None = None
         # Whether the worker is on another machine, whose steps come with replies.
         self._is_remote: bool = group.actor.config.backend.traits.is_remote
 
     @property
-    def _has_others(self) -> bool:
+    def _has_other_parts(self) -> bool:
         """Whether the actor has a part of another rollout."""
         return any(isinstance(job, RolloutPart) and job is not self for job in self._actor.jobs.unfinished)
 
@@ -109,12 +109,12 @@ class RolloutPart(Job):
 
     def enqueue(self) -> None:
         """Queue the part behind the other jobs of its actor."""
-        if not self._has_others:
+        if not self._has_other_parts:
             self._renew_if_due(first=False)
         self._actor.jobs.enqueue(self)
 
     def _renew_if_due(self, *, first: bool) -> None:
-        """Replace the process of an env before its next episode, if that is due."""
+        """Queue the replacement of the process, ahead of all jobs if ``first``, if it is due at the reset of an env."""
         episodes = self._table.episodes
         if any(episodes.is_retiring(index) and episodes.resets_next[index] for index in self.trajectory.envs):
             self._actor.jobs.enqueue(Renewal(reason=self._group.recycler.reason), first=first)
@@ -176,7 +176,7 @@ class RolloutPart(Job):
         worker.mirror(steps, trajectory.arrays.pack(trajectory.envs, step, step + 1))
 
     def activity(self) -> Activity | None:
-        """Return the step that is running."""
+        """Return what the worker runs, or else the order as a whole; None without a worker. What is late stays."""
         worker = self._actor.process.worker
         if self._late is not None:
             return self._late
@@ -186,7 +186,8 @@ class RolloutPart(Job):
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
             return self._activity_of_order
         deadline = deadline_of(progress.method, self._actor.config.deadlines)
-        envs, position = self.trajectory.envs, progress.position  # env code may overwrite the latter
+        # The policy acts for all envs. Env code may overwrite the position.
+        envs, position = self.trajectory.envs, progress.position
         index = envs[position if progress.method != METHOD_POLICY and 0 <= position < len(envs) else 0]
         return Activity(METHOD_NAMES[progress.method], index, self.call_id, progress.since, deadline)
 
@@ -205,7 +206,7 @@ class RolloutPart(Job):
                 self.trajectory.large_infos[key] = bytes(content)
 
     def on_reply(self, frame: Frame) -> bool:
-        """Continue, unless the policy has raised or everything is done."""
+        """Accept the steps, and decide about an env that raised; the part ends with its last step or an error."""
         self._actor.jobs.record_completed(self.trajectory.accept_completed())
         if frame.kind == Kind.FAILED:
             activity = self.activity() or self._activity_of_order
@@ -279,10 +280,10 @@ class RolloutPart(Job):
         return []
 
     def _answer_lost_episodes(self) -> None:
-        """Decide about envs whose episode was lost with their process before they could take their next step.
+        """Decide about envs that cannot take their next step, since their episode was lost with their process.
 
-        A loss concerns only steps that the rollout still takes, and an error to raise makes its current step the last
-        one. The next rollout, or the next call of `step`, finds the other losses.
+        Those at the current step come first: an error to raise makes it the last one of the rollout. The losses of envs
+        that are ahead are then left to the next rollout, or the next call of `step`.
         """
         trajectory, current = self.trajectory, self.trajectory.next_step
         for index, step in sorted(trajectory.accepted.items(), key=operator.itemgetter(1)):
@@ -291,16 +292,17 @@ class RolloutPart(Job):
                 self._recover(index, lost_episode_loss(self._actor, self._activity_of(index)))
 
     def _recover(self, index: int, loss: RequestLoss) -> None:
-        """Handle a step of an env that has no result."""
+        """Have the fate of a step without a result decided, and carry it out; an error to raise ends the part."""
         trajectory = self.trajectory
         decision, error = self._group.recovery.end_attempt(index, loss, *self._posted(index))
         if decision.fate is EnvFate.REDO:
             return
-        trajectory.reset_after_failure.discard(index)
         self.errors_by_step[trajectory.accepted[index], index] = error
         if decision.fate is EnvFate.RESET:
             trajectory.reset_after_failure.add(index)
-        elif decision.fate is EnvFate.TRUNCATE:
+            return
+        trajectory.reset_after_failure.discard(index)
+        if decision.fate is EnvFate.TRUNCATE:
             trajectory.truncate(index, self._group.recovery.next_incarnation(loss))
         else:
             self.errors_by_env[index] = error
@@ -321,7 +323,7 @@ class RolloutPart(Job):
     def _end(self) -> None:
         """Write the last results into the rows, and tell the rollout.
 
-        If this is interrupted, a repair does all of it again.
+        If this is interrupted, a repair does it again, unless the rollout was told: then it leaves out the rest.
         """
         rollout = self._reports_to
         if rollout is None:
@@ -331,6 +333,6 @@ class RolloutPart(Job):
         self.has_ended = True
         rollout.on_part_end(self)
         self._reports_to = None
-        if self._has_others:
+        if self._has_other_parts:
             self._renew_if_due(first=True)
         self._group.journal_keeper.queue_saves()

@@ -169,7 +169,7 @@ class ResultWaiters:
         """Raise if env code of this vector would wait for more outcomes than its other actors can provide."""
         if self.groups[0].actor.config.backend.traits.can_kill:
             return  # the envs run in processes, not in threads of this one
-        mine = next((group for group in self.groups if group.actor.runs_this_thread), None)
+        mine = next((group for group in self.groups if group.actor.is_run_by_this_thread), None)
         if mine is not None and missing > sum(group.count_missing() for group in self.groups if group is not mine):
             raise mine.actor.errors.within_envs()
 
