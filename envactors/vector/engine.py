@@ -180,8 +180,8 @@ class RowEngine(Engine):
                 raise self._lock.refuse(refusal)
             table = self.table
             worker_wait = self._spin.start(time.monotonic())
-            for array, column in zip(table.slab.actions, columns, strict=False):
-                array[envs.at] = column
+            for leaf, column in enumerate(columns):
+                table.slab.actions[leaf][envs.at] = column
             if requests:
                 table.set_requests(requests)
             must_check = not table.are_on_fast_path(envs)
@@ -208,7 +208,6 @@ class RowEngine(Engine):
     # Waiting ---------------------------------------------------------------------------------------------
 
     def wait_for_results(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
-        self._lock.repair_if_interrupted()
         self._spin_for(envs)
         while (batch := self._try_to_deliver(envs, caller)) is None:
             self._wait(lambda: self._count_missing(envs), envs, timeout, deadline, caller)
@@ -385,7 +384,7 @@ class RowEngine(Engine):
                 return None
             table.deliver_rows(envs, batch.terminated, batch.truncated)
             for group, ids in envs.by_group:
-                group.actor.jobs.record_completed(len(ids))
+                group.actor.jobs.completed += len(ids)
             if table.saves_due:
                 for group, _ in envs.by_group:
                     group.journal_keeper.queue_saves()

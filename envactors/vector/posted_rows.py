@@ -37,9 +37,9 @@ def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, stre
     """
     payloads = table.write_requests(envs, call_id, streams)
     now = time.monotonic()
-    pages = [group.rows.begin(call_id, ids, payloads, now) for group, ids in envs.by_group]
+    begun = [(group.rows.begin(call_id, ids, payloads, now), ids) for group, ids in envs.by_group]
     # Workers that wake up compete with this thread for cores, so everything slow comes before the first ring.
-    for page, (_, ids) in zip(pages, envs.by_group, strict=True):
+    for page, ids in begun:
         page.post_step(call_id, wait, streams, ids)
 
 

@@ -373,7 +373,7 @@ class EnvTable:
         """
         if self.keeps_journals:
             self._steps.record(envs.ids, is_all=envs.is_all)
-        self.episodes.record_batch(envs.ids, envs.at, terminated, truncated)
+        self.episodes.record_batch(envs, terminated, truncated)
         self.last.keep_all(envs, terminated, truncated, have_contents=not self.infos.all_plain())
         self.set_idle(envs.ids, is_all=envs.is_all)
 

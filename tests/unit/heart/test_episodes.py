@@ -19,6 +19,7 @@ from envactors.vector.episodes import (
     Episodes,
 )
 from envactors.vector.options import AUTORESETS, Autoreset
+from envactors.vector.requests import Selection
 from envactors.vector.results import EnvSnapshot, EnvStep
 
 
@@ -75,7 +76,7 @@ def test_a_batch_counts_as_one_by_one():
         was_reset = each.resets_next.copy()
         for index, ends in enumerate(terminated):
             each.record(index, ends=ends, is_reset=bool(was_reset[index]))
-        batch.record_batch([0, 1, 2], slice(None), np.array(terminated), np.zeros(3, bool))
+        batch.record_batch(Selection([0, 1, 2], slice(None), is_all=True), np.array(terminated), np.zeros(3, bool))
         assert each.steps.tolist() == batch.steps.tolist()
         assert each.resets_next == batch.resets_next
 
