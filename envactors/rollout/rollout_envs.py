@@ -159,12 +159,11 @@ class RolloutEnvs:
     def failed_in(self, running: Activity) -> list[int]:
         """Return the envs whose next step fails because the process has ended in this activity."""
         step = self.next_step
-        due = [index for index, accepted in self.accepted.items() if accepted == step < self.steps]
+        at_step = [index for index, accepted in self.accepted.items() if accepted == step < self.steps]
+        due = [index for index in at_step if self.next_kind(index) != KIND_REPEAT]
         if running.method == "policy" and self.trajectory.steps_chosen[self.indices.start] <= step:
-            return [index for index in due if self.next_kind(index) != KIND_REPEAT]
-        if running.method in ("step", "reset") and running.env in due:
-            return [running.env]
-        return []
+            return due
+        return [running.env] if running.method in ("step", "reset") and running.env in due else []
 
     def truncate(self, index: int, incarnation: int) -> None:
         """Answer the next step of an env, which has failed, with its last observation.

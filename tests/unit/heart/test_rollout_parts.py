@@ -13,7 +13,7 @@ from fakes import END, INFO, LARGE, RAISE, SOON, PlayedEnv, RowError, Stage, wai
 from interrupting import interrupt
 
 import envactors as ea
-from envactors.mailbox.control_page import METHOD_STEP
+from envactors.mailbox.control_page import METHOD_POLICY, METHOD_STEP
 from envactors.vector.episodes import NEEDS_RESET, RETIRING
 from envactors.vector.table import IDLE
 
@@ -329,6 +329,25 @@ def test_a_crash_in_the_middle_of_a_step(stages, on_failure, autoreset):
             assert rewards(rollout) == [[1.0, 2.0, 3.0]]
     stage.check()
     stage.reset(seed=1)
+
+
+@pytest.mark.parametrize("method", [METHOD_STEP, METHOD_POLICY])
+@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+def test_a_crash_fails_no_env_whose_episode_is_over(stages, policy, on_failure, method):
+    policy.actions = {0: END}
+    stage = make(stages, 1, on_failure=on_failure, autoreset="disabled")
+    first, second = stage.envs.rollout_async(2), stage.envs.rollout_async(2)
+    while not first.done():
+        stage.worker().play()
+        stage.settle()
+    part = stage.actor().jobs.running
+    part.envs.trajectory.steps_chosen[0] = int(method == METHOD_STEP)
+    stage.worker().page.start_request(part.call_id, method, 0)
+    stage.crash()
+    stage.run()
+    assert second.result(SOON).failures == []
+    assert not second.result().valid.any()
+    stage.check()
 
 
 @pytest.mark.parametrize("runs_rollout", [False, True])
