@@ -41,7 +41,7 @@ from envactors.pools.executor import Executor as Executor
 from envactors.pools.executor import ExecutorStats as ExecutorStats
 from envactors.remote.backend import RemoteBackend as RemoteBackend
 from envactors.reruns.bundle import load_bundle as load_bundle
-from envactors.rollout.context import PolicyContext as PolicyContext
+from envactors.rollout.policy import PolicyContext as PolicyContext
 from envactors.rollout.results import Evaluation as Evaluation
 from envactors.rollout.results import Rollout as Rollout
 from envactors.sessions.outcomes import Completed as Completed

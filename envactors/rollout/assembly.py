@@ -11,9 +11,10 @@ import numpy.typing as npt
 from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, Infos, decode, decode_alike
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import Spec, flatten, unflatten
-from envactors.rollout.actor_trajectory import ActorTrajectory
+from envactors.rollout.env_plan import KIND_STEP, KIND_TRUNCATED
 from envactors.rollout.results import Rollout
-from envactors.rollout.trajectory import OP_STEP, OP_TRUNCATED, Trajectory
+from envactors.rollout.rollout_envs import RolloutEnvs
+from envactors.rollout.trajectory import Trajectory
 from envactors.vector.results import failure_info, step_error
 
 # A step of an env: its index, and that of the env.
@@ -28,17 +29,21 @@ class Sidecar:
         infos: Infos of steps, except for empty ones.
         objects: Object leaves of the observation before each step, if the spec has some.
         errors_by_step: Errors of envs that raised or crashed, also of those that continued.
+        errors_by_env: Errors to raise, by env.
+        policy_errors: The exceptions that policies raised, by the first env of their actors.
     """
 
     infos: dict[StepKey, Any] = dataclasses.field(default_factory=dict)
     objects: dict[StepKey, list[Any]] = dataclasses.field(default_factory=dict)
     errors_by_step: dict[StepKey, BaseException] = dataclasses.field(default_factory=dict)
+    errors_by_env: dict[int, BaseException] = dataclasses.field(default_factory=dict)
+    policy_errors: dict[int, BaseException] = dataclasses.field(default_factory=dict)
 
 
 def assemble(
     trajectory: Trajectory, envs: range, sidecar: Sidecar, versions: npt.NDArray[np.int64], *, copies: bool
-) -> Rollout:
-    """Return the result of consecutive envs.
+) -> tuple[Rollout | None, BaseException | None]:
+    """Return the result of consecutive envs, or the error to raise in its place.
 
     Args:
         trajectory: The trajectory that the actors have written to.
@@ -47,6 +52,9 @@ def assemble(
         versions: How often the user had given parameters; one per actor.
         copies: Whether to copy the arrays.
     """
+    for first_env, policy_error in sidecar.policy_errors.items():
+        if first_env in envs:
+            return None, policy_error
     layout, mine = trajectory.layout, slice_of(envs)
     steps = layout.steps
 
@@ -56,7 +64,7 @@ def assemble(
     was_run = np.arange(steps)[:, None] < trajectory.steps_done[mine]
     observations = _observations(trajectory, sidecar)
     spec = layout.learned or layout.observation
-    return Rollout(
+    rollout = Rollout(
         env_ids=np.arange(envs.start, envs.stop),
         obs=unflatten(spec, map(view, observations)),
         actions=None if layout.action is None else unflatten(layout.action, map(view, trajectory.actions)),
@@ -69,8 +77,12 @@ def assemble(
         infos=[(*key, sidecar.infos[key]) for key in sorted(sidecar.infos) if key[1] in envs],
         failures=[(*key, sidecar.errors_by_step[key]) for key in sorted(sidecar.errors_by_step) if key[1] in envs],
         policy_version=versions,
-        valid=was_run & (trajectory.ops[:, mine] == OP_STEP),
+        valid=was_run & (trajectory.kinds[:, mine] == KIND_STEP),
     )
+    errors_by_env = {index: error for index, error in sidecar.errors_by_env.items() if index in envs}
+    if errors_by_env:
+        return None, step_error(errors_by_env, rollout, len(envs), "rollout")
+    return rollout, None
 
 
 def _observations(trajectory: Trajectory, sidecar: Sidecar) -> list[npt.NDArray[Any]]:
@@ -100,32 +112,15 @@ def _arrays_of(spec: Spec, objects: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
     return arrays
 
 
-def rollout_or_error(
-    rollout: Rollout, errors_by_env: dict[int, BaseException], policy_error: BaseException | None
-) -> tuple[Rollout | None, BaseException | None]:
-    """Return the rollout, or the error to raise in its place.
-
-    Args:
-        rollout: The rollout.
-        errors_by_env: Errors to raise, by env.
-        policy_error: The exception that the policy raised; None if it has not raised.
-    """
-    if policy_error is not None:
-        return None, policy_error
-    if errors_by_env:
-        return None, step_error(errors_by_env, rollout, len(rollout.env_ids), "rollout")
-    return rollout, None
-
-
-def add_infos(sidecar: Sidecar, own: ActorTrajectory) -> None:
+def add_infos(sidecar: Sidecar, envs: RolloutEnvs) -> None:
     """Add the infos and object leaves of an actor's steps to the sidecar of their rollout.
 
     Raises:
         BaseException: Whatever unpickling raises.
     """
-    trajectory, layout = own.arrays, own.arrays.layout
-    first, mine = own.envs.start, slice_of(own.envs)
-    for key, encoded in own.encoded_leaves.items():
+    trajectory, layout = envs.trajectory, envs.trajectory.layout
+    first, mine = envs.indices.start, slice_of(envs.indices)
+    for key, encoded in envs.encoded_leaves.items():
         sidecar.objects[key] = [] if encoded is None else decode(encoded)[1]
     encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]
     if not encodings.any():
@@ -146,7 +141,7 @@ def add_infos(sidecar: Sidecar, own: ActorTrajectory) -> None:
             sidecar.infos.update(zip(keys, alike, strict=True))
             continue
         for cell, (step, index) in zip(cells[alike_at].tolist(), keys, strict=True):
-            info, leaves = reader.decode(cell, own.large_infos.get(cell))
+            info, leaves = reader.decode(cell, envs.large_infos.get(cell))
             if leaves:
                 sidecar.objects[step + 1, index] = leaves
             if not (isinstance(info, dict) and not info):
@@ -157,7 +152,7 @@ def add_failure_infos(sidecar: Sidecar, trajectory: Trajectory) -> None:
     """Add the failures of envs that continued after them to the infos of their steps."""
     infos = sidecar.infos
     for (step, index), error in sidecar.errors_by_step.items():
-        if trajectory.ops[step, index] == OP_TRUNCATED and trajectory.steps_done[index] > step:
+        if trajectory.kinds[step, index] == KIND_TRUNCATED and trajectory.steps_done[index] > step:
             before = None
             if trajectory.starts[step + 1, index]:  # of a reset in the next process
                 objects = iter(sidecar.objects.get((step, index), ()))

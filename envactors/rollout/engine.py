@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,12 @@ from envactors.backends.base import RowMemory
 from envactors.errors import AlreadyPendingError, EnvActorsError
 from envactors.mailbox.messages import Extend, Kind
 from envactors.mailbox.pickling import try_to_read
-from envactors.rollout import policy_loop
-from envactors.rollout.assembly import Sidecar, add_failure_infos, add_infos, assemble, rollout_or_error
+from envactors.rollout import policy_runner
+from envactors.rollout.assembly import Sidecar, add_failure_infos, add_infos, assemble
 from envactors.rollout.base import RolloutEngine, RolloutFutures
-from envactors.rollout.memory import ParameterStore, TrajectoryBuffer, TrajectoryBuffers
+from envactors.rollout.memory import ParameterStore, TrajectoryBuffers
 from envactors.rollout.messages import Parameters, PolicyRecipe
-from envactors.rollout.part import RolloutPart
+from envactors.rollout.part import RolloutPart, RolloutSpec
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import TrajectoryLayout
 from envactors.runtime import Runtime
@@ -39,30 +39,24 @@ class WorkerRolloutEngine(RolloutEngine):
     Args:
         engine: Steps the envs.
         memory: Shared memory of the vector.
-
-    Attributes:
-        groups: The envs of each actor.
-        runtime: The threads that serve the actors.
-        recipe: That of the policy; None before `set_policy`.
-        parameters: The parameters that the user has given.
-        last_errors_by_env: Last error of each env that failed since a rollout began that continues none.
     """
 
     _engine: RowEngine
-    next_index: int
+    # Recipe of the policy; none before `set_policy`.
+    _recipe: PolicyRecipe
+    # The parameters that the user has given.
+    _parameters: ParameterStore
     # That of the last rollout which has ended, with the specs that the output of its policy has shown.
     _layout: TrajectoryLayout
 
     def __init__(self, engine: RowEngine, memory: RowMemory) -> None:
         super().__init__(engine)
-        self.groups: Sequence[EnvGroup] = engine.groups
-        for group in self.groups:
-            group.end_rollout_parts = functools.partial(self._end_parts, group)
-        self._actors = [group.actor for group in self.groups]
-        self.runtime: Runtime = self._actors[0].runtime
-        self.recipe: PolicyRecipe | None = None
-        self.parameters: ParameterStore = ParameterStore(memory, engine.table.lock, self._parameters_in_flight)
-        self.last_errors_by_env: dict[int, Outcome] = {}
+        self._groups = engine.groups
+        for position, group in enumerate(self._groups):
+            group.end_rollout_parts = functools.partial(self._end_parts, position)
+        self._actors = [group.actor for group in self._groups]
+        # Of each env that failed since a rollout began that continues none.
+        self._last_errors_by_env: dict[int, Outcome] = {}
         self._table = engine.table
         self._memory = memory
         self._policy_ids = itertools.count(1)
@@ -72,26 +66,26 @@ class WorkerRolloutEngine(RolloutEngine):
 
     def _make_policies(self, make_policy: bytes, seed: int) -> bool:
         recipe = PolicyRecipe(next(self._policy_ids), make_policy, seed)
-        futures: list[ActorFuture[Any]] = []
-        for actor in self._actors:
-            message = Extend(policy_loop.set_policy, (recipe,))
-            deadline = actor.config.deadlines.start
-            futures.append(send_request(actor, Kind.EXTEND, message, "set_policy", deadline=deadline))
+        message = Extend(policy_runner.set_policy, (recipe,))
+        futures: list[ActorFuture[Any]] = [
+            send_request(actor, Kind.EXTEND, message, "set_policy", deadline=actor.config.deadlines.start)
+            for actor in self._actors
+        ]
         loads = all(results_of(futures))
-        self.recipe = recipe
-        self.parameters = ParameterStore(self._memory, self._table.lock, self._parameters_in_flight)
+        self._recipe = recipe
+        self._parameters = ParameterStore(self._memory, self._table.lock, self._parameters_in_flight)
         rows = self._table.slab.layout
         learned = self._engine.observation_spec if self._engine.batcher.infers_spec else None
         self._layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, (), rows.envs, 0, learned)
         return loads
 
     def _set_parameters(self, pickled: bytes, arrays: Sequence[memoryview]) -> None:
-        written = self.parameters.write(pickled, arrays)
+        written = self._parameters.write(pickled, arrays)
         with self._table.lock:
-            self.parameters.record(*written)
+            self._parameters.record(*written)
 
     def _parameters_in_flight(self) -> list[Parameters | None]:
-        return [rollout.parameters for rollout in self._in_flight]
+        return [rollout.spec.parameters for rollout in self._in_flight]
 
     def end_episodes(self) -> None:
         lock = self._table.lock
@@ -107,9 +101,9 @@ class WorkerRolloutEngine(RolloutEngine):
         self._check_startable(continues=continues)  # once more in the change; one refused here takes no memory
         with lock:
             buffer = self._buffers.take(self._layout._replace(steps=steps))
-        written = None if parameters is None else self.parameters.write(*self._pickle_parameters(parameters))
+        written = None if parameters is None else self._parameters.write(*self._pickle_parameters(parameters))
         copies = self._engine.reader.copies if copy is None else copy
-        for group in self.groups:
+        for group in self._groups:
             group.recycler.measure_memory()
         with lock, lock.change(*self._actors):
             try:
@@ -117,12 +111,15 @@ class WorkerRolloutEngine(RolloutEngine):
             except EnvActorsError as refusal:
                 raise lock.refuse(refusal)
             if not (continues or self._in_flight):
-                self.last_errors_by_env = {}
+                self._last_errors_by_env = {}
             if written is not None:
-                self.parameters.record(*written)
-            rollout = RolloutInFlight(self, buffer, each=each, copies=copies)
-            futures = list(rollout.futures)
-            self._buffers.use(buffer)
+                self._parameters.record(*written)
+            spec = RolloutSpec(
+                self._recipe, self._parameters.last, self.next_index, buffer, copies, self._last_errors_by_env
+            )
+            rollout = RolloutInFlight(self._groups, spec, self._on_end, each=each)
+            futures = list(rollout.parts_by_future)
+            self._buffers.use(buffer, rollout)
             self.next_index += 1
             self._set_in_flight([*self._in_flight, rollout])
             for part in rollout.parts:
@@ -145,15 +142,16 @@ class WorkerRolloutEngine(RolloutEngine):
             raise AlreadyPendingError(f"{count} rollouts are in flight: wait for the oldest one first")
         super().check_free()
 
-    def end(self, rollout: RolloutInFlight) -> None:
+    def _on_end(self, rollout: RolloutInFlight) -> None:
         """Record that all parts of a rollout have ended. Called under the lock, and again after an interrupt."""
-        self._layout = rollout.buffer.trajectory.layout
+        self._layout = rollout.spec.buffer.trajectory.layout
         self._set_in_flight([other for other in self._in_flight if other is not rollout])
 
-    def _end_parts(self, group: EnvGroup, error_of: ErrorOf) -> None:
-        """End the parts of an actor that it does not know of: the change that began the rollout was interrupted."""
+    def _end_parts(self, position: int, error_of: ErrorOf) -> None:
+        """End the parts of an actor after an interrupt, also those that it does not know of, and deliver again."""
         for rollout in list(self._in_flight):
-            rollout.parts[self.groups.index(group)].fail(error_of)
+            rollout.parts[position].fail(error_of)
+            rollout.deliver()
         self._set_in_flight(self._in_flight)  # the change may not have got to the count of the table
 
     def _set_in_flight(self, rollouts: list[RolloutInFlight]) -> None:
@@ -165,39 +163,33 @@ class RolloutInFlight:
     """One rollout, which its futures belong to: nothing but closing the vector ends it.
 
     Args:
-        engine: Runs the rollouts of the vector, and has the recipe and the parameters of this one.
-        buffer: The memory of its trajectory.
+        groups: The envs of each actor.
+        spec: What its parts have in common.
+        on_end: Called with this once all parts have ended; again after an interrupt.
         each: Whether each actor has a future.
-        copies: Whether results stay valid for as long as the user keeps them.
 
     Attributes:
-        recipe: That of the policy.
-        parameters: Parameters that the policy loads first; None if there are none.
-        buffer: As above.
-        index: Index of the rollout since the policy was set.
-        last_errors_by_env: As of `WorkerRolloutEngine`.
+        spec: As above.
         runtime: The threads that serve the actors.
         parts: The part of each actor.
-        futures: The futures; empty once all parts have ended.
+        parts_by_future: The parts whose results each future has, until they have ended.
     """
 
-    def __init__(self, engine: WorkerRolloutEngine, buffer: TrajectoryBuffer, *, each: bool, copies: bool) -> None:
-        assert engine.recipe is not None, "`VectorEnv` has checked it"
-        self.recipe: PolicyRecipe = engine.recipe
-        self.parameters: Parameters | None = engine.parameters.last
-        self.buffer = buffer
-        self.index: int = engine.next_index
-        self.last_errors_by_env: dict[int, Outcome] = engine.last_errors_by_env
-        self.runtime: Runtime = engine.runtime
-        self.parts: list[RolloutPart] = [RolloutPart(group, self) for group in engine.groups]
-        # The first env of each future that was not read.
-        self._unread = {group.indices.start for group in (engine.groups if each else engine.groups[:1])}
-        self.futures: list[ActorFuture[Rollout]] = [ActorFuture(self, None) for _ in self._unread]
-        for future in self.futures:
+    def __init__(
+        self, groups: Sequence[EnvGroup], spec: RolloutSpec, on_end: Callable[[RolloutInFlight], object], *, each: bool
+    ) -> None:
+        self.spec = spec
+        self.runtime: Runtime = groups[0].actor.runtime
+        self.parts: list[RolloutPart] = [RolloutPart(group, spec, self.deliver) for group in groups]
+        shares = [[part] for part in self.parts] if each else [self.parts]
+        self.parts_by_future: dict[ActorFuture[Rollout], list[RolloutPart]] = {
+            ActorFuture(self, None): parts for parts in shares
+        }
+        for future in self.parts_by_future:
             future.set_running()  # nobody can take it out of a queue
-        self._engine = engine
-        self._copies = copies
-        buffer.hold(self)
+        # The first env of each future that was not read.
+        self._unread = {parts[0].envs.indices.start for parts in shares}
+        self._on_end = on_end
 
     @property
     def is_read(self) -> bool:
@@ -220,24 +212,22 @@ class RolloutInFlight:
     def read_reply(self, future: ActorFuture[Any], deadline: float | None) -> None:
         """Do nothing: the loop reads the replies."""
 
-    # For parts, under the lock ---------------------------------------------------------------------------
+    # Under the lock --------------------------------------------------------------------------------------
 
-    def on_part_end(self, part: RolloutPart) -> None:
-        """Deliver the result of a part, or that of all parts with the last one; again after an interrupt."""
-        is_over = all(other.has_ended for other in self.parts)
-        if len(self.futures) > 1:
-            self.futures[self.parts.index(part)].set_outcome(self._outcome_of([part]))
-        elif self.futures and is_over:
-            self.futures[0].set_outcome(self._outcome_of(self.parts))
-        if is_over:
-            self._engine.end(self)
-            self.futures = []  # they refer to this
+    def deliver(self) -> None:
+        """Deliver the results of parts that have ended; again after an interrupt."""
+        for future, parts in tuple(self.parts_by_future.items()):
+            if all(part.has_ended for part in parts):
+                future.set_outcome(self._outcome_of(parts))
+                del self.parts_by_future[future]  # it refers to this
+        if not self.parts_by_future:
+            self._on_end(self)
 
     # The result ------------------------------------------------------------------------------------------
 
     def _outcome_of(self, parts: list[RolloutPart]) -> LazyOutcome:
         """Return the outcome of consecutive actors, which the thread that waits for it puts together."""
-        is_failure = any(part.errors_by_env or part.actor_error or part.policy_error for part in parts)
+        is_failure = any(part.recovery.errors_by_env or part.policy_error for part in parts)
         return LazyOutcome(functools.partial(self._read_parts, parts), is_failure=is_failure)
 
     def _read_parts(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
@@ -246,22 +236,19 @@ class RolloutInFlight:
 
     def _read(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
         """Return the result of consecutive actors, or the error to raise. Runs code of users."""
-        trajectory, sidecar = self.buffer.trajectory, Sidecar()
-        errors_by_env: dict[int, BaseException] = {}
+        trajectory, sidecar = self.spec.buffer.trajectory, Sidecar()
         for part in parts:
-            add_infos(sidecar, part.trajectory)
-            sidecar.errors_by_step.update(_exceptions_of(part.errors_by_step))
-            if part.actor_error is None:
-                errors_by_env.update(_exceptions_of(part.errors_by_env))
-            else:
-                errors_by_env.update(dict.fromkeys(part.trajectory.envs, part.actor_error))
+            add_infos(sidecar, part.envs)
+            sidecar.errors_by_step.update(_exceptions_of(part.recovery.errors_by_step))
+            sidecar.errors_by_env.update(_exceptions_of(part.recovery.errors_by_env))
+            if part.policy_error is not None:
+                sidecar.policy_errors.update(_exceptions_of({part.envs.indices.start: part.policy_error}))
         add_failure_infos(sidecar, trajectory)
-        policy_error = next((part.policy_error.read()[1] for part in parts if part.policy_error is not None), None)
-        versions = np.full(len(parts), 0 if self.parameters is None else self.parameters.version)
-        envs = range(parts[0].trajectory.envs.start, parts[-1].trajectory.envs.stop)
-        rollout = assemble(trajectory, envs, sidecar, versions, copies=self._copies)
+        versions = np.full(len(parts), 0 if self.spec.parameters is None else self.spec.parameters.version)
+        envs = range(parts[0].envs.indices.start, parts[-1].envs.indices.stop)
+        outcome = assemble(trajectory, envs, sidecar, versions, copies=self.spec.copies)
         self._unread.discard(envs.start)  # again, if an interrupt has followed
-        return rollout_or_error(rollout, errors_by_env, policy_error)
+        return outcome
 
 
 def _exceptions_of(outcomes: dict[Any, Outcome]) -> dict[Any, BaseException]:

@@ -29,14 +29,15 @@ class TrajectoryBuffer:
         trajectory: The trajectory.
         pickled_layout: Its pickled layout.
         places: Places of its regions in the memory, by which workers open them.
+        user: The rollout that uses the buffer, whose attribute ``is_read`` tells whether its results were read; None
+            before the first.
     """
 
     def __init__(self, layout: TrajectoryLayout, memory: RowMemory) -> None:
         self._memory = memory
         # The place of each region, and the region; None for regions that the layout does not need.
         self._regions: list[tuple[Any, Any]] = [(None, None)] * 3
-        # The rollout that uses the buffer, whose attribute ``is_read`` tells whether its results were read.
-        self._holder: weakref.ref[Any] | None = None
+        self.user: weakref.ref[Any] | None = None
         self._set_layout(layout)
 
     def add_room(self, layout: TrajectoryLayout) -> None:
@@ -60,15 +61,11 @@ class TrajectoryBuffer:
         self.trajectory: Trajectory = Trajectory(layout, [region for _, region in self._regions])
         self.pickled_layout: bytes = pickle.dumps(layout, 5)
 
-    def hold(self, holder: Any) -> None:
-        """Keep the buffer for a rollout until its results were read, or nobody can read them any more."""
-        self._holder = weakref.ref(holder)
-
     @property
     def is_held(self) -> bool:
-        """Whether a rollout uses the buffer."""
-        holder = None if self._holder is None else self._holder()
-        return holder is not None and not holder.is_read
+        """Whether the results of the rollout were not read, and somebody can still read them."""
+        user = None if self.user is None else self.user()
+        return user is not None and not user.is_read
 
 
 class TrajectoryBuffers:
@@ -95,8 +92,9 @@ class TrajectoryBuffers:
                 return self._buffers.pop(position)
         return TrajectoryBuffer(layout, self._memory)
 
-    def use(self, buffer: TrajectoryBuffer) -> None:
+    def use(self, buffer: TrajectoryBuffer, user: Any) -> None:
         """Have a rollout begin with a buffer without steps; forget those of other layouts that nobody uses."""
+        buffer.user = weakref.ref(user)
         buffer.trajectory.steps_done[:] = buffer.trajectory.steps_chosen[:] = 0
         layout = buffer.trajectory.layout
         kept = [other for other in self._buffers if other.is_held or other.trajectory.layout == layout]

@@ -1,8 +1,8 @@
 """Messages of a rollout: orders to workers, and their replies.
 
 Orders travel as the arguments of an `envactors.mailbox.messages.Extend`. Everything that each rollout sends is taken
-apart into bare tuples, which are pickled in half of the time: an `Order`, the `EnvPlan` of each env, and an
-`OrderReply`.
+apart into bare tuples, which are pickled in half of the time: an `Order`, the `envactors.rollout.env_plan.EnvPlan` of
+each env, and an `OrderReply`.
 """
 
 from __future__ import annotations
@@ -70,38 +70,18 @@ class Parameters(NamedTuple):
     spans: list[tuple[int, int]]
 
 
-class EnvPlan(NamedTuple):
-    """What an env does next.
-
-    Attributes:
-        first_step: First step that it takes.
-        op: What it does there: `OP_STEP`, `OP_RESET`, or `OP_REPEAT` of `envactors.rollout.trajectory`.
-        seed: Seed of its next reset; None lets the env choose.
-        root_seed: Seed that the seeds of later episodes are derived from; None if episodes are not seeded.
-        episode: Index of its current episode.
-    """
-
-    first_step: int
-    op: int
-    seed: int | None
-    root_seed: int | None
-    episode: int
-
-
 class Order(NamedTuple):
-    """An order to a worker: run some steps of a rollout.
+    """An order to a worker: run the steps of a rollout that are left.
 
     Attributes:
         policy_id: Id of the policy.
         recipe: Recipe of the policy to make first; None if the worker should have made it.
         rollout_index: Index of the rollout since the policy was set.
-        first_step, end_step: First step, and the step after the last one.
+        first_step: First step that an env takes.
         layout: Pickled `TrajectoryLayout`.
         places: Places of the regions of the trajectory in the shared memory.
         parameters: Parameters that the policy loads first unless it has them; None if there are none.
         plans: Fields of the `EnvPlan` of each env.
-        resets_within_step: Whether a step that ends an episode also resets the env.
-        op_after_end: What an env does after such a step, if it was not reset; see `EnvPlan`.
         last_leaves: The encoded info and object leaves of each env's last observation (None without any); empty if all
             leaves have arrays.
     """
@@ -110,13 +90,10 @@ class Order(NamedTuple):
     recipe: PolicyRecipe | None
     rollout_index: int
     first_step: int
-    end_step: int
     layout: bytes
     places: RegionPlaces
     parameters: Parameters | None
     plans: list[tuple[Any, ...]]
-    resets_within_step: bool
-    op_after_end: int
     last_leaves: list[bytes | None]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,6 @@ import numpy.typing as npt
 from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.slab import PLAIN_REWARD, Places, slice_of
 from envactors.mailbox.specs import ArraySpec, Spec, leaves
-
-# Values of `Trajectory.ops`: what happened to an env in a step. `OP_STEP` and `OP_RESET` are also the flags by which
-# `Episodes.record_sequence` and `Journal.record_steps` tell resets from steps.
-OP_STEP: Final = 0
-OP_RESET: Final = 1  # the episode had ended, and the env was reset: its action was ignored
-OP_REPEAT: Final = 2  # the episode had ended, nothing reset the env, and the last observation was repeated
-OP_TRUNCATED: Final = 3  # the env failed: the row has its last observation, or that of a reset in the next process
 
 # The places of a trajectory's regions in the memory of its vector; None for missing regions.
 RegionPlaces: TypeAlias = "tuple[tuple[int, int] | None, ...]"
@@ -75,7 +68,7 @@ class Trajectory:
             step and the observation after it.
         starts: Whether an observation is the first of its episode; bool, shape (t + 1, n).
         terminated, truncated: Ends of episodes; bool, shape (t, n).
-        ops: What happened to an env in a step, one of the values above; uint8, shape (t, n).
+        kinds: The kind of each step, as in `envactors.rollout.env_plan`; uint8, shape (t, n).
         seeds: Seeds of resets, also of those within steps, at the steps that reset; -1 if the env chose it; int64,
             shape (t, n).
         checks: Checksums over the observations of envs with a journal; uint32, shape (t, n).
@@ -98,7 +91,7 @@ class Trajectory:
         self.starts: npt.NDArray[np.bool_] = self.flags[0].view(np.bool_)
         self.terminated: npt.NDArray[np.bool_] = self.flags[1, 1:].view(np.bool_)
         self.truncated: npt.NDArray[np.bool_] = self.flags[2, 1:].view(np.bool_)
-        self.ops: npt.NDArray[np.uint8] = self.flags[3, 1:]
+        self.kinds: npt.NDArray[np.uint8] = self.flags[3, 1:]
         self.info_encoding: npt.NDArray[np.uint8] = self.flags[4, 1:].reshape(-1)
         self.seeds: npt.NDArray[np.int64] = add((t, n), np.int64)
         self.checks: npt.NDArray[np.uint32] = add((t, n), np.uint32)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from envactors.mailbox.specs import Spec, spec_of_space, stack
 
 if TYPE_CHECKING:
-    from envactors.rollout.context import PolicyContext
+    from envactors.rollout.policy import PolicyContext
     from envactors.vector_env import VectorEnv
 
 SEED = 0

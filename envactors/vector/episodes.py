@@ -1,7 +1,7 @@
 """Episodes: where each env of a vector is in its episode, its seeds, and its counts of steps and episodes.
 
-Vectors with workers, in-process vectors, and rollouts record their results here. Within a rollout,
-`envactors.rollout.trajectory_writer` follows the same rules in the worker.
+Vectors with workers, in-process vectors, and rollouts record their results here. Within a rollout, workers follow the
+same rules with `envactors.rollout.env_plan`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from envactors.actor.future import ActorFuture
 from envactors.backends.process import ProcessWorker
 from envactors.rollout import engine
 from envactors.rollout.part import RolloutPart
-from envactors.rollout.policy_loop import PolicyLoop
+from envactors.rollout.policy_runner import PolicyRunner
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 
@@ -679,14 +679,14 @@ def make_twice_faulty_policy(where):
     """A policy that crashes at step 4; the process after it crashes with the order that tries this step again."""
 
     def make():
-        run = PolicyLoop.run
+        run = PolicyRunner.run
 
         def crash_first(self, order):
             if order.first_step == 4:
                 obey(where / "before the policy", "die")
             return run(self, order)
 
-        PolicyLoop.run = crash_first
+        PolicyRunner.run = crash_first
         return make_faulty_policy(where / "in the policy", "die")()
 
     return make

@@ -13,7 +13,7 @@ from fakes import END, INFO, LARGE, RAISE, SOON, PlayedEnv, RowError, Stage, wai
 from interrupting import interrupt
 
 import envactors as ea
-from envactors.mailbox.control_page import METHOD_STEP
+from envactors.mailbox.control_page import METHOD_POLICY, METHOD_STEP
 from envactors.vector.episodes import NEEDS_RESET, RETIRING
 from envactors.vector.table import IDLE
 
@@ -312,7 +312,7 @@ def test_a_crash_in_the_middle_of_a_step(stages, on_failure, autoreset):
     stage = make(stages, 1, on_failure=on_failure, autoreset=autoreset)
     future = stage.envs.rollout_async(3)
     worker = stage.worker()
-    trajectory = stage.actor().jobs.running.trajectory.arrays
+    trajectory = stage.actor().jobs.running.envs.trajectory
     worker.page.start_request(stage.actor().jobs.running.call_id, METHOD_STEP, 0)
     trajectory.steps_chosen[0] = 1
     trajectory.actions[0][0, 0] = 1
@@ -331,6 +331,25 @@ def test_a_crash_in_the_middle_of_a_step(stages, on_failure, autoreset):
     stage.reset(seed=1)
 
 
+@pytest.mark.parametrize("method", [METHOD_STEP, METHOD_POLICY])
+@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+def test_a_crash_fails_no_env_whose_episode_is_over(stages, policy, on_failure, method):
+    policy.actions = {0: END}
+    stage = make(stages, 1, on_failure=on_failure, autoreset="disabled")
+    first, second = stage.envs.rollout_async(2), stage.envs.rollout_async(2)
+    while not first.done():
+        stage.worker().play()
+        stage.settle()
+    part = stage.actor().jobs.running
+    part.envs.trajectory.steps_chosen[0] = int(method == METHOD_STEP)
+    stage.worker().page.start_request(part.call_id, method, 0)
+    stage.crash()
+    stage.run()
+    assert second.result(SOON).failures == []
+    assert not second.result().valid.any()
+    stage.check()
+
+
 @pytest.mark.parametrize("runs_rollout", [False, True])
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 def test_the_last_batch_after_a_crash_has_the_incarnation_of_each_result(stages, runs_rollout, autoreset):
@@ -339,7 +358,7 @@ def test_the_last_batch_after_a_crash_has_the_incarnation_of_each_result(stages,
     if runs_rollout:
         future = stage.envs.rollout_async(1)
         part = stage.actor().jobs.running
-        trajectory = part.trajectory.arrays
+        trajectory = part.envs.trajectory
         trajectory.steps_chosen[0] = trajectory.steps_done[0] = 1
         stage.worker().page.start_request(part.call_id, METHOD_STEP, 1)
         stage.crash()
@@ -459,7 +478,7 @@ def test_an_error_of_an_earlier_rollout_does_not_fail_a_later_one(stages):
     stage.reset(seed=0)
     first = stage.envs.rollout_async(2)
     stage.worker().page.start_request(stage.actor().jobs.running.call_id, METHOD_STEP, 0)
-    stage.actor().jobs.running.trajectory.arrays.steps_chosen[0] = 1
+    stage.actor().jobs.running.envs.trajectory.steps_chosen[0] = 1
     stage.crash()
     with pytest.raises(ea.VectorStepError):
         first.result(SOON)
@@ -523,8 +542,8 @@ def test_a_handler_at_any_line_of_starting_a_rollout_steps_or_starts_others(stag
         in_flight = stage.envs._rollout_engine._in_flight
         assert len(started) in (1, 2), where
         assert started == ["steps"] or len(in_flight) == len(started), where
-        assert len({rollout.index for rollout in in_flight}) == len(in_flight), where
-        assert len({id(rollout.buffer) for rollout in in_flight}) == len(in_flight), where
+        assert len({rollout.spec.index for rollout in in_flight}) == len(in_flight), where
+        assert len({id(rollout.spec.buffer) for rollout in in_flight}) == len(in_flight), where
         if where is None:
             break
     assert number > 10
@@ -562,7 +581,7 @@ def lose(stage):
     stage.play(stage.envs.set_policy, PlayedPolicy)
 
 
-NAMES = {"_end", "on_part_end", "end", "fail", "repair"}
+NAMES = {"_end_if_over", "_end", "deliver", "_on_end", "_end_parts", "fail", "repair"}
 
 
 @pytest.mark.parametrize("twice", [False, True])
@@ -582,6 +601,26 @@ def test_an_exception_at_every_line_of_the_end_of_a_part(stages, twice):
     assert number > 5
 
 
+@pytest.mark.parametrize("each", [False, True])
+def test_an_exception_at_every_line_of_the_failure_of_a_part_loses_no_result(stages, each):
+    """As when the user kills an actor while its part waits or runs."""
+    stage = make(stages)
+    for number in itertools.count():
+        stage.reset(seed=0)
+        futures = stage.envs.rollout_each(2) if each else [stage.envs.rollout_async(2)]
+
+        def fail_parts():
+            actors = [stage.actor(0), stage.actor(1)]
+            with stage.table.lock, stage.table.lock.change(*actors):
+                for actor in actors:
+                    actor.jobs.running.fail(actor.errors.lost_process(None, 0))
+
+        if interrupt(fail_parts, number, only=NAMES) is None:
+            break
+        check_ended(stage, futures)
+    assert number > 5
+
+
 def check_ended(stage: Stage, futures):
     """Everything ends, and a reset works."""
     stage.run()
@@ -597,15 +636,13 @@ def check_ended(stage: Stage, futures):
 def test_the_part_keeps_its_result_if_its_end_is_interrupted(stages):
     stage = make(stages, 1)
     future = stage.envs.rollout_async(2)
-    rollout_in_flight = stage.actor().jobs.running._reports_to
-    part = rollout_in_flight.parts[0]
+    part = stage.actor().jobs.running
     stage.run()
     assert part.has_ended
     rollout = future.result(SOON)
-    part._reports_to = rollout_in_flight  # as if the last statement had not run
     with stage.table.lock, stage.table.lock.change(stage.actor()):
         part.fail(lambda _: pytest.fail("it has ended"))
-    assert part.actor_error is None
+    assert not part.recovery.errors_by_env
     assert rollout.valid.all()
 
 

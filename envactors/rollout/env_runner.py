@@ -1,0 +1,265 @@
+"""The envs of a worker in a rollout: run their steps, and write the results to the trajectory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.mailbox.control_page import ENV_INDEX, METHOD, METHOD_RESET, METHOD_STEP, SINCE
+from envactors.mailbox.info_codec import Infos, decode
+from envactors.mailbox.pickling import copy_value
+from envactors.mailbox.slab import PLAIN_REWARD, slice_of
+from envactors.mailbox.specs import ArraySpec, conform, flatten, stack, unflatten
+from envactors.rollout.env_plan import KIND_REPEAT, KIND_RESET, KIND_STEP, EnvPlan
+from envactors.rollout.messages import Order, OrderReply
+from envactors.rollout.policy_output import actions_at, write_output
+from envactors.rollout.trajectory import Trajectory, TrajectoryLayout
+from envactors.worker import context
+from envactors.worker.env_rows import as_failure, unfit_result
+from envactors.worker.host import HostedEnv
+from envactors.worker.main import Server
+
+
+class _ObservationBatches:
+    """Observations of several leaves, or of leaves without an array in the trajectory, by step.
+
+    Args:
+        layout: Layout of the trajectory.
+        arrays: Read-only array per leaf; None for leaves without an array.
+        objects: The leaves of each env's last observation that have no array.
+    """
+
+    def __init__(self, layout: TrajectoryLayout, arrays: list[Any], objects: list[list[Any]]) -> None:
+        self._layout, self._arrays, self._objects = layout, arrays, objects
+
+    def __getitem__(self, step: int) -> Any:
+        if self._layout.learned is not None:
+            return stack(self._layout.learned, [obs for (obs,) in self._objects])
+        objects = zip(*self._objects, strict=True)
+        leaves = (list(next(objects)) if array is None else array[step] for array in self._arrays)
+        return unflatten(self._layout.observation, leaves)
+
+
+class EnvRunner:
+    """Runs the envs of a worker in the steps of a rollout.
+
+    Args:
+        trajectory: Trajectory to write to.
+        server: The worker's server.
+        envs: Indices of the worker's envs.
+
+    Attributes:
+        trajectory, envs: As above.
+        observed, starts: Read-only batches by step: the observations before it, and whether each is the first of its
+            episode.
+        steps_chosen: That of the trajectory. Single numbers are written through memoryviews in a third of the time.
+    """
+
+    def __init__(self, trajectory: Trajectory, server: Server, envs: range) -> None:
+        layout = trajectory.layout
+        self.trajectory = trajectory
+        self.envs = envs
+        self._server = server
+        self._page = server.page
+        self._infos = Infos(trajectory)
+        # Leaves of each env's last observation that have no array in the trajectory.
+        self._objects: list[list[Any]] = [[] for _ in envs]
+        mine = slice_of(envs)
+        self.steps_chosen: memoryview[int] = trajectory.steps_chosen.data
+        self._steps_done = trajectory.steps_done.data
+        self._rewards: Any = trajectory.rewards.reshape(-1).data if layout.reward == PLAIN_REWARD else None
+
+        # The policy gets read-only views, since they also are the observations of the result.
+        seen: list[Any] = [None if array is None else array[:, mine] for array in trajectory.observations]
+        self.starts: npt.NDArray[np.bool_] = trajectory.starts[:, mine]
+        for view in (*seen, self.starts):
+            if view is not None:
+                view.flags.writeable = False
+        self.observed: Any = _ObservationBatches(layout, seen, self._objects)
+        # The array of all observations, if they have only one leaf; else None.
+        self._array: Any = None
+        # All observations as one sequence of numbers, if they are arrays of one axis and plain results may be written
+        # without `_finish`; and how many numbers one observation has in it, else 0. Assigning a slice of a memoryview
+        # checks the dtype and the shape, and takes half of the time that NumPy takes.
+        self._numbers: Any = None
+        self._size = 0
+        if isinstance(layout.observation, ArraySpec) and trajectory.is_whole:
+            self._array = array = trajectory.observations[0]
+            assert array is not None, "the trajectory is whole"
+            self.observed = seen[0]
+            keeps_journal = server.host.hosted_envs[0].journal
+            if array.ndim == 3 and array.dtype.kind in "biuf" and self._rewards is not None and not keeps_journal:
+                self._numbers, self._size = array.reshape(-1).data, array.shape[2]
+
+        # The actions of the worker's envs, if they are arrays, and the shape of one step. The dtype is None if the
+        # policy returns more than an array; it is NumPy's own object: one that was unpickled is another.
+        self._actions: Any = None
+        self._action_shape: tuple[int, ...] = ()
+        self._action_dtype: np.dtype[Any] | None = None
+        if isinstance(layout.action, ArraySpec):
+            self._actions = trajectory.actions[0][:, mine]
+            self._action_shape = self._actions.shape[1:]
+            if not layout.extras:
+                self._action_dtype = np.dtype(self._actions.dtype.type)
+
+    # The policy ------------------------------------------------------------------------------------------
+
+    def write_output(self, step: int, output: Any) -> TrajectoryLayout | None:
+        """Write what the policy has returned; see `envactors.rollout.policy_output.write_output`."""
+        # Most actions are written here, in a tenth of the time.
+        if type(output) is np.ndarray and output.dtype is self._action_dtype and output.shape == self._action_shape:
+            self._actions[step] = output
+            return None
+        return write_output(self.trajectory, self.envs, step, output)
+
+    # The envs --------------------------------------------------------------------------------------------
+
+    def run(self, order: Order, choose: Callable[[int], OrderReply | None]) -> OrderReply:
+        """Carry out an order, until all steps are complete or an env raises; return the reply.
+
+        Most results are plain: an array of numbers, a float, and a dict. This writes them as `_finish` would, but
+        without its calls, which makes rollouts of light envs up to 15 % faster. If a result turns out not to be plain,
+        `_finish` overwrites what was written of it.
+
+        Args:
+            order: The order.
+            choose: Writes the actions of a step. It may return a reply, which ends the order.
+        """
+        planned = self._begin(order)
+        page, forks, now, trajectory = self._page, context.forks, time.monotonic, self.trajectory
+        counters, times, count = page.counters, page.times, trajectory.layout.envs
+        numbers, rewards, steps_done = self._numbers, self._rewards, self._steps_done
+        size = 0 if page.is_timing else self._size
+        copies_action = len(self._action_shape) > 1
+        due: list[tuple[HostedEnv, EnvPlan]] = []
+        for step in range(order.first_step, trajectory.layout.steps):
+            if context.forks != forks:
+                os._exit(1)  # env code forked, and its child returned to this loop
+            reply = choose(step)
+            if reply is not None:
+                return reply
+            if len(due) < len(planned):
+                due = [(hosted, plan) for hosted, plan in planned if plan.first_step <= step]
+            actions = actions_at(trajectory, step)
+            for hosted, plan in due:
+                index, kind = hosted.index, plan.kind
+                times[SINCE] = now()
+                counters[METHOD] = METHOD_STEP
+                counters[ENV_INDEX] = hosted.position
+                try:
+                    if kind == KIND_STEP:
+                        result = hosted.env.step(actions[index].copy() if copies_action else actions[index])
+                    elif kind == KIND_RESET:
+                        counters[METHOD] = METHOD_RESET
+                        result = hosted.reset(plan.seed, None)
+                    else:
+                        self._repeat(hosted, step)
+                        continue
+                    if size and type(result) is tuple and len(result) == 5:
+                        obs, reward, terminated, truncated, info = result
+                        is_boundary = terminated or truncated or kind == KIND_RESET
+                        is_plain = isinstance(reward, float) and type(info) is dict
+                        if is_plain and not (is_boundary and plan.resets_within_step):
+                            cell = step * count + index
+                            at = (cell + count) * size
+                            try:
+                                numbers[at : at + size] = obs
+                                rewards[cell] = reward
+                                if info:
+                                    self._write_info(cell, info, [])
+                                if is_boundary:
+                                    self._write_boundary(index, plan, step, terminated, truncated)
+                                steps_done[index] = step + 1
+                                continue
+                            except Exception:  # noqa: S110 # `_finish` converts the observation, or raises the error
+                                pass
+                    self._finish(hosted, plan, step, result)
+                except BaseException as error:
+                    return OrderReply(position=hosted.position, failure=as_failure(error, page))
+        return OrderReply()
+
+    def _begin(self, order: Order) -> list[tuple[HostedEnv, EnvPlan]]:
+        """Return the envs with their plans. Clear the flags of the steps to come: results only write what differs."""
+        plans = [EnvPlan(*fields) for fields in order.plans]
+        planned = list(zip(self._server.host.hosted_envs, plans, strict=True))
+        last = max(plan.first_step for plan in plans)
+        flags = self.trajectory.flags
+        for hosted, plan in planned:
+            flags[:, plan.first_step + 1 : last + 1, hosted.index] = 0
+        flags[:, last + 1 :, slice_of(self.envs)] = 0
+        for position, encoded in enumerate(order.last_leaves):
+            self._objects[position] = [] if encoded is None else decode(encoded)[1]
+        return planned
+
+    def _finish(self, hosted: HostedEnv, plan: EnvPlan, step: int, result: Any) -> None:
+        """Write any result of a step or a reset.
+
+        Raises:
+            PayloadError: It cannot be written.
+            BaseException: A reset within the step raises.
+        """
+        page, trajectory, layout, index = self._page, self.trajectory, self.trajectory.layout, hosted.index
+        is_reset, fields = plan.kind == KIND_RESET, result
+        if not is_reset:
+            fields = hosted.take(result, plan.resets_within_step, plan.seed)
+        if page.is_timing:
+            method = page.counters[METHOD]
+            page.spans.add(page.times[SINCE], time.monotonic(), self._server.call_id, hosted.position, method)
+        obs, reward, terminated, truncated, info = fields
+        try:
+            objects: list[Any] = []
+            if self._array is not None:
+                self._array[step + 1, index] = obs
+            else:
+                if layout.learned is not None:
+                    obs = conform(layout.learned, obs, f"the observation of env {index}")
+                for array, leaf in zip(trajectory.observations, flatten(layout.observation, obs), strict=True):
+                    if array is None:
+                        objects.append(copy_value(leaf))  # the env may change it later
+                    else:
+                        array[step + 1, index] = leaf
+            trajectory.rewards[step, index] = reward
+            if hosted.journal:
+                trajectory.checks[step, index] = hosted.check
+            if type(info) is not dict or info or objects:
+                self._write_info(step * layout.envs + index, info, objects)
+            self._objects[hosted.position] = objects
+            if is_reset or terminated or truncated:
+                self._write_boundary(index, plan, step, terminated, truncated)
+        except BaseException as error:
+            raise unfit_result(error, fields) from error
+        self._steps_done[index] = step + 1
+
+    def _write_boundary(self, index: int, plan: EnvPlan, step: int, terminated: Any, truncated: Any) -> None:
+        """Write that an episode has ended, or that a reset has begun one."""
+        trajectory = self.trajectory
+        trajectory.terminated[step, index] = bool(terminated)
+        trajectory.truncated[step, index] = bool(truncated)
+        trajectory.kinds[step, index] = plan.kind
+        trajectory.seeds[step, index] = -1 if plan.seed is None else plan.seed
+        trajectory.starts[step + 1, index] = plan.pass_boundary()
+
+    def _write_info(self, cell: int, info: Any, objects: list[Any]) -> None:
+        """Write an info and the leaves that have no array.
+
+        Raises:
+            Exception: They do not pickle.
+        """
+        part = self._infos.put(cell, self._infos.pack(info, objects))
+        if part is not None:
+            self._server.send_part(cell, part)
+
+    def _repeat(self, hosted: HostedEnv, step: int) -> None:
+        """Write the last observation of an env again."""
+        trajectory, index = self.trajectory, hosted.index
+        trajectory.repeat_observation(step, index)
+        if self._objects[hosted.position]:
+            self._write_info(step * trajectory.layout.envs + index, {}, self._objects[hosted.position])
+        trajectory.kinds[step, index] = KIND_REPEAT
+        trajectory.checks[step, index] = hosted.check
+        self._steps_done[index] = step + 1

@@ -1,0 +1,121 @@
+"""The worker's half of rollouts: carry out orders, in which the policy and the envs alternate."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from typing import Any
+
+from envactors.mailbox.control_page import METHOD_CALL, METHOD_POLICY, TIMED
+from envactors.rollout.env_runner import EnvRunner
+from envactors.rollout.messages import Order, OrderReply, Parameters, PolicyRecipe
+from envactors.rollout.policy import ActorPolicy
+from envactors.rollout.trajectory import RegionPlaces, Trajectory
+from envactors.worker.main import Server
+
+# How much memory stays open: two rollouts may be in flight while the user keeps two results, and each may have its
+# parameters.
+_MOST_TRAJECTORIES = 4
+_MOST_PARAMETERS = 2
+
+
+def set_policy(server: Server, recipe: PolicyRecipe) -> bool:
+    """Make the policy in this worker; return whether it can load parameters."""
+    server.page.record_env(METHOD_CALL, 0)
+    runner = PolicyRunner(server, recipe)
+    server.extension = runner
+    return runner.policy.can_load
+
+
+def run_rollout(server: Server, *fields: Any) -> tuple[Any, ...]:
+    """Carry out an order, given as the fields of `Order`; return the fields of an `OrderReply`."""
+    order = Order(*fields)
+    if order.recipe is not None:
+        set_policy(server, order.recipe)
+    runner: PolicyRunner | None = server.extension
+    if runner is None or runner.policy_id != order.policy_id:
+        return tuple(OrderReply(lacks_policy=True))
+    return tuple(runner.run(order))
+
+
+class PolicyRunner:
+    """Runs the policy of one worker in its rollouts; `EnvRunner` runs the envs.
+
+    Args:
+        server: The worker's server.
+        recipe: That of the policy.
+
+    Attributes:
+        policy_id: Id of the policy.
+        policy: The policy.
+    """
+
+    def __init__(self, server: Server, recipe: PolicyRecipe) -> None:
+        hosted = server.host.hosted_envs
+        self.policy_id: int = recipe.policy_id
+        envs = range(hosted[0].index, hosted[0].index + len(hosted))
+        self.policy: ActorPolicy = ActorPolicy(recipe.pickled, recipe.seed, envs)
+        self._server = server
+        self._env_runner_at = functools.lru_cache(_MOST_TRAJECTORIES)(self._open_trajectory)
+        self._parameters_at = functools.lru_cache(_MOST_PARAMETERS)(functools.partial(self._open, writable=False))
+        # The index of the rollout, the step, and the output of a policy call that had no room in the trajectory.
+        self._kept: tuple[int, int, Any] | None = None
+
+    def run(self, order: Order) -> OrderReply:
+        """Carry out an order.
+
+        Raises:
+            BaseException: Raised by the policy.
+        """
+        page = self._server.page
+        if order.parameters is not None and order.parameters.version != self.policy.version:
+            self._load(order.parameters)
+        env_runner = self._env_runner_at(order.places, order.layout)
+        self.policy.rollout_index = order.rollout_index
+        page.is_timing = page.counters[TIMED] != 0
+        try:
+            return env_runner.run(order, functools.partial(self._choose, env_runner))
+        finally:
+            page.is_timing = False
+
+    def _choose(self, env_runner: EnvRunner, step: int) -> OrderReply | None:
+        """Have the policy choose the actions of a step, unless an earlier process has chosen them.
+
+        Returns:
+            None, or the reply to the order if the trajectory has no room for the policy's output.
+
+        Raises:
+            BaseException: Raised by the policy.
+        """
+        first = env_runner.envs.start
+        if env_runner.steps_chosen[first] > step:
+            return None
+        if self._kept is not None and self._kept[:2] == (self.policy.rollout_index, step):
+            output = self._kept[2]
+        else:
+            self._server.page.record_env(METHOD_POLICY, 0)
+            output = self.policy.choose(step, env_runner.observed[step], env_runner.starts[step])
+        layout = env_runner.write_output(step, output)
+        if layout is not None:
+            self._kept = self.policy.rollout_index, step, output
+            return OrderReply(layout=layout)
+        self._kept = None
+        env_runner.steps_chosen[first] = step + 1
+        return None
+
+    def _load(self, parameters: Parameters) -> None:
+        """Have the policy load parameters. Their arrays are read-only views of the shared memory."""
+        region = b"" if parameters.place is None else self._parameters_at(parameters.place)
+        arrays = [region[start:stop] for start, stop in parameters.spans]
+        self._server.page.record_env(METHOD_POLICY, 0)
+        self.policy.load(parameters.version, parameters.pickled, arrays)
+
+    # The shared memory -----------------------------------------------------------------------------------
+
+    def _open_trajectory(self, places: RegionPlaces, layout: bytes) -> EnvRunner:
+        regions = [None if place is None else self._open(place, writable=True) for place in places]
+        return EnvRunner(Trajectory(pickle.loads(layout), regions), self._server, self.policy.envs)
+
+    def _open(self, place: tuple[int, int], *, writable: bool) -> memoryview:
+        assert self._server.memory is not None, "envs of a vector have memory"
+        return self._server.memory.open_part(place, writable=writable)

@@ -1,0 +1,41 @@
+"""The rules of episodes in rollouts, which workers follow without `Episodes`."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from envactors.rollout.env_plan import KIND_AFTER_END, KIND_REPEAT, KIND_RESET, KIND_STEP, EnvPlan, next_kind
+from envactors.vector.episodes import Episodes
+
+
+@pytest.mark.parametrize("seed_episodes", [False, True])
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+def test_a_plan_follows_the_rules_of_episodes(autoreset, seed_episodes):
+    """After each step, the worker's plan has the kind and the seed of the next step that `Episodes` has."""
+    rng = random.Random(0)
+    episodes = Episodes(1, autoreset, "raise")
+    if seed_episodes:
+        episodes.seed_episodes()
+    episodes.set_root_seed(0, 5)
+    episodes.record(0, ends=False, is_reset=True)
+    root_seed = 5 if seed_episodes else None
+    plan = EnvPlan(0, KIND_STEP, KIND_AFTER_END[autoreset], episodes.next_seeds[0], root_seed, episodes.numbers[0])
+    kinds = set()
+    for _ in range(50):
+        kinds.add(plan.kind)
+        if plan.kind == KIND_REPEAT:
+            break
+        is_reset = plan.kind == KIND_RESET
+        ends = not is_reset and rng.random() < 0.3
+        episodes.record(0, ends=ends, is_reset=is_reset)
+        if ends or is_reset:
+            assert plan.pass_boundary() == (is_reset or autoreset == "same_step")
+        assert (plan.kind, plan.seed) == (next_kind(episodes, 0), episodes.next_seeds[0])
+    assert kinds == {KIND_STEP, KIND_AFTER_END[autoreset]}
+
+
+def test_a_worker_makes_the_plan_that_was_sent():
+    plan = EnvPlan(3, KIND_RESET, KIND_STEP, 7, None, 2)
+    assert EnvPlan(*plan.fields()).fields() == plan.fields() == (3, KIND_RESET, KIND_STEP, 7, None, 2)
