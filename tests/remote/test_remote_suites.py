@@ -40,6 +40,8 @@ LOCAL = {
     "test_what_waits_for_its_start_is_closed_killed_and_replaced_at_once",
     # A node's fork server for such variables ends with the last actor of all.
     "test_the_same_env_vars_for_all_are_a_standbys_too",
+    # A caller whose workers are on nodes has its rollouts in memory that it shares with nobody.
+    "test_rollouts_take_two_buffers_of_shared_memory_and_a_policy_none",
 }
 
 
