@@ -335,6 +335,7 @@ class Supervisor(ActorBase):
             for frame in worker.drain():
                 self.on_frame(frame)
             report = process.reap(worker)
+            self._unconfirmed = None if report.status.is_certain else worker
             if process.was_standby and not process.has_started and is_crash(report.reason) and not self.is_closing:
                 # Not a crash of this actor, which the standby has not served yet: launch a process instead.
                 self._start_process(ActorProcess(process.incarnation))
@@ -368,8 +369,6 @@ class Supervisor(ActorBase):
         self.tenant.on_exit(ended)
         self.jobs.on_exit(ended)
         # 4. Continue.
-        if not report.status.is_certain:
-            self._unconfirmed = process.worker
         process.worker = None
         self._carry_out(ended)
 
@@ -427,11 +426,13 @@ class Supervisor(ActorBase):
         elif chosen is Next.RESTART:
             # The standby waits for the delay in place of the actor, so that processes start no more often.
             standby = self._take_standby(delay) if ended.process.has_started else None
-            self._back_off(delay)
             if standby is not None:
-                self._restart(standby)
-            elif delay > 0:
-                self.log.write(logging.WARNING, f"actor {self.name!r}: {self.restart_tracker.describe(delay)}")
+                self.restarts += 1
+                self._start_next_process(standby)
+            else:
+                self._back_off(delay)
+                if delay > 0:
+                    self.log.write(logging.WARNING, f"actor {self.name!r}: {self.restart_tracker.describe(delay)}")
         elif chosen is Next.DIE:
             self.phase = Phase.DEAD
             if self.config.is_standby:
@@ -448,11 +449,11 @@ class Supervisor(ActorBase):
         self.restart_at = time.monotonic() + delay
         self.timers.set("backoff", self.restart_at, self._restart)
 
-    def _restart(self, standby: Worker | None = None) -> None:
+    def _restart(self) -> None:
         """Start the next process, and count it as a restart, unless the backoff was ended by something else."""
         if self.phase is Phase.BACKOFF:
             self.restarts += 1
-            self._start_next_process(standby)
+            self._start_next_process()
 
     def _fail_jobs_of_dead(self) -> bool:
         """Fail the jobs of a dead actor, up to a renewal, which starts a process; return whether there is one."""
