@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from envactors.actor.activity import Activity
-from envactors.actor.actor_process import START_CALL_ID, ExitReport
+from envactors.actor.actor_process import START_CALL_ID
 from envactors.actor.future import ActorFuture
 from envactors.actor.job import Close, Job, Renewal
 from envactors.actor.log import STACKS_PATIENCE, warn_of_slow
@@ -124,7 +124,7 @@ class Actor(Supervisor):
                 call.actor = self
                 activity = call.activity()
                 assert activity is not None, "it has not ended"
-                raise self.lock.refuse(self.errors.closed(activity, self.process.incarnation))
+                raise self.lock.refuse(self.errors.closed(activity))
             self.jobs.enqueue(call)
 
     def renew(self, future: ActorFuture) -> None:
@@ -152,8 +152,8 @@ class Actor(Supervisor):
             if is_running or future.done():
                 return is_running
             # A call that was running in an earlier process may be queued for another try.
-            report, incarnation = ExitReport(reason=EndReason.ABORT), self.process.incarnation
-            return self._withdraw(future, lambda at: future.set_exception(self.errors.ended(report, incarnation, at)))
+            end = functools.partial(self.errors.ended_because, reason=EndReason.ABORT)
+            return self._withdraw(future, lambda activity: future.set_exception(end(activity)))
 
     def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
         """Take the request of a future out of the queue; see `Tenant.withdraw`."""
@@ -171,7 +171,7 @@ class Actor(Supervisor):
     def _check_can_kill(self, operation: str) -> None:
         """Refuse to do something that the backend cannot do, since it cannot kill."""
         if not self.config.backend.traits.can_kill:
-            raise self.lock.refuse(self.errors.unsupported(operation, self.process.incarnation))
+            raise self.lock.refuse(self.errors.unsupported(operation))
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         began = time.monotonic() if began is None else began

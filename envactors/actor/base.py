@@ -46,9 +46,9 @@ class ActorBase(ABC):
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
         self.lock: ChangeLock = config.lock
-        self.errors: ErrorFactory = ErrorFactory(config)
         self.closed: Latch = Latch()
         self.process: ActorProcess = ActorProcess(0)
+        self.errors: ErrorFactory = ErrorFactory(config, lambda: self.process.incarnation)
         self.last_exit_error: ActorError | None = None
         self._owner_pid = os.getpid()
         self._forks = runtimes.forks

@@ -279,7 +279,7 @@ def pickle_call(actor: ActorBase, call: Call, message: tuple[Any, ...], by_value
         call.payload = dumps(tuple(message), by_value)
     except Exception as error:  # the reduction of an argument may raise anything
         what = Activity(call.method, call.index)
-        call.future.set_exception(actor.errors.unpicklable(what, actor.process.incarnation, error))
+        call.future.set_exception(actor.errors.unpicklable(what, error))
         return False
     return True
 

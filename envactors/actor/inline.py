@@ -150,7 +150,7 @@ class InlineActor(ActorBase):
         activity = Activity(call.method, call.index)
         future = call.future
         if self.closed.is_open:
-            raise self.errors.closed(activity, self.process.incarnation)
+            raise self.errors.closed(activity)
         self.check_not_within()
         try:
             self.make_missing(activity)
@@ -158,7 +158,7 @@ class InlineActor(ActorBase):
             future.set_exception(error)
             return
         if call.incarnation not in (None, self.process.incarnation):
-            future.set_exception(self.errors.lost_process(self.last_exit_error, call.incarnation)(activity))
+            future.set_exception(self.errors.lost_process(activity, call.incarnation, self.last_exit_error))
             return
         self._call_id += 1
         activity = activity._replace(call_id=self._call_id, started=time.monotonic())
@@ -191,7 +191,7 @@ class InlineActor(ActorBase):
         self.check_not_within()
         with self.lock:
             if self.closed.is_open:
-                raise self.errors.closed(Activity("renew", self.config.first_index), self.process.incarnation)
+                raise self.errors.closed(Activity("renew", self.config.first_index))
             self.replace(self._describe_end(EndReason.RENEW), closes=True)
             outcome = ReadyOutcome(self.process.incarnation, self._start_error)
         future.set_outcome(outcome)
@@ -241,18 +241,18 @@ class InlineActor(ActorBase):
                 self.replace(error)
 
     def _describe_end(self, reason: EndReason) -> ActorError:
-        return self.errors.ended(ExitReport(self.pid, reason=reason), self.process.incarnation, None)
+        return self.errors.ended(None, ExitReport(self.pid, reason=reason))
 
     def unusable_error(self, activity: Activity) -> ActorError:
         """Return the error of a request that cannot run: a factory has raised, or the actor was closed."""
         error = self._start_error
-        return self.errors.closed(activity, self.process.incarnation) if error is None else copy_error(error)
+        return self.errors.closed(activity) if error is None else copy_error(error)
 
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""
         self.check_owner()
         if self.state is ActorState.BUSY:
-            raise self.errors.unsupported("kill it in the middle of a call", self.process.incarnation)
+            raise self.errors.unsupported("kill it in the middle of a call")
         with self.lock:
             if self.closed.is_open:
                 return
@@ -276,7 +276,7 @@ class InlineActor(ActorBase):
 
     def abort(self, future: ActorFuture) -> bool:
         if not future.done():
-            raise self.errors.unsupported("abort a running call", self.process.incarnation)
+            raise self.errors.unsupported("abort a running call")
         return False
 
     def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
@@ -303,7 +303,7 @@ class InlineActor(ActorBase):
                 server.execute(Kind.CLOSE, dumps(()))
                 process.failure = pack_failure(error, Fault.RAISED)
                 process.cause = unpack_failure(process.failure)
-                self._start_error = self.errors.start_error(ExitReport(self.pid), process)
+                self._start_error = self.errors.start_error(process, ExitReport(self.pid))
                 return
         page.record_env(METHOD_CALL, 0)
         self._server = server

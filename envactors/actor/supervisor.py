@@ -377,7 +377,7 @@ class Supervisor(ActorBase):
         process, job, crashes = self.process, self.jobs.running, self.config.crashes
         remainder = Remainder() if job is None else job.remainder(process)
         culprit = remainder.culprit
-        error = self.errors.exit_error(report, process, culprit)
+        error = self.errors.exit_error(culprit, process, report)
         if crashes is not None and is_crash(report.reason) and report.pid is not None:
             find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
             error.bundle = crashes.report(error, find_inputs, process.failure)
@@ -404,14 +404,14 @@ class Supervisor(ActorBase):
             if not is_wanted and (self._unconfirmed is not None or self.runtime.launcher.withdraw(self._launch)):
                 self._after_exit(process.report_without_worker())
         elif phase is Phase.CLOSED:
-            self.jobs.fail_all(functools.partial(self.errors.closed, incarnation=process.incarnation))
+            self.jobs.fail_all(self.errors.closed)
         elif phase is Phase.DEAD and not self.is_closing:
             self._fail_jobs_of_dead()
         elif phase is Phase.NEW and is_needed:
             self._start_process(process)
         elif phase in (Phase.ENDING, Phase.DEAD) or not is_needed:
             reason = EndReason.CLOSE if self.is_closing else process.end_reason
-            error_of = functools.partial(self.errors.ended, ExitReport(reason=reason), process.incarnation)
+            error_of = functools.partial(self.errors.ended_because, reason=reason)
             self.jobs.fail_renewal(error_of)
             if self.is_closing:
                 self._close(error_of)
@@ -436,12 +436,12 @@ class Supervisor(ActorBase):
         elif chosen is Next.DIE:
             self.phase = Phase.DEAD
             if self.config.is_standby:
-                self.log.write_end_of_standby(self.errors.exhausted(self.restart_tracker, self.process.incarnation))
+                self.log.write_end_of_standby(self.errors.exhausted(self.restart_tracker))
             if not self._fail_jobs_of_dead():
                 self.jobs.fail_shared()
         else:
             report = ended.report if ended.reason is None else ended.report._replace(reason=EndReason.CLOSE)
-            self._close(functools.partial(self.errors.ended, report, ended.process.incarnation))
+            self._close(functools.partial(self.errors.ended, report=report))
 
     def _back_off(self, delay: float) -> None:
         """Start the next process after a delay, in seconds."""
@@ -457,8 +457,8 @@ class Supervisor(ActorBase):
 
     def _fail_jobs_of_dead(self) -> bool:
         """Fail the jobs of a dead actor, up to a renewal, which starts a process; return whether there is one."""
-        error = self.errors.exhausted(self.restart_tracker, self.process.incarnation)
-        is_renewed = self.jobs.fail_until_renewal(functools.partial(self.errors.after_last, error))
+        error = self.errors.exhausted(self.restart_tracker)
+        is_renewed = self.jobs.fail_until_renewal(functools.partial(self.errors.after_last, final=error))
         if is_renewed:
             self._start_next_process()
         return is_renewed
@@ -490,10 +490,10 @@ class Supervisor(ActorBase):
         reason = EndReason.INTERRUPT if bug is None else EndReason.CLOSE
         if bug is None:
             text = f"actor {self.name!r} gets another process: a change of its state was interrupted"
-            error_of = functools.partial(self.errors.ended, ExitReport(reason=reason), self.process.incarnation)
+            error_of = functools.partial(self.errors.ended_because, reason=reason)
         else:
             text = f"actor {self.name!r} is closed by an internal error of envactors; please report it"
-            error_of = functools.partial(self.errors.broken, bug, self.process.incarnation)
+            error_of = functools.partial(self.errors.broken, bug=bug)
         self.log.write(logging.WARNING if bug is None else logging.ERROR, text, bug)
         self.is_closing |= bug is not None
         if self.phase not in (Phase.DEAD, Phase.CLOSED):

@@ -68,7 +68,7 @@ class InlineRolloutEngine(RolloutEngine):
         del seed  # `_run` draws the random numbers
         for actor in self._actors:
             if not actor.is_usable:
-                raise actor.errors.closed(Activity("set_policy", actor.indices.start), actor.process.incarnation)
+                raise actor.errors.closed(Activity("set_policy", actor.indices.start))
         self._policies = [_ActorPolicy(actor.indices, pickle.loads(make_policy)()) for actor in self._actors]
         self._version = 0
         return all(hasattr(each.policy, "load") for each in self._policies)

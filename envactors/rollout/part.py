@@ -222,8 +222,7 @@ class RolloutPart(Job):
             try:
                 self._buffer.add_room(reply.layout)
             except OSError as error:
-                activity, incarnation = self._activity_of_order, self._actor.process.incarnation
-                self.actor_error = self._actor.errors.out_of_memory(activity, incarnation, error)
+                self.actor_error = self._actor.errors.out_of_memory(self._activity_of_order, error)
                 self._end()
                 return True
         if self._needs_no_order:
