@@ -45,24 +45,20 @@ class Job:
         future: The future of its outcome; None if nobody waits for it.
         call_id: Its call id; 0 as long as the worker has received nothing of it.
         started: When it was sent (`time.monotonic`); 0.0 until then.
-        deadline: How long it may run, in seconds; None for no limit.
         ticket: Its place in the order of permits, which grows from job to job; 0 for jobs that go first.
         needs_permit: Whether it steps or resets envs, so that it counts for ``max_running``.
         is_of_process: Whether it ends with the process, since the next one does not need it, or gets another one.
         runs_first: Whether it runs before all jobs of other kinds, as replays do.
-        survives_interrupt: Whether it stays in the queue when an interrupted change is repaired.
     """
 
     actor: JobActor
     future: ActorFuture | None = None
     call_id: int = 0
     started: float = 0.0
-    deadline: float | None = None
     ticket: int = 0
     needs_permit: bool = False
     is_of_process: bool = False
     runs_first: bool = False
-    survives_interrupt: bool = True
 
     def can_join(self, running: Job) -> bool:
         """Return whether it may start before the running job has ended."""

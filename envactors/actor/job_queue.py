@@ -308,7 +308,7 @@ class JobQueue:
         """
         waiting = set(self.waiting)
         for job in tuple(self.unfinished):
-            if fails_all or job not in waiting or job.call_id != 0 or not job.survives_interrupt:
+            if fails_all or job not in waiting or job.call_id != 0:
                 self._fail(job, error_of)
         self.waiting = deque(job for job in self.waiting if job in self.unfinished)
         self.running = self.renewal = None

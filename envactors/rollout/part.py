@@ -67,7 +67,6 @@ class RolloutPart(Job):
     """
 
     needs_permit = True
-    survives_interrupt = False
 
     def __init__(self, group: EnvGroup, rollout: WholeRollout) -> None:
         self.trajectory: ActorTrajectory = ActorTrajectory(group.table, group.indices, rollout.buffer)
@@ -84,6 +83,8 @@ class RolloutPart(Job):
         self._buffer = rollout.buffer
         # Whether the worker makes the policy first: in the current order or, between two orders, in the next one.
         self._makes_policy = False
+        # That of the current order, which has one only if the worker makes the policy.
+        self._deadline: float | None = None
         # What has missed its deadline: a step, a reset, a call of the policy, or the order; None if nothing has.
         self._late: Activity | None = None
         # Whether the worker is on another machine, whose steps come with replies.
@@ -91,14 +92,14 @@ class RolloutPart(Job):
 
     @property
     def _has_other_parts(self) -> bool:
-        """Whether the actor has a part of another rollout."""
-        return any(isinstance(job, RolloutPart) and job is not self for job in self._actor.jobs.unfinished)
+        """Whether the actor has a part of another rollout, if this part is not queued or has ended."""
+        return any(isinstance(job, RolloutPart) and not job.has_ended for job in self._actor.jobs.unfinished)
 
     @property
     def _activity_of_order(self) -> Activity:
         """The current order as a whole."""
         method = "set_policy" if self._makes_policy else "rollout"
-        return Activity(method, self.trajectory.envs.start, self.call_id, self.started, self.deadline)
+        return Activity(method, self.trajectory.envs.start, self.call_id, self.started, self._deadline)
 
     @property
     def _needs_no_order(self) -> bool:
@@ -134,8 +135,8 @@ class RolloutPart(Job):
         order = self._make_order(rollout)
         if self._is_remote:
             self._mirror_steps()
-        self.deadline: float | None = actor.config.deadlines.start if self._makes_policy else None
-        actor.deadline_watch.watch(self.started, self.deadline)
+        self._deadline = actor.config.deadlines.start if self._makes_policy else None
+        actor.deadline_watch.watch(self.started, self._deadline)
         actor.send(Kind.EXTEND, self.call_id, dumps((policy_loop.run_rollout, tuple(order))))
         return self
 
