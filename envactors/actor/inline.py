@@ -72,11 +72,6 @@ class InlineActor(ActorBase):
         vector: Its vector; None for a lone actor.
     """
 
-    code: RunningCode
-
-    process: ActorProcess
-    last_exit_error: ActorError | None
-
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
         self.vector: InlineVector | None = None
@@ -88,11 +83,8 @@ class InlineActor(ActorBase):
 
     def begin(self) -> None:
         runtimes.join(self)
-        self.code = RunningCode(self.lock, self.runtime.loop, self.config.deadlines.slow)
+        self.code: RunningCode = RunningCode(self.lock, self.runtime.loop, self.config.deadlines.slow)
         self._start()
-
-    def wake(self) -> None:
-        """Do nothing: it is never asleep."""
 
     def join(self, vector: InlineVector, code: RunningCode) -> None:
         """Become an actor of a vector, whose actors share the env code that is running."""
@@ -207,8 +199,8 @@ class InlineActor(ActorBase):
             recording.recorder.on_exit(self, None)
             server, self._server = self._server, None
             self._start_error = None
-            self.last_exit_error = error
-            self.process = ActorProcess(self.process.incarnation + 1)
+            self.last_exit_error: ActorError | None = error
+            self.process: ActorProcess = ActorProcess(self.process.incarnation + 1)
             self._report_change()
             if closes and server is not None:
                 self._close_envs(server)
@@ -254,11 +246,9 @@ class InlineActor(ActorBase):
         if self.state is ActorState.BUSY:
             raise self.errors.unsupported("kill it in the middle of a call")
         with self.lock:
-            if self.closed.is_open:
-                return
-            if restart:
+            if not self.closed.is_open and restart:
                 self.replace(self._describe_end(EndReason.ABORT))
-            else:
+            elif not self.closed.is_open:
                 self._close()
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
@@ -278,9 +268,6 @@ class InlineActor(ActorBase):
         if not future.done():
             raise self.errors.unsupported("abort a running call")
         return False
-
-    def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
-        """Do nothing."""
 
     # Envs ------------------------------------------------------------------------------------------------
 

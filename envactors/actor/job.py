@@ -84,8 +84,8 @@ class Job:
         """Return what the worker runs for it, or begins next; None if it is finished."""
         raise NotImplementedError
 
-    def remainder(self, process: ActorProcess) -> Remainder:
-        """Return what an ended process has not completed of it. There is no culprit if the process had not begun it."""
+    def accept_completed(self, process: ActorProcess) -> Remainder:
+        """Accept what an ended process has completed of it, and return the rest, with a culprit if it had begun."""
         worker = process.worker
         has_begun = worker is None or worker.page.progress().call_id == self.call_id
         return Remainder(self.activity() if has_begun or blames_request(process.end_reason) else None)
@@ -105,9 +105,6 @@ class Job:
         """Take the reply; return whether the job has ended. Otherwise it continues ahead of the queue."""
         del frame
         return True
-
-    def accept_completed(self) -> None:
-        """Accept the steps that an ended process has completed, before anything is decided about its envs."""
 
     def after_exit(self, ended: ProcessExit) -> bool:
         """Handle the exit of the process that it was sent to; return whether the job has ended, as `on_reply` does."""
@@ -181,7 +178,7 @@ class _EndOfProcess(Job):
         """Return the job."""
         return Activity(self.method, self.actor.config.first_index, self.call_id, self.started)
 
-    def remainder(self, process: ActorProcess) -> Remainder:
+    def accept_completed(self, process: ActorProcess) -> Remainder:
         """Return all of it: the worker ends because of it."""
         del process
         return Remainder(self.activity())

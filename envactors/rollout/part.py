@@ -13,8 +13,9 @@ import operator
 from typing import Protocol
 
 from envactors.actor.activity import Activity
+from envactors.actor.actor_process import ActorProcess
 from envactors.actor.future import Outcome
-from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal
+from envactors.actor.job import ErrorOf, Job, ProcessExit, Remainder, Renewal
 from envactors.actor.timers import deadline_of
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
@@ -231,11 +232,12 @@ class RolloutPart(Job):
             return True
         return False
 
-    def accept_completed(self) -> None:
-        """Accept the steps that an ended process has completed, and forget those after a deadline."""
+    def accept_completed(self, process: ActorProcess) -> Remainder:
+        """Accept the steps that an ended process has completed, forget those after a deadline, and return the rest."""
         self._actor.jobs.record_completed(self.trajectory.accept_completed())
         if self._late is not None:
             self.trajectory.drop_unaccepted()
+        return super().accept_completed(process)
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the step that an ended process was running, and the requests before it; nothing of the policy."""
