@@ -65,7 +65,8 @@ class Actor(ActorBase):
     NEW       a call of `_proceed`                      STARTING
     STARTING  a launch, or a worker that makes envs     LIVE; STOPPING after the start deadline
     LIVE      a worker that runs jobs                   STOPPING after a deadline, or to close or renew; ENDING if an
-                                                        env has raised and the process is discarded
+                                                        env has raised and the process is discarded; BACKOFF if this
+                                                        is a standby whose process another actor takes
     STOPPING  the exit of the worker, or a late launch  what the `Plan` for the exit says
     ENDING    the same, or a call of `_proceed`         the same; from the call, STARTING or CLOSED
     BACKOFF   a timer                                   STARTING
