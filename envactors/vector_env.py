@@ -310,7 +310,7 @@ class VectorEnv(BoundToProcess):
         futures = []
         for env_id, process in [(env_id, engine.required_incarnation(env_id)) for env_id in envs.ids]:
             handle = self._handles[env_id]
-            futures.append(handle._submit(Kind.SAVE, Save(handle._env), "snapshot", incarnation=process))
+            futures.append(handle._submit(Kind.SAVE, Save(handle._position), "snapshot", incarnation=process))
         states = results_of(futures)
         return [engine.snapshot_of(env_id, *state) for env_id, state in zip(envs.ids, states, strict=True)]
 
@@ -343,7 +343,7 @@ class VectorEnv(BoundToProcess):
         futures = []
         for env_id, one, restorer in zip(envs.ids, snapshots, restorers, strict=True):
             handle = self._handles[env_id]
-            message = Restore(handle._env, one.check, one.state)
+            message = Restore(handle._position, one.check, one.state)
             futures.append(handle._submit(Kind.RESTORE, message, "restore", take_reply=restorer))
         results_of(futures)
 

@@ -1,47 +1,134 @@
-"""The parent's half of one actor: what callers do to it, and what its worker sends.
+"""The parent's half of one actor.
 
 Callers submit, cancel, and close; the loop reports frames, exits, and timers. Each of these events is one change under
 the lock; see `envactors.actor.change`. A caller's thread may send jobs to a free worker, and kill it. Only threads of
-this library start processes and handle their exits, as `envactors.actor.supervisor` does.
+this library start processes and handle their exits.
+
+Its jobs are in `envactors.actor.job_queue`, and the decisions after an exit in `envactors.actor.exits`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
+import multiprocessing
 import time
 from collections.abc import Callable
+from typing import Any
 
+from envactors import runtime as runtimes
 from envactors.actor.activity import Activity
-from envactors.actor.actor_process import START_CALL_ID, ExitReport
+from envactors.actor.actor_process import START_CALL_ID, ActorProcess, ExitReport
+from envactors.actor.base import ActorBase
+from envactors.actor.config import ActorConfig
+from envactors.actor.exits import Next, Plan, RestartTracker
 from envactors.actor.future import ActorFuture
-from envactors.actor.job import Close, Job, Renewal
-from envactors.actor.log import STACKS_PATIENCE, warn_of_slow
-from envactors.actor.states import LIVE, ActorState, ActorStats, EndReason, Phase
-from envactors.actor.supervisor import Supervisor
-from envactors.actor.timers import Judgment
-from envactors.backends.base import Worker
+from envactors.actor.job import Close, Job, ProcessExit, Remainder, Renewal
+from envactors.actor.job_queue import JobQueue
+from envactors.actor.loan import ChannelLoans
+from envactors.actor.log import STACKS_PATIENCE, ActorLog, warn_of_slow
+from envactors.actor.spinning import SpinPolicy
+from envactors.actor.states import LIVE, ActorState, ActorStats, EndReason, Phase, is_crash
+from envactors.actor.tenant import NO_TENANT, Tenant
+from envactors.actor.timers import DeadlineWatch, Judgment, Timers
+from envactors.backends.base import ExitStatus, Use, Worker
 from envactors.backends.log_records import handle_record
+from envactors.crashes.inputs import Inputs
+from envactors.errors import ActorError
 from envactors.mailbox.control_page import FINISHED
-from envactors.mailbox.messages import Frame, Kind
+from envactors.mailbox.messages import Adopt, Failure, Frame, Kind
+from envactors.mailbox.pickling import dumps, load_plain, loads, unpack_failure
 
 # How long a worker that has closed its channel may take to exit, in seconds.
 _EXIT_GRACE = 1.0
+# How long a worker may take to write its stacks before it is killed for a deadline, in seconds.
+_STACKS_GRACE = 0.2
+# How long unpickling an exception may delay the end of the process that raised it, in seconds.
+_READ_PATIENCE = 10.0
+# How long a standby may take to switch to another actor, in seconds. It only records its new identity.
+_ADOPTION_GRACE = 1.0
 # Phases in which an actor that is closing counts as closed: it has no process, or has killed it.
 _CLOSED_IF_CLOSING = (Phase.ASLEEP, Phase.ENDING, Phase.BACKOFF, Phase.DEAD)
 _REPLIES = (Kind.RESULT, Kind.FAILED)
 
 
-class Actor(Supervisor):
-    """The parent's half of one actor.
+class Actor(ActorBase):
+    """The parent's half of one actor, which runs one process after another.
 
-    It handles the events of callers and the frames of the worker. The invariants are those of `JobQueue` and
-    `Supervisor`, whose methods change the jobs and the phase.
+    Between two changes, something is under way that leads out of each phase:
+
+    ========  ========================================  ============================================================
+    phase     what is under way                         what it leads to
+    ========  ========================================  ============================================================
+    ASLEEP    nothing, until `wake`                     NEW
+    NEW       a call of `_proceed`                      STARTING
+    STARTING  a launch, or a worker that makes envs     LIVE; STOPPING after the start deadline
+    LIVE      a worker that runs jobs                   STOPPING after a deadline, or to close or renew; ENDING if an
+                                                        env has raised and the process is discarded; BACKOFF if this
+                                                        is a standby whose process another actor takes
+    STOPPING  the exit of the worker, or a late launch  what the `Plan` for the exit says
+    ENDING    the same, or a call of `_proceed`         the same; from the call, STARTING or CLOSED
+    BACKOFF   a timer                                   STARTING
+    DEAD      nothing, until `wake` or `renew`          NEW, or STARTING
+    CLOSED    nothing                                   nothing
+    ========  ========================================  ============================================================
+
+    A worker may also exit in STARTING and LIVE. A `Plan` leads to STARTING, BACKOFF, DEAD, or CLOSED. `kill` and an
+    interrupted change lead to ENDING. A closing actor that no jobs need any more is closed by `_proceed`.
 
     Args:
         config: The settings of the actor.
+
+    Attributes:
+        phase: The phase of the current process.
+        is_closing: Whether the actor accepts no more jobs.
+        jobs: The jobs that wait for the process, and the one that it runs.
+        tenant: Keeps track of the envs in the process; `NO_TENANT` for a lone actor.
+        timers: The timers of the actor.
+        deadline_watch: Checks whether the running job is late or slow.
+        loans: Lends the channel of the process to waiting threads.
+        spin: Decides whether callers and the worker spin before they sleep.
+        log: The log of the actor.
+        restart_tracker: Decides about restarts.
+        restarts: How many there were.
+        restart_at: When the last backoff ends (`time.monotonic`).
+        started_in: How long the last start took, in seconds; None before the first.
     """
 
-    is_closing: bool
+    process: ActorProcess
+    last_exit_error: ActorError | None
+
+    def __init__(self, config: ActorConfig) -> None:
+        super().__init__(config)
+        self.phase: Phase = Phase.ASLEEP if config.is_on_demand else Phase.NEW
+        self.is_closing: bool = False
+        self.jobs: JobQueue = JobQueue(self)
+        self.tenant: Tenant = NO_TENANT
+        self.timers: Timers = Timers(lambda: self.runtime.loop, self.make_change)
+        self.deadline_watch: DeadlineWatch = DeadlineWatch(config.deadlines, self.timers, self._check_deadlines)
+        self.loans: ChannelLoans = ChannelLoans(lambda: self.runtime.loop, self.lock)
+        self.spin: SpinPolicy = SpinPolicy(config.backend.traits.may_spin)
+        self.log: ActorLog = ActorLog(self)
+        self.restart_tracker: RestartTracker = RestartTracker(config.restart)
+        self.restarts: int = 0
+        self.restart_at: float = 0.0
+        self.started_in: float | None = None
+        self._use: Use | None = None
+        # The last worker, if it counts as ended while its code may still be running, as on a node that is unreachable.
+        self._unconfirmed: Worker | None = None
+
+    def begin(self) -> None:
+        runtimes.join(self)
+        self._use = self.config.backend.use(self.config.env_vars, self.runtime)
+        self._use.open()
+        if self.config.crashes is not None:
+            self.config.crashes.submit = self.runtime.printer.submit
+        self.proceed_soon()
+
+    def make_change(self, event: Callable[..., object], *args: object) -> None:
+        with self.lock, self.lock.change(self):
+            event(*args)
 
     # State, read-only -------------------------------------------------------------------------------------
 
@@ -118,13 +205,21 @@ class Actor(Supervisor):
 
     # Events of callers -----------------------------------------------------------------------------------
 
+    def wake(self) -> None:
+        with self.lock, self.lock.change(self):
+            if self.is_asleep:
+                if self.phase is Phase.DEAD:
+                    self.process = ActorProcess(self.process.incarnation + 1)
+                self.phase = Phase.NEW
+                self.proceed_soon()
+
     def accept(self, call: Job) -> None:
         with self.lock, self.lock.change(self):
             if self.is_closing:
                 call.actor = self
                 activity = call.activity()
                 assert activity is not None, "it has not ended"
-                raise self.lock.refuse(self.errors.closed(activity, self.process.incarnation))
+                raise self.lock.refuse(self.errors.closed(activity))
             self.jobs.enqueue(call)
 
     def renew(self, future: ActorFuture) -> None:
@@ -152,8 +247,8 @@ class Actor(Supervisor):
             if is_running or future.done():
                 return is_running
             # A call that was running in an earlier process may be queued for another try.
-            report, incarnation = ExitReport(reason=EndReason.ABORT), self.process.incarnation
-            return self._withdraw(future, lambda at: future.set_exception(self.errors.ended(report, incarnation, at)))
+            end = functools.partial(self.errors.ended_because, reason=EndReason.ABORT)
+            return self._withdraw(future, lambda activity: future.set_exception(end(activity)))
 
     def _withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
         """Take the request of a future out of the queue; see `Tenant.withdraw`."""
@@ -171,7 +266,7 @@ class Actor(Supervisor):
     def _check_can_kill(self, operation: str) -> None:
         """Refuse to do something that the backend cannot do, since it cannot kill."""
         if not self.config.backend.traits.can_kill:
-            raise self.lock.refuse(self.errors.unsupported(operation, self.process.incarnation))
+            raise self.lock.refuse(self.errors.unsupported(operation))
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
         began = time.monotonic() if began is None else began
@@ -186,8 +281,7 @@ class Actor(Supervisor):
                 self.kill_and_proceed(EndReason.CLOSE)  # no actor waits for its process
             timeout = self.config.deadlines.close if timeout is None else timeout
             if timeout is not None and self.phase is not Phase.CLOSED:
-                kill = functools.partial(self.kill_and_proceed, EndReason.CLOSE)
-                self.timers.set_earliest("close", began + timeout, kill)
+                self.timers.set_earliest("close", began + timeout, lambda: self.kill_and_proceed(EndReason.CLOSE))
             self.proceed_soon()
 
     def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
@@ -229,7 +323,7 @@ class Actor(Supervisor):
             if is_current and (self.loans.current is None or self.loans.is_mine):
                 self._handle_frames(worker, worker.receive() or [])
 
-    def check_deadlines(self) -> None:
+    def _check_deadlines(self) -> None:
         """Report the current step if it is slow, and end the process if it is late."""
         activity = self.check_worker()
         worker = self.process.worker
@@ -239,7 +333,7 @@ class Actor(Supervisor):
         if judgment is Judgment.LATE:
             if self.jobs.running is not None:
                 self.jobs.running.on_late(activity)
-            self.kill_after_stacks()
+            self._kill_after_stacks()
         elif judgment is Judgment.SLOW:
             read_stacks = functools.partial(worker.ask_stacks(may_interrupt=False).wait, STACKS_PATIENCE)
             warn_of_slow(self, activity, time.monotonic() - activity.started, read_stacks)
@@ -276,7 +370,7 @@ class Actor(Supervisor):
         for frame in frames:
             self.on_frame(frame)
         if worker.at_end and self.process.worker is worker and self.phase is not Phase.STOPPING:
-            self.kill_in(_EXIT_GRACE)  # without a channel the worker is useless; its exit leads to `on_exit`
+            self._kill_in(_EXIT_GRACE)  # without a channel the worker is useless; its exit leads to `on_exit`
 
     def on_frame(self, frame: Frame) -> None:
         kind, incarnation, call_id, payload = frame
@@ -296,6 +390,365 @@ class Actor(Supervisor):
         elif kind == Kind.PART and job is not None:
             job.on_reply_piece(frame)
         elif call_id == START_CALL_ID and self.phase is Phase.STARTING:
-            self.on_start_reply(frame)
+            self._on_start_reply(frame)
         else:
             self.jobs.stale += 1
+
+    # Messages --------------------------------------------------------------------------------------------
+
+    def send(self, kind: Kind, call_id: int, payload: Any) -> None:
+        """Send a message to the worker."""
+        worker = self.process.worker
+        assert worker is not None, "jobs start in a live process"
+        worker.send(Frame(kind, self.process.incarnation, call_id, payload), self.spin.start(time.monotonic()))
+
+    def ask_to_close(self, call_id: int, reason: EndReason, *, kill_in: float | None) -> None:
+        """Ask the worker to close its envs and to exit; kill it after ``kill_in`` seconds, or never if that is None."""
+        self._stop_process(reason, kill_in)
+        self.send(Kind.CLOSE, call_id, dumps(()))
+
+    # The start of a process ------------------------------------------------------------------------------
+
+    def _start_next_process(self) -> None:
+        """Start the next process: that of a ready standby, else a new one."""
+        self._start_process(self.process.incarnation + 1, self._take_standby(0.0))
+
+    def _start_process(self, incarnation: int, standby: Worker | None = None) -> None:
+        """Start a process, or take that of a standby. A new one waits until the last one has certainly ended."""
+        self.timers.cancel("start", "kill", "backoff")  # timers of the last process
+        self.phase = Phase.STARTING
+        is_adopted = standby is not None
+        self.process = ActorProcess(incarnation, standby, awaits_worker=not is_adopted, was_standby=is_adopted)
+        self.process.launched = time.monotonic()
+        if standby is not None:
+            self._adopt(standby)
+        elif self._unconfirmed is None:
+            self._submit_launch()
+
+    def on_certain_end(self, worker: Worker) -> None:
+        """Launch the next process if it has waited for the certain end of this worker."""
+        with self.lock, self.lock.change(self):
+            if worker is self._unconfirmed:
+                self._unconfirmed = None
+                if self.process.awaits_worker:
+                    self._submit_launch()
+
+    def _submit_launch(self) -> None:
+        self.runtime.launcher.submit(self._launch, self.config.backend.traits.max_starting)
+
+    def _launch(self) -> None:
+        """Launch a worker, in the launcher's thread."""
+        config = self.config
+        worker = refusal = None
+        with self.lock, self.lock.change(self):
+            is_wanted = self.phase is Phase.STARTING
+            self.process.launched = time.monotonic()
+            if is_wanted and config.deadlines.start is not None:
+                self._watch_start(config.deadlines.start)
+        if is_wanted and self._use is not None:
+            try:
+                worker = self._use.start(config.name, config.memory, config.env_count)
+            except Exception as error:
+                refusal = error
+        self.make_change(self._on_launched, worker, refusal)
+
+    def _on_launched(self, worker: Worker | None, refusal: BaseException | None) -> None:
+        """Send the worker its first message, kill it if nobody needs it now, or handle the failure of its launch."""
+        process = self.process
+        process.awaits_worker = False
+        if worker is not None:
+            try:
+                worker.report_to(self)
+            except Exception as error:
+                worker, refusal = None, error
+        process.worker = worker
+        if worker is None:
+            self._after_exit(ExitReport(status=ExitStatus(refusal=refusal), reason=process.end_reason))
+        elif self.phase is Phase.STARTING:
+            # The key is for managers of `multiprocessing`, which workers on other machines cannot reach.
+            key = None if self.config.backend.traits.is_remote else bytes(multiprocessing.current_process().authkey)
+            start = self.config.start._replace(attach=self.tenant.attach, authkey=key)
+            worker.send(Frame(Kind.START, process.incarnation, START_CALL_ID, dumps(tuple(start))))
+        else:
+            worker.kill()  # the actor has ended the process during its launch
+
+    def _take_standby(self, delay: float) -> Worker | None:
+        """Take the process of the first ready standby; that standby starts another one after a delay, in seconds.
+
+        Return None if none is ready, or while code of the last process may still be running.
+        """
+        standbys = self.config.standbys if self._unconfirmed is None else ()
+        return next(filter(None, (give_process(delay) for give_process in standbys)), None)
+
+    def give_process(self, delay: float) -> Worker | None:
+        """Give the process of this standby away if it is ready, and start another one after a delay, in seconds.
+
+        The taker has the same lock, and calls this within its own change.
+        """
+        worker = self.process.worker
+        if not self.is_idle or worker is None or worker.at_end:
+            return None
+        self.lock.include(self)
+        self.deadline_watch.stop()
+        self.process.worker = None
+        self._back_off(delay)
+        return worker
+
+    def _adopt(self, worker: Worker) -> None:
+        """Have the worker of a standby serve this actor."""
+        config = self.config
+        worker.report_to(self)
+        self._watch_start(_ADOPTION_GRACE)
+        message = Adopt(config.name, config.first_index, config.env_count, self.tenant.attach)
+        worker.send(Frame(Kind.ADOPT, self.process.incarnation, START_CALL_ID, dumps(tuple(message))))
+
+    def _watch_start(self, seconds: float) -> None:
+        """End the process if it does not start in time. The time in which it waits on its node does not count."""
+        worker = self.process.worker
+        due = max(self.process.launched, 0.0 if worker is None else worker.launched) + seconds
+        if due > time.monotonic():
+            self.timers.set("start", due, functools.partial(self._watch_start, seconds))
+        elif self.phase is Phase.STARTING:
+            self._kill_after_stacks()
+
+    def _on_start_reply(self, frame: Frame) -> None:
+        """Handle the reply to the first message, or the news before it that another env was made."""
+        process = self.process
+        if frame.kind == Kind.ENV_MADE:
+            process.envs_made = load_plain(frame.payload)
+        elif frame.kind == Kind.FAILED:
+            process.failure = Failure(*loads(frame.payload))
+            self._kill_once_read(functools.partial(unpack_failure, process.failure))
+        else:
+            self._on_started(process)
+
+    def _on_started(self, process: ActorProcess) -> None:
+        self.timers.cancel("start")
+        self.runtime.launcher.finish(self._launch)
+        self.phase = LIVE
+        process.has_started = True
+        self.started_in = time.monotonic() - process.launched
+        self.log.write_start(self.started_in)
+        is_renewal = self.jobs.end_renewal(process.incarnation)
+        self.jobs.start_in_process(self.tenant.on_started(process, is_renewal=is_renewal))
+
+    # The end of a process --------------------------------------------------------------------------------
+
+    def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
+        if incarnation == self.process.incarnation and self.phase is LIVE:
+            self.phase = Phase.ENDING  # so it gets no more requests until it is killed
+            self.process.record_end_reason(EndReason.DISCARD)
+            self._kill_once_read(make_error)
+
+    def kill_and_proceed(self, reason: EndReason) -> None:
+        """Kill the process. Its exit leads on; without a worker, `_proceed` does, which also withdraws a launch."""
+        if self.phase is Phase.CLOSED:
+            return
+        self.phase = Phase.ENDING
+        self.process.record_end_reason(reason)
+        self.process.kill()
+        self.proceed_soon()
+        if reason is EndReason.CLOSE and not self.config.backend.traits.can_kill:
+            self.runtime.loop.call_soon(self._leave_running)
+
+    def _kill_after_stacks(self) -> None:
+        """Ask a late worker for its stacks, and kill it once it has had time to write them."""
+        self.process.request_stacks()
+        self._stop_process(EndReason.TIMEOUT, _STACKS_GRACE)
+
+    def _stop_process(self, reason: EndReason, kill_in: float | None) -> None:
+        """Have the process get no more requests, and kill it unless it ends within this time; None for no limit."""
+        self.phase = Phase.STOPPING
+        self.process.record_end_reason(reason)
+        if kill_in is not None:
+            self._kill_in(kill_in)
+
+    def _kill_in(self, seconds: float) -> None:
+        """Kill the process unless it ends by itself within this time."""
+        self.timers.set_earliest("kill", time.monotonic() + seconds, self.process.kill)
+
+    def _kill_once_read(self, read_cause: Callable[[], BaseException | None]) -> None:
+        """Kill the process once the exception of its factory or of an env was read, or if reading takes too long.
+
+        Unpickling runs code of users, so a callback thread does it.
+        """
+        process = self.process
+        self._kill_in(_READ_PATIENCE)
+        self.runtime.callbacks.submit(lambda: self.make_change(process.kill_because_of, read_cause()))
+
+    def on_exit(self, worker: Worker) -> None:
+        """Handle the exit of the process."""
+        with self.lock, self.lock.change(self):
+            process = self.process
+            if worker is not process.worker:
+                return
+            self.loans.end()
+            for frame in worker.drain():
+                self.on_frame(frame)
+            report = process.reap(worker)
+            self._unconfirmed = None if report.status.is_certain else worker
+            if process.was_standby and not process.has_started and is_crash(report.reason) and not self.is_closing:
+                # Not a crash of this actor, which the standby has not served yet: launch a process instead.
+                self._start_process(process.incarnation)
+            else:
+                self._after_exit(report)
+
+    def _leave_running(self) -> None:
+        """Close the actor without waiting for its worker, which may hang, and which the backend cannot kill."""
+        worker = self.process.worker
+        if worker is not None and self.phase is Phase.ENDING:
+            self.on_exit(worker)
+
+    def _after_exit(self, report: ExitReport) -> None:
+        """Handle the exit of the process, or a launch that has failed or was withdrawn.
+
+        Collect what the process has completed, decide what comes next, end or requeue the rest, and continue.
+        """
+        process = self.process
+        self.phase = Phase.ENDING
+        process.report = report
+        process.awaits_worker = False
+        self.runtime.launcher.finish(self._launch)
+        self.deadline_watch.stop()
+        self.tenant.collect_completed()
+        ended = self._judge(report, self.jobs.detach_process(process))
+        if process.has_started:
+            self.last_exit_error = ended.error
+        self.log.write_exit(ended)
+        self.tenant.on_exit(ended)
+        self.jobs.on_exit(ended)
+        process.worker = None
+        self._carry_out(ended)
+
+    def _judge(self, report: ExitReport, remainder: Remainder) -> ProcessExit:
+        """Make the error of an exit, and decide what comes next, given what the process has not completed."""
+        process, job, crashes = self.process, self.jobs.running, self.config.crashes
+        culprit = remainder.culprit
+        error = self.errors.exit_error(culprit, process, report)
+        if crashes is not None and is_crash(report.reason) and report.pid is not None:
+            find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
+            error.bundle = crashes.report(error, find_inputs, process.failure)
+        # An actor that is closed in the middle of a renewal runs the calls behind that in the next process.
+        closes = self.is_closing and not (report.reason is EndReason.RENEW and self.jobs.has_jobs_before_close)
+        is_first = process.incarnation == 0 or self.config.is_on_demand
+        plan = Plan(Next.CLOSE) if closes else self.restart_tracker.plan(process, error, is_first=is_first)
+        return ProcessExit(process, report, job, remainder, error, plan)
+
+    # What comes next -------------------------------------------------------------------------------------
+
+    def proceed_soon(self) -> None:
+        """Have the loop continue after a change: start jobs or a process, fail the queue, or close the actor."""
+        self.runtime.loop.call_soon(functools.partial(self.make_change, self._proceed))
+
+    def _proceed(self) -> None:
+        """Continue in the loop: start jobs or a process, withdraw a launch, fail jobs, or close the actor."""
+        process = self.process
+        needs_process = not self.is_closing or self.jobs.has_jobs_before_close
+        match self.phase:
+            case Phase.LIVE | Phase.STOPPING | Phase.ENDING if process.worker is not None:
+                self.jobs.dispatch()  # starts nothing if the process is ending: `on_exit` continues
+            case Phase.NEW if needs_process:
+                self._start_process(process.incarnation)
+            case Phase.ASLEEP | Phase.NEW | Phase.BACKOFF if not needs_process:
+                self._close()
+            case Phase.STARTING if needs_process:
+                pass  # the launch continues
+            case Phase.STARTING | Phase.STOPPING | Phase.ENDING if process.awaits_worker:
+                if self._unconfirmed is not None or self.runtime.launcher.withdraw(self._launch):
+                    self._after_exit(ExitReport(reason=process.end_reason))
+            case Phase.ENDING | Phase.DEAD if self.is_closing:
+                self._close()
+            case Phase.ENDING:
+                self.jobs.fail_renewal(functools.partial(self.errors.ended_because, reason=process.end_reason))
+                self._start_next_process()
+            case Phase.DEAD:
+                self._fail_jobs_of_dead()
+            case Phase.CLOSED:
+                self.jobs.fail_all(self.errors.closed)
+
+    def _carry_out(self, ended: ProcessExit) -> None:
+        """Do what the plan of an exit says: start the next process, now or later, stay dead, or close the actor."""
+        chosen, delay = ended.plan
+        if chosen is Next.START:
+            self._start_next_process()
+        elif chosen is Next.RESTART:
+            # The standby waits for the delay in place of the actor, so that processes start no more often.
+            standby = self._take_standby(delay) if ended.process.has_started else None
+            if standby is not None:
+                self.restarts += 1
+                self._start_process(ended.process.incarnation + 1, standby)
+            else:
+                self._back_off(delay)
+                if delay > 0:
+                    self.log.write(logging.WARNING, f"actor {self.name!r}: {self.restart_tracker.describe(delay)}")
+        elif chosen is Next.DIE:
+            self.phase = Phase.DEAD
+            if self.config.is_standby:
+                self.log.write_end_of_standby(self.errors.exhausted(self.restart_tracker))
+            self._fail_jobs_of_dead()
+        else:
+            report = ended.report if ended.reason is None else ended.report._replace(reason=EndReason.CLOSE)
+            self.jobs.fail_all(functools.partial(self.errors.ended, report=report))
+            self._close()
+
+    def _back_off(self, delay: float) -> None:
+        """Start the next process after a delay, in seconds."""
+        self.phase = Phase.BACKOFF
+        self.restart_at = time.monotonic() + delay
+        self.timers.set("backoff", self.restart_at, self._restart)
+
+    def _restart(self) -> None:
+        """Start the next process, and count it as a restart, unless the backoff was ended by something else."""
+        if self.phase is Phase.BACKOFF:
+            self.restarts += 1
+            self._start_next_process()
+
+    def _fail_jobs_of_dead(self) -> None:
+        """Fail the jobs of a dead actor, up to a renewal, which starts a process."""
+        final = self.errors.exhausted(self.restart_tracker)
+        if self.jobs.fail_all(functools.partial(self.errors.after_last, final=final), may_renew=True):
+            self._start_next_process()
+
+    def _close(self) -> None:
+        """Fail all jobs that are left, and free the resources of the actor."""
+        self.phase = Phase.CLOSED
+        self.process.worker = None
+        self.jobs.fail_all(functools.partial(self.errors.ended_because, reason=EndReason.CLOSE))
+        self.timers.cancel()
+        self.tenant = NO_TENANT  # frees the memory of the vector
+        self.runtime.callbacks.submit(self._release)
+
+    def _release(self) -> None:
+        """Free the backend, which may take long, and leave the runtime."""
+        if self._use is not None:
+            with contextlib.suppress(OSError):
+                self._use.close()
+        self.runtime.leave(self)
+        self.closed.open()
+
+    def repair(self, bug: BaseException | None) -> None:
+        """Establish the invariant from any state; see `envactors.actor.change`.
+
+        Args:
+            bug: The error of this library that has ended the change; it closes the actor. None if the change was
+                interrupted: then the process is replaced, but a dead actor stays dead.
+        """
+        reason = EndReason.INTERRUPT if bug is None else EndReason.CLOSE
+        if bug is None:
+            text = f"actor {self.name!r} gets another process: a change of its state was interrupted"
+            error_of = functools.partial(self.errors.ended_because, reason=reason)
+        else:
+            text = f"actor {self.name!r} is closed by an internal error of envactors; please report it"
+            error_of = functools.partial(self.errors.broken, bug=bug)
+        self.log.write(logging.WARNING if bug is None else logging.ERROR, text, bug)
+        self.is_closing |= bug is not None
+        if self.phase not in (Phase.DEAD, Phase.CLOSED):
+            self.phase = Phase.ENDING  # the process runs nothing more, also of what the lines below queue
+        self.jobs.repair(error_of, fails_all=bug is not None)
+        self.tenant.repair(error_of)
+        if self.phase is Phase.DEAD and bug is None:
+            self.proceed_soon()
+        elif bug is not None and self.process.report is not None and self.phase is not Phase.CLOSED:
+            self._close()  # the exit was handled already, perhaps by the code with the bug
+        else:
+            self.kill_and_proceed(reason)

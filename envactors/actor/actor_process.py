@@ -91,6 +91,11 @@ class ActorProcess:
         if self.worker is not None:
             self.worker.kill()
 
+    def kill_because_of(self, cause: BaseException | None) -> None:
+        """Kill the process for an exception, which was read."""
+        self.cause = cause
+        self.kill()
+
     def request_stacks(self) -> None:
         """Have the process write its stacks, for the report of its exit."""
         if self.worker is not None:
@@ -105,7 +110,3 @@ class ActorProcess:
             self.record_end_reason(EndReason.HELPER_LOST)
         tail = order_fatal_error(worker.stderr_tail)
         return ExitReport(worker.pid, status, tail, stacks, worker.corruption, self.end_reason)
-
-    def report_without_worker(self, refusal: BaseException | None = None) -> ExitReport:
-        """Return the facts about a launch that was refused, or withdrawn."""
-        return ExitReport(status=ExitStatus(refusal=refusal), reason=self.end_reason)

@@ -33,6 +33,7 @@ class ActorBase(ABC):
 
     Attributes:
         config: As above.
+        name: Its name.
         lock: Guards the actor; all actors of a vector share it.
         errors: Makes its errors.
         runtime: The threads that serve it, once it has begun.
@@ -45,18 +46,14 @@ class ActorBase(ABC):
 
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
+        self.name: str = config.name
         self.lock: ChangeLock = config.lock
-        self.errors: ErrorFactory = ErrorFactory(config)
         self.closed: Latch = Latch()
         self.process: ActorProcess = ActorProcess(0)
+        self.errors: ErrorFactory = ErrorFactory(config, lambda: self.process.incarnation)
         self.last_exit_error: ActorError | None = None
         self._owner_pid = os.getpid()
         self._forks = runtimes.forks
-
-    @property
-    def name(self) -> str:
-        """The name of the actor."""
-        return self.config.name
 
     @property
     @abstractmethod
@@ -128,8 +125,7 @@ class ActorBase(ABC):
             Exception: The backend cannot be used.
         """
 
-    @abstractmethod
-    def wake(self) -> None:
+    def wake(self) -> None:  # noqa: B027 # only actors with processes may be asleep
         """Start a process, if the actor is asleep."""
 
     @abstractmethod
@@ -156,8 +152,7 @@ class ActorBase(ABC):
             ActorError: The call is running, and the backend cannot kill.
         """
 
-    @abstractmethod
-    def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
+    def read_reply(self, future: ActorFuture, deadline: float | None) -> None:  # noqa: B027 # in-process calls have ended
         """Read the reply to the running call in the thread that waits for it, if that is possible.
 
         Args:

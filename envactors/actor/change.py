@@ -7,7 +7,7 @@ point. Nobody tries to prevent or to undo that. Instead:
    and runs no code of users. It raises nothing itself, except to refuse something while the invariant holds
    (`ChangeLock.refuse`). Waiting, pickling, and copying happen outside.
 2. Between changes, the state satisfies an invariant. For an actor, see `envactors.actor.job_queue.JobQueue` and
-   `envactors.actor.supervisor.Supervisor`; for an env, see `envactors.vector.table.EnvTable`.
+   `envactors.actor.actor.Actor`; for an env, see `envactors.vector.table.EnvTable`.
 3. The next change calls ``repair()`` of the actors that an interrupted change has named. It establishes the invariant
    from any state: jobs that may have been sent fail, envs need a reset, and the process is replaced. So an interrupt
    may come between any two statements of a change.

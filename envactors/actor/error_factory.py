@@ -28,25 +28,28 @@ class ErrorFactory:
 
     Args:
         config: The actor's config.
+        find_incarnation: Returns the incarnation of the current process, in which an error happened unless a method is
+            told another one.
     """
 
-    def __init__(self, config: ActorConfig) -> None:
+    def __init__(self, config: ActorConfig, find_incarnation: Callable[[], int]) -> None:
         self._config = config
+        self._find_incarnation = find_incarnation
 
-    def unpicklable(self, activity: Activity, incarnation: int, cause: Exception) -> ActorError:
+    def unpicklable(self, activity: Activity, cause: Exception) -> ActorError:
         """Return the error of arguments that could not be sent."""
-        who, where = self._locate(incarnation, activity=activity)
+        who, where = self._locate(activity)
         text = f"the arguments of {activity.method} for {who} cannot be pickled: {safe_repr(cause)}"
         return _caused(errors.SerializationError(text, **where), cause)
 
-    def closed(self, activity: Activity, incarnation: int) -> ActorError:
+    def closed(self, activity: Activity) -> ActorError:
         """Return the error of a call after the actor was closed."""
-        who, where = self._locate(incarnation, activity=activity)
+        who, where = self._locate(activity)
         return errors.ActorClosedError(f"cannot run {activity.method}: {who} is closed", **where)
 
-    def broken(self, bug: BaseException, incarnation: int, activity: Activity) -> ActorError:
+    def broken(self, activity: Activity, bug: BaseException) -> ActorError:
         """Return the error of a call whose actor was closed by an error of this library."""
-        who, where = self._locate(incarnation, activity=activity)
+        who, where = self._locate(activity)
         text = f"{activity.method} has failed: {who} was closed by an internal error of envactors: {type(bug).__name__}"
         return _caused(errors.ActorClosedError(f"{text}. Please report it with this traceback", **where), bug)
 
@@ -57,9 +60,9 @@ class ErrorFactory:
             "after that code: call the other env directly, or wait outside of the envs"
         )
 
-    def unsupported(self, operation: str, incarnation: int) -> ActorError:
+    def unsupported(self, operation: str) -> ActorError:
         """Return the error of an operation that the backend does not support."""
-        who, where = self._locate(incarnation)
+        who, where = self._locate()
         text = f"{who} lives in {self._config.backend!r}, which cannot {operation}"
         return ActorError(f"{text}: wait for the call, or use backend='process'", **where)
 
@@ -78,7 +81,7 @@ class ErrorFactory:
 
     def unreadable(self, activity: Activity, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:
         """Return the error of a result that cannot be unpickled. Formats the cause, so not under the lock."""
-        who, where = self._locate(incarnation, pid, activity)
+        who, where = self._locate(activity, incarnation, pid)
         lines = "".join(safe_traceback(cause)).rstrip()
         text = f"the result of {activity.method} cannot be unpickled, {who}{_after(where)}: {safe_repr(cause)}\n{lines}"
         # Without its frames: where rows are read, these refer to memory, which would live as long as the error.
@@ -97,35 +100,33 @@ class ErrorFactory:
             Fault.TOO_LARGE: f"{call} is too large for the link to its node",
         }
         problem = problems.get(failure.fault, f"{call} raised an exception that cannot be pickled or unpickled")
-        who, where = self._locate(incarnation, pid, activity)
+        who, where = self._locate(activity, incarnation, pid)
         text = f"{problem}, {who}{_after(where)}: {failure.text}\n{failure.traceback}".rstrip()
         return _caused(errors.SerializationError(text, **where), cause)
 
-    def out_of_memory(self, activity: Activity, incarnation: int, cause: OSError) -> ActorError:
+    def out_of_memory(self, activity: Activity, cause: OSError) -> ActorError:
         """Return the error of a step whose results have no room."""
-        who, where = self._locate(incarnation, activity=activity)
+        who, where = self._locate(activity)
         text = f"there is too little shared memory for the results of {activity.method}, {who}: {cause}"
         return _caused(ActorError(text, **where), cause)
 
-    def exit_error(self, report: ExitReport, process: ActorProcess, culprit: Activity | None) -> ActorError:
-        """Return the error that says how a process has ended, or why it could not be started."""
+    def exit_error(self, culprit: Activity | None, process: ActorProcess, report: ExitReport) -> ActorError:
+        """Return the error that says how the current process has ended, or why it could not be started."""
         if report.reason is EndReason.DISCARD and isinstance(process.cause, ActorError):
             return process.cause
-        has_started = process.has_started
-        return self.ended(report, process.incarnation, culprit) if has_started else self.start_error(report, process)
+        return self.ended(culprit, report) if process.has_started else self.start_error(process, report)
 
-    def start_error(self, report: ExitReport, process: ActorProcess) -> ActorError:
+    def start_error(self, process: ActorProcess, report: ExitReport) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made."""
         activity = Activity("", self._config.first_index + process.envs_made, started=process.launched)
-        who, where = self._locate(process.incarnation, report.pid, activity)
+        who, where = self._locate(activity, process.incarnation, report.pid)
         cause = report.status.refusal
-        ending = _ending(report)
         failure = process.failure
+        ending = _ending(report) if failure is None else {"stderr_tail": report.stderr_tail}
         is_late = failure is None and report.reason is EndReason.TIMEOUT
         seconds = self._config.deadlines.start
         if failure is not None:
             cause = process.cause
-            ending = {"stderr_tail": report.stderr_tail}
             maker = "initializer" if self._config.is_executor else "factory"
             text = f"the {maker} of {who} raised {failure.text}{_after(where)}"
             text += "" if cause is not None else f"\n{failure.traceback.rstrip()}"
@@ -144,10 +145,14 @@ class ErrorFactory:
             cause = _timeout(text, seconds, report, where)
         return _caused(errors.ActorStartError(text, **ending, **where), cause)
 
-    def ended(self, report: ExitReport, incarnation: int, activity: Activity | None) -> ActorError:
-        """Return the error of a process that has ended, at work or while idle."""
+    def ended_because(self, activity: Activity, reason: EndReason | None, incarnation: int | None = None) -> ActorError:
+        """Return the error of an activity that its process could not begin, since that was ended for a reason."""
+        return self.ended(activity, ExitReport(reason=reason), incarnation)
+
+    def ended(self, activity: Activity | None, report: ExitReport, incarnation: int | None = None) -> ActorError:
+        """Return the error of a process that has ended, at work or while idle (None)."""
         aborted = not is_crash(report.reason) and report.reason is not EndReason.HELPER_LOST
-        who, where = self._locate(incarnation, report.pid, activity)
+        who, where = self._locate(activity, incarnation, report.pid)
         if activity is None:
             running = "while idle"
         elif activity.started == 0.0:
@@ -173,7 +178,7 @@ class ErrorFactory:
         self, activity: Activity, incarnation: int, pid: int | None, cause: BaseException, text: str
     ) -> ActorError:
         """Return the error of a process that was ended because an env raised; ``text`` describes the cause."""
-        who, where = self._locate(incarnation, pid, activity)
+        who, where = self._locate(activity, incarnation, pid)
         text = f"{who} was replaced since {activity.method} raised {text}"
         return _caused(errors.ActorDiedError(text, aborted=True, **where), cause)
 
@@ -186,7 +191,7 @@ class ErrorFactory:
 
     def not_begun(self, activity: Activity, crash: ActorError) -> ActorError:
         """Return the error of a step whose process ended for another reason before the step had a result."""
-        _, where = self._locate(crash.incarnation or 0, crash.pid, activity)
+        _, where = self._locate(activity, crash.incarnation or 0, crash.pid)
         whose = "" if crash.method is None else f" while {crash.method} of env {crash.index} was running"
         text = (
             f"env {activity.env} of actor {self._config.name!r} was lost with its process{whose}, before its own "
@@ -197,13 +202,11 @@ class ErrorFactory:
         ending = {name: value for name, value in vars(crash).items() if name in names}
         return _caused(kind(text, bundle=crash.bundle, **ending, **where), copy_error(crash))
 
-    def lost_process(self, crash: ActorError | None, incarnation: int) -> Callable[[Activity], ActorError]:
-        """Return a function that makes the errors of calls which only an earlier process could run."""
-        if crash is not None:
-            return lambda _activity: copy_error(crash)
-        return functools.partial(self.ended, ExitReport(reason=EndReason.ABORT), incarnation)
+    def lost_process(self, activity: Activity, incarnation: int | None, crash: ActorError | None) -> ActorError:
+        """Return the error of a call that only an earlier process could run, given the error of the last exit."""
+        return self.ended_because(activity, EndReason.ABORT, incarnation) if crash is None else copy_error(crash)
 
-    def exhausted(self, tracker: RestartTracker, incarnation: int) -> ActorError:
+    def exhausted(self, tracker: RestartTracker) -> ActorError:
         """Return the error of every call after the last process that the restart policy allows."""
         policy, crashes, failed_starts = self._config.restart, tracker.errors, tracker.failed_starts
         last = crashes[-1]
@@ -211,7 +214,7 @@ class ErrorFactory:
         is_final = len(crashes) == 1 or isinstance(last.__cause__, LaunchRefusedError)
         if is_final or 0 in (policy.max_restarts, policy.max_lifetime_restarts):
             return last
-        who, where = self._locate(incarnation, last.pid)
+        who, where = self._locate(pid=last.pid)
         limit = "max_lifetime_restarts" if len(crashes) > policy.max_lifetime_restarts else "max_restarts"
         reached = f"{limit}={getattr(policy, limit)}" + (f", window={policy.window}" if limit == "max_restarts" else "")
         text = (
@@ -226,7 +229,7 @@ class ErrorFactory:
         causes = [copy_error(crash) for crash in crashes]
         return _caused(errors.RestartsExhaustedError(text, causes=causes, bundle=last.bundle, **where), last)
 
-    def after_last(self, final: ActorError, activity: Activity) -> ActorError:
+    def after_last(self, activity: Activity, final: ActorError) -> ActorError:
         """Return the error of a call to a dead actor, given the error of its last process."""
         error = copy_error(final)
         if isinstance(error, errors.RestartsExhaustedError):
@@ -235,10 +238,11 @@ class ErrorFactory:
         return error
 
     def _locate(
-        self, incarnation: int, pid: int | None = None, activity: Activity | None = None
+        self, activity: Activity | None = None, incarnation: int | None = None, pid: int | None = None
     ) -> tuple[str, dict[str, Any]]:
         """Return where an error happened, in which activity if any: in words, and as the attributes of `ActorError`."""
         name = self._config.name
+        incarnation = self._find_incarnation() if incarnation is None else incarnation
         at = activity or Activity("", self._config.first_index)
         env = "" if self._config.is_executor else f"env {at.env}, "
         process = "" if pid is None else f"pid {pid}, "

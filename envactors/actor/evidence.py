@@ -27,8 +27,7 @@ def evidence_of(error: ActorError) -> str:
     raised = cause_of(error.__cause__) if error.__cause__ is not None else None
     if isinstance(raised, RemoteTraceback):
         return _without_library(str(raised))
-    tail: str = getattr(error, "stderr_tail", "")
-    return tail
+    return str(getattr(error, "stderr_tail", ""))
 
 
 def _without_library(traceback: str) -> str:
@@ -72,5 +71,4 @@ def _trim(stack: str) -> tuple[str, bool]:
     end = len(ours) - ours[::-1].index(True)  # those after it have started the library
     while end > 0 and ours[end - 1]:
         end -= 1
-    kept = frames[:end] or frames
-    return head + "".join(f"  File {frame.rstrip()}\n" for frame in kept).rstrip(), bool(end)
+    return head + "".join(f"  File {frame.rstrip()}\n" for frame in frames[:end] or frames).rstrip(), bool(end)

@@ -49,7 +49,7 @@ class Caller(BoundToProcess, Generic[T_co]):
     _actor: ActorBase
     _lifeline: Lifeline
     # The position of the env within the actor.
-    _env: int = 0
+    _position: int = 0
     # A deadline in seconds that replaces that of `Deadlines`.
     _deadline: float | None = None
     # How many crashes and missed deadlines each call survives.
@@ -86,15 +86,15 @@ class Caller(BoundToProcess, Generic[T_co]):
             ActorClosedError: The actor was closed.
         """
         name = method if type(method) is str and not method.startswith("_") else method_name(method)
-        return self._submit(Kind.CALL, (self._env, name, args, kwargs), name)
+        return self._submit(Kind.CALL, (self._position, name, args, kwargs), name)
 
     def get(self, name: str) -> ActorFuture[Any]:
         """Read an attribute of the env, even if a Gymnasium wrapper hides it."""
-        return self._submit(Kind.GET, messages.Get(self._env, public_name(name)), "get")
+        return self._submit(Kind.GET, messages.Get(self._position, public_name(name)), "get")
 
     def set(self, name: str, value: Any) -> ActorFuture[Any]:
         """Write an attribute of the env, through ``set_wrapper_attr`` if it exists."""
-        return self._submit(Kind.SET, messages.Set(self._env, public_name(name), Sealed(value)), "set")
+        return self._submit(Kind.SET, messages.Set(self._position, public_name(name), Sealed(value)), "set")
 
     def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, **conditions: Any) -> ActorFuture[Any]:
         """Have the actor run a request; for the arguments see `send_request`."""
@@ -105,7 +105,7 @@ class Caller(BoundToProcess, Generic[T_co]):
             )
         actor = self._actor
         future: ActorFuture[Any] = ActorFuture(actor, self._lifeline)
-        index = actor.config.first_index + self._env
+        index = actor.config.first_index + self._position
         send_call(actor, Call(method, index, kind, future, self._deadline, self._retries, **conditions), message)
         return future
 
@@ -176,7 +176,7 @@ class ActorView(Caller[T_co]):
         if not is_int(retries, 0):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")
         self._actor.config.warn_of_deadlines(deadline, stacklevel=2)
-        return type(self)(self._actor, self._lifeline, self._env, deadline, retries, self._is_shared)
+        return type(self)(self._actor, self._lifeline, self._position, deadline, retries, self._is_shared)
 
     def __repr__(self) -> str:
         return f"<actor {self.name!r}: {self.state.value}, pid {self.pid}, incarnation {self.incarnation}>"
@@ -279,7 +279,7 @@ def pickle_call(actor: ActorBase, call: Call, message: tuple[Any, ...], by_value
         call.payload = dumps(tuple(message), by_value)
     except Exception as error:  # the reduction of an argument may raise anything
         what = Activity(call.method, call.index)
-        call.future.set_exception(actor.errors.unpicklable(what, actor.process.incarnation, error))
+        call.future.set_exception(actor.errors.unpicklable(what, error))
         return False
     return True
 

@@ -72,11 +72,6 @@ class InlineActor(ActorBase):
         vector: Its vector; None for a lone actor.
     """
 
-    code: RunningCode
-
-    process: ActorProcess
-    last_exit_error: ActorError | None
-
     def __init__(self, config: ActorConfig) -> None:
         super().__init__(config)
         self.vector: InlineVector | None = None
@@ -88,11 +83,8 @@ class InlineActor(ActorBase):
 
     def begin(self) -> None:
         runtimes.join(self)
-        self.code = RunningCode(self.lock, self.runtime.loop, self.config.deadlines.slow)
+        self.code: RunningCode = RunningCode(self.lock, self.runtime.loop, self.config.deadlines.slow)
         self._start()
-
-    def wake(self) -> None:
-        """Do nothing: it is never asleep."""
 
     def join(self, vector: InlineVector, code: RunningCode) -> None:
         """Become an actor of a vector, whose actors share the env code that is running."""
@@ -150,7 +142,7 @@ class InlineActor(ActorBase):
         activity = Activity(call.method, call.index)
         future = call.future
         if self.closed.is_open:
-            raise self.errors.closed(activity, self.process.incarnation)
+            raise self.errors.closed(activity)
         self.check_not_within()
         try:
             self.make_missing(activity)
@@ -158,7 +150,7 @@ class InlineActor(ActorBase):
             future.set_exception(error)
             return
         if call.incarnation not in (None, self.process.incarnation):
-            future.set_exception(self.errors.lost_process(self.last_exit_error, call.incarnation)(activity))
+            future.set_exception(self.errors.lost_process(activity, call.incarnation, self.last_exit_error))
             return
         self._call_id += 1
         activity = activity._replace(call_id=self._call_id, started=time.monotonic())
@@ -191,7 +183,7 @@ class InlineActor(ActorBase):
         self.check_not_within()
         with self.lock:
             if self.closed.is_open:
-                raise self.errors.closed(Activity("renew", self.config.first_index), self.process.incarnation)
+                raise self.errors.closed(Activity("renew", self.config.first_index))
             self.replace(self._describe_end(EndReason.RENEW), closes=True)
             outcome = ReadyOutcome(self.process.incarnation, self._start_error)
         future.set_outcome(outcome)
@@ -207,8 +199,8 @@ class InlineActor(ActorBase):
             recording.recorder.on_exit(self, None)
             server, self._server = self._server, None
             self._start_error = None
-            self.last_exit_error = error
-            self.process = ActorProcess(self.process.incarnation + 1)
+            self.last_exit_error: ActorError | None = error
+            self.process: ActorProcess = ActorProcess(self.process.incarnation + 1)
             self._report_change()
             if closes and server is not None:
                 self._close_envs(server)
@@ -241,24 +233,22 @@ class InlineActor(ActorBase):
                 self.replace(error)
 
     def _describe_end(self, reason: EndReason) -> ActorError:
-        return self.errors.ended(ExitReport(self.pid, reason=reason), self.process.incarnation, None)
+        return self.errors.ended(None, ExitReport(self.pid, reason=reason))
 
     def unusable_error(self, activity: Activity) -> ActorError:
         """Return the error of a request that cannot run: a factory has raised, or the actor was closed."""
         error = self._start_error
-        return self.errors.closed(activity, self.process.incarnation) if error is None else copy_error(error)
+        return self.errors.closed(activity) if error is None else copy_error(error)
 
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""
         self.check_owner()
         if self.state is ActorState.BUSY:
-            raise self.errors.unsupported("kill it in the middle of a call", self.process.incarnation)
+            raise self.errors.unsupported("kill it in the middle of a call")
         with self.lock:
-            if self.closed.is_open:
-                return
-            if restart:
+            if not self.closed.is_open and restart:
                 self.replace(self._describe_end(EndReason.ABORT))
-            else:
+            elif not self.closed.is_open:
                 self._close()
 
     def begin_close(self, timeout: float | None, began: float | None = None) -> None:
@@ -276,11 +266,8 @@ class InlineActor(ActorBase):
 
     def abort(self, future: ActorFuture) -> bool:
         if not future.done():
-            raise self.errors.unsupported("abort a running call", self.process.incarnation)
+            raise self.errors.unsupported("abort a running call")
         return False
-
-    def read_reply(self, future: ActorFuture, deadline: float | None) -> None:
-        """Do nothing."""
 
     # Envs ------------------------------------------------------------------------------------------------
 
@@ -303,7 +290,7 @@ class InlineActor(ActorBase):
                 server.execute(Kind.CLOSE, dumps(()))
                 process.failure = pack_failure(error, Fault.RAISED)
                 process.cause = unpack_failure(process.failure)
-                self._start_error = self.errors.start_error(ExitReport(self.pid), process)
+                self._start_error = self.errors.start_error(process, ExitReport(self.pid))
                 return
         page.record_env(METHOD_CALL, 0)
         self._server = server

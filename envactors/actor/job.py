@@ -45,24 +45,20 @@ class Job:
         future: The future of its outcome; None if nobody waits for it.
         call_id: Its call id; 0 as long as the worker has received nothing of it.
         started: When it was sent (`time.monotonic`); 0.0 until then.
-        deadline: How long it may run, in seconds; None for no limit.
         ticket: Its place in the order of permits, which grows from job to job; 0 for jobs that go first.
         needs_permit: Whether it steps or resets envs, so that it counts for ``max_running``.
         is_of_process: Whether it ends with the process, since the next one does not need it, or gets another one.
         runs_first: Whether it runs before all jobs of other kinds, as replays do.
-        survives_interrupt: Whether it stays in the queue when an interrupted change is repaired.
     """
 
     actor: JobActor
     future: ActorFuture | None = None
     call_id: int = 0
     started: float = 0.0
-    deadline: float | None = None
     ticket: int = 0
     needs_permit: bool = False
     is_of_process: bool = False
     runs_first: bool = False
-    survives_interrupt: bool = True
 
     def can_join(self, running: Job) -> bool:
         """Return whether it may start before the running job has ended."""
@@ -88,8 +84,8 @@ class Job:
         """Return what the worker runs for it, or begins next; None if it is finished."""
         raise NotImplementedError
 
-    def remainder(self, process: ActorProcess) -> Remainder:
-        """Return what an ended process has not completed of it. There is no culprit if the process had not begun it."""
+    def accept_completed(self, process: ActorProcess) -> Remainder:
+        """Accept what an ended process has completed of it, and return the rest, with a culprit if it had begun."""
         worker = process.worker
         has_begun = worker is None or worker.page.progress().call_id == self.call_id
         return Remainder(self.activity() if has_begun or blames_request(process.end_reason) else None)
@@ -109,9 +105,6 @@ class Job:
         """Take the reply; return whether the job has ended. Otherwise it continues ahead of the queue."""
         del frame
         return True
-
-    def accept_completed(self) -> None:
-        """Accept the steps that an ended process has completed, before anything is decided about its envs."""
 
     def after_exit(self, ended: ProcessExit) -> bool:
         """Handle the exit of the process that it was sent to; return whether the job has ended, as `on_reply` does."""
@@ -185,7 +178,7 @@ class _EndOfProcess(Job):
         """Return the job."""
         return Activity(self.method, self.actor.config.first_index, self.call_id, self.started)
 
-    def remainder(self, process: ActorProcess) -> Remainder:
+    def accept_completed(self, process: ActorProcess) -> Remainder:
         """Return all of it: the worker ends because of it."""
         del process
         return Remainder(self.activity())

@@ -1,6 +1,6 @@
 """The jobs of one actor: in which order its worker runs them, and how each one ends.
 
-What becomes of the process is up to `envactors.actor.supervisor`, and the content of a job to its class.
+What becomes of the process is up to `envactors.actor.actor`, and the content of a job to its class.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from envactors.actor.activity import Activity
+from envactors.actor.actor_process import ActorProcess
 from envactors.actor.exits import Next
 from envactors.actor.future import ActorFuture
-from envactors.actor.job import Close, ErrorOf, Job, JobActor, ProcessExit, Renewal
+from envactors.actor.job import Close, ErrorOf, Job, JobActor, ProcessExit, Remainder, Renewal
 from envactors.actor.permits import Permits
 from envactors.actor.states import LIVE, EndReason, Phase
 from envactors.mailbox.messages import Frame
@@ -213,31 +214,27 @@ class JobQueue:
         self._forget(job)
         return True
 
-    def fail_all(self, error_of: ErrorOf) -> None:
-        """Fail all jobs that wait, and those of the shared queue that no other actor can take."""
-        while self.waiting:
-            self._fail(self.waiting.popleft(), error_of)
-        self.fail_shared()
+    def fail_all(self, error_of: ErrorOf, *, may_renew: bool = False) -> bool:
+        """Fail the renewal, all jobs that wait, and those of the shared queue that no other actor can take.
 
-    def fail_shared(self) -> None:
-        """Fail the jobs of the shared queue that no other actor can take."""
-        if self.shared is not None:
-            self.shared.on_unusable(self._actor)
+        Args:
+            error_of: Makes the errors.
+            may_renew: Whether this stops at the next renewal, which then begins.
 
-    def fail_until_renewal(self, error_of: ErrorOf) -> bool:
-        """Fail a renewal under way and the jobs of a dead actor, up to the next renewal, and begin that.
-
-        Return whether there is one.
+        Returns:
+            Whether a renewal has begun.
         """
         self.fail_renewal(error_of)
         while self.waiting:
             job = self.waiting.popleft()
-            if isinstance(job, Renewal):
+            if may_renew and isinstance(job, Renewal):
                 self.renewal = job
                 job.started = time.monotonic()
                 job.begin()
                 return True
             self._fail(job, error_of)
+        if self.shared is not None:
+            self.shared.on_unusable(self._actor)
         return False
 
     def fail_renewal(self, error_of: ErrorOf) -> None:
@@ -274,15 +271,17 @@ class JobQueue:
         self.waiting.extendleft(reversed(first))
         self.dispatch()
 
-    def detach_process(self) -> None:
-        """Return the permit, accept what an ended process has completed, and drop the jobs that end with it."""
+    def detach_process(self, process: ActorProcess) -> Remainder:
+        """Return the permit of an ended process, and drop the jobs that end with it.
+
+        Return the part of the running job that it has not completed.
+        """
         if self.permits is not None:
             self.permits.give_back(self._actor)
-        if self.running is not None:
-            self.running.accept_completed()
         for job in [job for job in self.waiting if job.is_of_process]:
             self.waiting.remove(job)
             self._forget(job)
+        return Remainder() if self.running is None else self.running.accept_completed(process)
 
     def on_exit(self, ended: ProcessExit) -> None:
         """End the running job, or queue it again. A renewal goes on, unless the actor closes or the user aborts it."""
@@ -308,7 +307,7 @@ class JobQueue:
         """
         waiting = set(self.waiting)
         for job in tuple(self.unfinished):
-            if fails_all or job not in waiting or job.call_id != 0 or not job.survives_interrupt:
+            if fails_all or job not in waiting or job.call_id != 0:
                 self._fail(job, error_of)
         self.waiting = deque(job for job in self.waiting if job in self.unfinished)
         self.running = self.renewal = None

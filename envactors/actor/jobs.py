@@ -56,7 +56,7 @@ class Call(Job):
         """Send the message."""
         actor = self.actor
         if self.incarnation not in (None, actor.process.incarnation):
-            self.fail(actor.errors.lost_process(actor.last_exit_error, self.incarnation))
+            self.fail(lambda activity: actor.errors.lost_process(activity, self.incarnation, actor.last_exit_error))
             return None
         if self.deadline is None or not actor.config.backend.traits.can_kill:
             self.deadline = actor.config.deadlines.of(self.method)

@@ -36,20 +36,14 @@ class InlineRequest(abc.ABC):
         number: How many requests there were before it.
     """
 
-    thread: int
-    number: int
-    _lock: ChangeLock
-    _requests: list[InlineRequest]
-    _depth: int
-
     def __init__(self, index: int, *, is_nested: bool) -> None:
         self.index = index
         self.is_nested = is_nested
 
     def begin(self, requests: list[InlineRequest], number: int, lock: ChangeLock) -> None:
         """Become the innermost of the running requests, which run under a lock."""
-        self.thread = threading.get_ident()
-        self.number = number
+        self.thread: int = threading.get_ident()
+        self.number: int = number
         self._lock = lock
         self._requests = requests
         self._depth = len(requests)

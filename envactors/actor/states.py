@@ -65,12 +65,9 @@ class ActorStats:
 
 
 class Phase(enum.Enum):
-    """What an actor is doing with its process.
+    """What an actor is doing with its process; `envactors.actor.actor.Actor` says what leads out of each phase.
 
     NEW ──▶ STARTING ──▶ LIVE ──▶ STOPPING ──▶ ENDING ──▶ STARTING, BACKOFF, DEAD, or CLOSED
-
-    An actor that starts processes on demand is ASLEEP before NEW. To wake it leads from ASLEEP and DEAD to NEW.
-    A kill or a close leads from every phase to ENDING. Without a process, the loop then continues at once.
     """
 
     ASLEEP = enum.auto()  # it has no process, and starts one once it is woken

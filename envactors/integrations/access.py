@@ -32,12 +32,13 @@ _T = TypeVar("_T")
 
 def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:
     """Call a method of the env, or read an attribute that is not a method; for drop-ins whose ``call`` does either."""
-    return caller._submit(Kind.CALL, messages.Call(caller._env, public_name(name), args, kwargs, or_get=True), name)
+    message = messages.Call(caller._position, public_name(name), args, kwargs, or_get=True)
+    return caller._submit(Kind.CALL, message, name)
 
 
 def call_on(caller: Caller, method: str, args: tuple[Any, ...], **conditions: Any) -> ActorFuture[Any]:
     """Call a method of the env; ``conditions`` are attributes of the `envactors.actor.jobs.Call`."""
-    return caller._submit(Kind.CALL, messages.Call(caller._env, method, args, {}), method, **conditions)
+    return caller._submit(Kind.CALL, messages.Call(caller._position, method, args, {}), method, **conditions)
 
 
 def discard_process(handle: ActorHandle, incarnation: int, method: str, error: Exception) -> None:

@@ -14,8 +14,9 @@ import operator
 from collections.abc import Callable
 
 from envactors.actor.activity import Activity
+from envactors.actor.actor_process import ActorProcess
 from envactors.actor.future import Outcome, ReadyOutcome
-from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal
+from envactors.actor.job import ErrorOf, Job, ProcessExit, Remainder, Renewal
 from envactors.actor.timers import deadline_of
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError
@@ -70,7 +71,6 @@ class RolloutPart(Job):
     """
 
     needs_permit = True
-    survives_interrupt = False
 
     def __init__(self, group: EnvGroup, spec: RolloutSpec, on_end: Callable[[], object]) -> None:
         self.envs: RolloutEnvs = RolloutEnvs(group.table, group.indices, spec.buffer)
@@ -83,6 +83,8 @@ class RolloutPart(Job):
         self._actor = group.actor
         # Whether the worker makes the policy first: in the current order or, between two orders, in the next one.
         self._makes_policy = False
+        # That of the current order, which has one only if the worker makes the policy.
+        self._deadline: float | None = None
         # What has missed its deadline: a step, a reset, a call of the policy, or the order; None if nothing has.
         self._late: Activity | None = None
         # Whether the worker is on another machine, whose steps come with replies.
@@ -95,14 +97,14 @@ class RolloutPart(Job):
 
     @property
     def _has_other_parts(self) -> bool:
-        """Whether the actor has a part of another rollout."""
-        return any(isinstance(job, RolloutPart) and job is not self for job in self._actor.jobs.unfinished)
+        """Whether the actor has a part of another rollout, if this part is not queued or has ended."""
+        return any(isinstance(job, RolloutPart) and not job.has_ended for job in self._actor.jobs.unfinished)
 
     @property
     def _activity_of_order(self) -> Activity:
         """The current order as a whole."""
         method = "set_policy" if self._makes_policy else "rollout"
-        return Activity(method, self.envs.indices.start, self.call_id, self.started, self.deadline)
+        return Activity(method, self.envs.indices.start, self.call_id, self.started, self._deadline)
 
     @property
     def _is_over(self) -> bool:
@@ -139,8 +141,8 @@ class RolloutPart(Job):
         order = self._make_order()
         if self._is_remote:
             self._mirror_steps()
-        self.deadline: float | None = actor.config.deadlines.start if self._makes_policy else None
-        actor.deadline_watch.watch(self.started, self.deadline)
+        self._deadline = actor.config.deadlines.start if self._makes_policy else None
+        actor.deadline_watch.watch(self.started, self._deadline)
         actor.send(Kind.EXTEND, self.call_id, dumps((policy_runner.run_rollout, tuple(order))))
         return self
 
@@ -212,15 +214,15 @@ class RolloutPart(Job):
             try:
                 self._spec.buffer.add_room(reply.layout)
             except OSError as error:
-                activity, incarnation = self._activity_of_order, self._actor.process.incarnation
-                self.recovery.fail_all(self._actor.errors.out_of_memory(activity, incarnation, error))
+                self.recovery.fail_all(self._actor.errors.out_of_memory(self._activity_of_order, error))
         return self._end_if_over()
 
-    def accept_completed(self) -> None:
-        """Accept the steps that an ended process has completed, and forget those after a deadline."""
+    def accept_completed(self, process: ActorProcess) -> Remainder:
+        """Accept the steps that an ended process has completed, forget those after a deadline, and return the rest."""
         self._actor.jobs.record_completed(self.envs.accept_completed())
         if self._late is not None:
             self.envs.drop_unaccepted()
+        return super().accept_completed(process)
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the step that an ended process was running, and the requests before it; nothing of the policy."""

@@ -137,8 +137,7 @@ class Engine(abc.ABC):
             try:
                 converted.append(convert(value))
             except Exception as error:  # raised by code of users
-                actor = self._actor_by_env[index]
-                raise actor.errors.unpicklable(Activity(method, index), actor.process.incarnation, error) from error
+                raise self._actor_by_env[index].errors.unpicklable(Activity(method, index), error) from error
         return converted
 
     def start_resets(self, envs: Selection, seeds: Seeds, options: Options, futures: Futures = ()) -> None:

@@ -50,7 +50,7 @@ class EnvHandle(ActorView):
 
     def _refuse(self, method: str) -> NoReturn:
         raise VectorInputError(
-            f"cannot {method} env {self._actor.config.start.first + self._env} alone: it shares the process of "
+            f"cannot {method} env {self._actor.config.first_index + self._position} alone: it shares the process of "
             f"actor {self.name!r}; use envs.actors[i].{method}(), which concerns all envs of that process"
         )
 
@@ -119,7 +119,7 @@ def describe_envs(handles: Sequence[ActorView]) -> Description:
         ActorStartError: An env could not be made.
         SpaceMismatchError: The specs differ, so that values of different envs cannot be batched.
     """
-    futures = [handle._submit(Kind.DESCRIBE, Describe(handle._env), "describe") for handle in handles]
+    futures = [handle._submit(Kind.DESCRIBE, Describe(handle._position), "describe") for handle in handles]
     expected, *others = [Description(*value) for value in results_of(futures)]
     for index, other in enumerate(others, 1):
         for name in ("observation", "action", "reward"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
-from envactors.actor.actor_process import ExitReport
 from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
 from envactors.actor.job import ErrorOf, ProcessExit
 from envactors.actor.states import EndReason, is_crash
@@ -80,7 +79,7 @@ def unfinished_error(actor: Actor, exit_error: ActorError | None, activity: Acti
         activity: The request.
     """
     if exit_error is None:
-        return actor.errors.ended(ExitReport(reason=EndReason.ABORT), actor.process.incarnation, activity)
+        return actor.errors.ended_because(activity, EndReason.ABORT)
     if (exit_error.call_id, exit_error.index) == (activity.call_id, activity.env):
         return copy_error(exit_error)
     return actor.errors.not_begun(activity, exit_error)

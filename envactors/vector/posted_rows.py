@@ -170,7 +170,7 @@ class PostedRows(Job):
         posted = self._table.posted_request(culprit.env)
         return self._recovery.step_inputs(culprit.env, posted, self._table.slab.actions)
 
-    def remainder(self, process: ActorProcess) -> Remainder:
+    def accept_completed(self, process: ActorProcess) -> Remainder:
         """Return the rows that an ended process has not completed."""
         rows, running, _ = self.progress()
         return Remainder(self._find_culprit(process, rows, running), running, rows)

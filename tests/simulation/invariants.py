@@ -97,7 +97,7 @@ class Invariants:
         if envs.rows.progress()[0] and running is not envs.rows:
             return "rows run, and another job is said to run"
         if actor.runtime.loop._soon:  # type: ignore[attr-defined] # of a `SimulatedLoop`
-            return ""  # that may be `Supervisor._proceed`
+            return ""  # that may be `Actor._proceed`
         if actor.jobs.waiting and running is None:
             return "a job waits for nothing"
         if actor.jobs.waiting and running is envs.rows and not process.worker.watches_rings:

@@ -102,7 +102,6 @@ SERVER = "worker.main:Server."
 ENV_ROW = "worker.env_rows:EnvRow."
 ACTOR = "actor.actor:Actor."
 QUEUE = "actor.job_queue:JobQueue."
-SUPERVISOR = "actor.supervisor:Supervisor."
 FUTURE = "actor.future:ActorFuture."
 LOAN = "actor.loan:ChannelLoans."
 LOCAL = "backends.local:LocalWorker."
@@ -160,30 +159,32 @@ MUTANTS = [
     # The actor: callers and frames.
     Mutant(ACTOR + "on_frame", "is_reply and self.phase is LIVE", "False", HANGS),
     Mutant(ACTOR + "abort", "future.set_exception", "(lambda error: None)", HANGS),
-    Mutant(ACTOR + "check_deadlines", "self.jobs.running.on_late(activity)", "pass", LATE),
+    Mutant(ACTOR + "_check_deadlines", "self.jobs.running.on_late(activity)", "pass", LATE),
     # The actor: starts and exits.
-    Mutant(SUPERVISOR + "_on_launched", "worker.kill()", "pass", HANGS),
-    Mutant(SUPERVISOR + "_on_started", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
-    Mutant(SUPERVISOR + "on_exit", "for frame in worker.drain():", "for frame in ():", MIXES),
-    Mutant(SUPERVISOR + "_after_exit", "self.tenant.collect_completed()", "pass", LOSSES),
-    Mutant(SUPERVISOR + "_after_exit", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
-    Mutant(SUPERVISOR + "_after_exit", "self.tenant.on_exit(ended)", "pass", LOSSES),
-    Mutant(SUPERVISOR + "_carry_out", "self._fail_jobs_of_dead()", "True", HANGS),
-    Mutant(SUPERVISOR + "_fail_jobs_of_dead", "self._start_next_process()", "pass", HANGS),
-    Mutant(SUPERVISOR + "repair", "self.tenant.repair(error_of)", "pass", INTERRUPTS),
-    Mutant(SUPERVISOR + "repair", "self.kill_and_proceed(reason)", "pass", INTERRUPTS),
+    Mutant(ACTOR + "_on_launched", "worker.kill()", "pass", HANGS),
+    Mutant(ACTOR + "_on_started", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
+    Mutant(ACTOR + "on_exit", "for frame in worker.drain():", "for frame in ():", MIXES),
+    Mutant(ACTOR + "_after_exit", "self.tenant.collect_completed()", "pass", LOSSES),
+    Mutant(ACTOR + "_after_exit", "self.runtime.launcher.finish(self._launch)", "pass", HANGS),
+    Mutant(ACTOR + "_after_exit", "self.tenant.on_exit(ended)", "pass", LOSSES),
+    Mutant(ACTOR + "_carry_out", "self._fail_jobs_of_dead()", "pass", HANGS),
+    Mutant(ACTOR + "_fail_jobs_of_dead", "self._start_next_process()", "pass", HANGS),
+    Mutant(ACTOR + "repair", "self.tenant.repair(error_of)", "pass", INTERRUPTS),
+    Mutant(ACTOR + "repair", "self.kill_and_proceed(reason)", "pass", INTERRUPTS),
     Mutant(CHANGE + "ChangeLock.change", "self._repair()", "pass", INTERRUPTS),
     Mutant(CHANGE + "_Scope.__exit__", "lock._changing, lock._frame = (), None", "pass", INTERRUPTS),
-    Mutant(SUPERVISOR + "kill_and_proceed", "self.proceed_soon()", "pass", HANGS),
-    Mutant(SUPERVISOR + "kill_and_proceed", "self.process.record_end_reason(reason)", "pass", BLAMES),
-    Mutant(SUPERVISOR + "kill_and_proceed", "self.process.kill()", "pass", HANGS),
-    Mutant(SUPERVISOR + "_close", "self.jobs.fail_all(error_of)", "self.jobs.waiting.clear()", HANGS),
-    Mutant(SUPERVISOR + "discard", "self.phase = Phase.ENDING", "pass", RENEWS),
+    Mutant(ACTOR + "kill_and_proceed", "self.proceed_soon()", "pass", HANGS),
+    Mutant(ACTOR + "kill_and_proceed", "self.process.record_end_reason(reason)", "pass", BLAMES),
+    Mutant(ACTOR + "kill_and_proceed", "self.process.kill()", "pass", HANGS),
+    Mutant(ACTOR + "_close", "self.jobs.fail_all", "(lambda error_of: self.jobs.waiting.clear())", HANGS),
+    Mutant(ACTOR + "discard", "self.phase = Phase.ENDING", "pass", RENEWS),
     Mutant(LAUNCHER + "finish", "self._begin_waiting()", "pass", HANGS),
     Mutant(WATCH + "stop", "self.next_check_at = math.inf", "pass", HANGS),
     # Decisions about calls.
     Mutant(JOBS + "Call.after_exit", "(self.retries > 0 and ended.allows_retry)", "ended.allows_retry", ONCE),
-    Mutant(JOB + "Job.remainder", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE),
+    Mutant(
+        JOB + "Job.accept_completed", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE
+    ),
     Mutant(JOBS + "Call.on_reply", "actor.tenant.on_call(self.kind, self.index, self.payload, frame)", "pass", REPLAYS),
     Mutant(JOBS + "Call.start", "actor.deadline_watch.watch(self.started, self.deadline)", "pass", HANGS),
     Mutant(JOBS + "Call.after_exit", "self.future.set_exception(ended.error)", "pass", HANGS),

@@ -10,7 +10,8 @@ import pytest
 from fakes import SOON, call
 
 import envactors as ea
-from envactors.actor import recording, supervisor
+from envactors.actor import actor as actor_module
+from envactors.actor import recording
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
 from envactors.actor.jobs import Call, Replay
@@ -198,7 +199,7 @@ def test_closing_a_dead_actor_records_no_second_exit(actors, exits):
 
 
 def test_a_process_is_discarded_although_the_error_of_its_env_is_never_read(actors, monkeypatch):
-    monkeypatch.setattr(supervisor, "_READ_PATIENCE", 0.05)
+    monkeypatch.setattr(actor_module, "_READ_PATIENCE", 0.05)
     actor, backend = actors()
     worker = backend.next_worker().serve_start()
     wait_until(lambda: actor.phase is Phase.LIVE)
@@ -435,7 +436,7 @@ def test_an_internal_error_in_the_loop_closes_the_actor_and_is_the_cause(actors,
     def fail(_frame):
         raise bug
 
-    monkeypatch.setattr(actor, "on_start_reply", fail)
+    monkeypatch.setattr(actor, "_on_start_reply", fail)
     worker.serve_start()
     for future in (first, second):
         with pytest.raises(ea.ActorClosedError, match="report") as raised:
