@@ -171,12 +171,13 @@ class TraceRecorder(recording.Recorder):
         """Return a context in which a thread collects what workers write, before they overwrite it."""
         ended = threading.Event()
         thread = LibraryThread(lambda: self._collect_until(ended), "envactors-trace", runs_user_code=False)
-        thread.start()
         try:
+            thread.start()
             yield
         finally:
             ended.set()
-            thread.join()
+            if thread.is_alive():  # an interrupt may have come before it was
+                thread.join()
 
     def _collect_until(self, ended: threading.Event) -> None:
         period = _FIRST_PERIOD

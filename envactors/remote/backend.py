@@ -117,6 +117,8 @@ class RemoteBackend(Backend):
     def begin_use(self, use: RemoteUse, runtime: Runtime) -> None:
         """Start the agents, unless they were started for another actor."""
         with self._lock:
+            if self._session is not None and self._session.runtime is not runtime:  # this process is a fork
+                self._session, self._stop, self._uses = None, None, set()
             self._uses.add(use)
             if self._session is None:
                 self._session = Session(self.envs_per_node, self._options.lease, runtime)

@@ -37,6 +37,14 @@ class Raises(EchoEnv):
     def step(self, action):
         raise ZeroDivisionError("no more rooms")
 
+class Exits(EchoEnv):
+    def step(self, action):
+        raise SystemExit(3)
+
+class Interrupts(EchoEnv):
+    def step(self, action):
+        raise KeyboardInterrupt
+
 class TellsLocks(EchoEnv):
     def reset(self, **arguments):
         return super().reset(**arguments)[0], {"lock": threading.Lock()}
@@ -118,6 +126,8 @@ def test_each_defect_of_the_sample_envs_is_found_and_no_other(check, env, found,
         ("Hangs", "hang", "in step"),
         ("Crashes", "crash", "SIGSEGV"),
         ("Raises", "exception", "ZeroDivisionError: no more rooms (File"),
+        ("Exits", "exception", "SystemExit: 3 (File"),
+        ("Interrupts", "exception", "KeyboardInterrupt"),
         ("NoActions", "no actions", "without an action_space"),
         ("unmade", "start", "LookupError: no level 7"),
     ],

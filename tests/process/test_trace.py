@@ -203,6 +203,18 @@ def test_a_trace_that_fails_leaves_nothing_behind(path, monkeypatch, where):
     assert "next" in check(path.read_text())[0]
 
 
+def test_a_trace_that_is_interrupted_while_its_thread_starts_ends_the_thread(path, monkeypatch):
+    class InterruptedThread(trace_module.LibraryThread):
+        def start(self):
+            super().start()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trace_module, "LibraryThread", InterruptedThread)
+    with pytest.raises(KeyboardInterrupt), ea.trace(path):
+        pass
+    assert "envactors-trace" not in [thread.name for thread in threading.enumerate()]
+
+
 def test_memory_is_bounded_and_the_last_is_kept(path, monkeypatch):
     monkeypatch.setattr(trace_module, "MOST_STEPS", 500)
     monkeypatch.setattr(trace_module, "MOST_WAITS", 50)

@@ -70,6 +70,21 @@ def test_an_actor_reports_the_node_that_it_runs_on(backend, launcher):
     assert launcher.agents == {}
 
 
+def test_a_forked_child_has_nodes_of_its_own(shared):
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        code = 1
+        try:
+            with ea.spawn(Counter, backend=shared) as own:
+                code = 0 if own.add(5).result(SOON) == 5 else 2
+            code = code or 3 * bool(shared.nodes)
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with ea.spawn(Counter, backend=shared) as actor:
+        assert actor.add(2).result(SOON) == 2
+
+
 def test_a_local_actor_has_no_node():
     with ea.spawn(Counter) as actor:
         actor.add(1).result(SOON)

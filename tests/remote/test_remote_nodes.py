@@ -397,6 +397,15 @@ def test_a_node_that_cannot_be_watched_is_refused_and_its_link_closed(session, r
     assert session._expected == 0
 
 
+def test_a_node_whose_agent_was_ended_before_it_joined_is_not_reported(session, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = NodeAddress("early", *server.getsockname(), "", "")
+    session.end()
+    session.refuse_node("earlier", "its agent ended with exit code 3")
+    session._join(address)
+    assert caplog.records == []
+
+
 def test_a_worker_that_its_node_cannot_be_sent_is_refused(join, session, memory, monkeypatch):
     node, _ = join()
     monkeypatch.setattr(node, "announce", lambda _memory: memoryview(b"")[0])

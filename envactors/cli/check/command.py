@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from envactors.cli.check.examiner import Trajectory
     from envactors.cli.check.findings import Finding
     from envactors.cli.source import EnvSource
-    from envactors.errors import ActorError
 
 _CLEAN, _FOUND, _NOT_RUN = 0, 1, 2
 _SEED = 0
@@ -136,19 +136,11 @@ class Examination:
         """Run the checks."""
         import envactors as ea
         from envactors.cli.check.examiner import Examiner
-        from envactors.cli.check.findings import judge_size
 
         deadlines = ea.Deadlines(start=self._deadline, call=self._deadline, close=5.0)
         actor = ea.spawn(functools.partial(Examiner, self._source), name=self._source.name, deadlines=deadlines)
-        with actor:
-            try:
-                self._examine(actor)
-            except _OversizeError as error:
-                self.findings.append(judge_size(*error.args))
-            except ea.ActorError as error:
-                self.findings.append(_finding_of(error))
-            except Exception as error:  # raised by the env
-                self.findings.append(_finding_of_exception(error))
+        with actor, contextlib.suppress(_BrokenOffError):
+            self._examine(actor)
 
     def _examine(self, actor: Any) -> None:
         from envactors.cli.check import findings as judge
@@ -194,15 +186,21 @@ class Examination:
         """Return the result of a call; kill the actor if its process grows above the limit meanwhile.
 
         Raises:
-            _OversizeError: The actor was killed.
+            _BrokenOffError: The actor was killed, or the call failed; the reason is among the findings.
         """
         import envactors as ea
+        from envactors.cli.check.findings import judge_size
 
         while not ea.wait([future], _MEMORY_CHECK).done:
             memory = actor.stats().rss
             if self._max_rss is not None and memory > self._max_rss:
                 actor.kill()
-                raise _OversizeError(memory, self._max_rss)
+                self.findings.append(judge_size(memory, self._max_rss))
+                raise _BrokenOffError
+        # An env's KeyboardInterrupt would end the command if it was raised here.
+        if (error := future.exception()) is not None:
+            self.findings.append(_finding_of(error))
+            raise _BrokenOffError
         return future.result()
 
     def record(self) -> dict[str, Any]:
@@ -232,14 +230,15 @@ class Examination:
         return [*lines, "", f"times: {times}", "", "suggested settings:", f"  {self.line}"]
 
 
-class _OversizeError(Exception):
-    """The env was killed because its process was larger than allowed; the arguments are both sizes in bytes."""
+class _BrokenOffError(Exception):
+    """The checks after a failed one cannot be run."""
 
 
-def _finding_of(error: ActorError) -> Finding:
-    """Return the finding for the failure of a worker."""
+def _finding_of(error: BaseException) -> Finding:
+    """Return the finding for a failed call, whether its worker ended or the env raised."""
     import envactors as ea
     from envactors.cli.check.findings import Finding
+    from envactors.errors import cause_of
     from envactors.mailbox.pickling import safe_str
 
     if isinstance(error, ea.ActorTimeoutError):
@@ -250,14 +249,8 @@ def _finding_of(error: ActorError) -> Finding:
         cause = error.__cause__
         message = f"The env could not be made: {error if cause is None else safe_str(cause)}"
         return Finding("start", message, "Call the factory in a Python shell to see its traceback.")
-    return Finding("crash", f"{error}", "Run the env in an interpreter with -X faulthandler to find the cause.")
-
-
-def _finding_of_exception(error: Exception) -> Finding:
-    from envactors.cli.check.findings import Finding
-    from envactors.errors import cause_of
-    from envactors.mailbox.pickling import safe_str
-
+    if isinstance(error, ea.ActorError):
+        return Finding("crash", f"{error}", "Run the env in an interpreter with -X faulthandler to find the cause.")
     remote = str(cause_of(error) or "").strip().splitlines()
     place = next((line.strip() for line in reversed(remote) if line.strip().startswith("File ")), "")
     message = f"The env raised {safe_str(error)}" + (f" ({place})" if place else "")
