@@ -58,6 +58,8 @@ _OF_WRAPPERS: Final = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__"}
 
 # In place of a value that was not loaded.
 UNREAD: Final = object()
+# What code of users may raise in place of a text or a reduction.
+_BROKEN: Final = (Exception, SystemExit)
 # An attempt that has taken longer, in seconds, is not repeated.
 _QUICK: Final = 0.5
 
@@ -231,7 +233,7 @@ class _PieceReader(io.RawIOBase):
 def try_to_read(
     read: Callable[[], object],
     is_current: Callable[[], bool] = lambda: True,
-    kinds: tuple[type[BaseException], ...] = (Exception, SystemExit),
+    kinds: tuple[type[BaseException], ...] = _BROKEN,
 ) -> tuple[Any, BaseException | None]:
     """Read bytes from a worker, which may run code of users.
 
@@ -281,7 +283,7 @@ def pack_failure(error: BaseException, fault: Fault) -> Failure:
     text = "".join(safe_traceback(error))
     try:
         pickled = _dump(_ExceptionPickler, error)
-    except Exception:
+    except _BROKEN:
         pickled = None
     return Failure(fault, pickled, safe_repr(error), text)
 
@@ -302,7 +304,7 @@ def safe_repr(value: object) -> str:
     """Return the repr of a value of a user's class, or a substitute if that raises."""
     try:
         return repr(value)
-    except Exception:
+    except _BROKEN:
         return f"<{type(value).__name__} whose repr raises>"
 
 
@@ -311,7 +313,7 @@ def safe_traceback(error: BaseException) -> list[str]:
     frames = BaseException.__dict__["__traceback__"].__get__(error)
     try:
         return traceback.format_exception(type(error), error, frames)
-    except Exception:
+    except _BROKEN:
         return [*traceback.format_tb(frames), safe_repr(error)]
 
 
@@ -319,7 +321,7 @@ def safe_str(error: BaseException) -> str:
     """Return the type and the text of an exception of a user's class, or substitutes if that raises."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:
+    except _BROKEN:
         return f"{type(error).__name__} whose str raises"
 
 
