@@ -70,6 +70,8 @@ def test_what_cannot_be_pickled_is_named():
         envs.reset()
         with pytest.raises(ea.SerializationError, match=r"arguments of step for .*env 0.* cannot be pickled: TypeE"):
             envs.step([threading.Lock(), 1])
-        with pytest.raises(ea.SerializationError, match=r"the result of get .*the attribute 'lock': TypeError"):
+        with pytest.raises(ea.SerializationError, match=r"the result of get\('lock'\) cannot be pickled"):
             envs.get_attr("lock")
+        with pytest.raises(ea.SerializationError, match=r"the arguments of set\('lock'\) .*cannot be pickled: TypeE"):
+            envs.set_attr("lock", threading.Lock())
         assert envs.step([1, 2])[3].tolist() == [False, False]
