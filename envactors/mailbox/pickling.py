@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
@@ -69,11 +70,12 @@ PicklerClass: TypeAlias = Callable[..., Any]
 
 
 class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no annotations
-    """Pickles what cloudpickle does not pickle well: code and cached functions.
+    """Pickles what cloudpickle does not pickle well: code and what `functools` makes of functions.
 
     Code has the tag of the interpreters that can run it; others would run it as other code. It keeps the name of its
     file for tracebacks, in place of ``<dynamic-code>``. Functions wrapped by
-    `functools.lru_cache` are pickled by value where functions are; cloudpickle pickles them by name.
+    `functools.lru_cache` are pickled by value where functions are; cloudpickle pickles them by name. Until Python 3.12,
+    a `functools.cached_property` has a lock. A function wrapped by `functools.singledispatch` has a weak dict.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -81,6 +83,10 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has
             parameters = obj.cache_parameters()
             state = {name: value for name, value in vars(obj).items() if name not in _OF_WRAPPERS}
             return _cache_function, (obj.__wrapped__, parameters["maxsize"], parameters["typed"]), state
+        if isinstance(obj, functools.cached_property):
+            return type(obj), (obj.func,), {"attrname": obj.attrname}  # nobody calls `__set_name__` again
+        if isinstance(obj, weakref.WeakKeyDictionary):
+            return type(obj), (dict(obj),)
         if isinstance(obj, types.CodeType):
             _, arguments = self.dispatch_table[types.CodeType](obj)
             place = f"{obj.co_name} ({obj.co_filename}:{obj.co_firstlineno})"
