@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from envactors.errors import ActorError, ActorTimeoutError, RemoteTraceback, cause_of
+from envactors.errors import ActorDiedError, ActorError, ActorTimeoutError, RemoteTraceback, cause_of
+from envactors.mailbox.pickling import safe_traceback
 
 _FRAME = re.compile(r"^  File ", re.MULTILINE)
 # The stacks of threads as `faulthandler` writes them.
@@ -27,6 +28,8 @@ def evidence_of(error: ActorError) -> str:
     raised = cause_of(error.__cause__) if error.__cause__ is not None else None
     if isinstance(raised, RemoteTraceback):
         return _without_library(str(raised))
+    if isinstance(error, ActorDiedError) and error.__cause__ is not None:  # the env has raised in this process
+        return _without_library("".join(safe_traceback(error.__cause__)))
     return str(getattr(error, "stderr_tail", ""))
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from envactors.actor.bound import BoundToProcess
 from envactors.actor.change import RLock
 from envactors.actor.latch import Latch
 from envactors.actor.type_variables import R, T
@@ -100,7 +101,7 @@ class _Condition(RLock):
             self.unnotified[:] = self._waiters
 
 
-class ActorFuture(concurrent.futures.Future[R]):
+class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
     """The result of one call. A real `concurrent.futures.Future` that can also be awaited.
 
     A timeout ends the wait, never the call. Callbacks run in a thread of this library, where they may wait for other

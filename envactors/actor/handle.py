@@ -90,11 +90,11 @@ class Caller(BoundToProcess, Generic[T_co]):
 
     def get(self, name: str) -> ActorFuture[Any]:
         """Read an attribute of the env, even if a Gymnasium wrapper hides it."""
-        return self._submit(Kind.GET, messages.Get(self._position, public_name(name)), "get")
+        return self._submit(Kind.GET, messages.Get(self._position, public_name(name)), f"get({name!r})")
 
     def set(self, name: str, value: Any) -> ActorFuture[Any]:
         """Write an attribute of the env, through ``set_wrapper_attr`` if it exists."""
-        return self._submit(Kind.SET, messages.Set(self._position, public_name(name), Sealed(value)), "set")
+        return self._submit(Kind.SET, messages.Set(self._position, public_name(name), Sealed(value)), f"set({name!r})")
 
     def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, **conditions: Any) -> ActorFuture[Any]:
         """Have the actor run a request; for the arguments see `send_request`."""

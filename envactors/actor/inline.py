@@ -5,6 +5,7 @@ Factories, arguments, and results are pickled nevertheless, so that neither side
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from envactors.actor.base import ActorBase
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.jobs import Call
+from envactors.actor.log import ActorLog
 from envactors.actor.running_code import InlineRequest, RunningCode, stack_of
 from envactors.actor.states import ActorState, ActorStats, EndReason
 from envactors.errors import ActorError, copy_error
@@ -80,6 +82,7 @@ class InlineActor(ActorBase):
         self._start_error: ActorError | None = None
         self._server: Server | None = None
         self.indices: range = config.indices
+        self._log = ActorLog(self)
 
     def begin(self) -> None:
         runtimes.join(self)
@@ -230,6 +233,7 @@ class InlineActor(ActorBase):
         error = make_error()
         with self.lock:
             if incarnation == self.process.incarnation and not self.closed.is_open:
+                self._log.write(logging.WARNING, str(error).partition("\n")[0], of=error)
                 self.replace(error)
 
     def _describe_end(self, reason: EndReason) -> ActorError:

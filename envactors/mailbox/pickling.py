@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
@@ -58,6 +59,8 @@ _OF_WRAPPERS: Final = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__"}
 
 # In place of a value that was not loaded.
 UNREAD: Final = object()
+# What code of users may raise in place of a text or a reduction.
+_BROKEN: Final = (Exception, SystemExit)
 # An attempt that has taken longer, in seconds, is not repeated.
 _QUICK: Final = 0.5
 
@@ -67,11 +70,12 @@ PicklerClass: TypeAlias = Callable[..., Any]
 
 
 class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no annotations
-    """Pickles what cloudpickle does not pickle well: code and cached functions.
+    """Pickles what cloudpickle does not pickle well: code and what `functools` makes of functions.
 
     Code has the tag of the interpreters that can run it; others would run it as other code. It keeps the name of its
     file for tracebacks, in place of ``<dynamic-code>``. Functions wrapped by
-    `functools.lru_cache` are pickled by value where functions are; cloudpickle pickles them by name.
+    `functools.lru_cache` are pickled by value where functions are; cloudpickle pickles them by name. Until Python 3.12,
+    a `functools.cached_property` has a lock. A function wrapped by `functools.singledispatch` has a weak dict.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -79,6 +83,10 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has
             parameters = obj.cache_parameters()
             state = {name: value for name, value in vars(obj).items() if name not in _OF_WRAPPERS}
             return _cache_function, (obj.__wrapped__, parameters["maxsize"], parameters["typed"]), state
+        if isinstance(obj, functools.cached_property):
+            return type(obj), (obj.func,), {"attrname": obj.attrname}  # nobody calls `__set_name__` again
+        if isinstance(obj, weakref.WeakKeyDictionary):
+            return type(obj), (dict(obj),)
         if isinstance(obj, types.CodeType):
             _, arguments = self.dispatch_table[types.CodeType](obj)
             place = f"{obj.co_name} ({obj.co_filename}:{obj.co_firstlineno})"
@@ -231,7 +239,7 @@ class _PieceReader(io.RawIOBase):
 def try_to_read(
     read: Callable[[], object],
     is_current: Callable[[], bool] = lambda: True,
-    kinds: tuple[type[BaseException], ...] = (Exception, SystemExit),
+    kinds: tuple[type[BaseException], ...] = _BROKEN,
 ) -> tuple[Any, BaseException | None]:
     """Read bytes from a worker, which may run code of users.
 
@@ -281,7 +289,7 @@ def pack_failure(error: BaseException, fault: Fault) -> Failure:
     text = "".join(safe_traceback(error))
     try:
         pickled = _dump(_ExceptionPickler, error)
-    except Exception:
+    except _BROKEN:
         pickled = None
     return Failure(fault, pickled, safe_repr(error), text)
 
@@ -302,7 +310,7 @@ def safe_repr(value: object) -> str:
     """Return the repr of a value of a user's class, or a substitute if that raises."""
     try:
         return repr(value)
-    except Exception:
+    except _BROKEN:
         return f"<{type(value).__name__} whose repr raises>"
 
 
@@ -311,7 +319,7 @@ def safe_traceback(error: BaseException) -> list[str]:
     frames = BaseException.__dict__["__traceback__"].__get__(error)
     try:
         return traceback.format_exception(type(error), error, frames)
-    except Exception:
+    except _BROKEN:
         return [*traceback.format_tb(frames), safe_repr(error)]
 
 
@@ -319,7 +327,7 @@ def safe_str(error: BaseException) -> str:
     """Return the type and the text of an exception of a user's class, or substitutes if that raises."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:
+    except _BROKEN:
         return f"{type(error).__name__} whose str raises"
 
 

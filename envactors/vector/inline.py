@@ -414,9 +414,9 @@ class InlineEngine(Engine):
         loss = loss._replace(may_continue=actor.is_usable and attempts <= max(1, limit))
         decision = decide(loss, facts, self.episodes.facts(index))
         self.episodes.apply(index, decision)
-        # Another failure may have replaced the envs already.
-        if decision.replaces_process and actor.process.incarnation == loss.incarnation:
-            actor.replace(actor.errors.discarded(loss.activity, loss.incarnation, actor.pid, error, safe_repr(error)))
+        if decision.replaces_process:  # unless another failure has done so
+            described = loss.activity, loss.incarnation, actor.pid, error, safe_repr(error)
+            actor.discard(loss.incarnation, functools.partial(actor.errors.discarded, *described))
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:

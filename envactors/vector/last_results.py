@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from envactors.errors import SerializationError
 from envactors.mailbox.messages import Description
-from envactors.mailbox.pickling import copy_value
+from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import OBJECT, ArraySpec, Spec, zeros
 from envactors.vector.requests import Selection
@@ -48,18 +49,20 @@ class LastResults:
         """Copy a result of an env; return a copy of its info to deliver.
 
         Raises:
-            Exception: A value cannot be copied. Then nothing has changed.
+            SerializationError: A value cannot be copied. Then nothing has changed.
         """
         obs, reward, terminated, truncated, info = fields
-        info = {} if type(info) is dict and not info else copy_value(info)
-        kept_info = copy_value(info) if self._infos else None
-        if self._has_objects:  # arrays conform, so assigning them cannot fail
-            obs, reward = _prepare(self._observations, obs), _prepare(self._rewards, reward)
+        try:
+            info = {} if type(info) is dict and not info else copy_value(info)
+            if self._has_objects:  # arrays conform, so assigning them cannot fail
+                obs, reward = _prepare(self._observations, obs), _prepare(self._rewards, reward)
+            if self._infos:
+                self._infos[index] = copy_value(info)
+        except Exception as error:
+            raise SerializationError(f"the result of env {index} cannot be copied: {safe_repr(error)}") from error
         self._terminated_memory[index], self._truncated_memory[index] = terminated, truncated
         self._rewards[index] = reward
         self._observations[index] = obs
-        if self._infos:
-            self._infos[index] = kept_info
         return info
 
     def truncate(self, index: int, *, keeps_reward: bool) -> None:

@@ -326,7 +326,7 @@ def as_failure(error: BaseException, page: ControlPage, fields: Fields | None = 
         page: The control page.
         fields: The result, if that is what cannot be written.
     """
-    if isinstance(error, PayloadError):
+    if type(error) is PayloadError:  # `isinstance` reads ``__class__``, which may raise
         return error.failure
     is_over = page.counters[METHOD] == METHOD_RESET or (fields is not None and _has_ended(fields))
     return pack_failure(error, Fault.RESET if is_over else Fault.RAISED)

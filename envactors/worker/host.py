@@ -235,8 +235,9 @@ class Host:
         return found(*args, **kwargs)
 
     def get(self, env: int, name: str) -> Any:
-        """Read an attribute of an env."""
-        return find(self._choose(env).env, name)
+        """Read an attribute of an env, with the method of its adapter if that has one."""
+        target = self._choose(env).env
+        return getattr(type(target), "envactors_get", find)(target, name)
 
     def set(self, env: int, name: str, value: Any) -> None:
         """Write an attribute of an env."""

@@ -48,7 +48,7 @@ class OpenMemory(Protocol):
 
 
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
-_PAYLOADS, _RESULT, _GET, _SET = Kind.PAYLOADS, Kind.RESULT, Kind.GET, Kind.SET
+_PAYLOADS, _RESULT, _SET = Kind.PAYLOADS, Kind.RESULT, Kind.SET
 _IN_ARGUMENTS, _RAISED, _IN_RESULT = Fault.ARGUMENTS, Fault.RAISED, Fault.RESULT
 
 
@@ -219,10 +219,7 @@ class Server:
             fault = _IN_RESULT
             reply = _RESULT, dumps(result)
         except BaseException as error:
-            failure = pack_failure(error, fault)
-            if kind == _GET and fault is _IN_RESULT:
-                failure = failure._replace(text=f"the attribute {fields[1]!r}: {failure.text}")
-            reply = Kind.FAILED, dumps(tuple(failure))
+            reply = Kind.FAILED, dumps(tuple(pack_failure(error, fault)))
         if context.forks != self._forks:
             os._exit(1)  # env code has forked, and its child has come back here: it must not reply
         return reply

@@ -22,13 +22,15 @@ MAKERS = {
     "gymnasium": lambda: ActorVectorEnv([make] * 2),
 }
 
+DUPLICATIONS = pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps, cloudpickle.dumps])
+
 
 def make():
     return gymnasium.make("CartPole-v1")
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps, cloudpickle.dumps])
+@DUPLICATIONS
 def test_it_can_be_neither_pickled_nor_copied(name, duplicate, capfd):
     made = MAKERS[name]()
     try:
@@ -38,6 +40,12 @@ def test_it_can_be_neither_pickled_nor_copied(name, duplicate, capfd):
         assert capfd.readouterr().err == ""
     finally:
         made.close()
+
+
+@DUPLICATIONS
+def test_a_future_can_be_neither_pickled_nor_copied(duplicate):
+    with ea.spawn(make) as actor, pytest.raises(TypeError, match="ActorFuture cannot be pickled or copied"):
+        duplicate(actor.reset())
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -109,6 +111,17 @@ def test_attributes(make):
     assert envs.get_env_attr("no such thing") == [None, None]
     envs.set_env_attr("length", 7, [1])
     assert [env.length for env in envs.get_env_attr("unwrapped")] == [5, 7]
+
+
+def test_an_attribute_that_cannot_be_pickled_is_named():
+    class Locked(Teller):
+        def __init__(self, number):
+            super().__init__(number)
+            self.lock = threading.Lock()
+
+    is_named = pytest.raises(ea.SerializationError, match=r"the result of get\('lock'\) cannot be pickled")
+    with contextlib.closing(ActorVectorEnv([lambda: Locked(0)])) as envs, is_named:
+        envs.get_env_attr("lock")
 
 
 def test_render(make):

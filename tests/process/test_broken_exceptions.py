@@ -45,7 +45,19 @@ class NoCause(NoText):
         raise RuntimeError("no cause")
 
 
-KINDS = [NoStr, NoText, NoReduction, NoArgs, NoCause]
+class Exiting(Exception):
+    def __str__(self):
+        raise SystemExit(3)
+
+    __repr__ = __reduce__ = __str__
+
+
+class NoAttributes(Exception):
+    def __getattribute__(self, name):
+        raise RuntimeError(name)
+
+
+KINDS = [NoStr, NoText, NoReduction, NoArgs, NoCause, Exiting, NoAttributes]
 
 
 class Raising(gymnasium.Env):

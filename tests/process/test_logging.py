@@ -277,6 +277,19 @@ def test_evidence_is_logged_once_in_a_while(caplog, monkeypatch):
         assert len(lines_with(caplog, "Traceback")) == 1
 
 
+@pytest.mark.parametrize("backend", ["thread", "inline"])
+def test_the_log_shows_where_an_env_of_this_process_has_raised(backend, caplog):
+    restart = ea.RestartPolicy(max_restarts=9, backoff=0)
+    with ea.VectorEnv([Failing] * 2, on_failure="renew", backend=backend, restart=restart) as envs:
+        envs.reset(seed=0)
+        envs.step([1, 0])
+        wait_until(lambda: lines_with(caplog, "raised ValueError"))
+        (line,) = lines_with(caplog, "raised ValueError")
+        assert "actor 'env-0'" in line
+        first = next(text for text in line.splitlines() if text.startswith("  File "))
+        assert "test_logging" in first
+
+
 def test_the_log_says_that_an_episode_was_replayed(caplog):
     policy = ea.RestartPolicy(max_restarts=9, backoff=0)
     with ea.VectorEnv([EchoEnv] * 2, on_failure="replay", restart=policy) as envs:

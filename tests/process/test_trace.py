@@ -95,7 +95,7 @@ def test_every_step_reset_call_and_wait_is_in_it(options, path):
     tracks, _ = check(path.read_text())
     steps = [details["env"] for name, _, _, details in tracks["envs-0-1"] if name == "step"]
     assert collections.Counter(steps) == {0: 21, 1: 21}
-    assert counts(tracks["envs-2-2"]) == {"step": 21, "reset": 1, "get": 1}
+    assert counts(tracks["envs-2-2"]) == {"step": 21, "reset": 1, "get('env_id')": 1}
     caller = counts(tracks["caller of vector 0"])
     assert (caller["wait in reset"], caller["wait in step"], caller["wait in recv"]) == (1, 20, 1)
     assert caller["policy"] >= 20

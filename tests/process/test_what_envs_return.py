@@ -70,6 +70,31 @@ def test_what_cannot_be_pickled_is_named():
         envs.reset()
         with pytest.raises(ea.SerializationError, match=r"arguments of step for .*env 0.* cannot be pickled: TypeE"):
             envs.step([threading.Lock(), 1])
-        with pytest.raises(ea.SerializationError, match=r"the result of get .*the attribute 'lock': TypeError"):
+        with pytest.raises(ea.SerializationError, match=r"the result of get\('lock'\) cannot be pickled"):
             envs.get_attr("lock")
+        with pytest.raises(ea.SerializationError, match=r"the arguments of set\('lock'\) .*cannot be pickled: TypeE"):
+            envs.set_attr("lock", threading.Lock())
         assert envs.step([1, 2])[3].tolist() == [False, False]
+
+
+@BACKENDS
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_an_info_that_cannot_be_pickled_is_a_serialization_error(method, backend):
+    class Locked(OneInfo):
+        where = None
+
+        def reset(self, *, seed=None, options=None):
+            obs, info = super().reset(seed=seed)
+            return obs, {"lock": threading.Lock()} if self.where == "reset" else info
+
+        def step(self, action):
+            info = {"lock": threading.Lock()} if self.where == "step" else {}
+            return *super().step(action)[:4], info
+
+    with ea.VectorEnv([Locked] * 2, backend=backend) as envs:
+        envs.reset()
+        envs.set_attr("where", method, env_ids=[1])
+        with pytest.raises(ea.VectorStepError, match=f"1 of 2 envs failed in {method}") as told:
+            envs.reset() if method == "reset" else envs.step([1, 2])
+        assert type(told.value.failures[1]) is ea.SerializationError
+        assert "cannot pickle '_thread.lock' object" in str(told.value.failures[1])

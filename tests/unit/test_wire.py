@@ -405,6 +405,34 @@ def test_cached_functions_arrive_with_their_parameters():
     assert loads(dumps([lists, by_name]))[1] is by_name
 
 
+def test_cached_properties_and_generic_functions_arrive():
+    class Lists:
+        @functools.cached_property
+        def space(self):
+            return [1]
+
+        @functools.singledispatchmethod
+        def kind(self, x):
+            return "any"
+
+        @kind.register
+        def _(self, x: int):
+            return "int"
+
+    @functools.singledispatch
+    def kind(x):
+        return "any"
+
+    @kind.register
+    def _(x: int):
+        return "int"
+
+    assert (Lists().kind(1), kind(1)) == ("int", "int")
+    lists, arrived = loads(dumps((Lists(), kind)))
+    assert lists.space is lists.space
+    assert [lists.kind(1), lists.kind(""), arrived(1), arrived("")] == ["int", "any"] * 2
+
+
 def test_lambdas_and_local_classes_arrive():
     offset = 3
 

@@ -17,7 +17,7 @@ from tianshou.env import BaseVectorEnv
 from tianshou.env.worker import EnvWorker
 
 from envactors.actor.bound import BoundToProcess
-from envactors.actor.handle import ActorHandle, public_name
+from envactors.actor.handle import ActorHandle
 from envactors.actor.spawn import next_name
 from envactors.errors import SpaceMismatchError
 from envactors.integrations.access import VectorAccess, warn_of_interrupted
@@ -102,7 +102,7 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # mypy skips its module
     def get_env_attr(self, key: str) -> Any:
         """Return an attribute of the env, even if wrappers hide it, or None if the env does not have it."""
         try:
-            return self.actor.call("envactors_get", public_name(key)).result()
+            return self.actor.get(key).result()
         except AttributeError:
             return None
 
