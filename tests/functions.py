@@ -26,6 +26,10 @@ def get_state():
     return state
 
 
+def make_getter():
+    return lambda: state
+
+
 def identity(value=None):
     return value
 

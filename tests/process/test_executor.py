@@ -717,6 +717,31 @@ def test_functions_of_the_main_script_see_what_the_initializer_has_assigned(run_
     )
 
 
+def test_local_functions_see_what_the_initializer_of_their_module_has_assigned():
+    with executor(1, initializer=functions.set_state, initargs=("loaded",)) as pool:
+        assert pool.submit(functions.make_getter()).result(SOON) == "loaded"
+
+
+def test_functions_of_a_script_that_a_profiler_runs_see_what_the_initializer_has_assigned(run_in_main):
+    run_in_main(
+        """
+    import cProfile
+    script = '''if True:
+        import envactors as ea
+        model = None
+
+        def initialize():
+            global model
+            model = "loaded"
+
+        with ea.Executor(1, initializer=initialize) as pool:
+            assert pool.submit(lambda: model).result() == "loaded"
+    '''
+    cProfile.runctx(compile(script, "script", "exec"), {"__name__": "__main__"}, None)
+        """
+    )
+
+
 def test_functions_of_the_main_script_keep_what_they_assign(run_in_main):
     run_in_main(
         """
