@@ -215,7 +215,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
             calls.runtime.callbacks.submit(calls.close_once_ended)
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is None or issubclass(kind, Exception):
+        if kind is None or issubclass(kind, (Exception, SystemExit, GeneratorExit)):
             self.shutdown(wait=True)
         else:
             _abandon(self._calls)

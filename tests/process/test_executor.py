@@ -203,6 +203,14 @@ def test_shutdown_can_cancel_the_calls_that_wait(tmp_path):
     pool.shutdown()
 
 
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, GeneratorExit])
+def test_leaving_the_block_lets_all_calls_end(kind):
+    with pytest.raises(kind), executor(1) as pool:
+        futures = [pool.submit(functions.identity, number) for number in range(3)]
+        raise kind
+    assert [future.result(SOON) for future in futures] == [0, 1, 2]
+
+
 def test_shutdown_without_waiting_lets_calls_end_and_then_ends_the_workers(tmp_path):
     pool = executor(1)
     running = pool.submit(functions.announce, str(tmp_path / "started"), str(tmp_path / "gate"))
