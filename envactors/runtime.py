@@ -356,8 +356,7 @@ def close_members(members: Sequence[Member], timeout: float | None) -> None:
 
 
 def _close_all() -> None:
-    runtime = _runtime
-    if runtime is not None:
+    if (runtime := _runtime) is not None:
         close_members(list(runtime.members), _EXIT_PATIENCE)
         runtime.join_if_ended()
 

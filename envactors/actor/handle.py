@@ -34,8 +34,7 @@ class Lifeline:
 
 
 def _abandon(find_actor: Callable[[], ActorBase | None]) -> None:
-    actor = find_actor()
-    if actor is not None:
+    if (actor := find_actor()) is not None:
         actor.abandon()
 
 

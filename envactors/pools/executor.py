@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -87,7 +88,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         crash_dir: Directory for crash bundles of calls; see `envactors.spawn`.
 
     Raises:
-        TypeError: ``initializer`` cannot be called, or ``recycle`` is not a `RecyclePolicy`.
+        TypeError: ``initializer`` cannot be called, or an option is of a wrong class.
         ValueError: A number is out of range, or ``recycle`` limits steps.
         SerializationError: The initializer or its arguments cannot be pickled.
     """
@@ -113,6 +114,8 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
             raise ValueError(f"Executor(max_pending={max_pending!r}): expected an int >= 1, or None for no limit")
         if initializer is not None and not callable(initializer):
             raise TypeError(f"Executor(initializer={initializer!r}): expected a function, or None")
+        check_kind("initargs", initargs, Iterable)
+        check_kind("name", name, str)
         check_kind("recycle", recycle, RecyclePolicy, type(None))
         if recycle is not None and recycle.max_steps is not None:
             raise ValueError(f"Executor(recycle={recycle!r}): only vectors run steps; use max_calls")
@@ -124,7 +127,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         lock = ChangeLock()
         handles = [
             launch(
-                [_Factory(pickled)],
+                [functools.partial(FunctionRunner, pickled)],
                 name=f"{name}-{index}",
                 first=index,
                 backend=backend,
@@ -289,16 +292,6 @@ class ExecutorOptions:
     ) -> Iterator[R]:
         """Call a function with the items of iterables; see `Executor.map`."""
         return self._executor._map(fn, iterables, timeout, chunksize, *self._limits)
-
-
-class _Factory:
-    """Makes the runner of a worker."""
-
-    def __init__(self, initializer: bytes | None) -> None:
-        self._initializer = initializer
-
-    def __call__(self) -> FunctionRunner:
-        return FunctionRunner(self._initializer)
 
 
 def _pickle_initializer(call: tuple[Callable[..., object] | None, Iterable[Any]]) -> bytes:

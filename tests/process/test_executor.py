@@ -107,6 +107,8 @@ def test_refusals_say_what_was_given():
         ({"deadline": -1}, ValueError, r"deadline"),
         ({"retries": -1}, ValueError, r"retries"),
         ({"initializer": 3}, TypeError, r"initializer=3"),
+        ({"initializer": print, "initargs": 3}, TypeError, r"initargs is 3"),
+        ({"name": 3}, TypeError, r"name is 3"),
         ({"recycle": ea.RecyclePolicy(max_steps=3)}, ValueError, r"max_calls"),
         ({"initializer": print, "initargs": (threading.Lock(),)}, ea.SerializationError, r"initializer"),
     ]:
@@ -460,7 +462,10 @@ def test_what_cannot_be_pickled_fails_its_own_call(pool):
         pool.submit(functions.identity, threading.Lock()).result(SOON)
     with pytest.raises(ea.SerializationError, match="make_unpicklable"):
         pool.submit(functions.make_unpicklable).result(SOON)
-    assert pool.stats().failed == {"exception": 2}
+    lock = threading.Lock()
+    with pytest.raises(ea.SerializationError, match="<lambda> or its arguments for actor"):
+        pool.submit(lambda: lock).result(SOON)
+    assert pool.stats().failed == {"exception": 3}
 
 
 def test_a_worker_killed_from_outside_fails_its_call_and_is_replaced(pool, tmp_path):
