@@ -18,7 +18,7 @@ from envactors.actor.type_variables import Item, P, R, T_co
 from envactors.mailbox import messages
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.messages import Kind
-from envactors.options import RestartPolicy, as_timeout, is_int
+from envactors.options import RestartPolicy, as_timeout, check_kind, is_int
 from envactors.pools.shared_calls import SharedCall, SharedCalls, SharedFuture
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class ActorPool(BoundToProcess, Generic[T_co]):
         options = inspect.signature(spawn).bind(factory, **{"restart": restart, **spawn_options})
         options.apply_defaults()
         name = options.arguments.pop("name") or "pool"
+        check_kind("name", name, str)
         is_inline = backends.resolve(options.arguments["backend"]).traits.is_inline
         lock = ChangeLock()
         # In-process actors hold their locks while env code runs. All others share one, which guards the calls, too.

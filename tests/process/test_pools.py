@@ -373,6 +373,12 @@ def test_deadlines_hold_for_calls_that_have_waited_for_an_actor():
             assert isinstance(future.exception(SOON), (ea.ActorTimeoutError, ea.RestartsExhaustedError))
 
 
+@pytest.mark.parametrize("kind", [ea.ActorPool, ea.SessionPool])
+def test_a_pool_whose_name_is_no_string_is_refused(kind):
+    with pytest.raises(TypeError, match="name is 5: expected str"):
+        kind(dict, 1, name=5)
+
+
 def test_calls_are_refused_in_a_fork():
     with ea.ActorPool(Worker, 1, backend=BACKEND) as pool:
         child = os.fork()
