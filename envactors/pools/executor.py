@@ -189,7 +189,9 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         """
         own_deadline, own_retries = self._defaults
         deadline = own_deadline if deadline is None else deadline
-        return ExecutorOptions(self, *_check_limits(deadline, own_retries if retries is None else retries, "options"))
+        limits = _check_limits(deadline, own_retries if retries is None else retries, "options")
+        self._calls.first_actor.config.warn_of_deadlines(limits[0], stacklevel=2)
+        return ExecutorOptions(self, *limits)
 
     def stats(self) -> ExecutorStats:
         """Return how calls have ended, and what the workers are doing."""

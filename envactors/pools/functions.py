@@ -132,9 +132,7 @@ class _Pickle:
             return sys.modules.get(name) is value and name not in cloudpickle.list_registry_pickle_by_value()
         if isinstance(value, _NAMED) and has_importable_name(value):
             return True
-        if isinstance(value, type):
-            return False
-        if value is _MISSING or type(value) in IMMUTABLE:
+        if value is _MISSING or (type(value) in IMMUTABLE and not isinstance(value, type)):
             return True
         inner = value.__wrapped__ if isinstance(value, _CACHED_FUNCTION) else value
         return isinstance(inner, types.FunctionType) and self._add(inner)

@@ -126,6 +126,14 @@ def test_refusals_say_what_was_given():
         assert pool.stats().submitted == 0
 
 
+@pytest.mark.parametrize("backend", ["thread", "inline"])
+def test_a_warning_says_where_deadlines_of_calls_are_not_enforced(backend):
+    with executor(backend=backend) as pool:
+        with pytest.warns(UserWarning, match="where deadlines are not enforced") as caught:
+            pool.options(deadline=1.0)
+        assert caught[0].filename == __file__
+
+
 def test_it_can_be_neither_pickled_nor_copied(pool):
     with pytest.raises(TypeError, match="Executor cannot be pickled"):
         pickle.dumps(pool)
