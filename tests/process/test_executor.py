@@ -165,6 +165,15 @@ def test_callbacks_run_after_results_and_failures(pool):
     assert set(seen) == set(futures)
 
 
+def test_a_callback_that_exits_keeps_no_other_one_from_running(pool, tmp_path):
+    future = pool.submit(functions.wait_for, tmp_path / "gate")
+    called = threading.Event()
+    future.add_done_callback(lambda _: sys.exit())
+    future.add_done_callback(lambda _: called.set())
+    (tmp_path / "gate").touch()
+    assert called.wait(SOON)
+
+
 def test_results_are_freed_once_nobody_holds_them(pool):
     class Argument:
         pass
