@@ -27,7 +27,7 @@ def get_state():
 
 
 def make_getter():
-    return lambda: state
+    return lambda: (state, calls)
 
 
 def identity(value=None):

@@ -11,11 +11,11 @@ import dis
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
 _MISSING: Final = object()
-# The name of a module that a worker may have imported, else an empty one, and an id of its globals.
+# The name of a module that workers can import, else an empty one, and an id of its globals.
 Key: TypeAlias = tuple[str, int]
 _GLOBAL_NAMES: Final = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
 
@@ -25,17 +25,18 @@ class Namespace:
 
     Args:
         values: Those that every function of the module has, such as ``__name__``.
+        assigned: Those that the initializer has assigned in the module itself.
 
     Attributes:
         values: The globals.
     """
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.values: dict[str, Any] = values
+    def __init__(self, values: dict[str, Any], assigned: dict[str, Any]) -> None:
+        self.values: dict[str, Any] = {**values, **assigned}
         # The globals as they were last written, what was written then, and the names that code has assigned.
-        self._known = dict(values)
+        self._known = dict(self.values)
         self._written: dict[str, Any] | None = None
-        self._assigned: set[str] = set()
+        self._assigned = set(assigned)
 
     def write(self, sent: dict[str, Any]) -> None:
         """Write the values that came with a function, except those that code in this worker has assigned."""
@@ -52,33 +53,36 @@ class _Namespaces(threading.local):
 
     Attributes:
         all: The namespaces.
-        imported: The modules whose functions use the globals that this worker has.
+        assigned: The globals of modules that the initializer has assigned, by the names of the modules.
     """
 
     def __init__(self) -> None:
         self.all: dict[Key, Namespace] = {}
-        self.imported: dict[str, types.ModuleType] = {}
+        self.assigned: dict[str, dict[str, Any]] = {}
 
 
 _namespaces = _Namespaces()
 
 
-def share_imported() -> None:
-    """Let functions use the globals of the modules that were imported, which an initializer may have assigned."""
-    _namespaces.imported = dict(sys.modules)
+def call_initializer(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    """Call an initializer. Functions of modules that are loaded later see the globals that it assigns there."""
+    modules = [(name, vars(module)) for name, module in list(sys.modules.items()) if type(module) is types.ModuleType]
+    before = [dict(values) for _, values in modules]
+    function(*arguments)
+    for (name, now), old in zip(modules, before, strict=True):
+        _namespaces.assigned[name] = {key: new for key, new in dict(now).items() if old.get(key, _MISSING) is not new}
 
 
 def globals_for_load(key: Key, values: dict[str, Any]) -> dict[str, Any]:
     """Return the globals of a module, for a function that is being loaded. Pickles refer to this."""
-    if key not in _namespaces.all and key[0] in _namespaces.imported:
-        return vars(_namespaces.imported[key[0]])
-    return _namespaces.all.setdefault(key, Namespace(values)).values
+    if key not in _namespaces.all:
+        _namespaces.all[key] = Namespace(values, _namespaces.assigned.get(key[0], {}))
+    return _namespaces.all[key].values
 
 
 def write_sent(key: Key, sent: dict[str, Any]) -> dict[str, Any]:
-    """Write the globals that a function uses, unless its module was imported; return none that are left to write."""
-    if key in _namespaces.all:
-        _namespaces.all[key].write(sent)
+    """Write the globals that a function uses; return those that are left to write, which are none."""
+    _namespaces.all[key].write(sent)
     return {}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envactors.mailbox.pickling import loads
-from envactors.pools.namespaces import globals_of, share_imported, write_again
+from envactors.pools.namespaces import call_initializer, globals_of, write_again
 
 # How many functions a worker keeps.
 _MOST_FUNCTIONS = 64
@@ -26,9 +26,7 @@ class FunctionRunner:
         # The functions that came as pickles, with the globals that came with them; the one that was used last is last.
         self._loaded: OrderedDict[bytes, tuple[types.FunctionType, dict[str, Any]]] = OrderedDict()
         if initializer is not None:
-            function, arguments = loads(initializer)
-            function(*arguments)
-            share_imported()
+            call_initializer(*loads(initializer))
 
     def run(self, function: Callable[..., Any] | bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function.

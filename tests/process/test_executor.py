@@ -747,9 +747,12 @@ def test_functions_of_the_main_script_see_what_the_initializer_has_assigned(run_
     )
 
 
-def test_local_functions_see_what_the_initializer_of_their_module_has_assigned():
+def test_local_functions_see_what_the_initializer_of_their_module_has_assigned(monkeypatch):
+    monkeypatch.setattr(functions, "calls", 5)
     with executor(1, initializer=functions.set_state, initargs=("loaded",)) as pool:
-        assert pool.submit(functions.make_getter()).result(SOON) == "loaded"
+        assert pool.submit(functions.make_getter()).result(SOON) == ("loaded", 5)
+        monkeypatch.setattr(functions, "calls", 6)
+        assert pool.submit(functions.make_getter()).result(SOON) == ("loaded", 6)
 
 
 def test_functions_of_a_script_that_a_profiler_runs_see_what_the_initializer_has_assigned(run_in_main):
