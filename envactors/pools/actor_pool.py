@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import as_completed
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
@@ -106,8 +107,8 @@ class ActorPool(BoundToProcess, Generic[T_co]):
             timeout: How long to wait for each result, in seconds.
         """
         timeout = as_timeout(timeout, "map(timeout=...)")
-        futures = [self.submit(method, item) for item in iterable]
-        return (future.result(timeout) for future in futures)
+        futures = deque([self.submit(method, item) for item in iterable])
+        return (futures.popleft().result(timeout) for _ in range(len(futures)))
 
     @overload
     def map_unordered(

@@ -275,7 +275,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
             return _results([self._submit(fn, args, {}, "run", *limits) for args in items], end)
         chunks = iter(lambda: list(itertools.islice(items, min(chunksize, sys.maxsize))), [])
         futures = [self._submit(fn, chunk, {}, "run_chunk", *limits) for chunk in chunks]
-        return itertools.chain.from_iterable(_results(futures, end))
+        return (chunk.pop(0) for chunk in _results(futures, end) for _ in range(len(chunk)))
 
 
 class ExecutorOptions:
@@ -313,10 +313,9 @@ def _results(futures: list[ActorFuture[S]], end: float | None) -> Iterator[S]:
     futures.clear()  # so that results are freed once they were yielded
     try:
         while left:
-            result = left[0].result(None if end is None else end - time.monotonic())
+            result = [left[0].result(None if end is None else end - time.monotonic())]
             del left[0]  # before the result is used, which may take long
-            yield result
-            del result
+            yield result.pop()  # so that the result is freed once the caller drops it
     finally:
         for future in left:
             future.cancel()

@@ -189,6 +189,14 @@ def test_results_are_freed_once_nobody_holds_them(pool):
     assert reference() is None
 
 
+@pytest.mark.parametrize("chunksize", [1, 3])
+def test_map_keeps_no_result_that_it_has_returned(pool, chunksize):
+    for array in pool.map(np.zeros, range(6), chunksize=chunksize):
+        reference = weakref.ref(array)
+        del array
+        wait_until(lambda reference=reference: gc.collect() is not None and reference() is None)
+
+
 # Shutting down ---------------------------------------------------------------------------------------------------
 
 
