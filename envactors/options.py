@@ -113,12 +113,12 @@ class RecyclePolicy:
     max_memory: int | None = None
 
     def __post_init__(self) -> None:
-        memory = self.max_rss if self.max_memory is None else self.max_memory
-        object.__setattr__(self, "max_memory", memory)
-        object.__setattr__(self, "max_rss", memory)
         for name, value in vars(self).items():
             if value is not None and not is_int(value):
                 raise ValueError(f"RecyclePolicy({name}={value!r}): expected an int > 0, or None for no limit")
+        memory = self.max_rss if self.max_memory is None else self.max_memory
+        object.__setattr__(self, "max_memory", memory)
+        object.__setattr__(self, "max_rss", memory)
 
     def limit_reached(self, *, steps: int = 0, calls: int = 0, memory: int = 0) -> str:
         """Return which limit a process has reached, for the log; empty if none."""

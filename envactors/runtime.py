@@ -13,11 +13,12 @@ import logging
 import math
 import os
 import queue
+import sys
 import threading
 import time
 import traceback
 from _thread import LockType, allocate_lock
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from envactors import services
@@ -27,7 +28,7 @@ from envactors.threads import LibraryThread
 _log = logging.getLogger("envactors")
 # How long a function waits behind others before its pool adds a thread, in seconds.
 _PATIENCE = 0.1
-# How long the actors that are left at the exit of the program may take to close, in seconds.
+# How long actors may take to close after Ctrl-C, and those that are left at the exit of the program, in seconds.
 _EXIT_PATIENCE = 3.0
 _JOIN_PATIENCE = 1.0
 # How many log records may wait for slow handlers.
@@ -337,17 +338,27 @@ def log_error(text: str, error: BaseException) -> None:
             traceback.print_exception(type(error), error, error.__traceback__)
 
 
-def _close_all() -> None:
-    runtime = _runtime
-    if runtime is None:
-        return
+def close_members(members: Sequence[Member], timeout: float | None) -> None:
+    """Close actors side by side. After Ctrl-C this takes no longer than at the exit of the program.
+
+    Args:
+        members: The actors.
+        timeout: How long that may take, in seconds; None for their close deadlines.
+    """
     began = time.monotonic()
-    members = list(runtime.members)
+    is_interrupted = timeout is None and isinstance(sys.exc_info()[1], KeyboardInterrupt)
     for member in members:
-        member.begin_close(_EXIT_PATIENCE, began)
+        member.begin_close(timeout, began)
+        if is_interrupted:
+            member.begin_close(_EXIT_PATIENCE, began)
     for member in members:
-        member.wait_closed(_EXIT_PATIENCE, began)
-    runtime.join_if_ended()
+        member.wait_closed(timeout, began)
+
+
+def _close_all() -> None:
+    if (runtime := _runtime) is not None:
+        close_members(list(runtime.members), _EXIT_PATIENCE)
+        runtime.join_if_ended()
 
 
 def _reset_after_fork() -> None:

@@ -26,6 +26,10 @@ def get_state():
     return state
 
 
+def make_getter():
+    return lambda: (state, calls)
+
+
 def identity(value=None):
     return value
 

@@ -39,8 +39,12 @@ class ErrorFactory:
     def unpicklable(self, activity: Activity, cause: Exception) -> ActorError:
         """Return the error of arguments that could not be sent."""
         who, where = self._locate(activity)
-        text = f"the arguments of {activity.method} for {who} cannot be pickled: {safe_repr(cause)}"
+        text = f"{self._sent_for(activity.method)} for {who} cannot be pickled: {safe_repr(cause)}"
         return _caused(errors.SerializationError(text, **where), cause)
+
+    def _sent_for(self, call: str) -> str:
+        """Return what travels to the worker for a call."""
+        return f"{call} or its arguments" if self._config.is_executor else f"the arguments of {call}"
 
     def closed(self, activity: Activity) -> ActorError:
         """Return the error of a call after the actor was closed."""
@@ -94,7 +98,7 @@ class ErrorFactory:
         if failure.fault in (Fault.RAISED, Fault.RESET) and cause is not None:
             return cause
         problems = {
-            Fault.ARGUMENTS: f"the arguments of {call} cannot be unpickled in the worker",
+            Fault.ARGUMENTS: f"{self._sent_for(call)} cannot be unpickled in the worker",
             Fault.RESULT: f"the result of {call} cannot be pickled",
             Fault.LAST_RESULT: f"the result of {call}, which ended the episode, cannot be pickled",
             Fault.TOO_LARGE: f"{call} is too large for the link to its node",

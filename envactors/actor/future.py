@@ -200,7 +200,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         if self.done():
             with contextlib.suppress(ValueError):  # the other thread has taken it
                 self._done_callbacks.remove(fn)
-                _call_back(self, fn)
+                _call_back(self, fn, Exception)
 
     def __await__(self) -> Generator[Any, None, R]:
         """Wait in the running event loop. If the awaiting task is canceled, cancel the call if it is queued."""
@@ -306,14 +306,14 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
             self._condition.release()
         while self._done_callbacks:
             with contextlib.suppress(IndexError):  # another thread has taken the last one
-                _call_back(self, self._done_callbacks.pop(0))
+                _call_back(self, self._done_callbacks.pop(0), BaseException)
 
 
-def _call_back(future: ActorFuture[Any], callback: Callable[[Any], object]) -> None:
-    """Run a callback; log its exception, as the standard library does."""
+def _call_back(future: ActorFuture[Any], callback: Callable[[Any], object], kind: type[BaseException]) -> None:
+    """Run a callback; log its exception if it is of a kind, as the standard library does."""
     try:
         callback(future)
-    except Exception:
+    except kind:
         concurrent.futures._base.LOGGER.exception("exception calling callback for %r", future)
 
 

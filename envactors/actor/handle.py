@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, TypeVar, overload
@@ -21,6 +20,7 @@ from envactors.mailbox import messages
 from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import PicklerClass, Sealed, ValuePickler, dumps
 from envactors.options import as_seconds, as_timeout, is_int
+from envactors.runtime import close_members
 
 
 class Lifeline:
@@ -34,8 +34,7 @@ class Lifeline:
 
 
 def _abandon(find_actor: Callable[[], ActorBase | None]) -> None:
-    actor = find_actor()
-    if actor is not None:
+    if (actor := find_actor()) is not None:
         actor.abandon()
 
 
@@ -229,11 +228,7 @@ def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
     """Close actors side by side; see `ActorHandle.close`."""
     for actor in actors:
         actor._actor.check_owner()
-    began = time.monotonic()
-    for actor in actors:
-        actor._actor.begin_close(timeout, began)
-    for actor in actors:
-        actor._actor.wait_closed(timeout, began)
+    close_members([actor._actor for actor in actors], timeout)
 
 
 def send_request(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import as_completed
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
@@ -18,7 +19,7 @@ from envactors.actor.type_variables import Item, P, R, T_co
 from envactors.mailbox import messages
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.messages import Kind
-from envactors.options import RestartPolicy, as_timeout, is_int
+from envactors.options import RestartPolicy, as_timeout, check_kind, is_int
 from envactors.pools.shared_calls import SharedCall, SharedCalls, SharedFuture
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class ActorPool(BoundToProcess, Generic[T_co]):
         options = inspect.signature(spawn).bind(factory, **{"restart": restart, **spawn_options})
         options.apply_defaults()
         name = options.arguments.pop("name") or "pool"
+        check_kind("name", name, str)
         is_inline = backends.resolve(options.arguments["backend"]).traits.is_inline
         lock = ChangeLock()
         # In-process actors hold their locks while env code runs. All others share one, which guards the calls, too.
@@ -105,8 +107,8 @@ class ActorPool(BoundToProcess, Generic[T_co]):
             timeout: How long to wait for each result, in seconds.
         """
         timeout = as_timeout(timeout, "map(timeout=...)")
-        futures = [self.submit(method, item) for item in iterable]
-        return (future.result(timeout) for future in futures)
+        futures = deque([self.submit(method, item) for item in iterable])
+        return (futures.popleft().result(timeout) for _ in range(len(futures)))
 
     @overload
     def map_unordered(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -87,7 +88,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         crash_dir: Directory for crash bundles of calls; see `envactors.spawn`.
 
     Raises:
-        TypeError: ``initializer`` cannot be called, or ``recycle`` is not a `RecyclePolicy`.
+        TypeError: ``initializer`` cannot be called, or an option is of a wrong class.
         ValueError: A number is out of range, or ``recycle`` limits steps.
         SerializationError: The initializer or its arguments cannot be pickled.
     """
@@ -113,6 +114,8 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
             raise ValueError(f"Executor(max_pending={max_pending!r}): expected an int >= 1, or None for no limit")
         if initializer is not None and not callable(initializer):
             raise TypeError(f"Executor(initializer={initializer!r}): expected a function, or None")
+        check_kind("initargs", initargs, Iterable)
+        check_kind("name", name, str)
         check_kind("recycle", recycle, RecyclePolicy, type(None))
         if recycle is not None and recycle.max_steps is not None:
             raise ValueError(f"Executor(recycle={recycle!r}): only vectors run steps; use max_calls")
@@ -124,7 +127,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         lock = ChangeLock()
         handles = [
             launch(
-                [_Factory(pickled)],
+                [functools.partial(FunctionRunner, pickled)],
                 name=f"{name}-{index}",
                 first=index,
                 backend=backend,
@@ -186,7 +189,9 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         """
         own_deadline, own_retries = self._defaults
         deadline = own_deadline if deadline is None else deadline
-        return ExecutorOptions(self, *_check_limits(deadline, own_retries if retries is None else retries, "options"))
+        limits = _check_limits(deadline, own_retries if retries is None else retries, "options")
+        self._calls.first_actor.config.warn_of_deadlines(limits[0], stacklevel=2)
+        return ExecutorOptions(self, *limits)
 
     def stats(self) -> ExecutorStats:
         """Return how calls have ended, and what the workers are doing."""
@@ -215,7 +220,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
             calls.runtime.callbacks.submit(calls.close_once_ended)
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if kind is None or issubclass(kind, Exception):
+        if kind is None or issubclass(kind, (Exception, SystemExit, GeneratorExit)):
             self.shutdown(wait=True)
         else:
             _abandon(self._calls)
@@ -270,7 +275,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
             return _results([self._submit(fn, args, {}, "run", *limits) for args in items], end)
         chunks = iter(lambda: list(itertools.islice(items, min(chunksize, sys.maxsize))), [])
         futures = [self._submit(fn, chunk, {}, "run_chunk", *limits) for chunk in chunks]
-        return itertools.chain.from_iterable(_results(futures, end))
+        return (chunk.pop(0) for chunk in _results(futures, end) for _ in range(len(chunk)))
 
 
 class ExecutorOptions:
@@ -291,16 +296,6 @@ class ExecutorOptions:
         return self._executor._map(fn, iterables, timeout, chunksize, *self._limits)
 
 
-class _Factory:
-    """Makes the runner of a worker."""
-
-    def __init__(self, initializer: bytes | None) -> None:
-        self._initializer = initializer
-
-    def __call__(self) -> FunctionRunner:
-        return FunctionRunner(self._initializer)
-
-
 def _pickle_initializer(call: tuple[Callable[..., object] | None, Iterable[Any]]) -> bytes:
     return bytes(dumps((call[0], tuple(call[1])), FunctionPickler))
 
@@ -318,10 +313,9 @@ def _results(futures: list[ActorFuture[S]], end: float | None) -> Iterator[S]:
     futures.clear()  # so that results are freed once they were yielded
     try:
         while left:
-            result = left[0].result(None if end is None else end - time.monotonic())
+            result = [left[0].result(None if end is None else end - time.monotonic())]
             del left[0]  # before the result is used, which may take long
-            yield result
-            del result
+            yield result.pop()  # so that the result is freed once the caller drops it
     finally:
         for future in left:
             future.cancel()

@@ -19,37 +19,45 @@ from typing import Any, Final
 import cloudpickle
 
 from envactors.mailbox.pickling import IMMUTABLE, ValuePickler, dumps, has_importable_name
-from envactors.pools.namespaces import global_names, globals_for_load
+from envactors.pools.namespaces import Key, global_names, globals_for_load, write_sent
 
 # How many functions stay pickled.
 _MOST_FUNCTIONS = 256
-# The globals of a module that cloudpickle passes on with each of its functions.
-_OF_MODULES = ("__package__", "__name__", "__path__", "__file__")
 _MISSING: Final = object()
 _CACHED_FUNCTION: Final = type(functools.cache(lambda: None))
 # The types of values that are pickled by name, and never change.
 _NAMED: Final = (types.FunctionType, types.BuiltinFunctionType, _CACHED_FUNCTION, type)
 
 
-class _SharedGlobals(dict[str, Any]):
-    """Stands for the globals of a module's functions, which a worker has once."""
+class _Globals(dict[str, Any]):
+    """Globals of functions in a pickle: a function of `envactors.pools.namespaces` loads them."""
+
+    def __init__(self, load: Callable[..., dict[str, Any]], key: Key, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self._load, self._key = load, key
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return globals_for_load, (self["__name__"], dict(self))
+        return self._load, (self._key, dict(self))
 
 
 class FunctionPickler(ValuePickler):
     """Pickles functions of one module so that they share their globals; see `envactors.pools.namespaces`."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        by_value = cloudpickle.list_registry_pickle_by_value()
-        for name in ("__main__", *by_value):
-            module = sys.modules.get(name)
-            if module is not None:
-                values = vars(module)
-                shared = _SharedGlobals({key: values[key] for key in _OF_MODULES if key in values})
-                self.globals_ref[id(values)] = shared
+    def _dynamic_function_reduce(self, func: types.FunctionType) -> tuple[Any, ...]:
+        values = func.__globals__
+        key = _module_of(values), id(values)
+        self.globals_ref.setdefault(id(values), _Globals(globals_for_load, key, {}))  # cloudpickle adds its name
+        reduced: tuple[Any, ...] = super()._dynamic_function_reduce(func)
+        parts = reduced[2][1]
+        parts["__globals__"] = _Globals(write_sent, key, parts["__globals__"])
+        return reduced
+
+
+def _module_of(values: dict[str, Any]) -> str:
+    """Return the name of the module whose globals these are; an empty one if it is pickled by value."""
+    name: str = values.get("__name__", "")
+    is_by_value = name == "__main__" or name in cloudpickle.list_registry_pickle_by_value()
+    return "" if is_by_value or getattr(sys.modules.get(name), "__dict__", None) is not values else name
 
 
 class Functions:
@@ -124,9 +132,7 @@ class _Pickle:
             return sys.modules.get(name) is value and name not in cloudpickle.list_registry_pickle_by_value()
         if isinstance(value, _NAMED) and has_importable_name(value):
             return True
-        if isinstance(value, type):
-            return False
-        if value is _MISSING or type(value) in IMMUTABLE:
+        if value is _MISSING or (type(value) in IMMUTABLE and not isinstance(value, type)):
             return True
         inner = value.__wrapped__ if isinstance(value, _CACHED_FUNCTION) else value
         return isinstance(inner, types.FunctionType) and self._add(inner)

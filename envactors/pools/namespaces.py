@@ -8,12 +8,15 @@ such as an initializer, stays: the values that come with later functions do not 
 from __future__ import annotations
 
 import dis
+import sys
 import threading
 import types
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
 
 _MISSING: Final = object()
+# The name of a module that workers can import, else an empty one, and an id of its globals.
+Key: TypeAlias = tuple[str, int]
 _GLOBAL_NAMES: Final = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
 
 
@@ -22,69 +25,72 @@ class Namespace:
 
     Args:
         values: Those that every function of the module has, such as ``__name__``.
+        assigned: Those that the initializer has assigned in the module itself.
 
     Attributes:
         values: The globals.
     """
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.values: dict[str, Any] = values
-        # The values after the last load, and all values that code in this worker has assigned.
-        self._known = dict(values)
-        self._assigned: dict[str, Any] = {}
-        self._is_loading = False
+    def __init__(self, values: dict[str, Any], assigned: dict[str, Any]) -> None:
+        self.values: dict[str, Any] = {**values, **assigned}
+        # The globals as they were last written, what was written then, and the names that code has assigned.
+        self._known = dict(self.values)
+        self._written: dict[str, Any] | None = None
+        self._assigned = set(assigned)
 
-    def begin_load(self) -> None:
-        """Note which values were assigned, since a load is about to write others."""
-        self.finish_load()
-        for name, value in self.values.items():
-            if self._known.get(name, _MISSING) is not value:
-                self._assigned[name] = value
-        self._is_loading = True
-
-    def finish_load(self) -> bool:
-        """Put back the values that were assigned, if a load has written others; return whether one has."""
-        was_loading, self._is_loading = self._is_loading, False
-        if was_loading:
-            self.values.update(self._assigned)
-            self._known = {**self.values}
-        return was_loading
+    def write(self, sent: dict[str, Any]) -> None:
+        """Write the values that came with a function, except those that code in this worker has assigned."""
+        if sent is self._written:
+            return
+        known = self._known
+        self._assigned.update(name for name, value in self.values.items() if known.get(name, _MISSING) is not value)
+        self.values.update((name, value) for name, value in sent.items() if name not in self._assigned)
+        self._known, self._written = dict(self.values), sent
 
 
 class _Namespaces(threading.local):
-    """The namespaces of the calling thread by the names of their modules: in-process workers share nothing."""
+    """The namespaces of the calling thread: in-process workers share nothing.
+
+    Attributes:
+        all: The namespaces.
+        assigned: The globals of modules that the initializer has assigned, by the names of the modules.
+    """
 
     def __init__(self) -> None:
-        self.all: dict[str, Namespace] = {}
+        self.all: dict[Key, Namespace] = {}
+        self.assigned: dict[str, dict[str, Any]] = {}
 
 
 _namespaces = _Namespaces()
 
 
-def globals_for_load(module: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the globals of a module, to which a pickle that is being loaded will write. Pickles refer to this."""
-    namespace = _namespaces.all.setdefault(module, Namespace(values))
-    namespace.begin_load()
-    return namespace.values
+def call_initializer(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    """Call an initializer. Functions of modules that are loaded later see the globals that it assigns there."""
+    modules = [(name, vars(module)) for name, module in list(sys.modules.items()) if type(module) is types.ModuleType]
+    before = [dict(values) for _, values in modules]
+    function(*arguments)
+    for (name, now), old in zip(modules, before, strict=True):
+        _namespaces.assigned[name] = {key: new for key, new in dict(now).items() if old.get(key, _MISSING) is not new}
 
 
-def finish_loads() -> bool:
-    """Put back all values that code in this worker has assigned. Call this after each pickle that was loaded.
-
-    Returns:
-        Whether the pickle has written globals.
-    """
-    was_loading = [namespace.finish_load() for namespace in _namespaces.all.values()]
-    return any(was_loading)
+def globals_for_load(key: Key, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the globals of a module, for a function that is being loaded. Pickles refer to this."""
+    if key not in _namespaces.all:
+        _namespaces.all[key] = Namespace(values, _namespaces.assigned.get(key[0], {}))
+    return _namespaces.all[key].values
 
 
-def write_globals(function: types.FunctionType, values: dict[str, Any]) -> None:
-    """Write the values that came with a function again: another function may have come with others."""
+def write_sent(key: Key, sent: dict[str, Any]) -> dict[str, Any]:
+    """Write the globals that a function uses; return those that are left to write, which are none."""
+    _namespaces.all[key].write(sent)
+    return {}
+
+
+def write_again(function: types.FunctionType, sent: dict[str, Any]) -> None:
+    """Write the values that came with a function again, if another function has come with others."""
     for namespace in _namespaces.all.values():
         if namespace.values is function.__globals__:
-            namespace.begin_load()
-            namespace.values.update(values)
-            namespace.finish_load()
+            namespace.write(sent)
 
 
 def global_names(code: types.CodeType) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envactors.mailbox.pickling import loads
-from envactors.pools.namespaces import finish_loads, globals_of, write_globals
+from envactors.pools.namespaces import call_initializer, globals_of, write_again
 
 # How many functions a worker keeps.
 _MOST_FUNCTIONS = 64
@@ -25,11 +25,8 @@ class FunctionRunner:
     def __init__(self, initializer: bytes | None) -> None:
         # The functions that came as pickles, with the globals that came with them; the one that was used last is last.
         self._loaded: OrderedDict[bytes, tuple[types.FunctionType, dict[str, Any]]] = OrderedDict()
-        self._last: bytes | None = None
         if initializer is not None:
-            function, arguments = loads(initializer)
-            finish_loads()
-            function(*arguments)
+            call_initializer(*loads(initializer))
 
     def run(self, function: Callable[..., Any] | bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function.
@@ -48,18 +45,14 @@ class FunctionRunner:
 
     def _find(self, function: Callable[..., Any] | bytes) -> Callable[..., Any]:
         """Return a function that a message names; load its pickle if this worker does not have it."""
-        if finish_loads():  # the message has written globals
-            self._last = None
         if not isinstance(function, bytes):
             return function
         if function not in self._loaded:
             loaded: types.FunctionType = loads(zlib.decompress(function))
             self._loaded[function] = loaded, globals_of(loaded)
-            finish_loads()
             if len(self._loaded) > _MOST_FUNCTIONS:
                 self._loaded.popitem(last=False)
-        elif function != self._last:
+        else:
             self._loaded.move_to_end(function)
-            write_globals(*self._loaded[function])
-        self._last = function
+            write_again(*self._loaded[function])
         return self._loaded[function][0]

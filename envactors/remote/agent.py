@@ -159,19 +159,19 @@ def main() -> None:
     orders.check_encryption()
     tls = None if orders.certificates is None else make_server_context(orders.certificates)
     family = socket.AF_INET6 if ":" in orders.host else socket.AF_INET
-    listener = socket.create_server((orders.host, 0), family=family, backlog=_WAITING)
-    print(json.dumps({"port": listener.getsockname()[1], "pid": os.getpid()}), flush=True)
-    with open(os.devnull, "wb") as null:  # noqa: PTH123
-        os.dup2(null.fileno(), 1)  # nothing may be reading the pipe any more
-    watches = Watches()
-    door = Door(listener, orders, tls, watches)
-    link, stamp = _wait_for_caller(door, watches)
-    lease_file = SharedFile("envactors-lease")
-    _, lease = lease_file.extend(LEASE.size)
-    LEASE.pack_into(lease, 0, stamp + orders.lease)
-    HELPERS.lease = lease_file.fileno()
-    if not Agent(link, orders, stamp, lease, watches, door).run():
-        sys.exit(NOT_NEEDED)
+    with socket.create_server((orders.host, 0), family=family, backlog=_WAITING) as listener:
+        print(json.dumps({"port": listener.getsockname()[1], "pid": os.getpid()}), flush=True)
+        with open(os.devnull, "wb") as null:  # noqa: PTH123
+            os.dup2(null.fileno(), 1)  # nothing may be reading the pipe any more
+        watches = Watches()
+        door = Door(listener, orders, tls, watches)
+        link, stamp = _wait_for_caller(door, watches)
+        lease_file = SharedFile("envactors-lease")
+        _, lease = lease_file.extend(LEASE.size)
+        LEASE.pack_into(lease, 0, stamp + orders.lease)
+        HELPERS.lease = lease_file.fileno()
+        if not Agent(link, orders, stamp, lease, watches, door).run():
+            sys.exit(NOT_NEEDED)
 
 
 def _wait_for_caller(door: Door, watches: Watches) -> tuple[Link, float]:

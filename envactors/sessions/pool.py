@@ -23,7 +23,7 @@ from envactors.actor.type_variables import T_co
 from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, ActorTimeoutError
 from envactors.mailbox.messages import Call, Frame, Kind
-from envactors.options import Deadlines, RestartPolicy, as_deadlines, as_timeout
+from envactors.options import Deadlines, RestartPolicy, as_deadlines, as_timeout, check_kind
 from envactors.pools.failure_kinds import kind_of
 from envactors.sessions.arguments import check_episode, check_options
 from envactors.sessions.lease import Lease
@@ -81,6 +81,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         name: str = "session",
     ) -> None:
         resolved = check_options(size, fresh, standbys, backend)
+        check_kind("name", name, str)
         self.size = size
         self._fresh = fresh
         self._idle_timeout = as_timeout(idle_timeout, "SessionPool(idle_timeout=...)")

@@ -107,6 +107,8 @@ def test_refusals_say_what_was_given():
         ({"deadline": -1}, ValueError, r"deadline"),
         ({"retries": -1}, ValueError, r"retries"),
         ({"initializer": 3}, TypeError, r"initializer=3"),
+        ({"initializer": print, "initargs": 3}, TypeError, r"initargs is 3"),
+        ({"name": 3}, TypeError, r"name is 3"),
         ({"recycle": ea.RecyclePolicy(max_steps=3)}, ValueError, r"max_calls"),
         ({"initializer": print, "initargs": (threading.Lock(),)}, ea.SerializationError, r"initializer"),
     ]:
@@ -122,6 +124,14 @@ def test_refusals_say_what_was_given():
         with pytest.raises(ValueError, match="deadline"):
             pool.options(deadline=-1)
         assert pool.stats().submitted == 0
+
+
+@pytest.mark.parametrize("backend", ["thread", "inline"])
+def test_a_warning_says_where_deadlines_of_calls_are_not_enforced(backend):
+    with executor(backend=backend) as pool:
+        with pytest.warns(UserWarning, match="where deadlines are not enforced") as caught:
+            pool.options(deadline=1.0)
+        assert caught[0].filename == __file__
 
 
 def test_it_can_be_neither_pickled_nor_copied(pool):
@@ -155,6 +165,15 @@ def test_callbacks_run_after_results_and_failures(pool):
     assert set(seen) == set(futures)
 
 
+def test_a_callback_that_exits_keeps_no_other_one_from_running(pool, tmp_path):
+    future = pool.submit(functions.wait_for, tmp_path / "gate")
+    called = threading.Event()
+    future.add_done_callback(lambda _: sys.exit())
+    future.add_done_callback(lambda _: called.set())
+    (tmp_path / "gate").touch()
+    assert called.wait(SOON)
+
+
 def test_results_are_freed_once_nobody_holds_them(pool):
     class Argument:
         pass
@@ -168,6 +187,14 @@ def test_results_are_freed_once_nobody_holds_them(pool):
     del argument, future
     wait_until(lambda: gc.collect() is not None and freed() is None)
     assert reference() is None
+
+
+@pytest.mark.parametrize("chunksize", [1, 3])
+def test_map_keeps_no_result_that_it_has_returned(pool, chunksize):
+    for array in pool.map(np.zeros, range(6), chunksize=chunksize):
+        reference = weakref.ref(array)
+        del array
+        wait_until(lambda reference=reference: gc.collect() is not None and reference() is None)
 
 
 # Shutting down ---------------------------------------------------------------------------------------------------
@@ -201,6 +228,14 @@ def test_shutdown_can_cancel_the_calls_that_wait(tmp_path):
     (tmp_path / "gate").touch()
     assert running.result(SOON)
     pool.shutdown()
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, GeneratorExit])
+def test_leaving_the_block_lets_all_calls_end(kind):
+    with pytest.raises(kind), executor(1) as pool:
+        futures = [pool.submit(functions.identity, number) for number in range(3)]
+        raise kind
+    assert [future.result(SOON) for future in futures] == [0, 1, 2]
 
 
 def test_shutdown_without_waiting_lets_calls_end_and_then_ends_the_workers(tmp_path):
@@ -452,7 +487,10 @@ def test_what_cannot_be_pickled_fails_its_own_call(pool):
         pool.submit(functions.identity, threading.Lock()).result(SOON)
     with pytest.raises(ea.SerializationError, match="make_unpicklable"):
         pool.submit(functions.make_unpicklable).result(SOON)
-    assert pool.stats().failed == {"exception": 2}
+    lock = threading.Lock()
+    with pytest.raises(ea.SerializationError, match="<lambda> or its arguments for actor"):
+        pool.submit(lambda: lock).result(SOON)
+    assert pool.stats().failed == {"exception": 3}
 
 
 def test_a_worker_killed_from_outside_fails_its_call_and_is_replaced(pool, tmp_path):
@@ -713,6 +751,34 @@ def test_functions_of_the_main_script_see_what_the_initializer_has_assigned(run_
             assert pool.submit(scale, 1).result() == 4
         assert pool.submit(lambda: (model, only_here)).result() == ("loaded", "assigned")
         assert pool.submit(functools.partial(use)).result() == ("loaded", "assigned")
+        """
+    )
+
+
+def test_local_functions_see_what_the_initializer_of_their_module_has_assigned(monkeypatch):
+    monkeypatch.setattr(functions, "calls", 5)
+    with executor(1, initializer=functions.set_state, initargs=("loaded",)) as pool:
+        assert pool.submit(functions.make_getter()).result(SOON) == ("loaded", 5)
+        monkeypatch.setattr(functions, "calls", 6)
+        assert pool.submit(functions.make_getter()).result(SOON) == ("loaded", 6)
+
+
+def test_functions_of_a_script_that_a_profiler_runs_see_what_the_initializer_has_assigned(run_in_main):
+    run_in_main(
+        """
+    import cProfile
+    script = '''if True:
+        import envactors as ea
+        model = None
+
+        def initialize():
+            global model
+            model = "loaded"
+
+        with ea.Executor(1, initializer=initialize) as pool:
+            assert pool.submit(lambda: model).result() == "loaded"
+    '''
+    cProfile.runctx(compile(script, "script", "exec"), {"__name__": "__main__"}, None)
         """
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import itertools
 import os
 import signal
@@ -10,8 +11,10 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import SOON, run_script, wait_until
 from interleaving import Lines, StoppingThread
@@ -371,6 +374,20 @@ def test_deadlines_hold_for_calls_that_have_waited_for_an_actor():
         first, second = pool.submit("wait"), pool.submit("wait")
         for future in (first, second):
             assert isinstance(future.exception(SOON), (ea.ActorTimeoutError, ea.RestartsExhaustedError))
+
+
+def test_map_keeps_no_result_that_it_has_returned():
+    with ea.ActorPool(lambda: np, 2, backend="process") as pool:
+        for array in pool.map("zeros", range(6)):
+            reference = weakref.ref(array)
+            del array
+            wait_until(lambda reference=reference: gc.collect() is not None and reference() is None)
+
+
+@pytest.mark.parametrize("kind", [ea.ActorPool, ea.SessionPool])
+def test_a_pool_whose_name_is_no_string_is_refused(kind):
+    with pytest.raises(TypeError, match="name is 5: expected str"):
+        kind(dict, 1, name=5)
 
 
 def test_calls_are_refused_in_a_fork():

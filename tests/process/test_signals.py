@@ -36,6 +36,33 @@ def test_an_interrupt_in_the_middle_of_a_short_step_loses_no_result():
             assert envs.recv().obs[:, 1].tolist() == [turn + 1] * 2
 
 
+@pytest.mark.parametrize("way", ["actor", "pool", "vector", "finally"])
+def test_after_ctrl_c_a_hung_env_is_closed_before_its_close_deadline(way):
+    class Hangs(EchoEnv):
+        def step(self, action):
+            os.kill(caller, signal.SIGINT)
+            time.sleep(1000)
+
+    caller, options = os.getpid(), {"deadlines": ea.Deadlines(close=1000)}
+    with pytest.raises(KeyboardInterrupt):
+        if way == "actor":
+            with ea.spawn(Hangs, **options) as actor:
+                actor.step(0).result()
+        elif way == "pool":
+            with ea.ActorPool(Hangs, 1, **options) as pool:
+                pool.submit("step", 0).result()
+        elif way == "vector":
+            with ea.VectorEnv([Hangs], **options) as envs:
+                envs.reset()
+                envs.step([0])
+        else:
+            actor = ea.spawn(Hangs, **options)
+            try:
+                actor.step(0).result()
+            finally:
+                actor.close()
+
+
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_signal_handler_may_use_the_vector_in_the_middle_of_a_step(closes, tmp_path):
     """After a call the results used to be delivered twice; after an end the step waited forever."""

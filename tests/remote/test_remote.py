@@ -11,7 +11,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from helpers import SOON, Counter, promised, wait_until
+from helpers import SOON, Counter, promised, run_script, wait_until
 from nodes import preloading_backend, standing
 
 import envactors as ea
@@ -387,6 +387,17 @@ def test_an_agent_that_ends_when_it_is_told_to_is_not_reported_as_lost(monkeypat
     with ea.spawn(Counter, backend=ea.RemoteBackend(LocalNodes(1))) as actor:
         assert actor.add(1).result(SOON) == 1
     assert caplog.messages == []
+
+
+def test_agents_leave_nothing_open_that_python_would_warn_of():
+    script = """
+        import envactors as ea
+        from envactors.remote import LocalNodes
+        with ea.spawn(dict, backend=ea.RemoteBackend(LocalNodes(1))) as actor:
+            assert actor.copy().result() == {}
+    """
+    ended = run_script(script, env={**os.environ, "PYTHONDEVMODE": "1"})
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_vector_without_room_fails_at_its_first_start_deadline(shared):
