@@ -420,7 +420,7 @@ class InlineEngine(Engine):
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
-            self._last.truncate(index, keeps_reward=False)
+            self._last.truncate(index)
             self._last.incarnations[index] = actor.process.incarnation
             self._pending_infos[index] = {"failure": error}
         else:
@@ -430,7 +430,7 @@ class InlineEngine(Engine):
                 before = None if last is None else (last.obs, last.info)
                 self._pending_infos[index] = failure_info(self._pending_infos[index], error, before)
                 if not user_called_reset:
-                    self._last.truncate(index, keeps_reward=True)
+                    self._last.truncate(index)
 
     # Delivering ------------------------------------------------------------------------------------------
 
