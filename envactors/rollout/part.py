@@ -30,10 +30,8 @@ from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.messages import STEPS, MirroredSteps, Order, OrderReply, Parameters, PolicyRecipe
 from envactors.rollout.trajectory import OP_REPEAT, OP_RESET
 from envactors.vector.env_group import EnvGroup
-from envactors.vector.env_recovery import Actions
 from envactors.vector.episodes import NO_EPISODE
 from envactors.vector.fates import EnvFate, RequestLoss
-from envactors.vector.losses import exit_loss, lost_episode_loss, raised_loss
 
 
 class WholeRollout(Protocol):
@@ -217,7 +215,7 @@ class RolloutPart(Job):
         self._makes_policy = reply.lacks_policy
         if reply.failure is not None:
             index = self.trajectory.envs[reply.position]
-            self._recover(index, raised_loss(self._table, self._actor, self._activity_of(index), reply.failure))
+            self._recover(index, self._group.recovery.raised_loss(self._activity_of(index), reply.failure))
         if reply.layout is not None:
             try:
                 self._buffer.add_room(reply.layout)
@@ -241,7 +239,7 @@ class RolloutPart(Job):
         """Return the step that an ended process was running, and the requests before it; nothing of the policy."""
         if culprit.method == "policy" or culprit.env not in self._envs_failed_in(culprit):
             return Inputs()
-        return self._group.recovery.step_inputs(culprit.env, *self._posted(culprit.env))
+        return self._group.recovery.step_inputs(culprit.env, self._posted(culprit.env))
 
     def after_exit(self, ended: ProcessExit) -> bool:
         """Decide about the envs of an ended process, and continue in the next one."""
@@ -249,7 +247,7 @@ class RolloutPart(Job):
         self._makes_policy = True
         is_complete = self.trajectory.next_step >= self.trajectory.steps  # the worker had only to reply
         if ended.culprit is not None and not is_complete:
-            loss = exit_loss(self._actor, ended.culprit, ended)
+            loss = self._group.recovery.exit_loss(ended.culprit, ended)
             for index in self._envs_failed_in(ended.culprit):
                 self._recover(index, loss)
         if ended.plan.has_process:
@@ -289,12 +287,12 @@ class RolloutPart(Job):
         for index, step in sorted(trajectory.accepted.items(), key=operator.itemgetter(1)):
             is_taken = step < trajectory.steps and (step == current or not self.errors_by_env)
             if is_taken and self._table.cannot_continue(index) and not trajectory.repeats(index):
-                self._recover(index, lost_episode_loss(self._actor, self._activity_of(index)))
+                self._recover(index, self._group.recovery.lost_episode_loss(self._activity_of(index)))
 
     def _recover(self, index: int, loss: RequestLoss) -> None:
         """Have the fate of a step without a result decided, and carry it out; an error to raise ends the part."""
         trajectory = self.trajectory
-        decision, error = self._group.recovery.end_attempt(index, loss, *self._posted(index))
+        decision, error = self._group.recovery.end_attempt(index, loss, self._posted(index))
         if decision.fate is EnvFate.REDO:
             return
         self.errors_by_step[trajectory.accepted[index], index] = error
@@ -307,12 +305,12 @@ class RolloutPart(Job):
         else:
             self.errors_by_env[index] = error
 
-    def _posted(self, index: int) -> tuple[PostedRequest, Actions]:
-        """Return the next step of an env as rows would have it, and the actions of all envs in that step."""
+    def _posted(self, index: int) -> PostedRequest:
+        """Return the next step of an env as rows would have it."""
         trajectory = self.trajectory
         op = RESET_BIT if trajectory.resets_next(index) else 0
-        posted = PostedRequest(op, trajectory.seeds[index], None, self._table.attach.resets_within_step)
-        return posted, [array[trajectory.accepted[index]] for array in trajectory.arrays.actions]
+        actions = [array[trajectory.accepted[index]] for array in trajectory.arrays.actions]
+        return PostedRequest(op, trajectory.seeds[index], None, self._table.attach.resets_within_step, actions)
 
     def _activity_of(self, index: int) -> Activity:
         """Return the next step of an env, for errors."""
@@ -335,4 +333,4 @@ class RolloutPart(Job):
         self._reports_to = None
         if self._has_other_parts:
             self._renew_if_due(first=True)
-        self._group.journal_keeper.queue_saves()
+        self._group.queue_saves()
