@@ -30,12 +30,14 @@ class PostedRequest(NamedTuple):
         seed: The seed; None if there was none.
         payload: The action, or the options of a reset, pickled; None if the row had everything.
         resets_within_step: Whether a step that ends the episode also resets the env.
+        actions: The array of all envs' actions, for each leaf of the action.
     """
 
     op: int
     seed: int | None
     payload: bytes | None
     resets_within_step: bool
+    actions: Sequence[npt.NDArray[Any]]
 
     @property
     def is_reset(self) -> bool:
@@ -92,7 +94,7 @@ class Journal:
 
     def record_row(self, slab: Slab, index: int, posted: PostedRequest) -> None:
         """Record a step or a reset from its complete row."""
-        op, seed, payload, resets_within_step = posted
+        op, seed, payload, resets_within_step, _ = posted
         is_reset = posted.is_reset
         check = int(slab.checks[op & BUFFER, index])
         was_reset = resets_within_step and not is_reset and slab.ends_episode(index, op)
@@ -230,20 +232,17 @@ class Journal:
         """Return whether a failed request has failed before, at the same point of the same inputs."""
         return (self.can_replay or failed.is_seeded_reset) and not self.can_retry(failed)
 
-    def request(
-        self, attach: Attach, actions: Sequence[npt.NDArray[Any]], index: int, posted: PostedRequest
-    ) -> tuple[int, bytes]:
+    def request(self, attach: Attach, index: int, posted: PostedRequest) -> tuple[int, bytes]:
         """Return the message that repeats a step or a reset: its kind, and its fields, pickled.
 
         Args:
             attach: The message that has workers use the rows.
-            actions: The array of the envs' actions, for each leaf of the action.
             index: The env.
             posted: The request.
         """
         content = posted.payload
         if content is None and not posted.is_reset and attach.layout.action is not None:
-            content = bytes(dumps(reader(attach.layout.action, actions, index)()))
+            content = bytes(dumps(reader(attach.layout.action, posted.actions, index)()))
         return self._message_of(posted, None if content is None else Pickled(content))
 
     def _message_of(self, posted: PostedRequest, content: Pickled | None) -> tuple[int, bytes]:

@@ -32,7 +32,6 @@ from envactors.rollout.rollout_envs import RolloutEnvs
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.episodes import NO_EPISODE
 from envactors.vector.fates import EnvFate, RequestLoss
-from envactors.vector.losses import exit_loss, lost_episode_loss, raised_loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +208,7 @@ class RolloutPart(Job):
         self._makes_policy = reply.lacks_policy
         if reply.failure is not None:
             running = self.envs.activity(self.envs.indices[reply.position], self.call_id)
-            self.recovery.recover(running.env, raised_loss(self._group.table, self._actor, running, reply.failure))
+            self.recovery.recover(running.env, self._group.recovery.raised_loss(running, reply.failure))
         if reply.layout is not None:
             try:
                 self._spec.buffer.add_room(reply.layout)
@@ -228,14 +227,14 @@ class RolloutPart(Job):
         """Return the step that an ended process was running, and the requests before it; nothing of the policy."""
         if culprit.method == "policy" or culprit.env not in self.envs.failed_in(culprit):
             return Inputs()
-        return self._group.recovery.step_inputs(culprit.env, *self.envs.posted(culprit.env))
+        return self._group.recovery.step_inputs(culprit.env, self.envs.posted(culprit.env))
 
     def after_exit(self, ended: ProcessExit) -> bool:
         """Decide about the envs of an ended process, and continue in the next one."""
         self._late = None
         self._makes_policy = True
         if ended.culprit is not None:
-            loss = exit_loss(self._actor, ended.culprit, ended)
+            loss = self._group.recovery.exit_loss(ended.culprit, ended)
             for index in self.envs.failed_in(ended.culprit):
                 self.recovery.recover(index, loss)
         if ended.plan.has_process:
@@ -268,7 +267,7 @@ class RolloutPart(Job):
         on_end()
         if self._has_other_parts:
             self._renew_if_due(first=True)
-        self._group.journal_keeper.queue_saves()
+        self._group.queue_saves()
 
 
 class StepRecovery:
@@ -312,12 +311,13 @@ class StepRecovery:
         for index, step in sorted(envs.accepted.items(), key=operator.itemgetter(1)):
             is_taken = step < envs.steps and (step == current or not self.errors_by_env)
             if is_taken and self._group.table.cannot_continue(index) and envs.next_kind(index) != KIND_REPEAT:
-                self.recover(index, lost_episode_loss(self._group.actor, envs.activity(index, call_id)))
+                loss = self._group.recovery.lost_episode_loss(envs.activity(index, call_id))
+                self.recover(index, loss)
 
     def recover(self, index: int, loss: RequestLoss) -> None:
         """Have the fate of a step without a result decided, and carry it out; an error to raise ends the part."""
         envs = self._envs
-        decision, error = self._group.recovery.end_attempt(index, loss, *envs.posted(index))
+        decision, error = self._group.recovery.end_attempt(index, loss, envs.posted(index))
         if decision.fate is EnvFate.REDO:
             return
         self.errors_by_step[envs.accepted[index], index] = error

@@ -25,7 +25,6 @@ from envactors.replay import PostedRequest
 from envactors.rollout.env_plan import KIND_AFTER_END, KIND_REPEAT, KIND_RESET, KIND_TRUNCATED, EnvPlan, next_kind
 from envactors.rollout.memory import TrajectoryBuffer
 from envactors.rollout.trajectory import Trajectory
-from envactors.vector.env_recovery import Actions
 from envactors.vector.table import EnvTable
 
 
@@ -148,11 +147,11 @@ class RolloutEnvs:
         """Return the next step of an env, for errors."""
         return Activity("reset" if self.next_kind(index) == KIND_RESET else "step", index, call_id)
 
-    def posted(self, index: int) -> tuple[PostedRequest, Actions]:
-        """Return the next step of an env as rows would have it, and the actions of all envs in that step."""
+    def posted(self, index: int) -> PostedRequest:
+        """Return the next step of an env as rows would have it."""
         op = RESET if self.next_kind(index) == KIND_RESET else 0
-        posted = PostedRequest(op, self.seeds[index], None, self._table.attach.resets_within_step)
-        return posted, [array[self.accepted[index]] for array in self.trajectory.actions]
+        actions = [array[self.accepted[index]] for array in self.trajectory.actions]
+        return PostedRequest(op, self.seeds[index], None, self._table.attach.resets_within_step, actions)
 
     # Failures --------------------------------------------------------------------------------------------
 

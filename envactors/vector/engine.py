@@ -29,7 +29,6 @@ from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.episodes import NO_EPISODE
-from envactors.vector.losses import unfinished_error, unreadable_loss
 from envactors.vector.posted_rows import post_rows
 from envactors.vector.requests import EnvRequest, RowResult, Selection
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep
@@ -134,7 +133,7 @@ class RowEngine(Engine):
         self._lock.repair_if_interrupted()
         none = [None] * len(envs.ids)
         each = zip(envs.ids, futures or none, seeds, options, strict=True)
-        requests = {index: EnvRequest("reset", True, future, seed, payload) for index, future, seed, payload in each}
+        requests = {index: EnvRequest("reset", future, seed, payload) for index, future, seed, payload in each}
         self._post_or_queue(envs, requests, "reset", (), streams=True)
 
     def _convert_actions(self, envs: Selection, actions: Any, *, check_actions: bool) -> tuple[list[Any], list[bytes]]:
@@ -387,7 +386,7 @@ class RowEngine(Engine):
                 group.actor.jobs.completed += len(ids)
             if table.saves_due:
                 for group, _ in envs.by_group:
-                    group.journal_keeper.queue_saves()
+                    group.queue_saves()
         return batch
 
     def _collect(self, envs: Selection) -> None:
@@ -427,7 +426,7 @@ class RowEngine(Engine):
             if find_outcomes() != found:
                 return None  # a signal handler or another thread has taken some
             for group, mine in envs.by_group:
-                group.recover(unreadable_loss(table, group.actor, i, unreadable[i]) for i in mine if i in unreadable)
+                group.recover(group.recovery.unreadable_loss(i, unreadable[i]) for i in mine if i in unreadable)
             if unreadable and self.on_failure != "raise":
                 return None  # their requests run again, or have other outcomes now
             table.set_idle(ids, is_all=envs.is_all)
@@ -445,8 +444,7 @@ class RowEngine(Engine):
         table = self.table
         with self._lock:
             if table.is_beyond_replay(index):
-                actor = self.group_by_env[index].actor
-                raise unfinished_error(actor, actor.last_exit_error, Activity("snapshot", index))
+                raise self.group_by_env[index].recovery.unfinished_error(Activity("snapshot", index))
             # Under replay, the next process would get to the same state; without an episode, the next step resets it.
             return None if table.uses_replay or self.episodes.state(index) == NO_EPISODE else table.incarnations[index]
 

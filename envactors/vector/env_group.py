@@ -1,14 +1,16 @@
 """The envs of one actor: queue their requests, collect their results, and follow their process.
 
 `RowEngine` decides when to post and waits for results. `PostedRows` is the running job of the actor while rows are
-posted. The state of the envs is in `EnvTable`; an `EnvGroup` only keeps of it in which job each env was queued last.
-Its helpers `EnvRecovery` and `JournalKeeper` have no state. Every change here happens under the lock of the vector.
+posted, and `EnvRecovery` handles failures. The state of the envs is in `EnvTable`; an `EnvGroup` only keeps of it in
+which job each env was queued last. Every change here happens under the lock of the vector.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from envactors.actor import recording
 from envactors.actor.activity import Activity
@@ -16,23 +18,26 @@ from envactors.actor.actor import Actor
 from envactors.actor.actor_process import ActorProcess
 from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.job import ErrorOf, Job, ProcessExit, Renewal
+from envactors.actor.jobs import Call
 from envactors.actor.tenant import Tenant
 from envactors.crashes.inputs import Inputs
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import NO_SPIN
 from envactors.mailbox.durations import Histograms
-from envactors.mailbox.messages import Attach, Frame, Kind
+from envactors.mailbox.messages import Attach, Failure, Frame, Kind, Save
+from envactors.mailbox.pickling import dumps, loads
 from envactors.vector.env_recovery import EnvRecovery
-from envactors.vector.episodes import EPISODE_LOST
+from envactors.vector.episodes import EPISODE_LOST, EPISODE_RUNS
 from envactors.vector.fates import RequestLoss
-from envactors.vector.journal_keeper import JournalKeeper
-from envactors.vector.losses import exit_loss, queued_request_loss, raised_loss
 from envactors.vector.posted_rows import PostedRows, post_rows
 from envactors.vector.recycling import Recycler
-from envactors.vector.requests import EnvRequest, Selection
+from envactors.vector.requests import EnvRequest, ResetAnswer, Selection
 from envactors.vector.rows import RowReader
 from envactors.vector.table import POSTED, QUEUED, EnvTable
 from envactors.vector.timing import StepTimes
+
+# How often a request to save a state is retried after a crash, which another request may have caused.
+_SAVE_RETRIES = 3
 
 
 class QueuedRows(Job):
@@ -65,9 +70,8 @@ class QueuedRows(Job):
         return running is self._group.rows
 
     def start(self) -> Job | None:
-        """Handle lost episodes, then post the envs that still wait; return the posted rows, None if there are none."""
+        """Post the envs that still wait; return the posted rows, None if there are none."""
         group = self._group
-        group.recovery.answer_lost_episodes(self.ids)
         if ids := self.ids:
             post_rows(group.table, Selection(ids, ids, False, [(group, ids)]), self.call_id, NO_SPIN, streams=True)
             group.table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
@@ -79,7 +83,7 @@ class QueuedRows(Job):
     def fail(self, error_of: ErrorOf) -> None:
         """Fail the envs."""
         group = self._group
-        group.recover([queued_request_loss(group.table, group.actor, index, error_of) for index in self.ids])
+        group.recover([group.recovery.queued_request_loss(index, error_of) for index in self.ids])
 
 
 class EnvGroup(Tenant):
@@ -97,7 +101,6 @@ class EnvGroup(Tenant):
         indices: The indices of the envs of the actor.
         recovery: Handles their requests without results.
         rows: Their rows, as the running job of the actor.
-        journal_keeper: Keeps their journals.
         end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; nothing without a policy.
         queued_in: The job in which each env was queued last.
     """
@@ -111,7 +114,6 @@ class EnvGroup(Tenant):
         self.indices: range = actor.config.indices
         self.recovery: EnvRecovery = EnvRecovery(table, reader, actor)
         self.rows: PostedRows = PostedRows(table, actor, recycler, self.recovery)
-        self.journal_keeper: JournalKeeper = JournalKeeper(table, actor, self.recovery)
         self.end_rollout_parts: Callable[[ErrorOf], object] = lambda _: None
         self.queued_in: dict[int, QueuedRows] = {}
         self._is_timing = False
@@ -140,7 +142,7 @@ class EnvGroup(Tenant):
         if not self.actor.is_usable:
             return False  # only the user may renew an actor without restarts left
         table, episodes = self.table, self.table.episodes
-        reset_ids = [index for index in ids if table.request(index).method == "reset"]
+        reset_ids = [index for index in ids if table.request(index).resets]
         is_retiring = any(episodes.is_retiring(i) for i in ids if i in reset_ids or episodes.resets_next[i])
         # A process of several envs leaves a draining node at a reset of all of them by the user: that loses no episode.
         return is_retiring or (self.recycler.is_node_draining and reset_ids == [*self.indices])
@@ -155,56 +157,64 @@ class EnvGroup(Tenant):
         losses = []
         for index in self.indices:
             if table.status[index] == POSTED and table.is_complete(index):
-                # A step with an ``ended_step`` was counted at the end of its episode; the reset after it adds nothing.
-                self.actor.jobs.record_completed(1 if table.request(index).ended_step is None else 0)
                 if table.infos.failed(index):
+                    self.actor.jobs.record_completed(1)
                     report = table.infos.failure(table.overflow.get(index))
-                    losses.append(raised_loss(table, self.actor, table.activity(index), report))
+                    losses.append(self.recovery.raised_loss(table.activity(index), report))
+                elif table.lacks_autoreset(index):
+                    self._reset_in_next_process(index)
                 else:
                     self._accept(index)
         self.recover(losses)
-        self.journal_keeper.queue_saves()
+        self.queue_saves()
 
     def recover(self, losses: Iterable[RequestLoss]) -> None:
         """Record the outcomes of posted or queued requests that have no results; some run again.
 
         Those are queued ahead of everything except replays.
         """
-        again = []
-        for loss in losses:
-            if self.recovery.resolve_or_retry(loss):
-                again += [loss.activity.env]
+        again = [loss.activity.env for loss in losses if self.recovery.resolve_or_retry(loss)]
         if again:
             self.table.queue(again)
             self.actor.jobs.enqueue(QueuedRows(self, again), first=True)
 
     def _accept(self, index: int) -> None:
         """Record the result in a complete row."""
-        table, reader = self.table, self.reader
-        request = table.request(index)
-        before = reader.copy_last(index) if request.truncates_episode else None
+        table, reader, request = self.table, self.reader, self.table.request(index)
+        self.actor.jobs.record_completed(1)
         table.accept_row(index)
-        if table.lacks_autoreset(index):
-            self._reset_in_next_process(index)
-            return
         outcome = None
-        if request.future or request.earlier_error or request.ended_step:
-            row = reader.copy_answer(index, request)
-            outcome = reader.read_later(self.actor, index, functools.partial(reader.read_result, row, request, before))
+        if request.future or request.answer:
+            row = reader.copy_row(index)
             table.last.keep(index)
-            if request.earlier_error or request.ended_step:
+            if request.answer:
+                row = request.answer.complete(row)
                 table.last.overwrite(index, row, is_first=True)
+            outcome = reader.read_later(self.actor, index, functools.partial(reader.read, row))
         table.record_outcome(index, outcome, float(table.slab.when[index]) if table.streams[index] else None)
 
     def _reset_in_next_process(self, index: int) -> None:
-        """Replace the process of an env whose episode has ended, and do the autoreset of that step in the next one."""
+        """Accept a step that has ended its episode, and queue its autoreset for the next process."""
         table = self.table
-        ended_step = self.reader.copy_row(index)
+        table.accept_row(index)
+        answer = ResetAnswer(self.reader.copy_row(index), truncates=False)
         table.last.keep(index)
-        table.set_requests({index: EnvRequest("step", True, table.request(index).future, ended_step=ended_step)})
-        table.queue([index])
-        self.actor.jobs.enqueue(Renewal(reason=self.recycler.reason))
-        self.actor.jobs.enqueue(QueuedRows(self, [index]))
+        table.set_requests({index: EnvRequest("step", table.request(index).future, answer=answer)})
+        self.queue_new([index])
+
+    def queue_saves(self) -> None:
+        """Queue requests that save the states of envs, so that replays stay short. Nobody waits for them."""
+        for index in self.table.pop_saves_due(self.indices):
+            future: ActorFuture[Any] = ActorFuture(self.actor, None)
+            message = dumps(tuple(Save(index - self.indices.start)))
+            log = functools.partial(self._log_unsaved, index)
+            call = Call("snapshot", index, Kind.SAVE, future, retries=_SAVE_RETRIES, payload=message, take_reply=log)
+            self.actor.jobs.enqueue(call)
+
+    def _log_unsaved(self, index: int, frame: Frame) -> None:
+        if frame.kind == Kind.FAILED:
+            text = Failure(*loads(frame.payload)).text
+            self.actor.log.write(logging.WARNING, f"the state of env {index} cannot be saved: {text}")
 
     # The running job -------------------------------------------------------------------------------------
 
@@ -250,15 +260,18 @@ class EnvGroup(Tenant):
         self.table.begin_process(self.indices, process.incarnation)
         if self._is_timing:
             self.begin_timing()
-        replays = self.journal_keeper.replays_for_process(is_renewal=is_renewal)
-        if is_renewal:
-            self.recovery.answer_lost_episodes(self.indices)
-        return [*replays]
+        return self.recovery.replays_for_process(is_renewal=is_renewal)
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
-        """Record a call in the journal of its env."""
-        if self.table.keeps_journals:
-            self.journal_keeper.record_call(kind, index, payload, frame)
+        """Record a call in the journal of its env; a saved state begins the journal anew."""
+        table, failed = self.table, frame.kind == Kind.FAILED
+        if not table.keeps_journals:
+            return
+        if kind != Kind.SAVE:
+            table.journal(index).record_call(kind, bytes(payload), failed=failed)
+        elif not failed and table.episodes.state(index) == EPISODE_RUNS:
+            table.journal(index).begin_with_state(*loads(frame.payload))
+        self.queue_saves()
 
     def inputs_of_call(self, index: int, request: tuple[int, bytes]) -> Inputs:
         """Return a call of an env with the requests before it."""
@@ -267,9 +280,9 @@ class EnvGroup(Tenant):
     def on_exit(self, ended: ProcessExit) -> None:
         """Continue or fail the requests of an ended process, and end its episodes."""
         self._times.add(self.actor.page)
-        self.journal_keeper.record_exit(ended)
+        self.recovery.record_exit(ended)
         self.table.end_process(self.indices)
-        self.recover([exit_loss(self.actor, activity, ended) for activity in ended.remainder.rows])
+        self.recover([self.recovery.exit_loss(activity, ended) for activity in ended.remainder.rows])
         if ended.plan.has_process:
             self.recovery.answer_lost_episodes(self.indices)
         self.table.waiters.ring()
@@ -280,8 +293,6 @@ class EnvGroup(Tenant):
         if index is None:
             return False
         end(self.table.activity(index))
-        if self.table.request(index).ended_step is not None:  # the reset after it waits for the next process
-            self.table.episodes.end_without_result(index, resets_next=self.table.episodes.on_failure != "raise")
         self.table.set_idle([index])
         return True
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from envactors.errors import VectorInputError
 from envactors.mailbox.messages import episode_seed, renewed_seed
-from envactors.vector.fates import Decision, EnvFacts
+from envactors.vector.fates import Decision, RequestFacts, RequestLoss, decide
 from envactors.vector.options import AUTORESETS, Autoreset, AutoresetRules, OnFailure
 from envactors.vector.recycling import Recycler
 from envactors.vector.requests import Selection
@@ -39,8 +39,7 @@ _STATE: Final = 3
 #                 without autoreset, or its `restore`
 # UNRESET         `on_process_lost`, and at first         the result of a reset, `resume`, `restore`
 # RETIRING        the end of an episode, if its recycler  the result of a reset that is not in the same
-#                 says so                                 `record_sequence`; `record_end_without_reset`, `resume`,
-#                                                         `restore`
+#                 says so                                 `record_sequence`; `resume`, `restore`
 # SEEDED          `seed_episodes`                         nothing
 # NO_RESULT       at first                                a result, `restore` with a last result
 NEEDS_RESET: Final = 4  # the user has to reset it
@@ -157,10 +156,13 @@ class Episodes:
         self.record_sequence(index, bytes([ends]), bytes([is_reset]))
 
     def record_end_without_reset(self, index: int) -> None:
-        """Record the last step of an episode in a process that is replaced now: the next one does the reset."""
+        """Record the last step of an episode in a process that is replaced now: the next one does the reset.
+
+        If that is aborted, the next step resets the env. With failures that are raised, the user has to.
+        """
         self.steps[index] += 1
         self.finished[index] += 1
-        self.flags[index] &= ~RETIRING
+        self.end_without_result(index, resets_next=self.on_failure != "raise")
 
     def record_sequence(self, index: int, ends: bytes, resets: bytes) -> None:
         """Record consecutive results of an env in one process.
@@ -228,16 +230,14 @@ class Episodes:
         self.flags[index] = kept | NO_EPISODE | (0 if resets_next else NEEDS_RESET)
         self.resets_next[index] = resets_next
 
-    def facts(self, index: int) -> EnvFacts:
-        """Return the facts about an env on which the fate of its request depends."""
-        return EnvFacts(self.on_failure, self.autoreset, bool(self.resets_next[index]), self.has_result(index))
-
-    def apply(self, index: int, decision: Decision) -> None:
-        """Apply the decision about a request without a result to the episode and the seeds of its env."""
+    def decide(self, index: int, loss: RequestLoss, request: RequestFacts) -> Decision:
+        """Decide about a request without a result. Apply the decision to the env's episode and to its next seed."""
+        decision = decide(loss, request, self.on_failure, self.autoreset, has_result=self.has_result(index))
         if decision.ends_episode:
-            self.end_without_result(index, resets_next=decision.autoreset_is_due)
-        if decision.changes_seed:
+            self.end_without_result(index, resets_next=decision.resets_next)
+        if decision.changes_seed and not loss.is_recorded:
             self.advance(index)
+        return decision
 
     def is_retiring(self, index: int) -> bool:
         """Return whether the process of an env is to be replaced before the next episode; one without resets is new."""

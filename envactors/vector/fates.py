@@ -1,4 +1,6 @@
-"""The fate of a step or reset that has no result, as a pure choice. `EnvRecovery` and `InlineEngine` apply it.
+"""Lost requests, which are steps and resets without a result, and the pure choice of their fate.
+
+`EnvRecovery` and `InlineEngine` make the losses, and apply the decisions.
 
                          raise              renew                               replay
     its process ended    raised; the env    the last observation, truncated     the same again, in a process that was
@@ -12,15 +14,15 @@ it continues an episode that no replay can bring back.
 An example: envs 0 and 1 share a process, both are in an episode, and it crashes in the step of env 0. The vector has
 ``on_failure="renew"`` and ``autoreset="next_step"``.
 
-    env  cause      reports_loss  fate                           then the episode            repeats_reset
-    0    RUNNING    True          TRUNCATE: it cannot run again  is over; its next step      False
-    1    NOT_BEGUN  True          TRUNCATE: its episode is lost  resets each of the envs     False
+    env  cause      reports_loss  fate                           then the episode
+    0    RUNNING    True          TRUNCATE: it cannot run again  is over; its next step
+    1    NOT_BEGUN  True          TRUNCATE: its episode is lost  resets each of the envs
 
 If the process had a third env whose step was complete, that step would be delivered. Its episode is lost, too, but only
 its next step finds that: with cause NOT_BEGUN, it gets TRUNCATE, one step later than the others.
 
-With a call of ``reset`` in place of the steps, env 0 gets RESET with ``repeats_reset``, since the user's seed may not
-be the reason, and env 1 gets REDO, since a reset needs no episode.
+With a call of ``reset`` in place of the steps, env 0 gets RESET, with the user's seed, since that may not be the
+reason, and env 1 gets REDO, since a reset needs no episode.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from typing import NamedTuple
 from envactors.actor.activity import Activity
 from envactors.actor.future import Outcome
 from envactors.actor.states import EndReason
-from envactors.mailbox.messages import Failure, Fault
+from envactors.mailbox.messages import Failure
 from envactors.vector.options import AutoresetRules, OnFailure
 
 
@@ -56,7 +58,8 @@ class RequestLoss(NamedTuple):
         report: The worker's report of what the env raised; None without one.
         reason: Why the parent ended the process, if that concerns the request.
         may_blame_inputs: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
-        ended_episode: Whether the env has made a step that ended the episode, and only its result cannot be had.
+        ended_episode: Whether the episode is over: it failed in a reset, perhaps in one within a step, or its step has
+            ended the episode, and only the result cannot be had.
         is_recorded: Whether the result is in the episode and the journal already, and only reading it has failed.
     """
 
@@ -71,51 +74,9 @@ class RequestLoss(NamedTuple):
     ended_episode: bool = False
     is_recorded: bool = False
 
-    @property
-    def failed_in_reset(self) -> bool:
-        """Whether it failed in a reset, perhaps in one within a step."""
-        return self.activity.method == "reset" or (self.report is not None and self.report.fault is Fault.RESET)
-
-
-class EnvFacts(NamedTuple):
-    """The facts about an env on which the fate of its request depends.
-
-    Attributes:
-        on_failure: The option of the vector.
-        autoreset: What follows from the end of an episode.
-        autoreset_was_due: Whether the next step of the env was to reset it, by autoreset.
-        has_result: Whether the env has returned anything yet.
-    """
-
-    on_failure: OnFailure
-    autoreset: AutoresetRules
-    autoreset_was_due: bool
-    has_result: bool
-
-
-class RequestFacts(NamedTuple):
-    """The facts about a request on which its fate depends, besides its loss.
-
-    Attributes:
-        may_blame_seed: Whether the env ran a reset, for the user or for autoreset, whose seed may be the cause.
-        user_called_reset: Whether the user called ``reset``, rather than ``step``.
-        reports_loss: Whether the request reports that the episode is lost, if it is: it continues the episode of the
-            last result, or is the autoreset after it.
-        has_earlier_error: Whether an earlier attempt at the request has failed.
-        can_replay: Whether a replay will bring the env to where it was.
-        can_retry: Whether the same inputs may be tried once more after a replay.
-    """
-
-    may_blame_seed: bool
-    user_called_reset: bool
-    reports_loss: bool
-    has_earlier_error: bool
-    can_replay: bool = False
-    can_retry: bool = False
-
 
 class EnvFate(enum.Enum):
-    """The fate of the request."""
+    """The fate of a request."""
 
     FAIL = enum.auto()  # the error is the outcome, and the episode is lost
     REPORT = enum.auto()  # the error is the outcome, and the episode continues
@@ -124,58 +85,84 @@ class EnvFate(enum.Enum):
     TRUNCATE = enum.auto()  # the last observation is the result, truncated; the env is reset later
 
 
+class RequestFacts(NamedTuple):
+    """The facts about a request on which its fate depends, besides its loss.
+
+    Attributes:
+        user_called_reset: Whether the user called ``reset``, rather than ``step``.
+        is_retry: Whether an earlier attempt at a call of ``reset`` has failed.
+        ran_reset: Whether the env ran a reset, for the user or for autoreset, whose seed may be the cause.
+        reports_loss: Whether the request reports that the episode is lost, if it is: it continues the episode of the
+            last result, or is the autoreset after it.
+        can_replay: Whether a replay will bring the env to where it was.
+        can_retry: Whether the same inputs may be tried once more after a replay.
+    """
+
+    user_called_reset: bool
+    is_retry: bool
+    ran_reset: bool
+    reports_loss: bool
+    can_replay: bool = False
+    can_retry: bool = False
+
+
 class Decision(NamedTuple):
     """The fate of a request, and what follows from it.
 
     Attributes:
         fate: Its fate.
         ends_episode: Whether the env has no episode any more.
-        autoreset_is_due: Whether the next step of the env resets it, by autoreset.
-        changes_seed: Whether the next episode has another seed, in case that of this one is the cause.
-        repeats_reset: Whether a reset runs again as the user has requested it; otherwise it loses the user's seed.
+        resets_next: Whether the next step of an env without an episode resets it, or else the user has to.
+        changes_seed: Whether the next reset has another seed, in case that of this one is the cause.
         replaces_process: Whether the env raised and its process is not fit for use any more.
     """
 
     fate: EnvFate
     ends_episode: bool
-    autoreset_is_due: bool
+    resets_next: bool
     changes_seed: bool
-    repeats_reset: bool
     replaces_process: bool
 
 
-def decide(loss: RequestLoss, request: RequestFacts, env: EnvFacts) -> Decision:
-    """Choose the fate of a request, and derive what follows from it."""
-    fate = choose_fate(loss, request, env)
-    # Inputs that have failed twice are not tried a third time.
-    may_repeat = env.on_failure != "replay" or not loss.may_blame_inputs
-    repeats_reset = fate is EnvFate.RESET and request.user_called_reset and not request.has_earlier_error and may_repeat
+def decide(
+    loss: RequestLoss, request: RequestFacts, on_failure: OnFailure, autoreset: AutoresetRules, *, has_result: bool
+) -> Decision:
+    """Choose the fate of a request, and derive what follows from it.
+
+    Args:
+        loss: Why it has no result.
+        request: The other facts about it.
+        on_failure: The option of the vector.
+        autoreset: What follows from the end of an episode.
+        has_result: Whether the env has returned anything yet.
+    """
+    cause = loss.cause
+    if cause is Cause.NOT_BEGUN:
+        runs_again = request.can_replay or not request.reports_loss
+    elif loss.reason is EndReason.DISCARD and request.can_replay:
+        runs_again = True  # another env has raised, and ended the process
+    else:
+        runs_again = request.can_retry and loss.reason is not EndReason.ABORT
+    if not loss.may_continue:
+        fate = EnvFate.FAIL
+    elif runs_again:
+        fate = EnvFate.REDO
+    elif on_failure == "raise":
+        fate = EnvFate.REPORT if cause is Cause.ERROR and not loss.ended_episode else EnvFate.FAIL
+    elif request.user_called_reset or autoreset.resets_within_step or not has_result:
+        fate = EnvFate.RESET
+    else:
+        fate = EnvFate.TRUNCATE
+    # A call of `reset` runs again with the user's seed once: with replays by a REDO, otherwise here.
+    is_first_retry = not request.is_retry and (on_failure != "replay" or not loss.may_blame_inputs)
+    keeps_seed = fate is EnvFate.RESET and request.user_called_reset and is_first_retry
     # An autoreset that runs again without a replay, since it is seeded, needs nothing of the episode before it.
-    resets_again = fate is EnvFate.REDO and request.reports_loss and env.autoreset_was_due and not request.can_replay
+    is_seeded_autoreset = fate is EnvFate.REDO and request.reports_loss and not request.can_replay
+    is_reset_later = fate in (EnvFate.RESET, EnvFate.TRUNCATE) and not request.user_called_reset
     return Decision(
         fate,
-        ends_episode=resets_again or fate not in (EnvFate.REPORT, EnvFate.REDO),
-        autoreset_is_due=resets_again or (fate is EnvFate.TRUNCATE and env.autoreset.resets_next_step),
-        changes_seed=request.may_blame_seed and fate is not EnvFate.REDO and not repeats_reset,
-        repeats_reset=repeats_reset,
-        replaces_process=loss.cause is Cause.ERROR and fate not in (EnvFate.FAIL, EnvFate.REPORT),
+        ends_episode=is_seeded_autoreset or fate not in (EnvFate.REPORT, EnvFate.REDO),
+        resets_next=is_seeded_autoreset or (is_reset_later and not autoreset.needs_reset_after_end),
+        changes_seed=request.ran_reset and fate is not EnvFate.REDO and not keeps_seed,
+        replaces_process=cause is Cause.ERROR and fate not in (EnvFate.FAIL, EnvFate.REPORT),
     )
-
-
-def choose_fate(loss: RequestLoss, request: RequestFacts, env: EnvFacts) -> EnvFate:
-    """Choose the fate of a request."""
-    cause, reason = loss.cause, loss.reason
-    if not loss.may_continue:
-        return EnvFate.FAIL
-    if cause is Cause.NOT_BEGUN and (not request.reports_loss or request.can_replay):
-        return EnvFate.REDO
-    if request.can_replay and reason is EndReason.DISCARD:
-        return EnvFate.REDO
-    if request.can_retry and cause is not Cause.NOT_BEGUN and reason is not EndReason.ABORT:
-        return EnvFate.REDO
-    if env.on_failure == "raise":
-        has_episode = cause is Cause.ERROR and not loss.failed_in_reset and not loss.ended_episode
-        return EnvFate.REPORT if has_episode else EnvFate.FAIL
-    if request.user_called_reset or env.autoreset.resets_within_step or not env.has_result:
-        return EnvFate.RESET
-    return EnvFate.TRUNCATE

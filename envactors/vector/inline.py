@@ -27,7 +27,7 @@ from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import EPISODE_LOST, NO_EPISODE, Episodes
-from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss, decide
+from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss
 from envactors.vector.last_results import LastResults
 from envactors.vector.options import VectorSettings
 from envactors.vector.requests import Selection
@@ -64,10 +64,10 @@ class _RunningRequests(InlineRequest):
     def fail(self, cause: Cause, error: BaseException, *, in_reset: bool = False, ended: bool = False) -> None:
         """Keep the failure of the current env, whose step may have ended the episode, until the others have run."""
         self._engine._other_requests[self.index] += 1
-        actor = self._engine._actor_by_env[self.index]
-        activity = Activity("reset" if in_reset else "step", self.index)
-        outcome, incarnation = ReadyOutcome(None, error), actor.process.incarnation
-        self.losses.append(RequestLoss(cause, outcome, incarnation, activity, actor.is_usable, ended_episode=ended))
+        incarnation = self._engine._actor_by_env[self.index].process.incarnation
+        where = incarnation, Activity("reset" if in_reset else "step", self.index)
+        loss = RequestLoss(cause, ReadyOutcome(None, error), *where, may_continue=True, ended_episode=in_reset or ended)
+        self.losses.append(loss)
 
     def find_context(self) -> ActorContext | None:
         return self._engine._hosted_envs[self.index].context
@@ -394,10 +394,8 @@ class InlineEngine(Engine):
             self._recover(running, loss)
         for index, future in zip(running.ids, futures, strict=False):
             error = self._pending_errors.pop(index, None)
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_outcome(ReadyOutcome(self._last.read(index, self._pending_infos.pop(index))))
+            step = self._last.read(index, self._pending_infos.pop(index)) if error is None else None
+            future.set_outcome(ReadyOutcome(step, error))
         self._running_requests.remove(running)
 
     def _recover(self, running: _RunningRequests, loss: RequestLoss) -> None:
@@ -409,28 +407,27 @@ class InlineEngine(Engine):
         attempts = sum(each.activity.env == index for each in running.losses)
         limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
         # Only of requests that have not begun it is asked whether they report a loss, and those are steps, which do.
-        facts = RequestFacts(loss.failed_in_reset, user_called_reset, reports_loss=True, has_earlier_error=attempts > 1)
+        facts = RequestFacts(user_called_reset, attempts > 1, loss.activity.method == "reset", reports_loss=True)
         # In-process, the restart policy limits only how often a reset is repeated.
         loss = loss._replace(may_continue=actor.is_usable and attempts <= max(1, limit))
-        decision = decide(loss, facts, self.episodes.facts(index))
-        self.episodes.apply(index, decision)
+        decision = self.episodes.decide(index, loss, facts)
         if decision.replaces_process:  # unless another failure has done so
             described = loss.activity, loss.incarnation, actor.pid, error, safe_repr(error)
             actor.discard(loss.incarnation, functools.partial(actor.errors.discarded, *described))
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
-            self._last.truncate(index, keeps_reward=False)
+            self._last.truncate(index)
             self._last.incarnations[index] = actor.process.incarnation
             self._pending_infos[index] = {"failure": error}
         else:
             assert decision.fate is EnvFate.RESET, "nothing is replayed in-process"
             last = None if user_called_reset else self.read_last(index)
-            if self._run_reset(running, index, keeps_seed=decision.repeats_reset):
-                before = None if last is None else (last.obs, last.info)
+            if self._run_reset(running, index, keeps_seed=not decision.changes_seed):
+                before = last and (last.obs, last.info)
                 self._pending_infos[index] = failure_info(self._pending_infos[index], error, before)
                 if not user_called_reset:
-                    self._last.truncate(index, keeps_reward=True)
+                    self._last.truncate(index)
 
     # Delivering ------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from envactors.errors import SerializationError
 from envactors.mailbox.messages import Description
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import slice_of
-from envactors.mailbox.specs import OBJECT, ArraySpec, Spec, zeros
+from envactors.mailbox.specs import OBJECT, ArraySpec, Spec, flatten, leaves, unflatten, zeros
 from envactors.vector.requests import Selection
 from envactors.vector.results import Batch, EnvStep
 
@@ -65,12 +65,10 @@ class LastResults:
         self._observations[index] = obs
         return info
 
-    def truncate(self, index: int, *, keeps_reward: bool) -> None:
-        """Make the last result the answer to a failed step; ``keeps_reward`` keeps its reward and ``terminated``."""
-        self._truncated[index] = True
-        if not keeps_reward:
-            self._terminated[index] = False
-            self._rewards[index] = self._no_reward
+    def truncate(self, index: int) -> None:
+        """Make the last result, which may be that of a reset, the answer to a failed step."""
+        self._terminated[index], self._truncated[index] = False, True
+        self._rewards[index] = self._no_reward
 
     def info(self, index: int) -> Any:
         """Return a copy of the info of an env; an empty one if infos are not kept."""
@@ -95,47 +93,35 @@ class LastResults:
         return _read(self._observations, slice_of(envs))
 
 
-class _Objects:
-    """Column of values that are no arrays."""
+class _Columns:
+    """Column of values that are no single arrays: an array per leaf, with the objects of leaves that are no arrays."""
 
-    def __init__(self, count: int) -> None:
-        self._values = np.empty(count, object)
-
-    def prepare(self, value: Any) -> Any:
-        return copy_value(value)
-
-    def __setitem__(self, index: int, prepared: Any) -> None:
-        self._values[index] = prepared
-
-    def read(self, at: Any) -> Any:
-        values = self._values[at]
-        return copy_value(values if isinstance(at, int) else values.tolist())
-
-
-class _Nest:
-    """Column of dicts or tuples, in one column for each key or position."""
-
-    def __init__(self, spec: Any, count: int) -> None:
-        self._is_dict = isinstance(spec, dict)
-        self._parts = [(key, _column_of(spec[key], count)) for key in (spec if self._is_dict else range(len(spec)))]
+    def __init__(self, spec: Spec, count: int) -> None:
+        self._spec = spec
+        self._arrays = [_array_of(leaf, count) for leaf in leaves(spec)]
 
     def prepare(self, value: Any) -> list[Any]:
-        return [_prepare(part, value[key]) for key, part in self._parts]
+        pairs = zip(self._arrays, flatten(self._spec, value), strict=True)
+        return [copy_value(leaf) if array.dtype == object else leaf for array, leaf in pairs]
 
     def __setitem__(self, index: int, prepared: list[Any]) -> None:
-        for (_, part), content in zip(self._parts, prepared, strict=True):
-            part[index] = content
+        for array, leaf in zip(self._arrays, prepared, strict=True):
+            array[index] = leaf
 
     def read(self, at: Any) -> Any:
-        values = [(key, _read(part, at)) for key, part in self._parts]
-        return dict(values) if self._is_dict else tuple(value for _, value in values)
+        is_one = isinstance(at, int)
+        parts = (array[at] if array.dtype != object or is_one else array[at].tolist() for array in self._arrays)
+        return unflatten(self._spec, map(copy_value, parts))
 
 
 def _column_of(spec: Spec, count: int) -> Any:
     """Return memory for one value of a spec per env. Assign the result of `_prepare` to ``column[index]``."""
-    if not isinstance(spec, ArraySpec):
-        return _Nest(spec, count)
-    return np.zeros((count, *spec.shape), spec.dtype) if spec.batchable else _Objects(count)
+    return _array_of(spec, count) if isinstance(spec, ArraySpec) and spec.batchable else _Columns(spec, count)
+
+
+def _array_of(leaf: ArraySpec, count: int) -> npt.NDArray[Any]:
+    """Return memory for one leaf of a spec per env."""
+    return np.zeros((count, *leaf.shape), leaf.dtype) if leaf.batchable else np.empty(count, object)
 
 
 def _prepare(column: Any, value: Any) -> Any:

@@ -167,8 +167,7 @@ class PostedRows(Job):
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the row that an ended process was running, and the requests before it."""
-        posted = self._table.posted_request(culprit.env)
-        return self._recovery.step_inputs(culprit.env, posted, self._table.slab.actions)
+        return self._recovery.step_inputs(culprit.env, self._table.posted_request(culprit.env))
 
     def accept_completed(self, process: ActorProcess) -> Remainder:
         """Return the rows that an ended process has not completed."""

@@ -9,13 +9,13 @@ import numpy as np
 
 from envactors.actor.actor import Actor
 from envactors.actor.future import LazyOutcome, Outcome
-from envactors.mailbox.info_codec import decode, encode, join
+from envactors.mailbox.info_codec import decode, encode
 from envactors.mailbox.messages import Description
 from envactors.mailbox.pickling import try_to_read
 from envactors.mailbox.slab import BUFFER
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
 from envactors.vector.last_rows import TRUNCATED
-from envactors.vector.requests import EnvRequest, RowResult, Selection
+from envactors.vector.requests import RowResult, Selection
 from envactors.vector.results import Batch, EnvStep, failure_info
 from envactors.vector.table import EnvTable
 
@@ -105,16 +105,6 @@ class RowReader:
         """Unpickle the result in a complete row; for the errors see `read`."""
         return self.read(self.copy_row(index))
 
-    def copy_answer(self, index: int, request: EnvRequest) -> RowResult:
-        """Copy what the user gets for a request; a step may have been answered with the reset in the row."""
-        row, ended_step = self.copy_row(index), request.ended_step
-        if ended_step is None:
-            return row._replace(truncated=row.truncated or request.truncates_episode)
-        content = row.content
-        if ended_step.content is not None:  # env code may have overwritten the marker of its info
-            content = join(content, ended_step.content, takes_reward=self._layout.reward is None)
-        return ended_step._replace(leaves=row.leaves, content=content, incarnation=row.incarnation)
-
     def copy_last(self, index: int, *, has_info: bool = True) -> RowResult | None:
         """Copy the last result of an env; None if there is none.
 
@@ -180,25 +170,12 @@ class RowReader:
         others = iter(objects)
         leaves = [next(others, None) if leaf is None else leaf for leaf in row.leaves]
         obs = unflatten(self._layout.observation, iter(leaves))
+        if row.failure is not None:
+            error = row.failure.read()[1]
+            assert error is not None, "it is the error of a failed attempt"
+            before = None if row.before is None else self.read(row.before)
+            info = failure_info(info, error, before and (before.obs, before.info))
         return EnvStep(row.env_id, obs, reward, row.terminated, row.truncated, info, row.incarnation)
-
-    # Results that report an error -------------------------------------------------------------------------
-
-    def read_result(self, row: RowResult, request: EnvRequest, before: RowResult | None) -> EnvStep:
-        """Unpickle the result of a request, and add what the vector reports with it; for the errors see `read`.
-
-        Args:
-            row: The result, as `copy_answer` returns it.
-            request: The request, which may have an earlier error to report.
-            before: The result before it, if the request truncates its episode.
-        """
-        step = self.read(row)
-        if request.earlier_error is None:
-            return step
-        error = request.earlier_error.read()[1]
-        assert error is not None, "an earlier attempt has failed"
-        last = None if before is None else self.read(before)
-        return step._replace(info=failure_info(step.info, error, None if last is None else (last.obs, last.info)))
 
     def read_truncated(self, last: RowResult, error: Outcome) -> EnvStep:
         """Unpickle the answer to a failed step, of which `LastRows.truncate` has made the last result, with its error.

@@ -59,7 +59,7 @@ class EnvTable:
     """The state of all envs: their requests and rows, and in three parts their episodes, journals, and last results.
 
     Once the vector is built, only methods change it: those of this class, which change the parts, too, and those of the
-    parts. `EnvGroup`, `EnvRecovery`, `JournalKeeper`, restored snapshots, and rollouts call the latter directly.
+    parts. `EnvGroup`, `EnvRecovery`, restored snapshots, and rollouts call the latter directly.
     The memory of the rows has other writers, too: the caller writes actions, workers write results, and a rollout
     writes the last results of its envs at its end.
 
@@ -220,7 +220,8 @@ class EnvTable:
         op = self.ops[index]
         payload = self.request(index).payload if op & PAYLOAD else None
         seed = self._seeds[index] if op & (SEED | PAYLOAD) else None
-        return PostedRequest(op, seed, payload, self.attach.resets_within_step and not op & NO_AUTORESET)
+        resets_within_step = self.attach.resets_within_step and not op & NO_AUTORESET
+        return PostedRequest(op, seed, payload, resets_within_step, self.slab.actions)
 
     def reports_loss(self, index: int) -> bool:
         """Return whether the request of an env reports that its episode is lost, if it is.

@@ -227,6 +227,8 @@ class Checker:
         is_kept = failure is not None and bool(terminated)
         if is_kept and (truncated or not self.resets_later or model.token is None):
             raise Violation(f"an episode has ended, although the step has failed: {what}")
+        if failure is not None and model.token is not None and not (is_kept or truncated):
+            raise Violation(f"a step that has failed is not truncated: {what}")
         is_step = (failure is None or is_kept) and model.token is not None and not model.ended
         if reward != (model.token if is_step else 0):
             raise Violation(f"another reward, {reward}: {what}")

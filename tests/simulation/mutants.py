@@ -115,13 +115,13 @@ ENVS = "vector.env_group:EnvGroup."
 QUEUED_ROWS = "vector.env_group:QueuedRows."
 POSTED_ROWS = "vector.posted_rows:PostedRows."
 ENV_RECOVERY = "vector.env_recovery:EnvRecovery."
-KEEPER = "vector.journal_keeper:JournalKeeper."
 TABLE = "vector.table:EnvTable."
 LAST_ROWS = "vector.last_rows:LastRows."
 ENGINE = "vector.engine:RowEngine."
 WAITING = "vector.waiting:ResultWaiters."
 EPISODES = "vector.episodes:Episodes."
 FATES = "vector.fates:"
+RESET_ANSWER = "vector.requests:ResetAnswer."
 JOURNAL = "replay:Journal."
 
 MUTANTS = [
@@ -209,7 +209,7 @@ MUTANTS = [
     Mutant(ENVS + "queue_new", "if self._is_renewal_due(ids):", "if False:", RENEWS),
     Mutant(TABLE + "set_idle", "self.last.keep(index)", "pass", LAST),
     Mutant(POSTED_ROWS + "_find_culprit", "return running", "return rows[-1]", BLAMES),
-    Mutant(KEEPER + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
+    Mutant(ENV_RECOVERY + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.set_idle([index])", "pass", INTERRUPTS),
     Mutant(QUEUED_ROWS + "ids", " and queued_in[index] is self", "", ORDER),
     Mutant(QUEUED_ROWS + "fail", "self.ids]", "()]", HANGS),
@@ -217,7 +217,7 @@ MUTANTS = [
     Mutant(ENVS + "collect_completed", "self.recover(losses)", "pass", HANGS),
     Mutant(TABLE + "begin_process", "self.waiters.on_process_change()", "pass", HANGS),
     Mutant(
-        KEEPER + "record_call",
+        ENVS + "on_call",
         "table.journal(index).record_call(kind, bytes(payload), failed=failed)",
         "pass",
         REPLAYS,
@@ -240,21 +240,18 @@ MUTANTS = [
     Mutant(EPISODES + "_await_reset", "self.autoreset.resets_next_step", "False", STATES),
     Mutant(EPISODES + "end_without_result", "(0 if resets_next else NEEDS_RESET)", "0", LOSSES),
     Mutant(EPISODES + "advance", "self.numbers[index] += 1", "pass", SEEDS),
-    Mutant(FATES + "choose_fate", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
-    Mutant(
-        FATES + "choose_fate",
-        "not request.reports_loss or request.can_replay",
-        "True",
-        LOSSES,
-    ),
+    Mutant(FATES + "decide", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
+    Mutant(FATES + "decide", "request.can_replay or not request.reports_loss", "True", LOSSES),
     Mutant(ENV_RECOVERY + "end_attempt", "journal.count_crash()", "pass", "no third time"),
     Mutant(
         ENV_RECOVERY + "end_attempt",
-        "posted.resets_within_step and (loss.failed_in_reset or loss.ended_episode)",
+        "(posted.resets_within_step and loss.ended_episode)",
         "False",
         SEEDS,
     ),
-    Mutant(ENV_RECOVERY + "resolve_or_retry", "earlier_error=outcome", "earlier_error=None", LOSSES),
+    Mutant(ENV_RECOVERY + "_request_reset", "answer._replace(error=error)", "answer", LOSSES),
+    Mutant(RESET_ANSWER + "complete", "truncated=self.truncates", "truncated=False", LOSSES),
+    Mutant(RESET_ANSWER + "complete", "step._replace(leaves=reset.leaves, ", "step._replace(", MIXES),
     Mutant(EPISODES + "on_process_lost", "EPISODE_LOST if self.state(index) == EPISODE_RUNS else 0", "0", LOSSES),
     Mutant(EPISODES + "resume", "| UNRESET | RETIRING", "| RETIRING", SEEDS),
     Mutant(EPISODES + "seed_of_reset", "and incarnation > 0", "and False", SEEDS),

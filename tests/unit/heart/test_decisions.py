@@ -16,7 +16,7 @@ from envactors.actor.job import ProcessExit, Remainder
 from envactors.actor.jobs import Call
 from envactors.actor.states import EndReason
 from envactors.mailbox.messages import Kind
-from envactors.vector.fates import Cause, EnvFacts, EnvFate, RequestFacts, RequestLoss, choose_fate
+from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss, decide
 from envactors.vector.options import AUTORESETS
 
 
@@ -74,9 +74,7 @@ def test_the_delay_of_a_restart(policy, granted, expected):
     assert restart_delay(ea.RestartPolicy(**policy), granted, 100.0) == expected
 
 
-ENV = EnvFacts(on_failure="raise", autoreset=AUTORESETS["next_step"], autoreset_was_due=False, has_result=True)
-REQUEST = RequestFacts(may_blame_seed=False, user_called_reset=False, reports_loss=True, has_earlier_error=False)
-RESET = Activity("reset", 0, 17)
+REQUEST = RequestFacts(user_called_reset=False, is_retry=False, ran_reset=False, reports_loss=True)
 LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity("step", 0, 17), may_continue=True)
 
 
@@ -86,13 +84,12 @@ LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity(
         ({}, EnvFate.FAIL),
         ({"may_continue": False, "on_failure": "renew"}, EnvFate.FAIL),
         ({"cause": Cause.ERROR}, EnvFate.REPORT),
-        ({"cause": Cause.ERROR, "activity": RESET}, EnvFate.FAIL),
         ({"cause": Cause.ERROR, "ended_episode": True}, EnvFate.FAIL),
         ({"cause": Cause.NOT_BEGUN}, EnvFate.FAIL),
         ({"cause": Cause.NOT_BEGUN, "reports_loss": False}, EnvFate.REDO),
         ({"on_failure": "renew"}, EnvFate.TRUNCATE),
         ({"on_failure": "renew", "has_result": False}, EnvFate.RESET),
-        ({"on_failure": "renew", "user_called_reset": True, "activity": RESET}, EnvFate.RESET),
+        ({"on_failure": "renew", "user_called_reset": True}, EnvFate.RESET),
         ({"on_failure": "renew", "autoreset": AUTORESETS["same_step"]}, EnvFate.RESET),
         ({"on_failure": "renew", "autoreset": AUTORESETS["disabled"]}, EnvFate.TRUNCATE),
         ({"on_failure": "renew", "cause": Cause.ERROR}, EnvFate.TRUNCATE),
@@ -105,10 +102,9 @@ LOSS = RequestLoss(Cause.RUNNING, ReadyOutcome(None, ValueError()), 0, Activity(
     ],
 )
 def test_a_failed_request(changes, expected):
-    changes = dict(changes)
+    changes = {"on_failure": "raise", "autoreset": AUTORESETS["next_step"], "has_result": True, **changes}
     facts = [
         each._replace(**{name: changes.pop(name) for name in each._fields if name in changes})
-        for each in (LOSS, REQUEST, ENV)
+        for each in (LOSS, REQUEST)
     ]
-    assert not changes
-    assert choose_fate(*facts) is expected
+    assert decide(*facts, **changes).fate is expected

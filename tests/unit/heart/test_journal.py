@@ -71,7 +71,7 @@ def test_attributes_survive_what_is_forgotten():
 
 def test_the_same_inputs_are_not_tried_a_third_time():
     journal = Journal(0, 100)
-    step = PostedRequest(0, None, None, resets_within_step=False)
+    step = PostedRequest(0, None, None, resets_within_step=False, actions=())
     assert not journal.can_retry(step)
     journal.begin(7, check=0)
     assert journal.can_retry(step)

@@ -799,6 +799,19 @@ def test_a_renewal_revives_a_dead_actor(stages):
     assert stage.reset(seed=1)[0].tolist() == [[0, -1, 1]]
 
 
+def test_after_an_abort_of_a_failed_step_that_waits_for_the_next_process_the_next_step_resets(stages):
+    stage = stages(1, on_failure="renew", autoreset="same_step", restart=ea.RestartPolicy(max_restarts=9, backoff=0.5))
+    (future,) = stage.envs.submit([1])
+    stage.worker().begin_row(0)
+    stage.crash()
+    assert future.abort()
+    stage.run()
+    assert future.exception(SOON).aborted
+    assert stage.step([1])[1:] == ([0], [False], [False], [{}])
+    assert stage.step([2])[0][0].tolist()[:2] == [1, 2]
+    stage.check()
+
+
 def test_rows_wait_for_a_process_that_starts_after_a_delay(stages):
     stage = stages(1, restart=ea.RestartPolicy(max_restarts=9, backoff=0.5))
     stage.crash()

@@ -15,7 +15,7 @@ from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, 
 from envactors.mailbox.specs import ArraySpec
 from envactors.options import Deadlines
 from envactors.vector.episodes import NEEDS_RESET, RETIRING, SEEDED, Episodes
-from envactors.vector.requests import EnvRequest, Selection
+from envactors.vector.requests import EnvRequest, ResetAnswer, Selection
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable
 
 COUNT = 3
@@ -159,7 +159,7 @@ def test_queued_envs_ring_for_each_result(table):
 
 
 def test_a_request_that_waits_for_its_first_post_has_no_operation_of_an_earlier_one(table):
-    table.requests[1] = EnvRequest("reset", True)
+    table.requests[1] = EnvRequest("reset")
     table.write_requests(some(1), 5, False)
     table.set_idle([1])
     table.queue([1], is_new=True)
@@ -168,13 +168,13 @@ def test_a_request_that_waits_for_its_first_post_has_no_operation_of_an_earlier_
 
 
 def test_only_a_result_becomes_the_last_one(table):
-    for request, call_id in ((EnvRequest("reset", True), 5), (EnvRequest("step"), 6)):
+    for request, call_id in ((EnvRequest("reset"), 5), (EnvRequest("step"), 6)):
         table.requests[1] = request
         table.write_requests(some(1), call_id, False)
         table.record_outcome(1, ReadyOutcome(None, ValueError()))
         table.set_idle([1])
         assert (table.last.are_first(1), table.last.buffers(1)) == (False, 0)
-    table.requests[1] = EnvRequest("reset", True)
+    table.requests[1] = EnvRequest("reset")
     table.write_requests(some(1), 7, False)
     complete(table, 1)
     table.record_outcome(1, None)
@@ -208,25 +208,25 @@ def test_a_request_that_streams_wants_the_time_of_its_result(table):
 
 
 def test_a_reset_without_a_seed(table):
-    assert post_one(table, EnvRequest("reset", True)) == (BUFFER | RESET, None)
+    assert post_one(table, EnvRequest("reset")) == (BUFFER | RESET, None)
     assert table.posted_request(1).seed is None
 
 
 def test_a_reset_with_a_seed(table):
-    assert post_one(table, EnvRequest("reset", True, seed=9)) == (BUFFER | RESET | SEED, None)
+    assert post_one(table, EnvRequest("reset", seed=9)) == (BUFFER | RESET | SEED, None)
     assert table.slab.seeds[1] == 9
     assert table.posted_request(1).seed == 9
 
 
 def test_a_reset_with_a_large_seed_travels_as_a_payload(table):
-    op, payload = post_one(table, EnvRequest("reset", True, seed=LARGE_SEED))
+    op, payload = post_one(table, EnvRequest("reset", seed=LARGE_SEED))
     assert op == BUFFER | RESET | PAYLOAD
     assert loads(payload) == (LARGE_SEED, None)
     assert table.posted_request(1).seed == LARGE_SEED
 
 
 def test_options_of_a_reset_travel_as_a_payload(table):
-    op, payload = post_one(table, EnvRequest("reset", True, seed=9, payload=b"pickled"))
+    op, payload = post_one(table, EnvRequest("reset", seed=9, payload=b"pickled"))
     assert op == BUFFER | RESET | SEED | PAYLOAD
     assert loads(payload)[0] is None
     assert loads(payload)[1].content == b"pickled"
@@ -272,9 +272,8 @@ def test_plain_envs(table):
         (None, False, True),
         (None, True, False),
         (EnvRequest("step"), False, True),
-        (EnvRequest("reset", True), False, False),
-        (EnvRequest("step", True, earlier_error=ValueError()), False, False),
-        (EnvRequest("step", True, ended_step=ReadyOutcome(None)), False, False),
+        (EnvRequest("reset"), False, False),
+        (EnvRequest("step", answer=ResetAnswer(None, truncates=True)), False, False),
     ],
 )
 def test_which_requests_need_the_episode(table, request_, resets_next, expected):
