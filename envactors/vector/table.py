@@ -59,9 +59,9 @@ class EnvTable:
     """The state of all envs: their requests and rows, and in three parts their episodes, journals, and last results.
 
     Once the vector is built, only methods change it: those of this class, which change the parts, too, and those of the
-    parts. `EnvGroup`, `EnvRecovery`, restored snapshots, and rollouts call the latter directly.
-    The memory of the rows has other writers, too: the caller writes actions, workers write results, and a rollout
-    writes the last results of its envs at its end.
+    parts. `EnvGroup`, `EnvRecovery`, restored snapshots, and rollouts call the latter directly. The memory of the rows
+    has other writers, too: the caller writes actions, workers write results, and a rollout writes the last results of
+    its envs at its end.
 
     Callers hold the lock, except to read facts that they check again under the lock. Between changes this holds:
 
