@@ -250,7 +250,7 @@ def lines_with(caplog, text):
 )
 def test_the_log_shows_where_the_env_was_when_its_process_was_lost(action, kind, evidence, caplog, monkeypatch):
     # A worker on a busy machine may not run for 0.2 s.
-    monkeypatch.setattr("envactors.actor.supervisor._STACKS_GRACE", 1.0)
+    monkeypatch.setattr("envactors.actor.actor._STACKS_GRACE", 1.0)
     restart = ea.RestartPolicy(max_restarts=9, backoff=0.2)
     options = {"on_failure": "renew", "deadlines": ea.Deadlines(step=0.5), "restart": restart}
     with ea.VectorEnv([Failing], **options) as envs:
