@@ -155,6 +155,7 @@ class Agent:
 def main() -> None:
     """Run an agent; see the module."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     orders = AgentOrders.from_json(sys.stdin.readline())
     orders.check_encryption()
     tls = None if orders.certificates is None else make_server_context(orders.certificates)

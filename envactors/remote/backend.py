@@ -117,16 +117,15 @@ class RemoteBackend(Backend):
     def begin_use(self, use: RemoteUse, runtime: Runtime) -> None:
         """Start the agents, unless they were started for another actor."""
         with self._lock:
-            if self._session is not None and self._session.runtime is not runtime:  # this process is a fork
-                self._session, self._stop, self._uses = None, None, set()
-            self._uses.add(use)
-            if self._session is None:
+            if self._session is None or self._session.runtime is not runtime:  # None, or that of the parent of a fork
+                self._uses, self._stop = {use}, None
                 self._session = Session(self.envs_per_node, self._options.lease, runtime)
                 try:
                     self._stop = self.launcher.start(self._options, self._session)
                 except BaseException:  # there is no cluster; the next actor tries again
                     self._end()
                     raise
+            self._uses.add(use)
 
     def start_worker(
         self, name: str, env_vars: Mapping[str, str], memory: MirroredMemory | None, envs: int

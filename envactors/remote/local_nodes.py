@@ -34,7 +34,7 @@ class LocalNodes(Launcher):
         if type(count) is not int or not 1 <= count <= 200:
             raise ValueError(f"count is {count!r}: expected an int from 1 to 200")
         self.count = count
-        self.agents: dict[str, subprocess.Popen[str]] = {}
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
         # Starts another agent; None while no actor uses the nodes.
         self._start_next: Callable[[], None] | None = None
 
@@ -71,7 +71,7 @@ class LocalNodes(Launcher):
         self._start_next()
 
     def _start(
-        self, number: int, options: AgentOptions, nodes: NodeRegistry, agents: dict[str, subprocess.Popen[str]]
+        self, number: int, options: AgentOptions, nodes: NodeRegistry, agents: dict[str, subprocess.Popen[bytes]]
     ) -> None:
         name = f"local-{number}"
         host = f"127.0.0.{2 + number % _ADDRESSES}"
@@ -94,7 +94,7 @@ class LocalNodes(Launcher):
         """Return how many cores all nodes share; see `envactors.remote.launching.Launcher`."""
         return usable_cores()
 
-    def _stop(self, agents: dict[str, subprocess.Popen[str]]) -> None:
+    def _stop(self, agents: dict[str, subprocess.Popen[bytes]]) -> None:
         """End these agents, which one call of `start` has started."""
         if agents is self.agents:
             self._start_next = None

@@ -57,10 +57,9 @@ class Session(NodeRegistry):
         threading.Thread(target=self._join, args=(address,), name="envactors-joining", daemon=True).start()
 
     def refuse_node(self, name: str, reason: str) -> None:
-        """Record why a node cannot be used, unless its agent was told to end."""
-        if self._ended:
-            return
-        log_node(self.runtime, logging.WARNING, name, "node %s cannot be used: %s", name, reason)
+        """Record why a node cannot be used; log it, unless its agent was told to end."""
+        if not self._ended:
+            log_node(self.runtime, logging.WARNING, name, "node %s cannot be used: %s", name, reason)
         with self._lock:
             self._refusals[name] = reason
         self._count_expected()

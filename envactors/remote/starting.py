@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from envactors.remote.tls import Certificates
-from envactors.system.interpreters import no_fork, python_command
+from envactors.system.interpreters import python_command, start_blocked
 from envactors.system.sockets import sigpipe_blocked
 
 # How long agents may take to end after they were told to, in seconds.
@@ -70,7 +70,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def start_agent(orders: AgentOrders) -> subprocess.Popen[str]:
+def start_agent(orders: AgentOrders) -> subprocess.Popen[bytes]:
     """Start an agent with this process's path; it ends with this process, or when its standard input is closed.
 
     Raises:
@@ -81,16 +81,15 @@ def start_agent(orders: AgentOrders) -> subprocess.Popen[str]:
     # The secret goes through the pipe, since all users of the machine can read command lines.
     command = python_command("envactors.remote.agent", "main", {}, None)
     line = json.dumps(orders._asdict(), default=os.fspath) + "\n"
-    with no_fork:
-        agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    agent = start_blocked(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert agent.stdin is not None, "a pipe"
     with sigpipe_blocked(), contextlib.suppress(BrokenPipeError):  # `read_port` reports it
-        agent.stdin.write(line)
+        agent.stdin.write(line.encode())
         agent.stdin.flush()
     return agent
 
 
-def read_port(agent: subprocess.Popen[str]) -> int:
+def read_port(agent: subprocess.Popen[bytes]) -> int:
     """Wait until an agent listens, and return its port.
 
     Raises:
@@ -104,7 +103,7 @@ def read_port(agent: subprocess.Popen[str]) -> int:
     return int(json.loads(line)["port"])
 
 
-def end_agents(agents: Collection[subprocess.Popen[str]]) -> None:
+def end_agents(agents: Collection[subprocess.Popen[bytes]]) -> None:
     """End agents with their workers, and reap them."""
     for agent in agents:
         assert agent.stdin is not None, "a pipe"

@@ -37,15 +37,20 @@ os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, aft
 def start_python(
     module: str, function: str, boot: dict[str, Any], fds: Sequence[int], env: Mapping[str, str], python: str | None
 ) -> subprocess.Popen[bytes]:
-    """Start a fresh interpreter with this environment, which runs a function; see `python_command`.
-
-    The function has to unblock signals: until it can handle them, all are blocked.
-    """
+    """Start a fresh interpreter with this environment, which runs a function; see `python_command`, `start_blocked`."""
     command = python_command(module, function, boot, python)
+    return start_blocked(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=env)
+
+
+def start_blocked(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process with these options of `subprocess.Popen`.
+
+    It has to unblock signals: until it can handle them, all are blocked.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with no_fork:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=env)  # noqa: S603 # its own code
+            return subprocess.Popen(command, **options)  # noqa: S603 # its own code
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import textwrap
@@ -26,6 +27,13 @@ def test_an_agent_without_a_caller_ends_when_its_pipe_is_closed():
     assert read_port(agent) > 0
     agent.stdin.close()
     assert agent.wait(SOON) == 0
+
+
+def test_ctrl_c_does_not_end_an_agent_that_is_starting():
+    agent = start_agent(orders())
+    agent.send_signal(signal.SIGINT)
+    assert read_port(agent) > 0
+    end_agents([agent])
 
 
 def test_an_agent_ends_with_the_process_that_started_it():

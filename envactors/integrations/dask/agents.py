@@ -58,7 +58,7 @@ class AgentHost:
         inproc = worker.address.startswith("inproc:")
         self._host = "127.0.0.1" if inproc else get_address_host(worker.address)
         self._lock = threading.Lock()
-        self._agent: subprocess.Popen[str] | None = None
+        self._agent: subprocess.Popen[bytes] | None = None
         self._is_ending = False
 
     def start(self) -> None:
@@ -77,7 +77,7 @@ class AgentHost:
         if self._agent is not None:
             end_agents([self._agent])
 
-    def _start_agent(self) -> subprocess.Popen[str] | None:
+    def _start_agent(self) -> subprocess.Popen[bytes] | None:
         """Start and return an agent; None if this host ends, or if that fails, which is reported."""
         with self._lock:
             if self._is_ending:
@@ -89,7 +89,7 @@ class AgentHost:
                 return None
             return self._agent
 
-    def _watch(self, agent: subprocess.Popen[str] | None) -> None:
+    def _watch(self, agent: subprocess.Popen[bytes] | None) -> None:
         """Report where the agent listens, and replace it when it ends unless nobody needs it."""
         while agent is not None:
             try:
