@@ -16,7 +16,7 @@ import numpy.typing as npt
 from envactors.actor.activity import Activity
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, Caller, public_name
-from envactors.errors import AlreadyPendingError, NothingPendingError
+from envactors.errors import AlreadyPendingError, NothingPendingError, VectorInputError
 from envactors.mailbox import messages
 from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import safe_repr
@@ -179,12 +179,25 @@ class VectorAccess:
             return step()
         except AlreadyPendingError:
             self.discard_interrupted(env_ids)
+        except VectorInputError:
+            if not self._find_interrupted():
+                raise
+            self.discard_interrupted(env_ids)
         return step()
 
     def discard_interrupted(self, env_ids: list[int] | None = None) -> None:
-        """Discard the results of a step that Ctrl-C or another exception has interrupted, with a warning."""
+        """Discard the results of a step that Ctrl-C or another exception has interrupted, with a warning.
+
+        Envs whose episodes have ended, since the exception came in the middle of a change of their state, are reset.
+        """
         warn_of_interrupted()
         self.discard(env_ids)
+        if lost := self._find_interrupted():
+            self._envs.reset(env_ids=lost)
+
+    def _find_interrupted(self) -> list[int]:
+        episodes = self._envs._engine.episodes
+        return [index for index in range(self._envs.num_envs) if episodes.was_interrupted(index)]
 
     def finish_step(self, timeout: float | None = None) -> StepResults:
         """Wait for a step of all envs and return its results as `VectorEnv.step` does.
@@ -204,7 +217,8 @@ class VectorAccess:
 
     def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
         """Start steps with one unchecked and unconverted action per env. `gather` delivers their results."""
-        self._envs._engine.start_steps(self._envs._select(env_ids), actions, streams=True, check_actions=False)
+        envs, start = self._envs._select(env_ids), self._envs._engine.start_steps
+        self.retry_interrupted(lambda: start(envs, actions, streams=True, check_actions=False), env_ids)
 
     def start_calls(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ActorFuture[Any]]:
         """Start to call a method of each env, or to read an attribute that is not a method.

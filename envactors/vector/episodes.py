@@ -42,11 +42,13 @@ _STATE: Final = 3
 #                 says so                                 `record_sequence`; `resume`, `restore`
 # SEEDED          `seed_episodes`                         nothing
 # NO_RESULT       at first                                a result, `restore` with a last result
+# INTERRUPTED     `on_interrupt`                          a result, `end_without_result`, `restore`
 NEEDS_RESET: Final = 4  # the user has to reset it
 UNRESET: Final = 8  # it was not reset yet in its current process
 RETIRING: Final = 16  # its process is to be replaced before its next episode; has no effect on one that is `UNRESET`
 SEEDED: Final = 32  # each of its resets gets a seed
 NO_RESULT: Final = 64  # it has not returned anything yet
+INTERRUPTED: Final = 128  # an interrupted change has ended its episode
 
 
 class Episodes:
@@ -106,7 +108,12 @@ class Episodes:
         if self.flags != self.no_flags:
             for index in ids:
                 if self.flags[index] & NEEDS_RESET:
-                    raise VectorInputError(f"env {index} needs a reset first: call reset(env_ids=[{index}])")
+                    reason = ", since a change of its state was interrupted" if self.was_interrupted(index) else ""
+                    raise VectorInputError(f"env {index} needs a reset first{reason}: call reset(env_ids=[{index}])")
+
+    def was_interrupted(self, index: int) -> bool:
+        """Return whether an interrupted change has ended the episode of an env, so that it needs a reset."""
+        return bool(self.flags[index] & INTERRUPTED)
 
     def has_result(self, index: int) -> bool:
         """Return whether an env has returned anything yet."""
@@ -175,7 +182,9 @@ class Episodes:
             ends: For each result, 1 if it ended an episode, else 0.
             resets: For each result, 1 if it was that of a reset, rather than a step.
         """
-        self.flags[index] &= ~(_STATE | NEEDS_RESET | NO_RESULT | (UNRESET | RETIRING if 1 in resets else 0))
+        self.flags[index] &= ~(
+            _STATE | NEEDS_RESET | NO_RESULT | INTERRUPTED | (UNRESET | RETIRING if 1 in resets else 0)
+        )
         self.resets_next[index] = False
         for _ in range(resets.count(1)):
             self.advance(index)
@@ -226,7 +235,7 @@ class Episodes:
 
     def end_without_result(self, index: int, *, resets_next: bool = False) -> None:
         """End an episode without a result. If the env's next step does not reset it, the user has to."""
-        kept = self.flags[index] & ~(_STATE | NEEDS_RESET)
+        kept = self.flags[index] & ~(_STATE | NEEDS_RESET | INTERRUPTED)
         self.flags[index] = kept | NO_EPISODE | (0 if resets_next else NEEDS_RESET)
         self.resets_next[index] = resets_next
 
@@ -246,6 +255,12 @@ class Episodes:
     def on_process_lost(self, index: int) -> None:
         """Record that the process of an env has ended, and with it the episode."""
         self.flags[index] |= UNRESET | (EPISODE_LOST if self.state(index) == EPISODE_RUNS else 0)
+
+    def on_interrupt(self, index: int) -> None:
+        """Record that an interrupted change has cost an env its episode, and its process."""
+        self.end_without_result(index)
+        self.on_process_lost(index)
+        self.flags[index] |= INTERRUPTED
 
     def resume(self, index: int) -> None:
         """Record that a replay has brought an env back to where it was, in a process that is not due to retire."""
@@ -268,7 +283,7 @@ class Episodes:
             self.root_seeds[index], self.numbers[index] = root_seed, number
             if self.flags[index] & SEEDED:
                 self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed
-        self.flags[index] &= ~(_STATE | NEEDS_RESET | UNRESET | RETIRING)
+        self.flags[index] &= ~(_STATE | NEEDS_RESET | UNRESET | RETIRING | INTERRUPTED)
         if snapshot.last is not None:
             self.flags[index] &= ~NO_RESULT
         # The vector of the snapshot may have had another ``autoreset``.

@@ -472,9 +472,9 @@ class EnvTable:
         self.journal(index).forget()
 
     def clear(self, index: int) -> None:
-        """Make an env idle, whatever its state. It needs a reset, which another process will run."""
+        """Make an env idle after an interrupted change. It needs a reset, which another process will run."""
         self.overdue.discard(index)
         self.status[index] = IDLE  # its row may have only a part of a result
         self.set_idle([index])
-        self.lose_episode(index)
-        self.episodes.on_process_lost(index)
+        self.episodes.on_interrupt(index)
+        self.journal(index).forget()

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from alfenvs import AlfEnv
 from helpers import FORK_SERVER, SOON
-from interrupting import UNCOVERED
+from interrupting import UNCOVERED, interrupt
 from pettingzoo import ParallelEnv
 
 import envactors as ea
@@ -349,6 +349,24 @@ def test_step_continues_after_an_exception_at_any_line_of_a_step(kind, backend):
             if not went_on:
                 break
         assert at > 3
+    finally:
+        driver.envs.close()
+
+
+@pytest.mark.parametrize("kind", [Gymnasium, StableBaselines, TorchRL, PettingZoo, Ding, Alf, Tianshou])
+def test_step_continues_after_an_exception_in_the_middle_of_a_change(kind):
+    """The processes are replaced then, and the envs begin new episodes."""
+    driver = kind(FORK_SERVER)
+    try:
+        driver.reset(0)
+        for number in itertools.count(step=5):
+            if interrupt(driver.step, number, only={"write_requests", "deliver_rows"}) is None:
+                break
+            with pytest.warns(UserWarning, match="interrupted") as caught:
+                assert driver.step()[:, 1].tolist() == [1, 1], number
+            assert len(caught) == 1
+            assert driver.step()[:, 1].tolist() == [2, 2], number
+        assert number > 15
     finally:
         driver.envs.close()
 

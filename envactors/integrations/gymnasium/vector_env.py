@@ -27,6 +27,7 @@ from envactors.errors import (
     AlreadyPendingError,
     RestartsExhaustedError,
     SpaceMismatchError,
+    VectorInputError,
     VectorStepError,
     raised_by_user_code,
 )
@@ -281,9 +282,9 @@ class ActorVectorEnv(BoundToProcess, gymnasium.vector.VectorEnv[Any, Any, Any]):
         try:
             try:
                 result = self.vector.step(actions)
-            except AlreadyPendingError:
+            except (AlreadyPendingError, VectorInputError):
                 self._pending.discard_late_results(None, "step")
-                result = self.vector.step(actions)
+                result = self._access.step(actions)
         except VectorStepError as error:
             failure = error
         else:
