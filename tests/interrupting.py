@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dis
 import functools
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -78,6 +79,7 @@ def interrupt(function, number, *, only=None, signum=None):
         return trace
 
     outer = sys.gettrace()
+    gc.disable()  # a collection would run the finalizers of what earlier calls have left, at any line
     sys.settrace(trace)
     try:
         function()
@@ -87,6 +89,7 @@ def interrupt(function, number, *, only=None, signum=None):
             raise
     finally:
         sys.settrace(outer)
+        gc.enable()
         before_in.clear()
     return where
 
