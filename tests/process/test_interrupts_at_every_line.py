@@ -31,7 +31,7 @@ FOLDERS = (
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0)
 # Every line is tried by `-m slow`; otherwise each call has this many lines between two tries, other ones in each of its
 # variants. `tests/unit/heart/test_env_group.py` tries steps closer together, without processes.
-STRIDE = 11
+STRIDE = 20
 
 
 class Hit(Exception):
@@ -188,7 +188,7 @@ def run_at_lines(call, envs, lines, counter):
 @pytest.mark.parametrize("packed", [1, 2])
 @pytest.mark.parametrize("call", CALLS)
 def test_an_exception_at_some_lines(call, packed, with_thread):
-    start = 1 + 3 * (2 * (packed - 1) + with_thread)
+    start = 1 + STRIDE // 4 * (2 * (packed - 1) + with_thread)
     check_lines(call, packed, with_thread, range(start, 10_000, STRIDE))
 
 
@@ -318,7 +318,7 @@ POOL_CALLS = {
 
 @pytest.mark.parametrize("call", POOL_CALLS)
 def test_an_exception_at_some_lines_of_an_executor(call):
-    check_executor(call, range(1, 10_000, 5))
+    check_executor(call, range(1, 10_000, 9))
 
 
 @pytest.mark.slow
@@ -357,7 +357,7 @@ def test_an_exception_at_some_lines_of_a_rollout():
     with ea.VectorEnv([Env] * 2, restart=ALWAYS, backend=FORK_SERVER) as envs:
         check_works(envs, counter)
         envs.set_policy(lambda: lambda obs, context: np.zeros(len(obs), np.int64))
-        for at in range(1, 10_000, 7):
+        for at in range(1, 10_000, 13):
             with contextlib.suppress(ea.EnvActorsError):
                 if not interrupted(lambda: envs.rollout(3, timeout=SOON), at):
                     break
