@@ -30,7 +30,7 @@ from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.episodes import EPISODE_LOST, EPISODE_RUNS
 from envactors.vector.fates import RequestLoss
 from envactors.vector.posted_rows import PostedRows, post_rows
-from envactors.vector.recycling import Recycler
+from envactors.vector.recycling import NODE_DRAINS, Recycler
 from envactors.vector.requests import EnvRequest, ResetAnswer, Selection
 from envactors.vector.rows import RowReader
 from envactors.vector.table import POSTED, QUEUED, EnvTable
@@ -128,24 +128,26 @@ class EnvGroup(Tenant):
     def queue_new(self, ids: list[int]) -> None:
         """Queue envs with new requests, behind a renewal of the process if that is due."""
         self.table.queue(ids, is_new=True)
-        if self._is_renewal_due(ids):
-            self.actor.jobs.enqueue(Renewal(reason=self.recycler.reason))
+        if reason := self._renewal_reason(ids):
+            self.actor.jobs.enqueue(Renewal(reason=reason))
         self.recovery.answer_lost_episodes(ids)
         self.actor.jobs.enqueue(QueuedRows(self, ids))
 
     def must_queue(self, ids: list[int]) -> bool:
         """Return whether envs must not be posted directly: an episode was lost, or a renewal of the process is due."""
-        return EPISODE_LOST in map(self.table.episodes.state, ids) or self._is_renewal_due(ids)
+        return EPISODE_LOST in map(self.table.episodes.state, ids) or bool(self._renewal_reason(ids))
 
-    def _is_renewal_due(self, ids: list[int]) -> bool:
-        """Return whether the process must be replaced before these envs run: only between episodes, at a reset."""
+    def _renewal_reason(self, ids: list[int]) -> str:
+        """Return why the process must be replaced before these envs run, which is only at a reset; empty if it stays."""
         if not self.actor.is_usable:
-            return False  # only the user may renew an actor without restarts left
+            return ""  # only the user may renew an actor without restarts left
         table, episodes = self.table, self.table.episodes
         reset_ids = [index for index in ids if table.request(index).resets]
-        is_retiring = any(episodes.is_retiring(i) for i in ids if i in reset_ids or episodes.resets_next[i])
+        for index in ids:
+            if episodes.is_retiring(index) and (index in reset_ids or episodes.resets_next[index]):
+                return episodes.renewal_reasons[index]
         # A process of several envs leaves a draining node at a reset of all of them by the user: that loses no episode.
-        return is_retiring or (self.recycler.is_node_draining and reset_ids == [*self.indices])
+        return NODE_DRAINS if self.recycler.is_node_draining and reset_ids == [*self.indices] else ""
 
     # Results ---------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ _STATE: Final = 3
 # INTERRUPTED     `on_interrupt`                          a result, `end_without_result`, `restore`
 NEEDS_RESET: Final = 4  # the user has to reset it
 UNRESET: Final = 8  # it was not reset yet in its current process
-RETIRING: Final = 16  # its process is to be replaced before its next episode; has no effect on one that is `UNRESET`
+RETIRING: Final = 16  # its process is to be replaced before its next reset; has no effect on one that is `UNRESET`
 SEEDED: Final = 32  # each of its resets gets a seed
 NO_RESULT: Final = 64  # it has not returned anything yet
 INTERRUPTED: Final = 128  # an interrupted change has ended its episode
@@ -65,6 +65,7 @@ class Episodes:
         on_failure: As above.
         may_recycle: Whether processes may be replaced after an episode.
         flags: The state of each env's episode, and which of the flags above apply to the env.
+        renewal_reasons: Why the process of each env was to be replaced last; it still is if the env is `RETIRING`.
         no_flags: The value of ``flags`` while every env only needs an action to make a step.
         resets_next: Whether the next step of an env resets it, by autoreset.
         steps, finished: How many steps and finished episodes each env has had.
@@ -83,6 +84,7 @@ class Episodes:
         self.may_recycle: bool = bool(recyclers)
         self._recyclers = recyclers
         self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]) * count
+        self.renewal_reasons: list[str] = [""] * count
         self.resets_next: bytearray = bytearray(count)
         self._resets_next: npt.NDArray[np.bool_] = np.frombuffer(self.resets_next, np.bool_)
         self._steps: npt.NDArray[np.int64] = np.zeros(count, np.int64)
@@ -222,8 +224,9 @@ class Episodes:
         self.finished[index] += 1
         if self.autoreset.resets_within_step:
             self.advance(index)
-        if self._recyclers and self._recyclers[index].is_due(self.steps[index]):
+        if self._recyclers and (reason := self._recyclers[index].find_reason(self.steps[index])):
             self.flags[index] |= RETIRING
+            self.renewal_reasons[index] = reason
 
     def _await_reset(self, index: int) -> None:
         """Have the next step of an env reset it, or else the user, as the rules say after the end of an episode."""
@@ -249,7 +252,7 @@ class Episodes:
         return decision
 
     def is_retiring(self, index: int) -> bool:
-        """Return whether the process of an env is to be replaced before the next episode; one without resets is new."""
+        """Return whether the process of an env is to be replaced before its next reset; one without resets is new."""
         return self.flags[index] & (RETIRING | UNRESET) == RETIRING
 
     def on_process_lost(self, index: int) -> None:

@@ -206,7 +206,7 @@ MUTANTS = [
     Mutant(TABLE + "end_process", "self.overdue.discard(index)", "pass", LATE),
     Mutant(TABLE + "miss_deadline", "self.overdue.add(index)", "pass", LATE),
     Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
-    Mutant(ENVS + "queue_new", "if self._is_renewal_due(ids):", "if False:", RENEWS),
+    Mutant(ENVS + "queue_new", "if reason := self._renewal_reason(ids):", "if reason := None:", RENEWS),
     Mutant(TABLE + "set_idle", "self.last.keep(index)", "pass", LAST),
     Mutant(POSTED_ROWS + "_find_culprit", "return running", "return rows[-1]", BLAMES),
     Mutant(ENV_RECOVERY + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),

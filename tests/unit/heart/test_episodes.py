@@ -137,8 +137,8 @@ class StepLimit:
     def __init__(self, most):
         self.most = most
 
-    def is_due(self, steps):
-        return steps >= self.most
+    def find_reason(self, steps):
+        return "it is old" if steps >= self.most else ""
 
 
 def test_recycling_is_due_at_the_end_of_an_episode_until_the_next_reset():
