@@ -50,7 +50,9 @@ class EnvFuture(ActorFuture[EnvStep]):
 class VectorEnv(BoundToProcess):
     """Steps many envs as one, in actors.
 
-    The constructor waits until every env is made. Only one thread may use a vector env at a time.
+    The constructor waits until every env is made. Let one thread at a time use a vector env. Threads that wait for
+    the same results do not hang: one of them gets the results, and the others raise `NothingPendingError` if none are
+    left.
 
     Args:
         factories: One factory per env, as for `spawn`, which runs in a worker. The envs have Gymnasium's
@@ -66,7 +68,8 @@ class VectorEnv(BoundToProcess):
         metadata, render_mode: Attributes of the first env.
 
     Raises:
-        TypeError: ``factories`` is a single factory.
+        TypeError: ``factories`` is a single factory, or an option does not exist.
+        VectorInputError: ``factories`` is empty, or an option is invalid.
         ActorStartError: An env could not be made.
         SpaceMismatchError: The specs of the envs differ, so that their values cannot be batched.
         VectorEnvError: There is not enough shared memory.
@@ -529,8 +532,7 @@ class VectorEnv(BoundToProcess):
 
     def _select(self, env_ids: Iterable[int] | None) -> Selection:
         """Check that the vector is open, and return some envs, or all for None."""
-        if self._is_closed or runtimes.forks != self._forks:
-            self._check_open()
+        self._check_open()
         if env_ids is None:
             return self._engine.all
         return self._engine.select(inputs.check_env_ids(env_ids, self.num_envs))

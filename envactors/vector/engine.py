@@ -314,7 +314,7 @@ class RowEngine(Engine):
         """
         table = self.table
         if envs.is_all and not table.overdue and table.are_all(POSTED) and table.completed != table.call_ids:
-            return table.count_incomplete()
+            return table.count_unwritten()
         return 0 if self._can_deliver_rows(envs) else sum(map(table.is_pending, envs.ids))
 
     def _count_missing_to_receive(self, min_envs: int | None) -> int:
@@ -383,7 +383,7 @@ class RowEngine(Engine):
                 return None
             table.deliver_rows(envs, batch.terminated, batch.truncated)
             for group, ids in envs.by_group:
-                group.actor.jobs.completed += len(ids)
+                group.actor.jobs.record_completed(len(ids))
             if table.saves_due:
                 for group, _ in envs.by_group:
                     group.queue_saves()

@@ -138,7 +138,7 @@ class EnvGroup(Tenant):
         return EPISODE_LOST in map(self.table.episodes.state, ids) or bool(self._renewal_reason(ids))
 
     def _renewal_reason(self, ids: list[int]) -> str:
-        """Return why the process must be replaced before these envs run, which is only at a reset; empty if it stays."""
+        """Return why the process must be replaced before these envs run, as at a reset; empty if it stays."""
         if not self.actor.is_usable:
             return ""  # only the user may renew an actor without restarts left
         table, episodes = self.table, self.table.episodes

@@ -22,7 +22,7 @@ from envactors.vector.results import EnvSnapshot
 
 # The episode of an env, in the lowest bits of its flags.
 #
-#     NO_EPISODE ──a result──▶ EPISODE_RUNS ──its process ends──▶ EPISODE_LOST ──replayed──▶ EPISODE_RUNS
+#     NO_EPISODE ──a result──▶ EPISODE_RUNS ──its process ends──▶ EPISODE_LOST ──replayed or reset──▶ EPISODE_RUNS
 #                                    └── a failure without a replay ──┴──▶ NO_EPISODE
 #
 # An episode that has reached its end stays in `EPISODE_RUNS` until the next one begins.
@@ -36,7 +36,8 @@ _STATE: Final = 3
 #                 set by                                  cleared by
 # NEEDS_RESET     `end_without_result`, unless the next   a result, `end_without_result`, `restore`,
 #                 step resets it; the end of an episode   `disable_reset_checks`
-#                 without autoreset, or its `restore`
+#                 without autoreset, or its `restore`;
+#                 at first
 # UNRESET         `on_process_lost`, and at first         the result of a reset, `resume`, `restore`
 # RETIRING        the end of an episode, if its recycler  the result of a reset that is not in the same
 #                 says so                                 `record_sequence`; `resume`, `restore`
@@ -295,6 +296,6 @@ class Episodes:
         self.resets_next[index] = snapshot.resets_next and not must_reset
 
     def disable_reset_checks(self) -> None:
-        """Leave it to the envs to refuse steps before a reset. An env that has crashed still needs one."""
+        """Leave it to the envs to refuse steps before a reset. An env that crashes from now on still needs one."""
         self.checks_resets = False
         self.flags[:] = bytes(flags & ~NEEDS_RESET for flags in self.flags)

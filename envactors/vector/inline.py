@@ -406,7 +406,7 @@ class InlineEngine(Engine):
         assert error is not None, "the request has failed"
         attempts = sum(each.activity.env == index for each in running.losses)
         limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
-        # Only of requests that have not begun it is asked whether they report a loss, and those are steps, which do.
+        # Nothing is replayed here, and the only requests that have not begun are steps of a lost episode.
         facts = RequestFacts(user_called_reset, attempts > 1, loss.activity.method == "reset", reports_loss=True)
         # In-process, the restart policy limits only how often a reset is repeated.
         loss = loss._replace(may_continue=actor.is_usable and attempts <= max(1, limit))

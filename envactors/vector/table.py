@@ -7,9 +7,9 @@
 An env whose actor is free skips `QUEUED`. A posted request that must run again, after a crash or an exception of the
 env, returns to `QUEUED`.
 
-A posted row is *complete* once the worker has written the call id of the request into it, and has sent the parts of the
-result that do not fit there. That changes no status: the vector delivers the row directly, or
-`EnvGroup.collect_completed` makes it `DONE` or `FAILED` first.
+A posted row is *written* once the worker has put the call id of the request into it. It is *complete* once the parts of
+the result that do not fit there have come, too, unless the env has missed a deadline. Neither changes the status: the
+vector delivers a complete row directly, or `EnvGroup.collect_completed` makes it `DONE` or `FAILED` first.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ class EnvTable:
         """Return whether all envs have a status."""
         return self.status == self._uniform_columns[status]
 
-    def count_incomplete(self) -> int:
-        """Return how many rows lack their call id, while all envs are posted; compare `is_complete`."""
+    def count_unwritten(self) -> int:
+        """Return how many rows are not written, while all envs are posted."""
         return int(np.count_nonzero(self.slab.completed != self._call_id_array))
 
     def is_complete(self, index: int) -> bool:

@@ -197,7 +197,7 @@ MUTANTS = [
     Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
     Mutant(WAITING + "wait", "wanted < len(streams) or 1 in streams", "False", HANGS),
     Mutant(WAITING + "wait", "missing = count_missing()  # workers", "pass  # workers", HANGS),
-    Mutant(WAITING + "wait", "min(complete + missing, len(streams))", "len(streams)", HANGS),
+    Mutant(WAITING + "wait", "min(written + missing, len(streams))", "len(streams)", HANGS),
     Mutant(TABLE + "record_outcome", "self.waiters.ring()", "pass", HANGS),
     # The rows of an actor.
     Mutant(POSTED_ROWS + "begin", "any(table.request(index).future is not None for index in ids)", "False", HANGS),
