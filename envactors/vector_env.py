@@ -29,8 +29,8 @@ from envactors.vector.build import build_row_engine, describe_envs, launch_actor
 from envactors.vector.engine import RowEngine
 from envactors.vector.inline import InlineEngine
 from envactors.vector.options import VectorOptions, VectorSettings, check_names
-from envactors.vector.requests import Selection
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, StepResults
+from envactors.vector.selection import Selection
 from envactors.vector_stats import VectorStatistics, VectorStats
 
 if TYPE_CHECKING:

@@ -30,9 +30,10 @@ from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.episodes import NO_EPISODE
 from envactors.vector.posted_rows import post_rows
-from envactors.vector.requests import EnvRequest, RowResult, Selection
+from envactors.vector.requests import EnvRequest, RowResult
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep
-from envactors.vector.rows import RowReader
+from envactors.vector.row_reader import RowReader
+from envactors.vector.selection import Selection
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable
 
 # In C, since each request looks at all actors.
@@ -57,8 +58,10 @@ class RowEngine(Engine):
     def __init__(
         self, described: Description, table: EnvTable, reader: RowReader, groups: Sequence[EnvGroup], *, may_spin: bool
     ) -> None:
+        super().__init__(described, table.episodes, [group.actor for group in groups for _ in group.indices])
+        by_group = [(group, list(group.indices)) for group in groups]
+        self.all: Selection = self.all._replace(by_group=by_group, actors=[group.actor for group in groups])
         self.group_by_env: list[EnvGroup] = [group for group in groups for _ in group.indices]
-        super().__init__(described, table.episodes, [group.actor for group in self.group_by_env])
         self.table = table
         self.reader = reader
         self.groups = groups
@@ -74,7 +77,7 @@ class RowEngine(Engine):
         for index in sorted(ids):
             by_group.setdefault(self.group_by_env[index], []).append(index)
         actors = [group.actor for group in by_group]
-        return super().select(ids)._replace(by_group=list(by_group.items()), actors=actors)
+        return Selection(ids=ids, at=np.array(ids, np.int64), by_group=list(by_group.items()), actors=actors)
 
     def busy(self) -> list[int]:
         return [index for index, status in enumerate(self.table.status) if status != IDLE]
@@ -189,7 +192,7 @@ class RowEngine(Engine):
             for group, ids in envs.by_group:
                 must_wait = must_check and group.must_queue(ids)
                 # `try_run_rows` takes a permit under ``max_running``, or has the actor wait for one.
-                if not must_wait and group.actor.jobs.try_run_rows(group.rows):
+                if not must_wait and group.actor.jobs.try_run_rows(group.posted_rows):
                     posted += ids
                 else:
                     queued.append((group, ids))

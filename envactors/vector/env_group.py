@@ -31,8 +31,9 @@ from envactors.vector.episodes import EPISODE_LOST, EPISODE_RUNS
 from envactors.vector.fates import RequestLoss
 from envactors.vector.posted_rows import PostedRows, post_rows
 from envactors.vector.recycling import NODE_DRAINS, Recycler
-from envactors.vector.requests import EnvRequest, ResetAnswer, Selection
-from envactors.vector.rows import RowReader
+from envactors.vector.requests import EnvRequest, ResetAnswer
+from envactors.vector.row_reader import RowReader
+from envactors.vector.selection import Selection
 from envactors.vector.table import POSTED, QUEUED, EnvTable
 from envactors.vector.timing import StepTimes
 
@@ -67,15 +68,16 @@ class QueuedRows(Job):
 
     def can_join(self, running: Job) -> bool:
         """Rows may be posted while earlier rows run."""
-        return running is self._group.rows
+        return running is self._group.posted_rows
 
     def start(self) -> Job | None:
         """Post the envs that still wait; return the posted rows, None if there are none."""
         group = self._group
         if ids := self.ids:
-            post_rows(group.table, Selection(ids, ids, False, [(group, ids)]), self.call_id, NO_SPIN, streams=True)
+            envs = Selection(ids=ids, at=ids, by_group=[(group, ids)], actors=[group.actor])
+            post_rows(group.table, envs, self.call_id, NO_SPIN, streams=True)
             group.table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
-        return group.rows if group.rows.has_posted else None
+        return group.posted_rows if group.posted_rows.has_posted else None
 
     def activity(self) -> None:
         """Return None: this job is never the running one."""
@@ -100,7 +102,7 @@ class EnvGroup(Tenant):
         attach: That of the table.
         indices: The indices of the envs of the actor.
         recovery: Handles their requests without results.
-        rows: Their rows, as the running job of the actor.
+        posted_rows: Their rows, as the running job of the actor.
         end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; nothing without a policy.
         queued_in: The job in which each env was queued last.
     """
@@ -113,7 +115,7 @@ class EnvGroup(Tenant):
         self.attach: Attach = table.attach
         self.indices: range = actor.config.indices
         self.recovery: EnvRecovery = EnvRecovery(table, reader, actor)
-        self.rows: PostedRows = PostedRows(table, actor, recycler, self.recovery)
+        self.posted_rows: PostedRows = PostedRows(table, actor, recycler, self.recovery)
         self.end_rollout_parts: Callable[[ErrorOf], object] = lambda _: None
         self.queued_in: dict[int, QueuedRows] = {}
         self._is_timing = False
@@ -154,7 +156,7 @@ class EnvGroup(Tenant):
     def collect_completed(self) -> None:
         """Record the results of complete rows, and recover envs that have raised."""
         table = self.table
-        if not self.rows.has_posted:
+        if not self.posted_rows.has_posted:
             return
         losses = []
         for index in self.indices:
@@ -239,7 +241,7 @@ class EnvGroup(Tenant):
         self.table.add_overflow({index: payload for index, payload in parts if index in self.indices})
         worker = self.actor.process.worker
         if worker is not None and worker.watches_rings:
-            self.actor.runtime.loop.call_soon(self.rows.on_ring)  # the ring may have come before this frame
+            self.actor.runtime.loop.call_soon(self.posted_rows.on_ring)  # the ring may have come before this frame
 
     # Times -----------------------------------------------------------------------------------------------
 
@@ -302,7 +304,7 @@ class EnvGroup(Tenant):
         """Have the env of this future, if its row is posted, count as the one that the worker ran."""
         index = self._find_env(future, POSTED)
         if index is not None:
-            self.rows.blame(index)
+            self.posted_rows.blame(index)
 
     def is_posted_for(self, future: ActorFuture) -> bool:
         """Return whether the row of this future is posted and not complete."""

@@ -28,7 +28,7 @@ from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
 from envactors.vector.fates import Cause, Decision, EnvFate, RequestFacts, RequestLoss
 from envactors.vector.requests import EnvRequest, ResetAnswer
-from envactors.vector.rows import RowReader
+from envactors.vector.row_reader import RowReader
 from envactors.vector.table import QUEUED, EnvTable
 
 

@@ -17,8 +17,8 @@ from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.vector.fates import Decision, RequestFacts, RequestLoss, decide
 from envactors.vector.options import AUTORESETS, Autoreset, AutoresetRules, OnFailure
 from envactors.vector.recycling import Recycler
-from envactors.vector.requests import Selection
 from envactors.vector.results import EnvSnapshot
+from envactors.vector.selection import Selection
 
 # The episode of an env, in the lowest bits of its flags.
 #

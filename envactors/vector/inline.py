@@ -28,10 +28,10 @@ from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import EPISODE_LOST, NO_EPISODE, Episodes
 from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss
-from envactors.vector.last_results import LastResults
+from envactors.vector.inline_results import LastResults
 from envactors.vector.options import VectorSettings
-from envactors.vector.requests import Selection
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info
+from envactors.vector.selection import Selection
 from envactors.vector.timing import StepTimes, TimedEnv
 from envactors.worker.context import ActorContext
 from envactors.worker.host import Fields, HostedEnv

@@ -21,7 +21,7 @@ from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.slab import slice_of
 from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.recycling import Recycler
-from envactors.vector.requests import Selection
+from envactors.vector.selection import Selection
 from envactors.vector.table import POSTED, EnvTable
 
 
@@ -37,7 +37,7 @@ def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, stre
     """
     payloads = table.write_requests(envs, call_id, streams)
     now = time.monotonic()
-    begun = [(group.rows.begin(call_id, ids, payloads, now), ids) for group, ids in envs.by_group]
+    begun = [(group.posted_rows.begin(call_id, ids, payloads, now), ids) for group, ids in envs.by_group]
     # Workers that wake up compete with this thread for cores, so everything slow comes before the first ring.
     for page, ids in begun:
         page.post_step(call_id, wait, streams, ids)

@@ -34,8 +34,9 @@ from envactors.options import Deadlines
 from envactors.replay import Journal, PostedRequest
 from envactors.vector.episodes import EPISODE_LOST, Episodes
 from envactors.vector.last_rows import LastRows
-from envactors.vector.requests import EnvRequest, Selection
+from envactors.vector.requests import EnvRequest
 from envactors.vector.results import EnvSnapshot
+from envactors.vector.selection import Selection
 from envactors.vector.waiting import ResultWaiters
 
 IDLE: Final = 0

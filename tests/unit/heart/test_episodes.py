@@ -19,8 +19,8 @@ from envactors.vector.episodes import (
     Episodes,
 )
 from envactors.vector.options import AUTORESETS, Autoreset
-from envactors.vector.requests import Selection
 from envactors.vector.results import EnvSnapshot, EnvStep
+from envactors.vector.selection import Selection
 
 
 def test_a_new_env_needs_a_reset_and_then_only_actions():

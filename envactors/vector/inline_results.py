@@ -16,8 +16,8 @@ from envactors.mailbox.messages import Description
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import OBJECT, ArraySpec, Spec, flatten, leaves, unflatten, zeros
-from envactors.vector.requests import Selection
 from envactors.vector.results import Batch, EnvStep
+from envactors.vector.selection import Selection
 
 
 class LastResults:

@@ -15,8 +15,9 @@ from envactors.mailbox.pickling import try_to_read
 from envactors.mailbox.slab import BUFFER
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
 from envactors.vector.last_rows import TRUNCATED
-from envactors.vector.requests import RowResult, Selection
+from envactors.vector.requests import RowResult
 from envactors.vector.results import Batch, EnvStep, failure_info
+from envactors.vector.selection import Selection
 from envactors.vector.table import EnvTable
 
 # For `bytes.translate`: the buffer of each operation.
