@@ -87,11 +87,9 @@ class VectorEnv(BoundToProcess):
         self._rollout_engine: RolloutEngine | None = None  # made with the first policy
         self._forks = runtimes.forks
         self._memory = None if backend.traits.is_inline else backend.make_memory()
-        self.actors: list[ActorHandle[Any]]
-        self._handles: list[ActorView]
-        self._standbys: list[ActorHandle[Any]]
         launched = launch_actors(settings, backend, factories_by_actor, variables, self._memory)
-        self.actors, self._handles, self._standbys = launched
+        actors, self._handles, self._standbys = launched
+        self.actors: list[ActorHandle[Any]] = actors
         self.num_envs: int = len(self._handles)
         try:
             self._check_made()
@@ -193,8 +191,7 @@ class VectorEnv(BoundToProcess):
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps without waiting; `recv` returns the results. Arguments and errors are those of `step`."""
-        engine, envs = self._engine, self._select(env_ids)
-        engine.start_steps(envs, actions, streams=True)
+        self._engine.start_steps(self._select(env_ids), actions, streams=True)
 
     def recv(self, min_envs: int | None = None, max_envs: int | None = None, timeout: float | None = None) -> Batch:
         """Return results of `send`, and of `step` and `reset` that timed out, in the order of their completion.
@@ -306,8 +303,7 @@ class VectorEnv(BoundToProcess):
             ActorError: The episode of an env was lost with its process.
             Exception: Raised by ``snapshot.get``.
         """
-        engine = self._engine
-        envs = self._select(env_ids)
+        engine, envs = self._engine, self._select(env_ids)
         self._check_snapshots(envs)
         engine.episodes.check_steppable(envs.ids)
         futures = []

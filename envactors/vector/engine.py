@@ -59,9 +59,8 @@ class RowEngine(Engine):
         self, described: Description, table: EnvTable, reader: RowReader, groups: Sequence[EnvGroup], *, may_spin: bool
     ) -> None:
         super().__init__(described, table.episodes, [group.actor for group in groups for _ in group.indices])
-        by_group = [(group, list(group.indices)) for group in groups]
-        self.all: Selection = self.all._replace(by_group=by_group, actors=[group.actor for group in groups])
         self.group_by_env: list[EnvGroup] = [group for group in groups for _ in group.indices]
+        self.all: Selection = self.select(self.all.ids)._replace(at=slice(None), is_all=True)
         self.table = table
         self.reader = reader
         self.groups = groups
@@ -220,22 +219,30 @@ class RowEngine(Engine):
         self._lock.repair_if_interrupted()
         if min_envs is None:
             self._spin_for(self.all)
-        while True:
+        batch = None
+        while batch is None:
             in_time = table.waiters.wait(lambda: self._count_missing_to_receive(min_envs), deadline, until_failure=True)
             ready = [index for index in self.receivable() if table.has_outcome(index)]
-            if not ready and in_time and min_envs != 0:
-                if self.receivable():
-                    continue  # another thread has found that the request of the env that had failed runs again
+            if ready or not in_time or min_envs == 0:
+                batch = self._try_to_receive(ready, max_envs)
+            elif not self.receivable():  # else another thread has found that the env that had failed runs again
                 raise NothingPendingError(
                     "recv has no results left to wait for: a signal handler or another thread has taken them"
                 )
-            failed = [index for index in ready if table.has_failed(index)]
-            if any(table.status[index] == POSTED for index in failed):
-                self._collect(self.select(failed))  # some may be retried, or become truncated results: wait again
-                continue
-            succeeded = sorted((index for index in ready if index not in failed), key=self._outcome_at)
-            if (batch := self._try_to_deliver(self.select([*succeeded[:max_envs], *failed]), "recv")) is not None:
-                return batch
+        return batch
+
+    def _try_to_receive(self, ready: list[int], max_envs: int | None) -> Batch | None:
+        """Deliver the outcomes of envs: up to ``max_envs`` results, the oldest ones first, and all failures.
+
+        For the results and the errors see `_try_to_deliver`.
+        """
+        table = self.table
+        failed = set(filter(table.has_failed, ready))
+        if any(table.status[index] == POSTED for index in failed):
+            self._collect(self.select([*failed]))  # some may be retried, or become truncated results
+            return None
+        succeeded = sorted((index for index in ready if index not in failed), key=self._outcome_at)
+        return self._try_to_deliver(self.select([*succeeded[:max_envs], *sorted(failed)]), "recv")
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         table, count_missing = self.table, functools.partial(self._count_missing, envs)
@@ -287,12 +294,9 @@ class RowEngine(Engine):
     def _spin_for(self, envs: Selection) -> None:
         """Spin for a short time until the workers of envs have finished, if the last request was that quick."""
         if self._spin.caller_spins:
-            pairs = []
-            for group, _ in envs.by_group:
-                worker = group.actor.process.worker
-                if worker is not None:
-                    pairs.append((worker.page.counters, worker.page.last_call))
-            spin_until_all(pairs, FINISHED)
+            workers = [group.actor.process.worker for group, _ in envs.by_group]
+            pages = [worker.page for worker in workers if worker is not None]
+            spin_until_all([(page.counters, page.last_call) for page in pages], FINISHED)
 
     def _can_deliver_rows(self, envs: Selection) -> bool:
         """Return whether `_deliver_rows` can deliver the results of envs.

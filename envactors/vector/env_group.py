@@ -145,11 +145,9 @@ class EnvGroup(Tenant):
             return ""  # only the user may renew an actor without restarts left
         table, episodes = self.table, self.table.episodes
         reset_ids = [index for index in ids if table.request(index).resets]
-        for index in ids:
-            if episodes.is_retiring(index) and (index in reset_ids or episodes.resets_next[index]):
-                return episodes.renewal_reasons[index]
         # A process of several envs leaves a draining node at a reset of all of them by the user: that loses no episode.
-        return NODE_DRAINS if self.recycler.is_node_draining and reset_ids == [*self.indices] else ""
+        is_leaving = self.recycler.is_node_draining and reset_ids == [*self.indices]
+        return episodes.renewal_reason(ids, reset_ids) or (NODE_DRAINS if is_leaving else "")
 
     # Results ---------------------------------------------------------------------------------------------
 
@@ -239,8 +237,7 @@ class EnvGroup(Tenant):
         """Keep the parts of results that did not fit into their rows."""
         parts = bundle.unpack(frame.payload)
         self.table.add_overflow({index: payload for index, payload in parts if index in self.indices})
-        worker = self.actor.process.worker
-        if worker is not None and worker.watches_rings:
+        if (worker := self.actor.process.worker) is not None and worker.watches_rings:
             self.actor.runtime.loop.call_soon(self.posted_rows.on_ring)  # the ring may have come before this frame
 
     # Times -----------------------------------------------------------------------------------------------
@@ -248,8 +245,7 @@ class EnvGroup(Tenant):
     def begin_timing(self) -> None:
         """Time steps and resets from now on, in this process and in later ones. Call it again if a recording begins."""
         self._is_timing = True
-        worker = self.actor.process.worker
-        if worker is not None:
+        if (worker := self.actor.process.worker) is not None:
             worker.begin_timing(recording.is_recording())
 
     def histograms(self) -> Histograms:
@@ -293,8 +289,7 @@ class EnvGroup(Tenant):
 
     def withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
         """Take the request of a future out of the queue; see `Tenant.withdraw`."""
-        index = self._find_env(future, QUEUED)
-        if index is None:
+        if (index := self._find_env(future, QUEUED)) is None:
             return False
         end(self.table.activity(index))
         self.table.set_idle([index])
@@ -302,8 +297,7 @@ class EnvGroup(Tenant):
 
     def blame(self, future: ActorFuture) -> None:
         """Have the env of this future, if its row is posted, count as the one that the worker ran."""
-        index = self._find_env(future, POSTED)
-        if index is not None:
+        if (index := self._find_env(future, POSTED)) is not None:
             self.posted_rows.blame(index)
 
     def is_posted_for(self, future: ActorFuture) -> bool:
@@ -319,8 +313,7 @@ class EnvGroup(Tenant):
         """Make all envs idle and in need of a reset. Futures get their outcomes or an error; other results are lost."""
         table = self.table
         for index in self.indices:
-            future = table.request(index).future
-            if future is not None:
+            if (future := table.request(index).future) is not None:
                 future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error_of(table.activity(index))))
             table.clear(index)
         self.end_rollout_parts(error_of)

@@ -6,7 +6,7 @@ same rules with `envactors.rollout.env_plan`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -66,7 +66,6 @@ class Episodes:
         on_failure: As above.
         may_recycle: Whether processes may be replaced after an episode.
         flags: The state of each env's episode, and which of the flags above apply to the env.
-        renewal_reasons: Why the process of each env was to be replaced last; it still is if the env is `RETIRING`.
         no_flags: The value of ``flags`` while every env only needs an action to make a step.
         resets_next: Whether the next step of an env resets it, by autoreset.
         steps, finished: How many steps and finished episodes each env has had.
@@ -85,7 +84,7 @@ class Episodes:
         self.may_recycle: bool = bool(recyclers)
         self._recyclers = recyclers
         self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]) * count
-        self.renewal_reasons: list[str] = [""] * count
+        self._renewal_reasons = [""] * count  # why envs are `RETIRING`
         self.resets_next: bytearray = bytearray(count)
         self._resets_next: npt.NDArray[np.bool_] = np.frombuffer(self.resets_next, np.bool_)
         self._steps: npt.NDArray[np.int64] = np.zeros(count, np.int64)
@@ -185,9 +184,8 @@ class Episodes:
             ends: For each result, 1 if it ended an episode, else 0.
             resets: For each result, 1 if it was that of a reset, rather than a step.
         """
-        self.flags[index] &= ~(
-            _STATE | NEEDS_RESET | NO_RESULT | INTERRUPTED | (UNRESET | RETIRING if 1 in resets else 0)
-        )
+        cleared = _STATE | NEEDS_RESET | NO_RESULT | INTERRUPTED | (UNRESET | RETIRING if 1 in resets else 0)
+        self.flags[index] &= ~cleared
         self.resets_next[index] = False
         for _ in range(resets.count(1)):
             self.advance(index)
@@ -227,7 +225,7 @@ class Episodes:
             self.advance(index)
         if self._recyclers and (reason := self._recyclers[index].find_reason(self.steps[index])):
             self.flags[index] |= RETIRING
-            self.renewal_reasons[index] = reason
+            self._renewal_reasons[index] = reason
 
     def _await_reset(self, index: int) -> None:
         """Have the next step of an env reset it, or else the user, as the rules say after the end of an episode."""
@@ -243,14 +241,24 @@ class Episodes:
         self.flags[index] = kept | NO_EPISODE | (0 if resets_next else NEEDS_RESET)
         self.resets_next[index] = resets_next
 
-    def decide(self, index: int, loss: RequestLoss, request: RequestFacts) -> Decision:
-        """Decide about a request without a result. Apply the decision to the env's episode and to its next seed."""
+    def record_loss(self, index: int, loss: RequestLoss, request: RequestFacts) -> Decision:
+        """Decide about a request without a result, and apply the decision to the env's episode and to its next seed."""
         decision = decide(loss, request, self.on_failure, self.autoreset, has_result=self.has_result(index))
         if decision.ends_episode:
             self.end_without_result(index, resets_next=decision.resets_next)
         if decision.changes_seed and not loss.is_recorded:
             self.advance(index)
         return decision
+
+    def renewal_reason(self, ids: Iterable[int], reset_ids: Container[int] = ()) -> str:
+        """Return why the process of envs must be replaced before their next requests; empty if it stays.
+
+        Args:
+            ids: The envs.
+            reset_ids: Those whose request is a reset.
+        """
+        due = (i for i in ids if self.is_retiring(i) and (i in reset_ids or self.resets_next[i]))
+        return next(map(self._renewal_reasons.__getitem__, due), "")
 
     def is_retiring(self, index: int) -> bool:
         """Return whether the process of an env is to be replaced before its next reset; one without resets is new."""

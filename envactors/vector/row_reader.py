@@ -128,8 +128,8 @@ class RowReader:
         if self._layout.reward is not None:
             reward = slab.rewards[cell]
             reward = reward.copy() if isinstance(reward, np.ndarray) else float(reward)
-        flags = bool(slab.terminated[cell]), bool(slab.truncated[cell])
-        return RowResult(index, leaves, reward, *flags, content, incarnation)
+        terminated, truncated = bool(slab.terminated[cell]), bool(slab.truncated[cell])
+        return RowResult(index, leaves, reward, terminated, truncated, content, incarnation)
 
     def encode(self, index: int, step: EnvStep) -> RowResult:
         """Return a result, which conforms to the specs, as `LastRows.overwrite` takes it."""

@@ -42,8 +42,7 @@ class _Sleeper:
         """Watch the doorbells of the workers that are running now."""
         if self._watched != process_changes:
             for group in groups:
-                worker = group.actor.process.worker
-                if worker is not None:
+                if (worker := group.actor.process.worker) is not None:
                     worker.page.to_parent.register(self._poller)
             self._watched = process_changes
 
@@ -178,8 +177,7 @@ class ResultWaiters:
         while True:
             wanted = min(filter(None, self.sleepers.values()), default=0)
             for group in self.groups:
-                worker = group.actor.process.worker
-                if worker is not None:
+                if (worker := group.actor.process.worker) is not None:
                     worker.page.ring_at(wanted)
             if wanted == min(filter(None, self.sleepers.values()), default=0):
                 return

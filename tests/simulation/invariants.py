@@ -94,7 +94,7 @@ class Invariants:
             return ""
         if process.worker is None:
             return "it has no process"
-        if envs.posted_rows.progress()[0] and running is not envs.posted_rows:
+        if envs.posted_rows.progress().unfinished and running is not envs.posted_rows:
             return "rows run, and another job is said to run"
         if actor.runtime.loop._soon:  # type: ignore[attr-defined] # of a `SimulatedLoop`
             return ""  # that may be `Actor._proceed`
