@@ -61,7 +61,7 @@ class Journal:
 
     Attributes:
         can_replay: Whether it leads from a seeded reset, or a saved state, to where the env is now.
-        length: How many steps and calls there were since it began, or since it could not replay any more.
+        length: How many steps and calls it contains; while it cannot replay, how many steps came since it could.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ from envactors.vector.build import build_row_engine, describe_envs, launch_actor
 from envactors.vector.engine import RowEngine
 from envactors.vector.inline import InlineEngine
 from envactors.vector.options import VectorOptions, VectorSettings, check_names
-from envactors.vector.requests import Selection
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, StepResults
+from envactors.vector.selection import Selection
 from envactors.vector_stats import VectorStatistics, VectorStats
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ class EnvFuture(ActorFuture[EnvStep]):
 class VectorEnv(BoundToProcess):
     """Steps many envs as one, in actors.
 
-    The constructor waits until every env is made. Only one thread may use a vector env at a time.
+    The constructor waits until every env is made. Let one thread at a time use a vector env. Threads that wait for
+    the same results do not hang: one of them gets the results, and the others raise `NothingPendingError` if none are
+    left.
 
     Args:
         factories: One factory per env, as for `spawn`, which runs in a worker. The envs have Gymnasium's
@@ -66,7 +68,8 @@ class VectorEnv(BoundToProcess):
         metadata, render_mode: Attributes of the first env.
 
     Raises:
-        TypeError: ``factories`` is a single factory.
+        TypeError: ``factories`` is a single factory, or an option does not exist.
+        VectorInputError: ``factories`` is empty, or an option is invalid.
         ActorStartError: An env could not be made.
         SpaceMismatchError: The specs of the envs differ, so that their values cannot be batched.
         VectorEnvError: There is not enough shared memory.
@@ -84,11 +87,9 @@ class VectorEnv(BoundToProcess):
         self._rollout_engine: RolloutEngine | None = None  # made with the first policy
         self._forks = runtimes.forks
         self._memory = None if backend.traits.is_inline else backend.make_memory()
-        self.actors: list[ActorHandle[Any]]
-        self._handles: list[ActorView]
-        self._standbys: list[ActorHandle[Any]]
         launched = launch_actors(settings, backend, factories_by_actor, variables, self._memory)
-        self.actors, self._handles, self._standbys = launched
+        actors, self._handles, self._standbys = launched
+        self.actors: list[ActorHandle[Any]] = actors
         self.num_envs: int = len(self._handles)
         try:
             self._check_made()
@@ -190,8 +191,7 @@ class VectorEnv(BoundToProcess):
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps without waiting; `recv` returns the results. Arguments and errors are those of `step`."""
-        engine, envs = self._engine, self._select(env_ids)
-        engine.start_steps(envs, actions, streams=True)
+        self._engine.start_steps(self._select(env_ids), actions, streams=True)
 
     def recv(self, min_envs: int | None = None, max_envs: int | None = None, timeout: float | None = None) -> Batch:
         """Return results of `send`, and of `step` and `reset` that timed out, in the order of their completion.
@@ -303,8 +303,7 @@ class VectorEnv(BoundToProcess):
             ActorError: The episode of an env was lost with its process.
             Exception: Raised by ``snapshot.get``.
         """
-        engine = self._engine
-        envs = self._select(env_ids)
+        engine, envs = self._engine, self._select(env_ids)
         self._check_snapshots(envs)
         engine.episodes.check_steppable(envs.ids)
         futures = []
@@ -529,8 +528,7 @@ class VectorEnv(BoundToProcess):
 
     def _select(self, env_ids: Iterable[int] | None) -> Selection:
         """Check that the vector is open, and return some envs, or all for None."""
-        if self._is_closed or runtimes.forks != self._forks:
-            self._check_open()
+        self._check_open()
         if env_ids is None:
             return self._engine.all
         return self._engine.select(inputs.check_env_ids(env_ids, self.num_envs))

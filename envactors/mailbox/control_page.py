@@ -41,11 +41,11 @@ FRAMES: Final = 1
 # The call id of the last batch step that was posted through shared memory.
 STEP: Final = 2
 # Whether that step streams: the caller uses each result before the others are complete. The worker rings once as many
-# rows are complete as a thread waits for. It rings for the end of a step that does not stream.
+# rows are written as a thread waits for. It rings for the end of a step that does not stream.
 STREAM: Final = 3
 # How the worker waits for the next request: for how many rounds it spins before it sleeps.
 WAIT: Final = 4
-# The worker rings for a result if at least this many rows are complete then; 0 if nobody waits for single results.
+# The worker rings for a result if at least this many rows are written then; 0 if nobody waits for single results.
 RING_AT: Final = 5
 # The call id of the last streamed step whose end the worker rings for; it rings for the end of any other step.
 WATCHED: Final = 6
@@ -184,9 +184,9 @@ class ControlPage:
         self.to_worker.ring_open()
 
     def ring_at(self, count: int) -> None:
-        """Have the worker ring for a result once ``count`` rows are complete; 0 if nobody waits for single results.
+        """Have the worker ring for a result once ``count`` rows are written; 0 if nobody waits for single results.
 
-        It does not ring for results that were complete before, so look for these afterwards. In a step that is not
+        It does not ring for results that were written before, so look for these afterwards. In a step that is not
         streamed, the worker reads the counter without a memory barrier. Its stores before that are visible long before
         the caller looks, since processors keep them back for less than a microsecond.
         """
@@ -285,17 +285,17 @@ class ControlPage:
                 return
         self.to_parent.ring_open()
 
-    def ring_for_result(self, complete: Callable[[], int], *, always: bool) -> None:
-        """Ring for a result that was written if the caller waits for at most ``complete()`` results.
+    def ring_for_result(self, count_written: Callable[[], int], *, always: bool) -> None:
+        """Ring for a result that was written if the caller waits for at most ``count_written()`` results.
 
         Args:
-            complete: Returns how many results are complete.
+            count_written: Returns how many rows are written.
             always: Whether to ring whatever the caller waits for.
         """
         with self._barrier:
             pass
         wanted = self.counters[RING_AT]
-        if always or (wanted and complete() >= wanted):
+        if always or (wanted and count_written() >= wanted):
             self.to_parent.ring_open()
 
     def finish_frame(self, call_id: int) -> None:

@@ -94,7 +94,7 @@ class Slab:
     Attributes:
         size: The size of all arrays, in bytes.
         posted: int64, shape (n,): the call id of the last step or reset that the env was posted.
-        completed: int64, shape (n,): the call id of the last one whose result is complete.
+        completed: int64, shape (n,): the call id of the last one whose result is written.
         when: float64, shape (n,): when that was completed (`time.monotonic`); written only with the bit `WHEN`.
         ops: uint8, shape (n,): the posted operation, in the bits above.
         seeds: uint64, shape (n,): the seed of a reset.

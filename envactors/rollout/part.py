@@ -121,9 +121,8 @@ class RolloutPart(Job):
 
     def _renew_if_due(self, *, first: bool) -> None:
         """Queue the replacement of the process, ahead of all jobs if ``first``, if it is due at the reset of an env."""
-        episodes = self._group.table.episodes
-        if any(episodes.is_retiring(index) and episodes.resets_next[index] for index in self.envs.indices):
-            self._actor.jobs.enqueue(Renewal(reason=self._group.recycler.reason), first=first)
+        if reason := self._group.table.episodes.renewal_reason(self.envs.indices):
+            self._actor.jobs.enqueue(Renewal(reason=reason), first=first)
 
     def start(self) -> Job | None:
         """Order the next steps."""

@@ -21,8 +21,8 @@ from envactors.mailbox.specs import Spec, conform
 from envactors.vector.batching import Batcher
 from envactors.vector.episodes import Episodes
 from envactors.vector.options import OnFailure
-from envactors.vector.requests import Selection
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, step_error
+from envactors.vector.selection import Selection
 
 # The errors of envs, by env.
 Failures: TypeAlias = dict[int, BaseException]
@@ -55,7 +55,7 @@ class Engine(abc.ABC):
     def __init__(self, described: Description, episodes: Episodes, actor_by_env: Sequence[Actor | InlineActor]) -> None:
         self.episodes = episodes
         self.on_failure: OnFailure = episodes.on_failure
-        self.all: Selection = self.select(list(range(len(episodes.flags))))._replace(at=slice(None), is_all=True)
+        self.all: Selection = Selection(ids=list(range(len(episodes.flags))), at=slice(None), is_all=True)
         self.action_spec: Spec | None = described.action
         self.reward_spec: Spec = described.reward
         self.batcher: Batcher = Batcher(described)
@@ -68,7 +68,7 @@ class Engine(abc.ABC):
 
     def select(self, ids: list[int]) -> Selection:
         """Return some envs."""
-        return Selection(ids, np.array(ids, np.int64))
+        return Selection(ids=ids, at=np.array(ids, np.int64))
 
     @abc.abstractmethod
     def close(self) -> None:

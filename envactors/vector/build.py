@@ -22,7 +22,7 @@ from envactors.vector.episodes import Episodes
 from envactors.vector.inputs import limit_running
 from envactors.vector.options import VectorSettings
 from envactors.vector.recycling import Recycler
-from envactors.vector.rows import RowReader
+from envactors.vector.row_reader import RowReader
 from envactors.vector.table import EnvTable
 
 # Any number: a worker that crashes before it has the rows gets them with its first message.

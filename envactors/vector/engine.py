@@ -30,9 +30,10 @@ from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.episodes import NO_EPISODE
 from envactors.vector.posted_rows import post_rows
-from envactors.vector.requests import EnvRequest, RowResult, Selection
+from envactors.vector.requests import EnvRequest, RowResult
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep
-from envactors.vector.rows import RowReader
+from envactors.vector.row_reader import RowReader
+from envactors.vector.selection import Selection
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable
 
 # In C, since each request looks at all actors.
@@ -57,8 +58,9 @@ class RowEngine(Engine):
     def __init__(
         self, described: Description, table: EnvTable, reader: RowReader, groups: Sequence[EnvGroup], *, may_spin: bool
     ) -> None:
+        super().__init__(described, table.episodes, [group.actor for group in groups for _ in group.indices])
         self.group_by_env: list[EnvGroup] = [group for group in groups for _ in group.indices]
-        super().__init__(described, table.episodes, [group.actor for group in self.group_by_env])
+        self.all: Selection = self.select(self.all.ids)._replace(at=slice(None), is_all=True)
         self.table = table
         self.reader = reader
         self.groups = groups
@@ -74,7 +76,7 @@ class RowEngine(Engine):
         for index in sorted(ids):
             by_group.setdefault(self.group_by_env[index], []).append(index)
         actors = [group.actor for group in by_group]
-        return super().select(ids)._replace(by_group=list(by_group.items()), actors=actors)
+        return Selection(ids=ids, at=np.array(ids, np.int64), by_group=list(by_group.items()), actors=actors)
 
     def busy(self) -> list[int]:
         return [index for index, status in enumerate(self.table.status) if status != IDLE]
@@ -189,7 +191,7 @@ class RowEngine(Engine):
             for group, ids in envs.by_group:
                 must_wait = must_check and group.must_queue(ids)
                 # `try_run_rows` takes a permit under ``max_running``, or has the actor wait for one.
-                if not must_wait and group.actor.jobs.try_run_rows(group.rows):
+                if not must_wait and group.actor.jobs.try_run_rows(group.posted_rows):
                     posted += ids
                 else:
                     queued.append((group, ids))
@@ -217,22 +219,30 @@ class RowEngine(Engine):
         self._lock.repair_if_interrupted()
         if min_envs is None:
             self._spin_for(self.all)
-        while True:
+        batch = None
+        while batch is None:
             in_time = table.waiters.wait(lambda: self._count_missing_to_receive(min_envs), deadline, until_failure=True)
             ready = [index for index in self.receivable() if table.has_outcome(index)]
-            if not ready and in_time and min_envs != 0:
-                if self.receivable():
-                    continue  # another thread has found that the request of the env that had failed runs again
+            if ready or not in_time or min_envs == 0:
+                batch = self._try_to_receive(ready, max_envs)
+            elif not self.receivable():  # else another thread has found that the env that had failed runs again
                 raise NothingPendingError(
                     "recv has no results left to wait for: a signal handler or another thread has taken them"
                 )
-            failed = [index for index in ready if table.has_failed(index)]
-            if any(table.status[index] == POSTED for index in failed):
-                self._collect(self.select(failed))  # some may be retried, or become truncated results: wait again
-                continue
-            succeeded = sorted((index for index in ready if index not in failed), key=self._outcome_at)
-            if (batch := self._try_to_deliver(self.select([*succeeded[:max_envs], *failed]), "recv")) is not None:
-                return batch
+        return batch
+
+    def _try_to_receive(self, ready: list[int], max_envs: int | None) -> Batch | None:
+        """Deliver the outcomes of envs: up to ``max_envs`` results, the oldest ones first, and all failures.
+
+        For the results and the errors see `_try_to_deliver`.
+        """
+        table = self.table
+        failed = set(filter(table.has_failed, ready))
+        if any(table.status[index] == POSTED for index in failed):
+            self._collect(self.select([*failed]))  # some may be retried, or become truncated results
+            return None
+        succeeded = sorted((index for index in ready if index not in failed), key=self._outcome_at)
+        return self._try_to_deliver(self.select([*succeeded[:max_envs], *sorted(failed)]), "recv")
 
     def make_idle(self, envs: Selection, timeout: float | None, deadline: float | None) -> None:
         table, count_missing = self.table, functools.partial(self._count_missing, envs)
@@ -284,12 +294,9 @@ class RowEngine(Engine):
     def _spin_for(self, envs: Selection) -> None:
         """Spin for a short time until the workers of envs have finished, if the last request was that quick."""
         if self._spin.caller_spins:
-            pairs = []
-            for group, _ in envs.by_group:
-                worker = group.actor.process.worker
-                if worker is not None:
-                    pairs.append((worker.page.counters, worker.page.last_call))
-            spin_until_all(pairs, FINISHED)
+            workers = [group.actor.process.worker for group, _ in envs.by_group]
+            pages = [worker.page for worker in workers if worker is not None]
+            spin_until_all([(page.counters, page.last_call) for page in pages], FINISHED)
 
     def _can_deliver_rows(self, envs: Selection) -> bool:
         """Return whether `_deliver_rows` can deliver the results of envs.
@@ -314,7 +321,7 @@ class RowEngine(Engine):
         """
         table = self.table
         if envs.is_all and not table.overdue and table.are_all(POSTED) and table.completed != table.call_ids:
-            return table.count_incomplete()
+            return table.count_unwritten()
         return 0 if self._can_deliver_rows(envs) else sum(map(table.is_pending, envs.ids))
 
     def _count_missing_to_receive(self, min_envs: int | None) -> int:
@@ -383,7 +390,7 @@ class RowEngine(Engine):
                 return None
             table.deliver_rows(envs, batch.terminated, batch.truncated)
             for group, ids in envs.by_group:
-                group.actor.jobs.completed += len(ids)
+                group.actor.jobs.record_completed(len(ids))
             if table.saves_due:
                 for group, _ in envs.by_group:
                     group.queue_saves()

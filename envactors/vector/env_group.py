@@ -30,9 +30,10 @@ from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.episodes import EPISODE_LOST, EPISODE_RUNS
 from envactors.vector.fates import RequestLoss
 from envactors.vector.posted_rows import PostedRows, post_rows
-from envactors.vector.recycling import Recycler
-from envactors.vector.requests import EnvRequest, ResetAnswer, Selection
-from envactors.vector.rows import RowReader
+from envactors.vector.recycling import NODE_DRAINS, Recycler
+from envactors.vector.requests import EnvRequest, ResetAnswer
+from envactors.vector.row_reader import RowReader
+from envactors.vector.selection import Selection
 from envactors.vector.table import POSTED, QUEUED, EnvTable
 from envactors.vector.timing import StepTimes
 
@@ -67,15 +68,16 @@ class QueuedRows(Job):
 
     def can_join(self, running: Job) -> bool:
         """Rows may be posted while earlier rows run."""
-        return running is self._group.rows
+        return running is self._group.posted_rows
 
     def start(self) -> Job | None:
         """Post the envs that still wait; return the posted rows, None if there are none."""
         group = self._group
         if ids := self.ids:
-            post_rows(group.table, Selection(ids, ids, False, [(group, ids)]), self.call_id, NO_SPIN, streams=True)
+            envs = Selection(ids=ids, at=ids, by_group=[(group, ids)], actors=[group.actor])
+            post_rows(group.table, envs, self.call_id, NO_SPIN, streams=True)
             group.table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
-        return group.rows if group.rows.has_posted else None
+        return group.posted_rows if group.posted_rows.has_posted else None
 
     def activity(self) -> None:
         """Return None: this job is never the running one."""
@@ -100,7 +102,7 @@ class EnvGroup(Tenant):
         attach: That of the table.
         indices: The indices of the envs of the actor.
         recovery: Handles their requests without results.
-        rows: Their rows, as the running job of the actor.
+        posted_rows: Their rows, as the running job of the actor.
         end_rollout_parts: Ends the rollout parts of the actor that an interrupt has left; nothing without a policy.
         queued_in: The job in which each env was queued last.
     """
@@ -113,7 +115,7 @@ class EnvGroup(Tenant):
         self.attach: Attach = table.attach
         self.indices: range = actor.config.indices
         self.recovery: EnvRecovery = EnvRecovery(table, reader, actor)
-        self.rows: PostedRows = PostedRows(table, actor, recycler, self.recovery)
+        self.posted_rows: PostedRows = PostedRows(table, actor, recycler, self.recovery)
         self.end_rollout_parts: Callable[[ErrorOf], object] = lambda _: None
         self.queued_in: dict[int, QueuedRows] = {}
         self._is_timing = False
@@ -128,31 +130,31 @@ class EnvGroup(Tenant):
     def queue_new(self, ids: list[int]) -> None:
         """Queue envs with new requests, behind a renewal of the process if that is due."""
         self.table.queue(ids, is_new=True)
-        if self._is_renewal_due(ids):
-            self.actor.jobs.enqueue(Renewal(reason=self.recycler.reason))
+        if reason := self._renewal_reason(ids):
+            self.actor.jobs.enqueue(Renewal(reason=reason))
         self.recovery.answer_lost_episodes(ids)
         self.actor.jobs.enqueue(QueuedRows(self, ids))
 
     def must_queue(self, ids: list[int]) -> bool:
         """Return whether envs must not be posted directly: an episode was lost, or a renewal of the process is due."""
-        return EPISODE_LOST in map(self.table.episodes.state, ids) or self._is_renewal_due(ids)
+        return EPISODE_LOST in map(self.table.episodes.state, ids) or bool(self._renewal_reason(ids))
 
-    def _is_renewal_due(self, ids: list[int]) -> bool:
-        """Return whether the process must be replaced before these envs run: only between episodes, at a reset."""
+    def _renewal_reason(self, ids: list[int]) -> str:
+        """Return why the process must be replaced before these envs run, as at a reset; empty if it stays."""
         if not self.actor.is_usable:
-            return False  # only the user may renew an actor without restarts left
+            return ""  # only the user may renew an actor without restarts left
         table, episodes = self.table, self.table.episodes
         reset_ids = [index for index in ids if table.request(index).resets]
-        is_retiring = any(episodes.is_retiring(i) for i in ids if i in reset_ids or episodes.resets_next[i])
         # A process of several envs leaves a draining node at a reset of all of them by the user: that loses no episode.
-        return is_retiring or (self.recycler.is_node_draining and reset_ids == [*self.indices])
+        is_leaving = self.recycler.is_node_draining and reset_ids == [*self.indices]
+        return episodes.renewal_reason(ids, reset_ids) or (NODE_DRAINS if is_leaving else "")
 
     # Results ---------------------------------------------------------------------------------------------
 
     def collect_completed(self) -> None:
         """Record the results of complete rows, and recover envs that have raised."""
         table = self.table
-        if not self.rows.has_posted:
+        if not self.posted_rows.has_posted:
             return
         losses = []
         for index in self.indices:
@@ -235,17 +237,15 @@ class EnvGroup(Tenant):
         """Keep the parts of results that did not fit into their rows."""
         parts = bundle.unpack(frame.payload)
         self.table.add_overflow({index: payload for index, payload in parts if index in self.indices})
-        worker = self.actor.process.worker
-        if worker is not None and worker.watches_rings:
-            self.actor.runtime.loop.call_soon(self.rows.on_ring)  # the ring may have come before this frame
+        if (worker := self.actor.process.worker) is not None and worker.watches_rings:
+            self.actor.runtime.loop.call_soon(self.posted_rows.on_ring)  # the ring may have come before this frame
 
     # Times -----------------------------------------------------------------------------------------------
 
     def begin_timing(self) -> None:
         """Time steps and resets from now on, in this process and in later ones. Call it again if a recording begins."""
         self._is_timing = True
-        worker = self.actor.process.worker
-        if worker is not None:
+        if (worker := self.actor.process.worker) is not None:
             worker.begin_timing(recording.is_recording())
 
     def histograms(self) -> Histograms:
@@ -289,8 +289,7 @@ class EnvGroup(Tenant):
 
     def withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:
         """Take the request of a future out of the queue; see `Tenant.withdraw`."""
-        index = self._find_env(future, QUEUED)
-        if index is None:
+        if (index := self._find_env(future, QUEUED)) is None:
             return False
         end(self.table.activity(index))
         self.table.set_idle([index])
@@ -298,9 +297,8 @@ class EnvGroup(Tenant):
 
     def blame(self, future: ActorFuture) -> None:
         """Have the env of this future, if its row is posted, count as the one that the worker ran."""
-        index = self._find_env(future, POSTED)
-        if index is not None:
-            self.rows.blame(index)
+        if (index := self._find_env(future, POSTED)) is not None:
+            self.posted_rows.blame(index)
 
     def is_posted_for(self, future: ActorFuture) -> bool:
         """Return whether the row of this future is posted and not complete."""
@@ -315,8 +313,7 @@ class EnvGroup(Tenant):
         """Make all envs idle and in need of a reset. Futures get their outcomes or an error; other results are lost."""
         table = self.table
         for index in self.indices:
-            future = table.request(index).future
-            if future is not None:
+            if (future := table.request(index).future) is not None:
                 future.set_outcome(table.outcomes.get(index) or ReadyOutcome(None, error_of(table.activity(index))))
             table.clear(index)
         self.end_rollout_parts(error_of)

@@ -28,7 +28,7 @@ from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
 from envactors.vector.fates import Cause, Decision, EnvFate, RequestFacts, RequestLoss
 from envactors.vector.requests import EnvRequest, ResetAnswer
-from envactors.vector.rows import RowReader
+from envactors.vector.row_reader import RowReader
 from envactors.vector.table import QUEUED, EnvTable
 
 
@@ -60,8 +60,8 @@ class EnvRecovery:
         """Return the loss of a result that cannot be unpickled."""
         table, activity, outcome = self._table, self._table.activity(index), ReadyOutcome(None, error)
         ended = activity.method == "reset" or table.slab.ends_episode(index, table.ops[index])
-        where = table.posted_in[index], activity, self._actor.is_usable
-        return RequestLoss(Cause.ERROR, outcome, *where, ended_episode=ended, is_recorded=True)
+        loss = RequestLoss(Cause.ERROR, outcome, table.posted_in[index], activity, self._actor.is_usable)
+        return loss._replace(ended_episode=ended, is_recorded=True)
 
     def exit_loss(self, activity: Activity, ended: ProcessExit) -> RequestLoss:
         """Return the loss of a request that an ended process has not completed."""
@@ -178,7 +178,7 @@ class EnvRecovery:
             can_replay=table.uses_replay and journal.can_replay,
             can_retry=table.uses_replay and not loss.is_recorded and journal.can_retry(posted),
         )
-        decision = table.episodes.decide(index, loss, facts)
+        decision = table.episodes.record_loss(index, loss, facts)
         if decision.fate is EnvFate.REDO:
             if loss.cause is not Cause.NOT_BEGUN and loss.may_blame_inputs:
                 journal.count_crash()

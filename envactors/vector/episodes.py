@@ -6,7 +6,7 @@ same rules with `envactors.rollout.env_plan`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,12 +17,12 @@ from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.vector.fates import Decision, RequestFacts, RequestLoss, decide
 from envactors.vector.options import AUTORESETS, Autoreset, AutoresetRules, OnFailure
 from envactors.vector.recycling import Recycler
-from envactors.vector.requests import Selection
 from envactors.vector.results import EnvSnapshot
+from envactors.vector.selection import Selection
 
 # The episode of an env, in the lowest bits of its flags.
 #
-#     NO_EPISODE ──a result──▶ EPISODE_RUNS ──its process ends──▶ EPISODE_LOST ──replayed──▶ EPISODE_RUNS
+#     NO_EPISODE ──a result──▶ EPISODE_RUNS ──its process ends──▶ EPISODE_LOST ──replayed or reset──▶ EPISODE_RUNS
 #                                    └── a failure without a replay ──┴──▶ NO_EPISODE
 #
 # An episode that has reached its end stays in `EPISODE_RUNS` until the next one begins.
@@ -36,7 +36,8 @@ _STATE: Final = 3
 #                 set by                                  cleared by
 # NEEDS_RESET     `end_without_result`, unless the next   a result, `end_without_result`, `restore`,
 #                 step resets it; the end of an episode   `disable_reset_checks`
-#                 without autoreset, or its `restore`
+#                 without autoreset, or its `restore`;
+#                 at first
 # UNRESET         `on_process_lost`, and at first         the result of a reset, `resume`, `restore`
 # RETIRING        the end of an episode, if its recycler  the result of a reset that is not in the same
 #                 says so                                 `record_sequence`; `resume`, `restore`
@@ -45,7 +46,7 @@ _STATE: Final = 3
 # INTERRUPTED     `on_interrupt`                          a result, `end_without_result`, `restore`
 NEEDS_RESET: Final = 4  # the user has to reset it
 UNRESET: Final = 8  # it was not reset yet in its current process
-RETIRING: Final = 16  # its process is to be replaced before its next episode; has no effect on one that is `UNRESET`
+RETIRING: Final = 16  # its process is to be replaced before its next reset; has no effect on one that is `UNRESET`
 SEEDED: Final = 32  # each of its resets gets a seed
 NO_RESULT: Final = 64  # it has not returned anything yet
 INTERRUPTED: Final = 128  # an interrupted change has ended its episode
@@ -83,6 +84,7 @@ class Episodes:
         self.may_recycle: bool = bool(recyclers)
         self._recyclers = recyclers
         self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]) * count
+        self._renewal_reasons = [""] * count  # why envs are `RETIRING`
         self.resets_next: bytearray = bytearray(count)
         self._resets_next: npt.NDArray[np.bool_] = np.frombuffer(self.resets_next, np.bool_)
         self._steps: npt.NDArray[np.int64] = np.zeros(count, np.int64)
@@ -182,9 +184,8 @@ class Episodes:
             ends: For each result, 1 if it ended an episode, else 0.
             resets: For each result, 1 if it was that of a reset, rather than a step.
         """
-        self.flags[index] &= ~(
-            _STATE | NEEDS_RESET | NO_RESULT | INTERRUPTED | (UNRESET | RETIRING if 1 in resets else 0)
-        )
+        cleared = _STATE | NEEDS_RESET | NO_RESULT | INTERRUPTED | (UNRESET | RETIRING if 1 in resets else 0)
+        self.flags[index] &= ~cleared
         self.resets_next[index] = False
         for _ in range(resets.count(1)):
             self.advance(index)
@@ -222,8 +223,9 @@ class Episodes:
         self.finished[index] += 1
         if self.autoreset.resets_within_step:
             self.advance(index)
-        if self._recyclers and self._recyclers[index].is_due(self.steps[index]):
+        if self._recyclers and (reason := self._recyclers[index].find_reason(self.steps[index])):
             self.flags[index] |= RETIRING
+            self._renewal_reasons[index] = reason
 
     def _await_reset(self, index: int) -> None:
         """Have the next step of an env reset it, or else the user, as the rules say after the end of an episode."""
@@ -239,8 +241,8 @@ class Episodes:
         self.flags[index] = kept | NO_EPISODE | (0 if resets_next else NEEDS_RESET)
         self.resets_next[index] = resets_next
 
-    def decide(self, index: int, loss: RequestLoss, request: RequestFacts) -> Decision:
-        """Decide about a request without a result. Apply the decision to the env's episode and to its next seed."""
+    def record_loss(self, index: int, loss: RequestLoss, request: RequestFacts) -> Decision:
+        """Decide about a request without a result, and apply the decision to the env's episode and to its next seed."""
         decision = decide(loss, request, self.on_failure, self.autoreset, has_result=self.has_result(index))
         if decision.ends_episode:
             self.end_without_result(index, resets_next=decision.resets_next)
@@ -248,8 +250,18 @@ class Episodes:
             self.advance(index)
         return decision
 
+    def renewal_reason(self, ids: Iterable[int], reset_ids: Container[int] = ()) -> str:
+        """Return why the process of envs must be replaced before their next requests; empty if it stays.
+
+        Args:
+            ids: The envs.
+            reset_ids: Those whose request is a reset.
+        """
+        due = (i for i in ids if self.is_retiring(i) and (i in reset_ids or self.resets_next[i]))
+        return next(map(self._renewal_reasons.__getitem__, due), "")
+
     def is_retiring(self, index: int) -> bool:
-        """Return whether the process of an env is to be replaced before the next episode; one without resets is new."""
+        """Return whether the process of an env is to be replaced before its next reset; one without resets is new."""
         return self.flags[index] & (RETIRING | UNRESET) == RETIRING
 
     def on_process_lost(self, index: int) -> None:
@@ -292,6 +304,6 @@ class Episodes:
         self.resets_next[index] = snapshot.resets_next and not must_reset
 
     def disable_reset_checks(self) -> None:
-        """Leave it to the envs to refuse steps before a reset. An env that has crashed still needs one."""
+        """Leave it to the envs to refuse steps before a reset. An env that crashes from now on still needs one."""
         self.checks_resets = False
         self.flags[:] = bytes(flags & ~NEEDS_RESET for flags in self.flags)

@@ -3,8 +3,8 @@
 `EnvRecovery` and `InlineEngine` make the losses, and apply the decisions.
 
                          raise              renew                               replay
-    its process ended    raised; the env    the last observation, truncated     the same again, in a process that was
-    while it ran         needs a reset      (next_step), or a reset             brought to the same point; else as renew
+    its process ended    raised; the env    the last observation, truncated;    the same again, in a process that was
+    while it ran         needs a reset      under same_step, a reset            brought to the same point; else as renew
     the env raised       raised             its process is replaced, then       likewise, once
                                             as after the end of a process
 
@@ -90,7 +90,7 @@ class RequestFacts(NamedTuple):
 
     Attributes:
         user_called_reset: Whether the user called ``reset``, rather than ``step``.
-        is_retry: Whether an earlier attempt at a call of ``reset`` has failed.
+        is_retry: Whether it is not the first attempt. That counts only for a call of ``reset``.
         ran_reset: Whether the env ran a reset, for the user or for autoreset, whose seed may be the cause.
         reports_loss: Whether the request reports that the episode is lost, if it is: it continues the episode of the
             last result, or is the autoreset after it.

@@ -7,8 +7,8 @@ So a request has run when `start_steps` or `start_resets` returns, and nothing h
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -28,10 +28,10 @@ from envactors.mailbox.specs import split_batch, stack
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.episodes import EPISODE_LOST, NO_EPISODE, Episodes
 from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss
-from envactors.vector.last_results import LastResults
+from envactors.vector.inline_results import LastResults
 from envactors.vector.options import VectorSettings
-from envactors.vector.requests import Selection
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep, failure_info
+from envactors.vector.selection import Selection
 from envactors.vector.timing import StepTimes, TimedEnv
 from envactors.worker.context import ActorContext
 from envactors.worker.host import Fields, HostedEnv
@@ -65,9 +65,9 @@ class _RunningRequests(InlineRequest):
         """Keep the failure of the current env, whose step may have ended the episode, until the others have run."""
         self._engine._other_requests[self.index] += 1
         incarnation = self._engine._actor_by_env[self.index].process.incarnation
-        where = incarnation, Activity("reset" if in_reset else "step", self.index)
-        loss = RequestLoss(cause, ReadyOutcome(None, error), *where, may_continue=True, ended_episode=in_reset or ended)
-        self.losses.append(loss)
+        outcome, activity = ReadyOutcome(None, error), Activity("reset" if in_reset else "step", self.index)
+        ended = in_reset or ended
+        self.losses.append(RequestLoss(cause, outcome, incarnation, activity, may_continue=True, ended_episode=ended))
 
     def find_context(self) -> ActorContext | None:
         return self._engine._hosted_envs[self.index].context
@@ -112,8 +112,7 @@ class InlineEngine(Engine):
     _actor_by_env: list[InlineActor]
 
     def __init__(self, settings: VectorSettings, actors: Sequence[ActorHandle], described: Description) -> None:
-        inline_actors: list[Any] = [handle._actor for handle in actors]
-        self.actors: list[InlineActor] = inline_actors
+        self.actors: list[InlineActor] = [cast("InlineActor", handle._actor) for handle in actors]
         actor_by_env = [actor for actor in self.actors for _ in actor.indices]
         count = len(actor_by_env)
         super().__init__(described, Episodes(count, settings.autoreset, settings.on_failure), actor_by_env)
@@ -215,7 +214,7 @@ class InlineEngine(Engine):
             return
         self._last.are_first[index] = snapshot.starts
         if last is not None:
-            self._last.keep(index, last[1:6])
+            self._last.keep(index, (last.obs, last.reward, last.terminated, last.truncated, last.info))
             self._last.incarnations[index] = reply.incarnation
         self.episodes.restore(index, snapshot)
 
@@ -245,41 +244,44 @@ class InlineEngine(Engine):
             split = split.copy()
         elif type(split) is list:
             split = self._convert(copy_value, envs, split, "step")
-        # Local variables make the loop faster.
-        episodes, infos, hosted, keep = self.episodes, self._pending_infos, self._hosted_envs, self._last.keep
-        resets_within_step = episodes.autoreset.resets_within_step
-        resets_next, seeds, flags = episodes.resets_next, episodes.next_seeds, episodes.flags
-        steps, are_first = episodes.steps, self._last.are_first
         running = _RunningRequests(self, envs.ids, {})
         with self._lock, self._code.enter(running):
             self._begin(running)
-            for index, action in zip(envs.ids, split, strict=True):
-                running.index = index
-                if flags[index] and episodes.state(index) == EPISODE_LOST and episodes.step_reports_loss(index):
-                    running.fail(Cause.NOT_BEGUN, self._lost_episode_error(index))
-                    continue
-                if resets_next[index]:
-                    self._run_reset(running, index)
-                    continue
-                if resets_within_step:
-                    self._counters[index][METHOD] = METHOD_STEP  # until a reset within the step changes it
-                ends = False
-                try:
-                    fields = hosted[index].step(action, resets_within_step, seeds[index])
-                    ends = bool(fields[2] or fields[3])
-                    infos[index] = keep(index, fields)
-                except Exception as error:
-                    running.fail(Cause.ERROR, error, in_reset=self._is_within_reset(index), ended=ends)
-                    continue
-                # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
-                if ends or (flags[index] and (episodes.state(index) == NO_EPISODE or not episodes.has_result(index))):
-                    self._last.incarnations[index] = self._actor_by_env[index].process.incarnation
-                    episodes.record(index, ends=ends, is_reset=False)
-                    are_first[index] = ends and resets_within_step
-                else:
-                    steps[index] += 1
-                    are_first[index] = False
+            self._run_steps(running, split)
             self._complete(running, futures)
+
+    def _run_steps(self, running: _RunningRequests, actions: Iterable[Any]) -> None:
+        """Run a step of each env, or the reset that takes its place; keep the results and failures."""
+        # Local variables make the loop faster.
+        episodes, infos, hosted, keep = self.episodes, self._pending_infos, self._hosted_envs, self._last.keep
+        resets_within_step, are_first = episodes.autoreset.resets_within_step, self._last.are_first
+        resets_next, seeds, flags = episodes.resets_next, episodes.next_seeds, episodes.flags
+        for index, action in zip(running.ids, actions, strict=True):
+            running.index = index
+            if flags[index] and episodes.state(index) == EPISODE_LOST and episodes.step_reports_loss(index):
+                running.fail(Cause.NOT_BEGUN, self._lost_episode_error(index))
+                continue
+            if resets_next[index]:
+                self._run_reset(running, index)
+                continue
+            if resets_within_step:
+                self._counters[index][METHOD] = METHOD_STEP  # until a reset within the step changes it
+            ends = False
+            try:
+                fields = hosted[index].step(action, resets_within_step, seeds[index])
+                _, _, terminated, truncated, _ = fields
+                ends = bool(terminated or truncated)
+                infos[index] = keep(index, fields)
+            except Exception as error:
+                running.fail(Cause.ERROR, error, in_reset=self._is_within_reset(index), ended=ends)
+                continue
+            # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
+            if ends or (flags[index] and (episodes.state(index) == NO_EPISODE or not episodes.has_result(index))):
+                self._last.incarnations[index] = self._actor_by_env[index].process.incarnation
+                episodes.record(index, ends=ends, is_reset=False)
+            else:
+                episodes.steps[index] += 1
+            are_first[index] = ends and resets_within_step
 
     def _convert_options(self, envs: Selection, options: Options) -> list[Any]:
         return self._convert(copy_value, envs, options, "reset")
@@ -406,14 +408,14 @@ class InlineEngine(Engine):
         assert error is not None, "the request has failed"
         attempts = sum(each.activity.env == index for each in running.losses)
         limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
-        # Only of requests that have not begun it is asked whether they report a loss, and those are steps, which do.
+        # Nothing is replayed here, and the only requests that have not begun are steps of a lost episode.
         facts = RequestFacts(user_called_reset, attempts > 1, loss.activity.method == "reset", reports_loss=True)
         # In-process, the restart policy limits only how often a reset is repeated.
         loss = loss._replace(may_continue=actor.is_usable and attempts <= max(1, limit))
-        decision = self.episodes.decide(index, loss, facts)
+        decision = self.episodes.record_loss(index, loss, facts)
         if decision.replaces_process:  # unless another failure has done so
-            described = loss.activity, loss.incarnation, actor.pid, error, safe_repr(error)
-            actor.discard(loss.incarnation, functools.partial(actor.errors.discarded, *described))
+            make_error = functools.partial(actor.errors.discarded, loss.activity, loss.incarnation, actor.pid)
+            actor.discard(loss.incarnation, functools.partial(make_error, error, safe_repr(error)))
         if decision.fate in (EnvFate.REPORT, EnvFate.FAIL):
             self._pending_errors[index] = error
         elif decision.fate is EnvFate.TRUNCATE:
@@ -451,13 +453,9 @@ class InlineEngine(Engine):
 
     def _drop(self, envs: Selection) -> None:
         """Forget the results and errors of envs."""
-        if envs.is_all:
-            self._pending_infos.clear()
-            self._pending_errors.clear()
-            return
-        for index in envs.ids:
-            self._pending_infos.pop(index, None)
-            self._pending_errors.pop(index, None)
+        for outcomes in filter(None, (self._pending_infos, self._pending_errors)):
+            for index in envs.ids:
+                outcomes.pop(index, None)
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         del min_envs

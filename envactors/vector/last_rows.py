@@ -1,6 +1,6 @@
 """The last result of each env in rows: which buffer has it, and the parts of it that no row keeps.
 
-`envactors.vector.last_results` has the last results of in-process envs.
+`envactors.vector.inline_results` has the last results of in-process envs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 
 from envactors.mailbox.slab import BUFFER, NO_AUTORESET, RESET, Slab
 from envactors.vector.episodes import Episodes
-from envactors.vector.requests import RowResult, Selection
+from envactors.vector.requests import RowResult
+from envactors.vector.selection import Selection
 
 # A bit of `LastRows.ops` that no operation has: a failed step was answered with the observation in the buffer, with
 # reward 0, truncated. The buffer keeps the reward and the flags of the result before it.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
@@ -21,7 +22,7 @@ from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.slab import slice_of
 from envactors.vector.env_recovery import EnvRecovery
 from envactors.vector.recycling import Recycler
-from envactors.vector.requests import Selection
+from envactors.vector.selection import Selection
 from envactors.vector.table import POSTED, EnvTable
 
 
@@ -37,10 +38,24 @@ def post_rows(table: EnvTable, envs: Selection, call_id: int, wait: int, *, stre
     """
     payloads = table.write_requests(envs, call_id, streams)
     now = time.monotonic()
-    begun = [(group.rows.begin(call_id, ids, payloads, now), ids) for group, ids in envs.by_group]
+    begun = [(group.posted_rows.begin(call_id, ids, payloads, now), ids) for group, ids in envs.by_group]
     # Workers that wake up compete with this thread for cores, so everything slow comes before the first ring.
     for page, ids in begun:
         page.post_step(call_id, wait, streams, ids)
+
+
+class RowProgress(NamedTuple):
+    """How far a worker has come with its rows.
+
+    Attributes:
+        unfinished: The steps whose rows are not complete.
+        running: The one of them that runs; None if none does.
+        since: When the worker last began one (`time.monotonic`).
+    """
+
+    unfinished: list[Activity]
+    running: Activity | None
+    since: float
 
 
 class PostedRows(Job):
@@ -91,9 +106,8 @@ class PostedRows(Job):
         # Without this test, which `watch` repeats, each step would pay for a call that schedules nothing.
         if actor.deadline_watch.next_check_at > now + actor.deadline_watch.shortest:
             actor.deadline_watch.watch(now)
-        mine = (
-            [(index - self._indices.start, payloads[index]) for index in ids if index in payloads] if payloads else []
-        )
+        first = self._indices.start
+        mine = [(index - first, payloads[index]) for index in ids if index in payloads] if payloads else []
         if mine:
             worker.send(Frame(Kind.PAYLOADS, actor.process.incarnation, call_id, bundle.pack(mine)))
         if table.requests and any(table.request(index).future is not None for index in ids):
@@ -110,8 +124,7 @@ class PostedRows(Job):
 
     def call_when_finished(self) -> None:
         """Have the worker ring at the end of its rows, since another job waits for that."""
-        worker = self.actor.process.worker
-        if worker is not None:
+        if (worker := self.actor.process.worker) is not None:
             worker.watch_rings(self.on_ring)
             worker.page.ring_at_end(max(self._table.call_ids[index] for index in self._indices))
             self.actor.runtime.loop.call_soon(self.on_ring)  # the rows may have ended without a ring
@@ -123,34 +136,28 @@ class PostedRows(Job):
 
     def _end_if_finished(self) -> None:
         """End this job if all rows are complete; the actor then starts the next one."""
-        worker = self.actor.process.worker
-        if worker is not None and self.try_finish():
+        if (worker := self.actor.process.worker) is not None and self.try_finish():
             worker.unwatch_rings()
             self.actor.jobs.end(self)
 
     def activity(self) -> Activity | None:
         """Return the step that the worker runs, or begins next; None if all rows are complete."""
-        unfinished, running, since = self.progress()
-        if running is not None or not unfinished:
-            return running
+        progress = self.progress()
+        if progress.running is not None or not progress.unfinished:
+            return progress.running
         # When the next env begins is unknown. Its time counts from the start of the env before it.
-        return unfinished[0]._replace(started=max(since, self._posted_at))
+        return progress.unfinished[0]._replace(started=max(progress.since, self._posted_at))
 
     def on_late(self, activity: Activity) -> None:
         """Ignore the result of a row that has missed its deadline."""
         self._table.miss_deadline(activity.env)
 
-    def progress(self) -> tuple[list[Activity], Activity | None, float]:
-        """Read how far the worker has come.
-
-        Returns:
-            The steps whose rows are not complete, the one of them that runs (None if none does), and the time at which
-            the worker last began one.
-        """
+    def progress(self) -> RowProgress:
+        """Read how far the worker has come."""
         table, worker = self._table, self.actor.process.worker
         running = None
         if worker is None:
-            return [], None, 0.0
+            return RowProgress(unfinished=[], running=None, since=0.0)
         ids = [index for index in self._indices if table.status[index] == POSTED and not table.is_complete(index)]
         progress = worker.page.progress()
         index = self._indices.start + progress.position
@@ -159,7 +166,7 @@ class PostedRows(Job):
             # An autoreset within a step counts as a reset.
             method = "reset" if progress.method == METHOD_RESET else None
             running = table.activity(index, started=progress.since, method=method)
-        return list(map(table.activity, ids)), running, progress.since
+        return RowProgress(list(map(table.activity, ids)), running, progress.since)
 
     def blame(self, index: int) -> None:
         """Have a posted env count as the one that the worker ran, since the user ends the process to abort it."""
@@ -172,7 +179,7 @@ class PostedRows(Job):
     def accept_completed(self, process: ActorProcess) -> Remainder:
         """Return the rows that an ended process has not completed."""
         rows, running, _ = self.progress()
-        return Remainder(self._find_culprit(process, rows, running), running, rows)
+        return Remainder(culprit=self._find_culprit(process, rows, running), running=running, rows=rows)
 
     def _find_culprit(self, process: ActorProcess, rows: list[Activity], running: Activity | None) -> Activity | None:
         """Return the row that the end of a process is blamed on; None if that was none of them."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from envactors.actor.actor import Actor
 from envactors.options import RecyclePolicy
+
+# Why a process must move to another node, for the log.
+NODE_DRAINS: Final = "its node is being drained"
 
 
 class Recycler:
@@ -15,7 +20,7 @@ class Recycler:
 
     Attributes:
         envs: The envs of the actor.
-        may_be_due: Whether `is_due` is ever true.
+        may_be_due: Whether the process may ever have to be replaced.
     """
 
     def __init__(self, actor: Actor, policy: RecyclePolicy | None) -> None:
@@ -27,8 +32,6 @@ class Recycler:
         self._steps_before = 0
         # The memory in bytes, and the process that was measured. One tuple, since it is set without the lock.
         self._memory = 0, -1
-        # The limit that the process had reached at the end of the last episode, for the log.
-        self._limit_reached = ""
 
     def begin_process(self, steps: int) -> None:
         """Record how many steps the first env has taken when a process starts."""
@@ -41,20 +44,18 @@ class Recycler:
         if self._policy is not None and self._policy.max_memory is not None and worker is not None:
             self._memory = worker.resident_memory(), process.incarnation
 
-    def is_due(self, steps: int) -> bool:
-        """Return whether to replace the process after an episode, given how many steps its env has taken."""
-        self._limit_reached = ""
-        policy, process = self._policy, self._actor.process
+    def find_reason(self, steps: int) -> str:
+        """Return why to replace the process after an episode; empty if it stays.
+
+        Args:
+            steps: How many steps its env has taken.
+        """
+        policy, process, reason = self._policy, self._actor.process, ""
         if process.worker is not None and policy is not None:
             memory, measured = self._memory
             memory = memory if measured == process.incarnation else 0
-            self._limit_reached = policy.limit_reached(steps=steps - self._steps_before, memory=memory)
-        return bool(self._limit_reached) or (self.is_node_draining and len(self.envs) == 1)
-
-    @property
-    def reason(self) -> str:
-        """Why the process is to be replaced, once that is due."""
-        return self._limit_reached or "its node is being drained"
+            reason = policy.limit_reached(steps=steps - self._steps_before, memory=memory)
+        return reason or (NODE_DRAINS if self.is_node_draining and len(self.envs) == 1 else "")
 
     @property
     def is_node_draining(self) -> bool:

@@ -1,12 +1,10 @@
-"""Requests of envs in workers, results out of their rows, and selections of the envs of a vector."""
+"""Requests of envs in workers, and results out of their rows."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from envactors.actor.actor import Actor
 from envactors.actor.future import ActorFuture, Outcome
 from envactors.mailbox.info_codec import join
 
@@ -91,21 +89,3 @@ class EnvRequest:
     def resets(self) -> bool:
         """Whether the worker runs a reset for it. That of a step by autoreset does not count."""
         return self.method == "reset" or self.answer is not None
-
-
-class Selection(NamedTuple):
-    """Some envs of a vector.
-
-    Attributes:
-        ids: Their ids, in the user's order.
-        at: The same as an index of arrays with one entry per env: a slice of all, an array, or a list.
-        is_all: Whether these are all envs in ascending order.
-        by_group: The `EnvGroup` of each actor, with its ids in ascending order. Methods of `EnvTable` do not use it.
-        actors: The actors of the groups.
-    """
-
-    ids: list[int]
-    at: Any
-    is_all: bool = False
-    by_group: Sequence[tuple[Any, list[int]]] = ()
-    actors: Sequence[Actor] = ()

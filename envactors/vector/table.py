@@ -7,9 +7,9 @@
 An env whose actor is free skips `QUEUED`. A posted request that must run again, after a crash or an exception of the
 env, returns to `QUEUED`.
 
-A posted row is *complete* once the worker has written the call id of the request into it, and has sent the parts of the
-result that do not fit there. That changes no status: the vector delivers the row directly, or
-`EnvGroup.collect_completed` makes it `DONE` or `FAILED` first.
+A posted row is *written* once the worker has put the call id of the request into it. It is *complete* once the parts of
+the result that do not fit there have come, too, unless the env has missed a deadline. Neither changes the status: the
+vector delivers a complete row directly, or `EnvGroup.collect_completed` makes it `DONE` or `FAILED` first.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from envactors.options import Deadlines
 from envactors.replay import Journal, PostedRequest
 from envactors.vector.episodes import EPISODE_LOST, Episodes
 from envactors.vector.last_rows import LastRows
-from envactors.vector.requests import EnvRequest, Selection
+from envactors.vector.requests import EnvRequest
 from envactors.vector.results import EnvSnapshot
+from envactors.vector.selection import Selection
 from envactors.vector.waiting import ResultWaiters
 
 IDLE: Final = 0
@@ -144,8 +145,9 @@ class EnvTable:
         self._seeds: list[int | None] = [None] * count
         # The journals, and steps that are not in them yet.
         self._steps: StepBuffer[Journal] = StepBuffer(slab, np.frombuffer(self.ops, np.uint8))
-        # Columns in which all envs have the same value: one for each status. The first two also serve as booleans.
-        self._uniform_columns = [bytes([value]) * count for value in range(FAILED + 1)]
+        # Columns in which all envs have the same value, for each status and for both values of ``streams``.
+        self._status_columns = [bytes([status]) * count for status in range(FAILED + 1)]
+        self._streams_columns = [bytes([streams]) * count for streams in (False, True)]
 
     def add_journals(self, ids: range, max_journal: int, save_every: int | None) -> None:
         """Add the journals of an actor's envs. See `Journal` for the other arguments."""
@@ -170,17 +172,16 @@ class EnvTable:
 
     def are_all(self, status: int) -> bool:
         """Return whether all envs have a status."""
-        return self.status == self._uniform_columns[status]
+        return self.status == self._status_columns[status]
 
-    def count_incomplete(self) -> int:
-        """Return how many rows lack their call id, while all envs are posted; compare `is_complete`."""
+    def count_unwritten(self) -> int:
+        """Return how many rows are not written, while all envs are posted."""
         return int(np.count_nonzero(self.slab.completed != self._call_id_array))
 
     def is_complete(self, index: int) -> bool:
         """Return whether the whole result of a posted env has come, and before the deadline."""
-        if self.completed[index] != self.call_ids[index] or index in self.overdue:
-            return False
-        return self.infos.encodings[index] < OVERFLOW or index in self.overflow
+        is_in_time = self.completed[index] == self.call_ids[index] and index not in self.overdue
+        return is_in_time and (self.infos.encodings[index] < OVERFLOW or index in self.overflow)
 
     def has_outcome(self, index: int) -> bool:
         """Return whether an env has an outcome that was not delivered."""
@@ -256,8 +257,7 @@ class EnvTable:
 
     def begin_seeds(self, index: int) -> None:
         """Have the user's seed for a reset, if the request of an env has one, begin the seeds of its episodes."""
-        seed = self.request(index).seed
-        if seed is not None:
+        if (seed := self.request(index).seed) is not None:
             self.episodes.set_root_seed(index, seed)
 
     def queue(self, ids: list[int], *, is_new: bool = False) -> None:
@@ -304,8 +304,8 @@ class EnvTable:
             self.ops[:] = self._slab_ops[:] = ops
             self.posted_in[:] = self.incarnations
             self._call_id_array.fill(call_id)
-            self.status[:] = self._uniform_columns[POSTED]
-            self.streams[:] = self._uniform_columns[streams]
+            self.status[:] = self._status_columns[POSTED]
+            self.streams[:] = self._streams_columns[streams]
             self.slab.posted.fill(call_id)
         else:
             for index in envs.ids:
@@ -406,7 +406,7 @@ class EnvTable:
                 self.last.keep(index)
         # The status first: to a reader without the lock, a complete row without a request is that of a bare step.
         if is_all:
-            self.status[:] = self._uniform_columns[IDLE]
+            self.status[:] = self._status_columns[IDLE]
         else:
             for index in ids:
                 self.status[index] = IDLE

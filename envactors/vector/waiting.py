@@ -42,8 +42,7 @@ class _Sleeper:
         """Watch the doorbells of the workers that are running now."""
         if self._watched != process_changes:
             for group in groups:
-                worker = group.actor.process.worker
-                if worker is not None:
+                if (worker := group.actor.process.worker) is not None:
                     worker.page.to_parent.register(self._poller)
             self._watched = process_changes
 
@@ -55,7 +54,7 @@ class _Sleeper:
 class ResultWaiters:
     """The threads that wait for results of a vector.
 
-    A thread that needs `m` more outcomes while `c` rows are complete *wants* `c + m` complete rows. Workers get the
+    A thread that needs `m` more outcomes while `w` rows are written *wants* `w + m` written rows. Workers get the
     smallest number that any thread wants. A worker whose row makes the rows of all workers reach it rings its
     doorbell, which all threads watch; each counts again, and sleeps on if outcomes are missing. Workers with such a
     number also ring for each failure, and all workers ring at the end of the rows of a `step`. The loop rings the
@@ -63,8 +62,8 @@ class ResultWaiters:
     new processes.
 
     An example: of eight envs, 0 to 5 were sent steps, and ``recv(min_envs=3)`` waits. Rows 6 and 7 of idle envs count
-    as complete, and row 0 is complete by now, so ``complete == 3``. Two more outcomes are needed, so ``missing == 2``
-    and ``wanted == 5``, which all workers get as `RING_AT`. Row 3 is the fourth complete row, and wakes nobody. Row 1
+    as written, and row 0 is written by now, so ``written == 3``. Two more outcomes are needed, so ``missing == 2``
+    and ``wanted == 5``, which all workers get as `RING_AT`. Row 3 is the fourth written row, and wakes nobody. Row 1
     is the fifth: its worker rings, and the thread finds ``missing == 0``.
 
     Args:
@@ -73,7 +72,7 @@ class ResultWaiters:
 
     Attributes:
         groups: The envs of each actor.
-        sleepers: Those of the threads that wait now, with the number of complete rows that each wants; 0 for none.
+        sleepers: Those of the threads that wait now, with the number of written rows that each wants; 0 for none.
     """
 
     def __init__(self, slab: Slab, streams: bytearray) -> None:
@@ -128,18 +127,18 @@ class ResultWaiters:
         try:
             while True:
                 sleeper.watch_workers(self.groups, self._process_changes)
-                complete = self._count_complete()
+                written = self._count_written()
                 missing = count_missing()
-                wanted = min(complete + missing, len(streams))
-                # If rows are posted or become complete between the two counts, no number of rows may ever reach their
+                wanted = min(written + missing, len(streams))
+                # If rows are posted or written between the two counts, no number of rows may ever reach their
                 # sum, and the thread would sleep forever.
-                if missing and wanted < len(streams) and complete != self._count_complete():
+                if missing and wanted < len(streams) and written != self._count_written():
                     continue
                 # At the end of the rows of `step`, workers ring anyway; they have to be told to ring for a failure.
                 if missing and (until_failure or wanted < len(streams) or 1 in streams):
                     self.sleepers[sleeper] = wanted
                     self._publish_wanted()
-                    # A row that became complete before the worker could read that number has woken nobody.
+                    # A row that was written before the worker could read that number has woken nobody.
                     missing = count_missing()  # workers do not ring for it later
                 if not missing:
                     return True
@@ -161,8 +160,8 @@ class ResultWaiters:
             elif not self.sleepers:
                 self._bell.close()
 
-    def _count_complete(self) -> int:
-        """Return how many rows are complete."""
+    def _count_written(self) -> int:
+        """Return how many rows are written."""
         return int(np.count_nonzero(self._slab.posted == self._slab.completed))
 
     def _check_no_deadlock(self, missing: int) -> None:
@@ -174,12 +173,11 @@ class ResultWaiters:
             raise mine.actor.errors.within_envs()
 
     def _publish_wanted(self) -> None:
-        """Tell workers at how many complete rows to ring; they ring for each failure anyway."""
+        """Tell workers at how many written rows to ring; they ring for each failure anyway."""
         while True:
             wanted = min(filter(None, self.sleepers.values()), default=0)
             for group in self.groups:
-                worker = group.actor.process.worker
-                if worker is not None:
+                if (worker := group.actor.process.worker) is not None:
                     worker.page.ring_at(wanted)
             if wanted == min(filter(None, self.sleepers.values()), default=0):
                 return

@@ -93,7 +93,7 @@ def run_all(due: Iterable[tuple[EnvRow, int, int]]) -> None:
             has_failed = row.finish(op, call_id, result, failed_with, forks)
             begun = None  # the page may name another method
         if row.page.is_streaming or op & RING or row.counters[RING_AT]:
-            row.page.ring_for_result(row.count_complete, always=bool(has_failed or op & RING))
+            row.page.ring_for_result(row.count_written, always=bool(has_failed or op & RING))
 
 
 class EnvRow:
@@ -239,7 +239,7 @@ class EnvRow:
                 error = raised
         if context.forks != forks:
             os._exit(1)  # env code forked, and its child came back here: it must not write a result
-        if error is not None and self.is_complete(call_id):
+        if error is not None and self.is_written(call_id):
             raise error  # an interrupt after the result was written, which may be read by now
         if self.page.is_timing:
             times, method = self.times, self.counters[METHOD]
@@ -274,12 +274,12 @@ class EnvRow:
         self.completed[index] = call_id
         return failure is not None
 
-    def is_complete(self, call_id: int) -> bool:
+    def is_written(self, call_id: int) -> bool:
         """Return whether the result of a request was written."""
         return bool(self.completed[self.index] == call_id)
 
-    def count_complete(self) -> int:
-        """Return how many rows of the vector are complete."""
+    def count_written(self) -> int:
+        """Return how many rows of the vector are written."""
         return int(np.count_nonzero(self._slab.posted == self._slab.completed))
 
     def _set_apart(self, fields: Fields) -> tuple[list[Any], Any]:

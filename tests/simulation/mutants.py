@@ -197,7 +197,7 @@ MUTANTS = [
     Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
     Mutant(WAITING + "wait", "wanted < len(streams) or 1 in streams", "False", HANGS),
     Mutant(WAITING + "wait", "missing = count_missing()  # workers", "pass  # workers", HANGS),
-    Mutant(WAITING + "wait", "min(complete + missing, len(streams))", "len(streams)", HANGS),
+    Mutant(WAITING + "wait", "min(written + missing, len(streams))", "len(streams)", HANGS),
     Mutant(TABLE + "record_outcome", "self.waiters.ring()", "pass", HANGS),
     # The rows of an actor.
     Mutant(POSTED_ROWS + "begin", "any(table.request(index).future is not None for index in ids)", "False", HANGS),
@@ -206,7 +206,7 @@ MUTANTS = [
     Mutant(TABLE + "end_process", "self.overdue.discard(index)", "pass", LATE),
     Mutant(TABLE + "miss_deadline", "self.overdue.add(index)", "pass", LATE),
     Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
-    Mutant(ENVS + "queue_new", "if self._is_renewal_due(ids):", "if False:", RENEWS),
+    Mutant(ENVS + "queue_new", "if reason := self._renewal_reason(ids):", "if reason := None:", RENEWS),
     Mutant(TABLE + "set_idle", "self.last.keep(index)", "pass", LAST),
     Mutant(POSTED_ROWS + "_find_culprit", "return running", "return rows[-1]", BLAMES),
     Mutant(ENV_RECOVERY + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),

@@ -20,7 +20,7 @@ WAITING = ("actor/future.py", "actor/latch.py", "actor/loan.py", "vector/waiting
 # Where a thread borrows the channel of an actor and returns it.
 READING = ("actor/actor.py", "actor/future.py", "actor/loan.py")
 # Where they read results and deliver them.
-DELIVERING = ("vector/engine.py", "vector/waiting.py", "vector/rows.py")
+DELIVERING = ("vector/engine.py", "vector/waiting.py", "vector/row_reader.py")
 GATES = [threading.Event() for _ in range(3)]
 BACKEND = ea.ThreadBackend()
 

@@ -19,8 +19,8 @@ from envactors.vector.episodes import (
     Episodes,
 )
 from envactors.vector.options import AUTORESETS, Autoreset
-from envactors.vector.requests import Selection
 from envactors.vector.results import EnvSnapshot, EnvStep
+from envactors.vector.selection import Selection
 
 
 def test_a_new_env_needs_a_reset_and_then_only_actions():
@@ -137,8 +137,8 @@ class StepLimit:
     def __init__(self, most):
         self.most = most
 
-    def is_due(self, steps):
-        return steps >= self.most
+    def find_reason(self, steps):
+        return "it is old" if steps >= self.most else ""
 
 
 def test_recycling_is_due_at_the_end_of_an_episode_until_the_next_reset():

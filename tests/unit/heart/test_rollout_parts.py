@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import signal
 import time
 
@@ -456,6 +457,19 @@ def test_a_process_is_recycled_between_rollouts(stages, policy):
     assert stage.envs.actors[0].incarnation == 1
     assert not rollout.failures
     assert not stage.episodes.flags[0] & RETIRING
+
+
+def test_the_log_says_why_a_process_is_recycled_after_several_episodes_of_a_rollout(stages, policy, caplog):
+    caplog.set_level(logging.INFO, "envactors")
+    policy.actions = {0: END}
+    stage = make(stages, 1, autoreset="same_step", recycle=ea.RecyclePolicy(max_memory=1000))
+    stage.worker().rss = 2000
+    stage.play(stage.envs.rollout, 1)
+    stage.worker().rss = 500
+    stage.play(stage.envs.rollout, 1)
+    stage.step([END])
+    assert stage.envs.actors[0].incarnation == 1
+    wait_until(lambda: any("gets a new process: RSS" in message for message in caplog.messages))
 
 
 def test_a_lost_env_of_a_second_rollout_fails_it_at_its_start(stages):

@@ -15,7 +15,8 @@ from envactors.mailbox.slab import BUFFER, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, 
 from envactors.mailbox.specs import ArraySpec
 from envactors.options import Deadlines
 from envactors.vector.episodes import NEEDS_RESET, RETIRING, SEEDED, Episodes
-from envactors.vector.requests import EnvRequest, ResetAnswer, Selection
+from envactors.vector.requests import EnvRequest, ResetAnswer
+from envactors.vector.selection import Selection
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable
 
 COUNT = 3

@@ -16,8 +16,8 @@ from envactors.mailbox.messages import Description
 from envactors.mailbox.pickling import copy_value, safe_repr
 from envactors.mailbox.slab import slice_of
 from envactors.mailbox.specs import OBJECT, ArraySpec, Spec, flatten, leaves, unflatten, zeros
-from envactors.vector.requests import Selection
 from envactors.vector.results import Batch, EnvStep
+from envactors.vector.selection import Selection
 
 
 class LastResults:
@@ -78,15 +78,16 @@ class LastResults:
         """Return the result of an env as users get it, with an info."""
         obs, reward = _read(self._observations, index), _read(self._rewards, index)
         reward = float(reward) if isinstance(reward, float) else reward
-        flags = bool(self._terminated[index]), bool(self._truncated[index])
-        return EnvStep(index, obs, reward, *flags, info, int(self.incarnations[index]))
+        terminated, truncated = bool(self._terminated[index]), bool(self._truncated[index])
+        return EnvStep(index, obs, reward, terminated, truncated, info, int(self.incarnations[index]))
 
     def read_batch(self, envs: Selection, infos: list[Any]) -> Batch:
         """Return the results of envs as users get them, with their infos."""
         at = envs.at
         obs, rewards = _read(self._observations, at), _read(self._rewards, at)
-        flags = self._terminated[at].copy(), self._truncated[at].copy()
-        return Batch(self._all_ids[at].copy(), obs, rewards, *flags, infos, self.incarnations[at].copy())
+        terminated, truncated = self._terminated[at].copy(), self._truncated[at].copy()
+        ids, incarnations = self._all_ids[at].copy(), self.incarnations[at].copy()
+        return Batch(ids, obs, rewards, terminated, truncated, infos, incarnations)
 
     def read_observations(self, envs: range) -> Any:
         """Return the observations of consecutive envs; a list if they are objects."""

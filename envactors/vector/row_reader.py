@@ -15,8 +15,9 @@ from envactors.mailbox.pickling import try_to_read
 from envactors.mailbox.slab import BUFFER
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, stack, unflatten, zeros
 from envactors.vector.last_rows import TRUNCATED
-from envactors.vector.requests import RowResult, Selection
+from envactors.vector.requests import RowResult
 from envactors.vector.results import Batch, EnvStep, failure_info
+from envactors.vector.selection import Selection
 from envactors.vector.table import EnvTable
 
 # For `bytes.translate`: the buffer of each operation.
@@ -127,8 +128,8 @@ class RowReader:
         if self._layout.reward is not None:
             reward = slab.rewards[cell]
             reward = reward.copy() if isinstance(reward, np.ndarray) else float(reward)
-        flags = bool(slab.terminated[cell]), bool(slab.truncated[cell])
-        return RowResult(index, leaves, reward, *flags, content, incarnation)
+        terminated, truncated = bool(slab.terminated[cell]), bool(slab.truncated[cell])
+        return RowResult(index, leaves, reward, terminated, truncated, content, incarnation)
 
     def encode(self, index: int, step: EnvStep) -> RowResult:
         """Return a result, which conforms to the specs, as `LastRows.overwrite` takes it."""
