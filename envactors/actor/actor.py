@@ -731,7 +731,7 @@ class Actor(ActorBase):
 
         Args:
             bug: The error of this library that has ended the change; it closes the actor. None if the change was
-                interrupted: then the process is replaced, but a dead actor stays dead.
+                interrupted: then the process is replaced, if there is one.
         """
         reason = EndReason.INTERRUPT if bug is None else EndReason.CLOSE
         if bug is None:
@@ -742,11 +742,11 @@ class Actor(ActorBase):
             error_of = functools.partial(self.errors.broken, bug=bug)
         self.log.write(logging.WARNING if bug is None else logging.ERROR, text, bug)
         self.is_closing |= bug is not None
-        if self.phase not in (Phase.DEAD, Phase.CLOSED):
+        if self.phase not in (Phase.ASLEEP, Phase.DEAD, Phase.CLOSED):
             self.phase = Phase.ENDING  # the process runs nothing more, also of what the lines below queue
         self.jobs.repair(error_of, fails_all=bug is not None)
         self.tenant.repair(error_of)
-        if self.phase is Phase.DEAD and bug is None:
+        if self.phase in (Phase.ASLEEP, Phase.DEAD) and bug is None:
             self.proceed_soon()
         elif bug is not None and self.process.report is not None and self.phase is not Phase.CLOSED:
             self._close()  # the exit was handled already, perhaps by the code with the bug

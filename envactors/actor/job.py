@@ -165,8 +165,8 @@ class ProcessExit(NamedTuple):
         It may not if the actor is being closed, an env has raised, or the process was to be replaced anyway: by the
         user, perhaps after the call has missed its deadline, or after an interrupt.
         """
-        is_requested = self.plan.next in (Next.CLOSE, Next.START) and self.reason is not EndReason.HELPER_LOST
-        return self.reason is not EndReason.DISCARD and not is_requested
+        is_requested = self.plan.next is Next.START and self.reason is not EndReason.HELPER_LOST
+        return self.reason is not EndReason.DISCARD and self.plan.next is not Next.CLOSE and not is_requested
 
 
 class _EndOfProcess(Job):

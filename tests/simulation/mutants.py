@@ -178,7 +178,7 @@ MUTANTS = [
     Mutant(ACTOR + "kill_and_proceed", "self.process.kill()", "pass", HANGS),
     Mutant(ACTOR + "_close", "self.jobs.fail_all", "(lambda error_of: self.jobs.waiting.clear())", HANGS),
     Mutant(ACTOR + "discard", "self.phase = Phase.ENDING", "pass", RENEWS),
-    Mutant(LAUNCHER + "finish", "self._begin_waiting()", "pass", HANGS),
+    Mutant(LAUNCHER + "finish", "self._pool.submit(self._begin_next)", "pass", HANGS),
     Mutant(WATCH + "stop", "self.next_check_at = math.inf", "pass", HANGS),
     # Decisions about calls.
     Mutant(JOBS + "Call.after_exit", "(self.retries > 0 and ended.allows_retry)", "ended.allows_retry", ONCE),

@@ -31,6 +31,7 @@ from envactors.vector.options import AUTORESETS
         (EndReason.ABORT, Next.START, False),
         (EndReason.TIMEOUT, Next.START, False),
         (None, Next.CLOSE, False),
+        (EndReason.HELPER_LOST, Next.CLOSE, False),
     ],
 )
 def test_whether_an_exit_lets_a_call_run_again(reason, chosen, expected):
