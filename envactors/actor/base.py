@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from envactors import runtime as runtimes
@@ -52,6 +55,7 @@ class ActorBase(ABC):
         self.process: ActorProcess = ActorProcess(0)
         self.errors: ErrorFactory = ErrorFactory(config, lambda: self.process.incarnation)
         self.last_exit_error: ActorError | None = None
+        self._has_warned = False
         self._owner_pid = os.getpid()
         self._forks = runtimes.forks
 
@@ -210,6 +214,20 @@ class ActorBase(ABC):
         """Have another thread close the actor. Takes no lock, so finalizers may call it."""
         if (runtime := runtimes.runtime_of(self)) is not None:
             runtime.callbacks.submit(lambda: self.begin_close(None))
+
+    def warn_of_deadlines(self, *deadlines: float | None) -> None:
+        """Warn once, in the user's line, if any deadline is not None and the backend does not enforce it."""
+        config = self.config
+        if self._has_warned or config.backend.traits.can_kill or all(seconds is None for seconds in deadlines):
+            return
+        self._has_warned = True
+        frame: FrameType | None = sys._getframe()
+        level = 1
+        while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "envactors":
+            frame = frame.f_back
+            level += 1
+        text = f"actor {self.name!r} lives in {config.backend!r}, where deadlines are not enforced"
+        warnings.warn(text, stacklevel=level)
 
     def check_owner(self) -> None:
         """Raise in a forked process, which must not use the actors of its parent.

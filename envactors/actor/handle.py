@@ -174,7 +174,7 @@ class ActorView(Caller[T_co]):
         deadline = as_timeout(deadline, "options(deadline=...)")
         if not is_int(retries, 0):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")
-        self._actor.config.warn_of_deadlines(deadline, stacklevel=2)
+        self._actor.warn_of_deadlines(deadline)
         return type(self)(self._actor, self._lifeline, self._position, deadline, retries, self._is_shared)
 
     def __repr__(self) -> str:
