@@ -84,8 +84,9 @@ class ThreadPool:
         """Look in a moment whether functions are stuck. Only the loop calls this, so no interrupt leaves half of it."""
         if not self._is_watched:
             self._is_watched = True
-            check = functools.partial(self._add_thread_if_stuck, loop, self._started)
-            loop.call_at(time.monotonic() + _PATIENCE, check)
+            loop.call_at(
+                time.monotonic() + _PATIENCE, functools.partial(self._add_thread_if_stuck, loop, self._started)
+            )
 
     def _add_thread_if_stuck(self, loop: Loop, started: int) -> None:
         """Add a thread if functions wait and none was started since ``started`` of them were; look again later."""
@@ -155,8 +156,9 @@ class Launcher:
     def _begin_next(self) -> None:
         """Begin the first start that its limit allows. Only the launcher's thread calls this, so no start is lost."""
         with self._lock:
-            count = len(self._starting)
-            start = next((start for start, limit in self._waiting.items() if limit is None or count < limit), None)
+            start = next(
+                (one for one, most in self._waiting.items() if most is None or len(self._starting) < most), None
+            )
             if start is None:
                 return
             if self._waiting.pop(start) is not None:
@@ -209,9 +211,8 @@ class Runtime:
         self.members: dict[Member, int] = {}
         self.has_ended: bool = False
         self._join_deadline = math.inf
-        # How many records wait for the printer, and how many were dropped since that was last reported; with their lock.
+        # How many records wait for the printer, how many were dropped since that was last reported. Guarded by `_lock`.
         self._records = self._dropped = 0
-        self._counting = threading.RLock()
         self._services: list[services.Service] = []
         self.printer: ThreadPool = ThreadPool("envactors-printer", runs_user_code=True)
         self.loop: Loop = Loop(self._report)
@@ -220,14 +221,11 @@ class Runtime:
 
     def start_services(self) -> None:
         """Start what has registered in `envactors.services`."""
-        for start in services.on_start:
-            service = start(self.loop)
-            if service is not None:
-                self._services.append(service)
+        self._services.extend(filter(None, (start(self.loop) for start in services.on_start)))
 
     def log(self, log: Callable[[], object]) -> None:
         """Call a function that logs, in a thread where handlers may block; drop and count it if too many wait."""
-        with self._counting:
+        with _lock:
             if self._records < _MOST_RECORDS:
                 self.printer.submit(functools.partial(self._log, log))
                 self._records += 1  # last: an interrupt before this lets one more record wait, rather than one less
@@ -235,7 +233,7 @@ class Runtime:
                 self._dropped += 1
 
     def _log(self, log: Callable[[], object]) -> None:
-        with self._counting:
+        with _lock:
             self._records -= 1
             dropped, self._dropped = self._dropped, 0
         if dropped:
@@ -274,9 +272,8 @@ class Runtime:
         Callbacks may block, so nobody waits for theirs.
         """
         if self.has_ended:
-            threads: list[services.Service | Loop | Launcher | ThreadPool] = [self.loop, self.launcher, self.printer]
-            for part in (*threads, *self._services):
-                part.join(max(0.0, self._join_deadline - time.monotonic()))
+            for join in (self.loop.join, self.launcher.join, self.printer.join, *(one.join for one in self._services)):
+                join(max(0.0, self._join_deadline - time.monotonic()))
 
 
 _lock = threading.RLock()
@@ -301,8 +298,7 @@ def _start_runtime() -> None:
     """Start the runtime in a new thread, where no exception from a signal handler can leave it half built."""
     gate, errors = allocate_lock(), list[BaseException]()
     gate.acquire()
-    build = functools.partial(_build_runtime, gate, errors)
-    LibraryThread(build, "envactors-start", runs_user_code=False).start()
+    LibraryThread(functools.partial(_build_runtime, gate, errors), "envactors-start", runs_user_code=False).start()
     gate.acquire()
     if errors:
         raise errors[0]

@@ -8,8 +8,6 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 from envactors import runtime as runtimes
 from envactors.actor.actor_process import ActorProcess
@@ -17,6 +15,7 @@ from envactors.actor.change import ChangeLock
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.future import ActorFuture
+from envactors.actor.job import Job
 from envactors.actor.latch import Latch
 from envactors.actor.states import ActorState, ActorStats
 from envactors.errors import ActorClosedError, ActorError
@@ -133,8 +132,8 @@ class ActorBase(ABC):
         """Start a process, if the actor is asleep."""
 
     @abstractmethod
-    def accept(self, call: Any) -> None:  # a `Call`, whose module imports this one
-        """Run a pickled call, or queue it.
+    def accept(self, job: Job) -> None:
+        """Run a call, or queue a call or a renewal.
 
         Raises:
             ActorClosedError: The actor was closed.
@@ -169,7 +168,7 @@ class ActorBase(ABC):
 
     @abstractmethod
     def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
-        """Replace a process because one of its envs has raised; this counts as a restart. Call it within a change.
+        """Replace a process because one of its envs has raised, as one that has crashed. Call it within a change.
 
         Args:
             incarnation: The incarnation of that process. Nothing happens if the current one is another.
@@ -178,7 +177,7 @@ class ActorBase(ABC):
 
     @abstractmethod
     def make_change(self, event: Callable[..., object], *args: object) -> None:
-        """Run an event under the lock, as a change of the actor."""
+        """Run an event under the lock; if the actor has processes, as a change of it."""
 
     @abstractmethod
     def kill(self, restart: bool) -> None:
@@ -217,17 +216,14 @@ class ActorBase(ABC):
 
     def warn_of_deadlines(self, *deadlines: float | None) -> None:
         """Warn once, in the user's line, if any deadline is not None and the backend does not enforce it."""
-        config = self.config
-        if self._has_warned or config.backend.traits.can_kill or all(seconds is None for seconds in deadlines):
+        if self._has_warned or self.config.backend.traits.can_kill or all(seconds is None for seconds in deadlines):
             return
         self._has_warned = True
-        frame: FrameType | None = sys._getframe()
-        level = 1
-        while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "envactors":
-            frame = frame.f_back
-            level += 1
-        text = f"actor {self.name!r} lives in {config.backend!r}, where deadlines are not enforced"
-        warnings.warn(text, stacklevel=level)
+        depth = 1
+        while sys._getframe(depth).f_globals.get("__name__", "").partition(".")[0] == "envactors":
+            depth += 1
+        text = f"actor {self.name!r} lives in {self.config.backend!r}, where deadlines are not enforced"
+        warnings.warn(text, stacklevel=depth + 1)
 
     def check_owner(self) -> None:
         """Raise in a forked process, which must not use the actors of its parent.

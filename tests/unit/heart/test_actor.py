@@ -12,9 +12,9 @@ from fakes import SOON, call
 import envactors as ea
 from envactors.actor import actor as actor_module
 from envactors.actor import recording
+from envactors.actor.calls import Call, Replay
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
-from envactors.actor.jobs import Call, Replay
 from envactors.actor.recording import Recorder
 from envactors.actor.states import ActorState, Phase
 from envactors.actor.tenant import Tenant
