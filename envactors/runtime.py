@@ -39,12 +39,12 @@ class ThreadPool:
     """Threads that run functions which may block, in the order of their submission.
 
     A blocked function may wait for one that is queued behind it, so with a loop the pool adds a thread whenever no
-    function was started for a moment although some wait. Without a loop there is one thread.
+    function was started for a moment although some wait. Without a loop there is one thread, until `stop`.
 
     Args:
         name: Name of the threads.
         runs_user_code: Whether code of users runs in the threads.
-        loop: Runs the timer that adds threads; None to keep one thread.
+        loop: Runs the timer that adds threads; None to add none.
     """
 
     def __init__(self, name: str, *, runs_user_code: bool, loop: Loop | None = None) -> None:
@@ -61,7 +61,7 @@ class ThreadPool:
         self._add_thread()
 
     def submit(self, function: Callable[[], object]) -> None:
-        """Queue a function."""
+        """Queue a function. After `stop`, the threads may have ended, so another one runs it."""
         self._functions.put(function)
         if self._is_stopping:
             self._add_thread()
@@ -84,8 +84,9 @@ class ThreadPool:
         """Look in a moment whether functions are stuck. Only the loop calls this, so no interrupt leaves half of it."""
         if not self._is_watched:
             self._is_watched = True
-            check = functools.partial(self._add_thread_if_stuck, loop, self._started)
-            loop.call_at(time.monotonic() + _PATIENCE, check)
+            loop.call_at(
+                time.monotonic() + _PATIENCE, functools.partial(self._add_thread_if_stuck, loop, self._started)
+            )
 
     def _add_thread_if_stuck(self, loop: Loop, started: int) -> None:
         """Add a thread if functions wait and none was started since ``started`` of them were; look again later."""
@@ -122,6 +123,8 @@ class Launcher:
     """Starts workers in one thread that outlives them: the kernel ends some workers with the thread that started them.
 
     A start is a function. Equal functions are the same start.
+
+    Every change of the record of starts first queues a look at it, so an interrupted change delays no other start.
     """
 
     def __init__(self) -> None:
@@ -136,8 +139,8 @@ class Launcher:
         A start without a limit neither waits nor counts, such as that of a worker which waits for a node.
         """
         with self._lock:
+            self._pool.submit(self._begin_next)
             self._waiting[start] = limit
-        self._begin_waiting()
 
     def withdraw(self, start: Callable[[], object]) -> bool:
         """Remove a start that has not begun; return whether there was one."""
@@ -147,17 +150,20 @@ class Launcher:
     def finish(self, start: Callable[[], object]) -> None:
         """Record that a start has succeeded or failed, so that others may begin."""
         with self._lock:
+            self._pool.submit(self._begin_next)
             self._starting.discard(start)
-        self._begin_waiting()
 
-    def _begin_waiting(self) -> None:
+    def _begin_next(self) -> None:
+        """Begin the first start that its limit allows. Only the launcher's thread calls this, so no start is lost."""
         with self._lock:
-            for start, limit in list(self._waiting.items()):
-                if limit is None or len(self._starting) < limit:
-                    del self._waiting[start]
-                    if limit is not None:
-                        self._starting.add(start)
-                    self._pool.submit(start)
+            start = next(
+                (one for one, most in self._waiting.items() if most is None or len(self._starting) < most), None
+            )
+            if start is None:
+                return
+            if self._waiting.pop(start) is not None:
+                self._starting.add(start)
+        start()
 
     def stop(self) -> None:
         """Let the thread end."""
@@ -205,7 +211,7 @@ class Runtime:
         self.members: dict[Member, int] = {}
         self.has_ended: bool = False
         self._join_deadline = math.inf
-        # How many records wait for the printer, and how many were dropped since that was last reported.
+        # How many records wait for the printer, how many were dropped since that was last reported. Guarded by `_lock`.
         self._records = self._dropped = 0
         self._services: list[services.Service] = []
         self.printer: ThreadPool = ThreadPool("envactors-printer", runs_user_code=True)
@@ -215,22 +221,21 @@ class Runtime:
 
     def start_services(self) -> None:
         """Start what has registered in `envactors.services`."""
-        for start in services.on_start:
-            service = start(self.loop)
-            if service is not None:
-                self._services.append(service)
+        self._services.extend(filter(None, (start(self.loop) for start in services.on_start)))
 
     def log(self, log: Callable[[], object]) -> None:
         """Call a function that logs, in a thread where handlers may block; drop and count it if too many wait."""
-        if self._records < _MOST_RECORDS:
-            self._records += 1
-            self.printer.submit(lambda: self._log(log))
-        else:
-            self._dropped += 1
+        with _lock:
+            if self._records < _MOST_RECORDS:
+                self.printer.submit(functools.partial(self._log, log))
+                self._records += 1  # last: an interrupt before this lets one more record wait, rather than one less
+            else:
+                self._dropped += 1
 
     def _log(self, log: Callable[[], object]) -> None:
-        self._records -= 1
-        dropped, self._dropped = self._dropped, 0
+        with _lock:
+            self._records -= 1
+            dropped, self._dropped = self._dropped, 0
         if dropped:
             _log.warning("%d log records of workers were dropped: handlers did not take them in time", dropped)
         log()
@@ -267,9 +272,8 @@ class Runtime:
         Callbacks may block, so nobody waits for theirs.
         """
         if self.has_ended:
-            threads: list[services.Service | Loop | Launcher | ThreadPool] = [self.loop, self.launcher, self.printer]
-            for part in (*threads, *self._services):
-                part.join(max(0.0, self._join_deadline - time.monotonic()))
+            for join in (self.loop.join, self.launcher.join, self.printer.join, *(one.join for one in self._services)):
+                join(max(0.0, self._join_deadline - time.monotonic()))
 
 
 _lock = threading.RLock()
@@ -294,8 +298,7 @@ def _start_runtime() -> None:
     """Start the runtime in a new thread, where no exception from a signal handler can leave it half built."""
     gate, errors = allocate_lock(), list[BaseException]()
     gate.acquire()
-    build = functools.partial(_build_runtime, gate, errors)
-    LibraryThread(build, "envactors-start", runs_user_code=False).start()
+    LibraryThread(functools.partial(_build_runtime, gate, errors), "envactors-start", runs_user_code=False).start()
     gate.acquire()
     if errors:
         raise errors[0]

@@ -63,14 +63,16 @@ class Actor(ActorBase):
     ========  ========================================  ============================================================
     ASLEEP    nothing, until `wake`                     NEW
     NEW       a call of `_proceed`                      STARTING
-    STARTING  a launch, or a worker that makes envs     LIVE; STOPPING after the start deadline
+    STARTING  the certain end of the last worker, a     LIVE; STOPPING after the start deadline
+              launch, or a worker that makes envs
     LIVE      a worker that runs jobs                   STOPPING after a deadline, or to close or renew; ENDING if an
                                                         env has raised and the process is discarded; BACKOFF if this
                                                         is a standby whose process another actor takes
     STOPPING  the exit of the worker, or a late launch  what the `Plan` for the exit says
     ENDING    the same, or a call of `_proceed`         the same; from the call, STARTING or CLOSED
     BACKOFF   a timer                                   STARTING
-    DEAD      nothing, until `wake` or `renew`          NEW, or STARTING
+    DEAD      nothing, until `wake`, `renew`, or        NEW, STARTING, or ENDING
+              ``kill(restart=True)``
     CLOSED    nothing                                   nothing
     ========  ========================================  ============================================================
 
@@ -213,14 +215,14 @@ class Actor(ActorBase):
                 self.phase = Phase.NEW
                 self.proceed_soon()
 
-    def accept(self, call: Job) -> None:
+    def accept(self, job: Job) -> None:
         with self.lock, self.lock.change(self):
             if self.is_closing:
-                call.actor = self
-                activity = call.activity()
+                job.actor = self
+                activity = job.activity()
                 assert activity is not None, "it has not ended"
                 raise self.lock.refuse(self.errors.closed(activity))
-            self.jobs.enqueue(call)
+            self.jobs.enqueue(job)
 
     def renew(self, future: ActorFuture) -> None:
         self.check_owner()
@@ -301,8 +303,8 @@ class Actor(ActorBase):
             loan = self.loans.begin(self.process.worker if is_running else None)
         if loan is None:
             return
-        # `loans.begin` has needed more stack than the report of an interrupted change does, so a RecursionError in the
-        # loop is reported, and leaves no call without an end.
+        # If the stack ends in here, the interrupted change can still be reported for repair: that takes less stack than
+        # `loans.begin`, which has succeeded.
         try:
             until = loan.until if deadline is None else min(deadline, loan.until)
             spins = self.spin.caller_spins
@@ -375,16 +377,17 @@ class Actor(ActorBase):
     def on_frame(self, frame: Frame) -> None:
         kind, incarnation, call_id, payload = frame
         job = self.jobs.running
-        is_reply = job is not None and call_id == job.call_id and kind in _REPLIES
         if kind == Kind.LOGGED:
             self.runtime.log(functools.partial(handle_record, payload))
         elif incarnation != self.process.incarnation:
             self.jobs.stale += 1
-        elif is_reply and self.phase is LIVE:
-            self.spin.complete(time.monotonic())
-            self.jobs.on_reply(frame)
-        elif is_reply and self.phase is Phase.STOPPING and self.process.end_reason is not EndReason.TIMEOUT:
-            pass  # its envs are closed; their finalizers may run until the close deadline
+        elif kind in _REPLIES and job is not None and call_id == job.call_id:
+            if self.phase is LIVE:
+                self.spin.complete(time.monotonic())
+                self.jobs.on_reply(frame)
+            else:
+                has_closed_envs = self.phase is Phase.STOPPING and self.process.end_reason is not EndReason.TIMEOUT
+                self.jobs.stale += not has_closed_envs  # if so, their finalizers may run until the close deadline
         elif kind == Kind.OVERFLOW:
             self.tenant.on_overflow(frame)
         elif kind == Kind.PART and job is not None:
@@ -611,7 +614,7 @@ class Actor(ActorBase):
         self.runtime.launcher.finish(self._launch)
         self.deadline_watch.stop()
         self.tenant.collect_completed()
-        ended = self._judge(report, self.jobs.detach_process(process))
+        ended = self._plan_exit(report, self.jobs.detach_process(process))
         if process.has_started:
             self.last_exit_error = ended.error
         self.log.write_exit(ended)
@@ -620,10 +623,9 @@ class Actor(ActorBase):
         process.worker = None
         self._carry_out(ended)
 
-    def _judge(self, report: ExitReport, remainder: Remainder) -> ProcessExit:
+    def _plan_exit(self, report: ExitReport, remainder: Remainder) -> ProcessExit:
         """Make the error of an exit, and decide what comes next, given what the process has not completed."""
-        process, job, crashes = self.process, self.jobs.running, self.config.crashes
-        culprit = remainder.culprit
+        process, job, crashes, culprit = self.process, self.jobs.running, self.config.crashes, remainder.culprit
         error = self.errors.exit_error(culprit, process, report)
         if crashes is not None and is_crash(report.reason) and report.pid is not None:
             find_inputs = Inputs if job is None or culprit is None else functools.partial(job.inputs, culprit)
@@ -645,26 +647,30 @@ class Actor(ActorBase):
         process = self.process
         needs_process = not self.is_closing or self.jobs.has_jobs_before_close
         match self.phase:
-            case Phase.LIVE | Phase.STOPPING | Phase.ENDING if process.worker is not None:
-                self.jobs.dispatch()  # starts nothing if the process is ending: `on_exit` continues
-            case Phase.NEW if needs_process:
-                self._start_process(process.incarnation)
             case Phase.ASLEEP | Phase.NEW | Phase.BACKOFF if not needs_process:
                 self._close()
+            case Phase.NEW:
+                self._start_process(process.incarnation)
             case Phase.STARTING if needs_process:
-                pass  # the launch continues
+                pass  # the launch or the worker leads on
             case Phase.STARTING | Phase.STOPPING | Phase.ENDING if process.awaits_worker:
-                if self._unconfirmed is not None or self.runtime.launcher.withdraw(self._launch):
-                    self._after_exit(ExitReport(reason=process.end_reason))
+                self._withdraw_launch()
+            case Phase.LIVE | Phase.STOPPING | Phase.ENDING if process.worker is not None:
+                self.jobs.dispatch()  # starts jobs in LIVE only; in the other two, `on_exit` leads on
             case Phase.ENDING | Phase.DEAD if self.is_closing:
                 self._close()
-            case Phase.ENDING:
+            case Phase.ENDING:  # without a process
                 self.jobs.fail_renewal(functools.partial(self.errors.ended_because, reason=process.end_reason))
                 self._start_next_process()
             case Phase.DEAD:
                 self._fail_jobs_of_dead()
             case Phase.CLOSED:
                 self.jobs.fail_all(self.errors.closed)
+
+    def _withdraw_launch(self) -> None:
+        """Treat a launch that nobody needs any more as an exit; if it has begun, `_on_launched` leads on."""
+        if self._unconfirmed is not None or self.runtime.launcher.withdraw(self._launch):
+            self._after_exit(ExitReport(reason=self.process.end_reason))
 
     def _carry_out(self, ended: ProcessExit) -> None:
         """Do what the plan of an exit says: start the next process, now or later, stay dead, or close the actor."""
@@ -731,7 +737,7 @@ class Actor(ActorBase):
 
         Args:
             bug: The error of this library that has ended the change; it closes the actor. None if the change was
-                interrupted: then the process is replaced, but a dead actor stays dead.
+                interrupted: then the process is replaced, if there is one.
         """
         reason = EndReason.INTERRUPT if bug is None else EndReason.CLOSE
         if bug is None:
@@ -742,11 +748,11 @@ class Actor(ActorBase):
             error_of = functools.partial(self.errors.broken, bug=bug)
         self.log.write(logging.WARNING if bug is None else logging.ERROR, text, bug)
         self.is_closing |= bug is not None
-        if self.phase not in (Phase.DEAD, Phase.CLOSED):
+        if self.phase not in (Phase.ASLEEP, Phase.DEAD, Phase.CLOSED):
             self.phase = Phase.ENDING  # the process runs nothing more, also of what the lines below queue
         self.jobs.repair(error_of, fails_all=bug is not None)
         self.tenant.repair(error_of)
-        if self.phase is Phase.DEAD and bug is None:
+        if self.phase in (Phase.ASLEEP, Phase.DEAD) and bug is None:
             self.proceed_soon()
         elif bug is not None and self.process.report is not None and self.phase is not Phase.CLOSED:
             self._close()  # the exit was handled already, perhaps by the code with the bug

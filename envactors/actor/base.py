@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 from envactors import runtime as runtimes
 from envactors.actor.actor_process import ActorProcess
@@ -14,6 +15,7 @@ from envactors.actor.change import ChangeLock
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.future import ActorFuture
+from envactors.actor.job import Job
 from envactors.actor.latch import Latch
 from envactors.actor.states import ActorState, ActorStats
 from envactors.errors import ActorClosedError, ActorError
@@ -52,6 +54,7 @@ class ActorBase(ABC):
         self.process: ActorProcess = ActorProcess(0)
         self.errors: ErrorFactory = ErrorFactory(config, lambda: self.process.incarnation)
         self.last_exit_error: ActorError | None = None
+        self._has_warned = False
         self._owner_pid = os.getpid()
         self._forks = runtimes.forks
 
@@ -129,8 +132,8 @@ class ActorBase(ABC):
         """Start a process, if the actor is asleep."""
 
     @abstractmethod
-    def accept(self, call: Any) -> None:  # a `Call`, whose module imports this one
-        """Run a pickled call, or queue it.
+    def accept(self, job: Job) -> None:
+        """Run a call, or queue a call or a renewal.
 
         Raises:
             ActorClosedError: The actor was closed.
@@ -165,7 +168,7 @@ class ActorBase(ABC):
 
     @abstractmethod
     def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
-        """Replace a process because one of its envs has raised; this counts as a restart. Call it within a change.
+        """Replace a process because one of its envs has raised, as one that has crashed. Call it within a change.
 
         Args:
             incarnation: The incarnation of that process. Nothing happens if the current one is another.
@@ -174,7 +177,7 @@ class ActorBase(ABC):
 
     @abstractmethod
     def make_change(self, event: Callable[..., object], *args: object) -> None:
-        """Run an event under the lock, as a change of the actor."""
+        """Run an event under the lock; if the actor has processes, as a change of it."""
 
     @abstractmethod
     def kill(self, restart: bool) -> None:
@@ -210,6 +213,17 @@ class ActorBase(ABC):
         """Have another thread close the actor. Takes no lock, so finalizers may call it."""
         if (runtime := runtimes.runtime_of(self)) is not None:
             runtime.callbacks.submit(lambda: self.begin_close(None))
+
+    def warn_of_deadlines(self, *deadlines: float | None) -> None:
+        """Warn once, in the user's line, if any deadline is not None and the backend does not enforce it."""
+        if self._has_warned or self.config.backend.traits.can_kill or all(seconds is None for seconds in deadlines):
+            return
+        self._has_warned = True
+        depth = 1
+        while sys._getframe(depth).f_globals.get("__name__", "").partition(".")[0] == "envactors":
+            depth += 1
+        text = f"actor {self.name!r} lives in {self.config.backend!r}, where deadlines are not enforced"
+        warnings.warn(text, stacklevel=depth + 1)
 
     def check_owner(self) -> None:
         """Raise in a forked process, which must not use the actors of its parent.

@@ -75,7 +75,7 @@ class ChangeLock(RLock):
         super().__init__()
         self.last_call_id: int = 0
         self._changing: tuple[Changeable, ...] = ()
-        self._frame: FrameType | None = None  # the frame that makes the change
+        self._frame: FrameType | None = None  # the frame that makes or repairs the change
         self._bug: BaseException | None = None  # the error of this library that has ended the change
         self._scope = _Scope(self)
 
@@ -130,6 +130,7 @@ class ChangeLock(RLock):
                 f"cannot use actor {names} in a signal handler or finalizer that has interrupted a change of its "
                 "state: let the handler set a flag, and use the actor after it"
             )
+        self._frame = sys._getframe()
         for actor in dict.fromkeys(self._changing):
             actor.repair(self._bug)
         self._changing, self._frame, self._bug = (), None, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 from envactors.actor.change import ChangeLock
@@ -33,7 +32,6 @@ class ActorConfig:
         is_on_demand: Whether it starts a process only when it is woken, also once it is dead.
         crashes: Leaves its crash bundles; None without ``crash_dir``.
         is_executor: Whether it runs functions in place of envs, for errors.
-        has_warned: Whether the user was warned of deadlines that the backend does not enforce.
     """
 
     name: str
@@ -50,7 +48,6 @@ class ActorConfig:
     is_on_demand: bool = False
     crashes: CrashReporter | None = None
     is_executor: bool = False
-    has_warned: bool = False
 
     @property
     def first_index(self) -> int:
@@ -66,16 +63,3 @@ class ActorConfig:
     def indices(self) -> range:
         """The indices of the actor's envs."""
         return range(self.first_index, self.first_index + self.env_count)
-
-    def warn_of_deadlines(self, *deadlines: float | None, stacklevel: int) -> None:
-        """Warn, once, of deadlines that the backend does not enforce.
-
-        Args:
-            *deadlines: The deadlines in seconds; None for no limit.
-            stacklevel: How many calls lie between this one and the user's code.
-        """
-        can_kill = self.backend.traits.can_kill
-        if not can_kill and not self.has_warned and any(seconds is not None for seconds in deadlines):
-            self.has_warned = True
-            text = f"actor {self.name!r} lives in {self.backend!r}, where deadlines are not enforced"
-            warnings.warn(text, stacklevel=stacklevel + 1)

@@ -14,7 +14,7 @@ from envactors import errors
 from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.actor.config import ActorConfig
-from envactors.actor.exits import RestartTracker, is_spinning
+from envactors.actor.exits import RestartTracker, lacks_backoff
 from envactors.actor.future import LazyOutcome
 from envactors.actor.states import EndReason, is_crash
 from envactors.backends.base import LaunchRefusedError
@@ -87,7 +87,9 @@ class ErrorFactory:
         """Return the error of a result that cannot be unpickled. Formats the cause, so not under the lock."""
         who, where = self._locate(activity, incarnation, pid)
         lines = "".join(safe_traceback(cause)).rstrip()
-        text = f"the result of {activity.method} cannot be unpickled, {who}{_after(where)}: {safe_repr(cause)}\n{lines}"
+        text = (
+            f"the result of {activity.method} cannot be unpickled, {who}{_elapsed(where)}: {safe_repr(cause)}\n{lines}"
+        )
         # Without its frames: where rows are read, these refer to memory, which would live as long as the error.
         return _caused(errors.SerializationError(text, **where), cause.with_traceback(None))
 
@@ -105,7 +107,7 @@ class ErrorFactory:
         }
         problem = problems.get(failure.fault, f"{call} raised an exception that cannot be pickled or unpickled")
         who, where = self._locate(activity, incarnation, pid)
-        text = f"{problem}, {who}{_after(where)}: {failure.text}\n{failure.traceback}".rstrip()
+        text = f"{problem}, {who}{_elapsed(where)}: {failure.text}\n{failure.traceback}".rstrip()
         return _caused(errors.SerializationError(text, **where), cause)
 
     def out_of_memory(self, activity: Activity, cause: OSError) -> ActorError:
@@ -124,30 +126,30 @@ class ErrorFactory:
         """Return the error of a process that could not be started, or ended before its envs were made."""
         activity = Activity("", self._config.first_index + process.envs_made, started=process.launched)
         who, where = self._locate(activity, process.incarnation, report.pid)
-        cause = report.status.refusal
-        failure = process.failure
-        ending = _ending(report) if failure is None else {"stderr_tail": report.stderr_tail}
-        is_late = failure is None and report.reason is EndReason.TIMEOUT
-        seconds = self._config.deadlines.start
-        if failure is not None:
-            cause = process.cause
-            maker = "initializer" if self._config.is_executor else "factory"
-            text = f"the {maker} of {who} raised {failure.text}{_after(where)}"
-            text += "" if cause is not None else f"\n{failure.traceback.rstrip()}"
-            advice = self._config.backend.traits.import_advice if isinstance(cause, ImportError) else ""
-            text += f": {advice}" if advice else ""
+        is_late = process.failure is None and report.reason is EndReason.TIMEOUT
+        text = self._describe_failed_start(process, report, who, _elapsed(where)) + _evidence(report)
+        cause, ending = report.status.refusal, _end_fields(report)
+        if process.failure is not None:
+            cause, ending = process.cause, {"stderr_tail": report.stderr_tail}
         elif is_late:
-            why = f" and was ended{_after(where)}" if cause is None else f": {cause}"
-            text = f"{who} was not ready within its start deadline of {seconds} s{why}"
-        elif cause is not None:
-            text = f"{who} could not be started: {cause if report.is_refused else repr(cause)}"
-        else:
-            begun = "its initializer had returned" if self._config.is_executor else "its env was made"
-            text = f"{who} {_how(report)}{_after(where)} before {begun}"
-        text += _appendix(report)
-        if is_late:
-            cause = _timeout(text, seconds, report, where)
+            cause = _timeout_error(text, self._config.deadlines.start, report, where)
         return _caused(errors.ActorStartError(text, **ending, **where), cause)
+
+    def _describe_failed_start(self, process: ActorProcess, report: ExitReport, who: str, after: str) -> str:
+        """Return why a process has not started."""
+        failure, refusal = process.failure, report.status.refusal
+        if failure is not None:
+            maker = "initializer" if self._config.is_executor else "factory"
+            traceback = f"\n{failure.traceback.rstrip()}" if process.cause is None else ""
+            advice = self._config.backend.traits.import_advice if isinstance(process.cause, ImportError) else ""
+            return f"the {maker} of {who} raised {failure.text}{after}{traceback}" + (f": {advice}" if advice else "")
+        if report.reason is EndReason.TIMEOUT:
+            why = f" and was ended{after}" if refusal is None else f": {refusal}"
+            return f"{who} was not ready within its start deadline of {self._config.deadlines.start} s{why}"
+        if refusal is not None:
+            return f"{who} could not be started: {refusal if report.is_refused else repr(refusal)}"
+        begun = "its initializer had returned" if self._config.is_executor else "its env was made"
+        return f"{who} {_describe_end(report)}{after} before {begun}"
 
     def ended_because(self, activity: Activity, reason: EndReason | None, incarnation: int | None = None) -> ActorError:
         """Return the error of an activity that its process could not begin, since that was ended for a reason."""
@@ -160,23 +162,23 @@ class ErrorFactory:
         if activity is None:
             running = "while idle"
         elif activity.started == 0.0:
-            running = f"before {activity.method}{_call(activity)} could run"
+            running = f"before {activity.method}{_call_id(activity)} could run"
         else:
-            running = f"in {activity.method}{_call(activity)}{_after(where)}"
-        running += _appendix(report)
+            running = f"in {activity.method}{_call_id(activity)}{_elapsed(where)}"
+        running += _evidence(report)
         if report.reason is EndReason.TIMEOUT and activity is not None:
             text = f"{who} passed its deadline of {activity.deadline} s {running}"
-            return _timeout(text, activity.deadline, report, where)
+            return _timeout_error(text, activity.deadline, report, where)
         was_killed = aborted and report.status.loss is None and not report.corruption
-        how = "was ended on purpose" if was_killed else _how(report)
+        how = "was ended on purpose" if was_killed else _describe_end(report)
         if report.reason is EndReason.INTERRUPT:
             how = "was replaced, since an exception interrupted the caller in the middle of a change,"
         elif report.reason is EndReason.DISCARD:
             how = "was replaced, since an env had raised,"
         text = f"{who} {how} {running}"
         if report.status.loss is not None:
-            return errors.NodeLostError(text, **report.status.loss._asdict(), **_ending(report), **where)
-        return errors.ActorDiedError(text, aborted=aborted, **_ending(report), **where)
+            return errors.NodeLostError(text, **report.status.loss._asdict(), **_end_fields(report), **where)
+        return errors.ActorDiedError(text, aborted=aborted, **_end_fields(report), **where)
 
     def discarded(
         self, activity: Activity, incarnation: int, pid: int | None, cause: BaseException, text: str
@@ -199,7 +201,7 @@ class ErrorFactory:
         whose = "" if crash.method is None else f" while {crash.method} of env {crash.index} was running"
         text = (
             f"env {activity.env} of actor {self._config.name!r} was lost with its process{whose}, before its own "
-            f"{activity.method}{_call(activity)} had a result: {crash}"
+            f"{activity.method}{_call_id(activity)} had a result: {crash}"
         )
         kind = errors.NodeLostError if isinstance(crash, errors.NodeLostError) else errors.ActorDiedError
         names = {**errors.ActorDiedError.__annotations__, **kind.__annotations__}
@@ -225,7 +227,7 @@ class ErrorFactory:
             f"{who} was lost {len(crashes)} times, and restart=RestartPolicy({reached}) allows no more restarts. If "
             f"such losses are to be expected, raise {limit}, or set it to math.inf for no limit. The last time: {last}"
         )
-        if is_spinning(policy, failed_starts):
+        if lacks_backoff(policy, failed_starts):
             text = (
                 f"{who} failed to start {failed_starts} times in a row, and restart=RestartPolicy(backoff=0) does not "
                 f"delay the next time. If it may start later, set backoff. The last time: {last}"
@@ -238,7 +240,7 @@ class ErrorFactory:
         error = copy_error(final)
         if isinstance(error, errors.RestartsExhaustedError):
             error.index, error.method, error.call_id = activity.env, activity.method, activity.call_id
-            error.args = (f"{activity.method} of env {activity.env}{_call(activity)} cannot run: {final}",)
+            error.args = (f"{activity.method} of env {activity.env}{_call_id(activity)} cannot run: {final}",)
         return error
 
     def _locate(
@@ -262,16 +264,18 @@ class ErrorFactory:
 
 
 def _caused(error: ActorError, cause: BaseException | None) -> ActorError:
+    """Return an error, once it has a cause."""
     error.__cause__ = cause
     return error
 
 
-def _timeout(text: str, seconds: float | None, report: ExitReport, where: dict[str, Any]) -> ActorError:
-    evidence = {"stacks": report.stacks, "stderr_tail": report.stderr_tail}
-    return errors.ActorTimeoutError(text, timeout=seconds, **evidence, **where)
+def _timeout_error(text: str, limit: float | None, report: ExitReport, where: dict[str, Any]) -> ActorError:
+    """Return the error of a deadline that has passed."""
+    return errors.ActorTimeoutError(text, timeout=limit, stacks=report.stacks, stderr_tail=report.stderr_tail, **where)
 
 
-def _how(report: ExitReport) -> str:
+def _describe_end(report: ExitReport) -> str:
+    """Return the verb of a sentence whose subject is a process that has ended."""
     if report.status.loss is not None:
         return f"was lost with its node {report.status.loss.node!r}, {report.status.loss.reason},"
     if report.status.is_helper_lost:
@@ -281,18 +285,22 @@ def _how(report: ExitReport) -> str:
     return errors.describe_end(report.status.exitcode, report.status.signal)
 
 
-def _ending(report: ExitReport) -> dict[str, Any]:
+def _end_fields(report: ExitReport) -> dict[str, Any]:
+    """Return how a process has ended, as attributes of its error."""
     return {"exitcode": report.status.exitcode, "signal": report.status.signal, "stderr_tail": report.stderr_tail}
 
 
-def _call(activity: Activity) -> str:
+def _call_id(activity: Activity) -> str:
+    """Return the call id in parentheses; empty if there is none."""
     return f" (call {activity.call_id})" if activity.call_id else ""
 
 
-def _after(where: dict[str, Any]) -> str:
+def _elapsed(where: dict[str, Any]) -> str:
+    """Return how long an activity has run; empty if it has not begun."""
     return "" if where["elapsed"] is None else f" after {where['elapsed']:.3f} s"
 
 
-def _appendix(report: ExitReport) -> str:
+def _evidence(report: ExitReport) -> str:
+    """Return the stacks and the end of the stderr of a process, on further lines."""
     stacks = f"\nits stacks:\n{report.stacks.rstrip()}" if report.stacks else ""
     return stacks + (f"\nthe end of its stderr:\n{report.stderr_tail}" if report.stderr_tail else "")

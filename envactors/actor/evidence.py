@@ -13,7 +13,7 @@ _STACKS = re.compile(r"(?:^.*\(most recent call first\):(?:\n  .*)*\n*)+", re.MU
 # The modules that call env code.
 _LIBRARY = re.compile(
     r"^.*[/\\]envactors[/\\](vector_env\.py|"
-    r"(actor|backends|integrations|mailbox|pools|reruns|rollout|vector|worker)[/\\])"
+    r"(actor|backends|integrations|mailbox|pools|reruns|rollout|state|vector|worker)[/\\])"
 )
 
 

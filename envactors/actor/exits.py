@@ -1,6 +1,6 @@
 """What follows from the exit of a process: facts, pure decisions, and the count of restarts.
 
-closing ............................ every request fails, and the actor is closed
+closing ............................ every request fails, and the actor is closed; calls behind a renewal still run
 renewed, aborted, or interrupted ... the next process starts at once, and does not count as a restart
 its helper was lost ................ the same, but the running call uses no retry, and fails only if it has none
 all else ........................... counts as a restart; the running call fails, or runs again if it has retries
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
         return self.next in (Next.START, Next.RESTART)
 
 
-def is_spinning(policy: RestartPolicy, failed_starts: int) -> bool:
+def lacks_backoff(policy: RestartPolicy, failed_starts: int) -> bool:
     """Return whether so many starts in a row have failed that another one needs a delay, which the policy rules out."""
     return failed_starts >= MOST_FAILED_STARTS and 0 in (policy.backoff, policy.backoff_max)
 
@@ -60,9 +60,9 @@ def restart_delay(policy: RestartPolicy, granted: Sequence[float], now: float, f
     Returns:
         The delay in seconds; None if the policy allows no more restarts.
     """
-    recent = sum(now - time < policy.window for time in granted)
+    recent = sum(now - when < policy.window for when in granted)
     is_spent = recent >= policy.max_restarts or len(granted) >= policy.max_lifetime_restarts
-    if is_spent or is_spinning(policy, failed_starts):
+    if is_spent or lacks_backoff(policy, failed_starts):
         return None
     return float(min(policy.backoff_max, policy.backoff * 2.0 ** min(recent, 64)))  # 2 ** 64 exceeds every limit
 

@@ -115,6 +115,9 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         keep_alive: An object to hold until the call has ended: an actor lives while one of its futures is unfinished.
     """
 
+    # Whether a thread that waits is woken before the loop waits for events; see `Loop.wake_others`.
+    _is_urgent = True
+
     def __init__(self, owner: Owner, keep_alive: object) -> None:
         # What the base class sets, but for its condition: making that takes as long as all else here.
         self._result: R | None = None
@@ -128,9 +131,6 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         # Reentrant: a signal handler may ask for the result while its thread reads it.
         self._reading = RLock()
         self._ended = Latch()
-
-    # Whether a thread that waits is woken before the loop waits for events; see `Loop.wake_others`.
-    _is_urgent = True
 
     if not TYPE_CHECKING:  # typeshed has a plain attribute
 
@@ -154,7 +154,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
             ActorClosedError: The call had not ended when this process was forked.
             Exception: The exception that the env raised, or the `ActorError` that ended the call.
         """
-        self._wait(timeout)
+        self._wait(timeout, "result(timeout=...)")
         if self._exception is None:
             return self._result  # type: ignore[return-value] # it is not None then
         try:
@@ -164,7 +164,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the exception that the call ended with, or None if it has a result. Wait like `result`."""
-        self._wait(timeout)
+        self._wait(timeout, "exception(timeout=...)")
         return self._exception
 
     def done(self) -> bool:
@@ -228,15 +228,16 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
             state += f" returned {type(self._result).__name__}" if error is None else f" raised {type(error).__name__}"
         return f"<{type(self).__name__} at {id(self):#x} state={state}>"
 
-    def _wait(self, timeout: float | None) -> None:
-        """Wait for the outcome and read it."""
-        timeout = as_timeout(timeout, "result(timeout=...)", may_be_past=True)
+    def _wait(self, timeout: float | None, option: str) -> None:
+        """Wait for the outcome and read it; errors name the option that limits the time."""
+        timeout = as_timeout(timeout, option, may_be_past=True)
         if not self.done():
             self.owner.check_owner()
             deadline = None if timeout is None else time.monotonic() + min(timeout, threading.TIMEOUT_MAX)
             self.owner.read_reply(self, deadline)
-            if not self.done() and not self._ended.wait(remaining(deadline)):
-                raise concurrent.futures.TimeoutError
+            while not self.done() and not self._ended.wait(remaining(deadline)):
+                if remaining(deadline) == 0.0:
+                    raise concurrent.futures.TimeoutError
         if self._condition.state != _FINISHED:
             raise concurrent.futures.CancelledError
         if self._outcome is not None:

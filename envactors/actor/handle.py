@@ -11,8 +11,8 @@ from typing import Any, Concatenate, Generic, TypeVar, overload
 from envactors.actor.activity import Activity
 from envactors.actor.base import ActorBase
 from envactors.actor.bound import BoundToProcess
+from envactors.actor.calls import Call
 from envactors.actor.future import ActorFuture
-from envactors.actor.jobs import Call
 from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.type_variables import P, R, T_co
 from envactors.errors import VectorInputError
@@ -174,7 +174,7 @@ class ActorView(Caller[T_co]):
         deadline = as_timeout(deadline, "options(deadline=...)")
         if not is_int(retries, 0):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")
-        self._actor.config.warn_of_deadlines(deadline, stacklevel=2)
+        self._actor.warn_of_deadlines(deadline)
         return type(self)(self._actor, self._lifeline, self._position, deadline, retries, self._is_shared)
 
     def __repr__(self) -> str:
@@ -204,7 +204,8 @@ class ActorHandle(ActorView[T_co]):
 
         Args:
             restart: False: running and queued calls get ``ActorDiedError(aborted=True)``, and later ones raise
-                `ActorClosedError`. True: only the running call fails; queued calls run in a new process.
+                `ActorClosedError`. True: only the running call fails; a new process runs the queued ones, also if the
+                actor was dead.
         """
         self._actor.kill(restart)
 
@@ -214,8 +215,7 @@ class ActorHandle(ActorView[T_co]):
         Args:
             timeout: How long closing may take before the process is killed, in seconds; None for the close deadline.
         """
-        timeout = as_timeout(timeout, "close(timeout=...)")
-        close_all([self], timeout)
+        close_all([self], as_timeout(timeout, "close(timeout=...)"))
 
     def __enter__(self) -> ActorHandle[T_co]:
         return self
@@ -273,8 +273,7 @@ def pickle_call(actor: ActorBase, call: Call, message: tuple[Any, ...], by_value
     try:
         call.payload = dumps(tuple(message), by_value)
     except Exception as error:  # the reduction of an argument may raise anything
-        what = Activity(call.method, call.index)
-        call.future.set_exception(actor.errors.unpicklable(what, error))
+        call.future.set_exception(actor.errors.unpicklable(Activity(call.method, call.index), error))
         return False
     return True
 

@@ -15,9 +15,9 @@ from envactors.actor import recording
 from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess, ExitReport
 from envactors.actor.base import ActorBase
+from envactors.actor.calls import Call
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture, ReadyOutcome
-from envactors.actor.jobs import Call
 from envactors.actor.log import ActorLog
 from envactors.actor.running_code import InlineRequest, RunningCode, stack_of
 from envactors.actor.states import ActorState, ActorStats, EndReason
@@ -72,6 +72,7 @@ class InlineActor(ActorBase):
     Attributes:
         code: The env code that is running, once it has begun; the actors of a vector share it.
         vector: Its vector; None for a lone actor.
+        indices: The indices of its envs.
     """
 
     def __init__(self, config: ActorConfig) -> None:
@@ -141,28 +142,28 @@ class InlineActor(ActorBase):
 
     # Requests --------------------------------------------------------------------------------------------
 
-    def accept(self, call: Call) -> None:
+    def accept(self, job: Any) -> None:
+        call: Call = job  # all other jobs need a process
         activity = Activity(call.method, call.index)
-        future = call.future
         if self.closed.is_open:
             raise self.errors.closed(activity)
         self.check_not_within()
         try:
             self.make_missing(activity)
         except ActorError as error:
-            future.set_exception(error)
+            call.future.set_exception(error)
             return
         if call.incarnation not in (None, self.process.incarnation):
-            future.set_exception(self.errors.lost_process(activity, call.incarnation, self.last_exit_error))
+            call.future.set_exception(self.errors.lost_process(activity, call.incarnation, self.last_exit_error))
             return
         self._call_id += 1
         activity = activity._replace(call_id=self._call_id, started=time.monotonic())
-        future.set_running()
+        call.future.set_running()
         request = _Request(self, call.index, activity)
         with self.lock, self.code.enter(request):
             request.server = server = self._server
             if server is None:  # another thread has closed the actor, or its factory has raised, meanwhile
-                future.set_exception(self.unusable_error(activity))
+                call.future.set_exception(self.unusable_error(activity))
                 return
             kind, payload = server.execute(call.kind, call.payload)
             self._completed += 1
@@ -170,7 +171,7 @@ class InlineActor(ActorBase):
             if call.take_reply is not None:
                 call.take_reply(reply)
         recording.recorder.on_span(self, call.method, activity.started)
-        future.set_outcome(self.errors.outcome(activity, reply, self.pid))
+        call.future.set_outcome(self.errors.outcome(activity, reply, self.pid))
 
     def check_not_within(self) -> None:
         """Raise if the calling thread runs code of an env of this actor, whose next request must run after that.
@@ -187,7 +188,7 @@ class InlineActor(ActorBase):
         with self.lock:
             if self.closed.is_open:
                 raise self.errors.closed(Activity("renew", self.config.first_index))
-            self.replace(self._describe_end(EndReason.RENEW), closes=True)
+            self.replace(self.errors.ended(None, ExitReport(self.pid, reason=EndReason.RENEW)), closes=True)
             outcome = ReadyOutcome(self.process.incarnation, self._start_error)
         future.set_outcome(outcome)
 
@@ -202,8 +203,8 @@ class InlineActor(ActorBase):
             recording.recorder.on_exit(self, None)
             server, self._server = self._server, None
             self._start_error = None
-            self.last_exit_error: ActorError | None = error
-            self.process: ActorProcess = ActorProcess(self.process.incarnation + 1)
+            self.last_exit_error = error
+            self.process = ActorProcess(self.process.incarnation + 1)
             self._report_change()
             if closes and server is not None:
                 self._close_envs(server)
@@ -233,11 +234,8 @@ class InlineActor(ActorBase):
         error = make_error()
         with self.lock:
             if incarnation == self.process.incarnation and not self.closed.is_open:
-                self._log.write(logging.WARNING, str(error).partition("\n")[0], of=error)
+                self._log.write(logging.WARNING, str(error).partition("\n")[0], error=error)
                 self.replace(error)
-
-    def _describe_end(self, reason: EndReason) -> ActorError:
-        return self.errors.ended(None, ExitReport(self.pid, reason=reason))
 
     def unusable_error(self, activity: Activity) -> ActorError:
         """Return the error of a request that cannot run: a factory has raised, or the actor was closed."""
@@ -251,7 +249,7 @@ class InlineActor(ActorBase):
             raise self.errors.unsupported("kill it in the middle of a call")
         with self.lock:
             if not self.closed.is_open and restart:
-                self.replace(self._describe_end(EndReason.ABORT))
+                self.replace(self.errors.ended(None, ExitReport(self.pid, reason=EndReason.ABORT)))
             elif not self.closed.is_open:
                 self._close()
 

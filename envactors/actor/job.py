@@ -1,6 +1,6 @@
 """The interface of jobs, the entries of an actor's queue, and the jobs that end a process.
 
-`envactors.actor.jobs` has calls and replays, and `envactors.actor.job_queue` the queue. The worker runs one job at a
+`envactors.actor.calls` has calls and replays, and `envactors.actor.job_queue` the queue. The worker runs one job at a
 time.
 """
 
@@ -84,8 +84,8 @@ class Job:
         """Return what the worker runs for it, or begins next; None if it is finished."""
         raise NotImplementedError
 
-    def accept_completed(self, process: ActorProcess) -> Remainder:
-        """Accept what an ended process has completed of it, and return the rest, with a culprit if it had begun."""
+    def find_remainder(self, process: ActorProcess) -> Remainder:
+        """Return what an ended process has not completed of it, with a culprit if it had begun."""
         worker = process.worker
         has_begun = worker is None or worker.page.progress().call_id == self.call_id
         return Remainder(self.activity() if has_begun or blames_request(process.end_reason) else None)
@@ -165,8 +165,8 @@ class ProcessExit(NamedTuple):
         It may not if the actor is being closed, an env has raised, or the process was to be replaced anyway: by the
         user, perhaps after the call has missed its deadline, or after an interrupt.
         """
-        is_requested = self.plan.next in (Next.CLOSE, Next.START) and self.reason is not EndReason.HELPER_LOST
-        return self.reason is not EndReason.DISCARD and not is_requested
+        is_requested = self.plan.next is Next.START and self.reason is not EndReason.HELPER_LOST
+        return self.reason is not EndReason.DISCARD and self.plan.next is not Next.CLOSE and not is_requested
 
 
 class _EndOfProcess(Job):
@@ -178,7 +178,7 @@ class _EndOfProcess(Job):
         """Return the job."""
         return Activity(self.method, self.actor.config.first_index, self.call_id, self.started)
 
-    def accept_completed(self, process: ActorProcess) -> Remainder:
+    def find_remainder(self, process: ActorProcess) -> Remainder:
         """Return all of it: the worker ends because of it."""
         del process
         return Remainder(self.activity())

@@ -41,9 +41,9 @@ class SharedQueue(Protocol):
 class JobQueue:
     """The jobs of one actor. Every method runs within a change of the actor.
 
-    A job begins with `enqueue`, or as rows with `try_run_rows`. It ends with its reply, with `end`, with the process,
-    or with an error. Between two changes, every unfinished job is in one place: it waits, it is the running one, or it
-    is the renewal. No job waits for a live worker that is free for it.
+    A job begins with `enqueue`, with `start_in_process`, or as rows with `try_run_rows`. It ends with its reply, with
+    `end`, with the process, or with an error. Between two changes, every unfinished job is in one place: it waits, it
+    is the running one, or it is the renewal. No job waits for a live worker that is free for it.
 
     Args:
         actor: The actor.
@@ -92,10 +92,6 @@ class JobQueue:
     def record_completed(self, count: int) -> None:
         """Count steps and resets that have returned or raised; their results are in rows, without a reply."""
         self.completed += count
-
-    def record_failed(self) -> None:
-        """Count a step or reset that was ended by the end of its process, and is not run again."""
-        self.failed += 1
 
     def record_replay(self, seconds: float) -> None:
         """Count a replay that took this time."""
@@ -149,13 +145,17 @@ class JobQueue:
                 return True
             else:
                 self.waiting.popleft()
-                job.call_id = actor.config.lock.next_call_id()
-                job.started = time.monotonic()
-                self.running = job  # while it starts, it may queue other jobs, which wait for it
-                self.running = job.start()  # of queued rows, this is the posted rows; None if nothing is left
-                if self.running is not job:
-                    self._forget(job)
+                self._start(job)
         return False
+
+    def _start(self, job: Job) -> None:
+        """Send a job to the worker. Meanwhile it is the running one, for which jobs that it queues wait."""
+        job.call_id = self._actor.config.lock.next_call_id()
+        job.started = time.monotonic()
+        self.running = job
+        self.running = successor = job.start()
+        if successor is not job:  # the posted rows of queued ones; None if nothing is left to run
+            self._forget(job)
 
     def _take_shared(self, shared: SharedQueue) -> None:
         """Start a job of the shared queue, if the worker is free."""
@@ -281,7 +281,7 @@ class JobQueue:
         for job in [job for job in self.waiting if job.is_of_process]:
             self.waiting.remove(job)
             self._forget(job)
-        return Remainder() if self.running is None else self.running.accept_completed(process)
+        return Remainder() if self.running is None else self.running.find_remainder(process)
 
     def on_exit(self, ended: ProcessExit) -> None:
         """End the running job, or queue it again. A renewal goes on, unless the actor closes or the user aborts it."""

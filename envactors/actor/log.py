@@ -38,14 +38,14 @@ class ActorLog:
         self._actor = actor
         self._evidence_at = -math.inf  # when evidence of an exit was logged last
 
-    def write(self, level: int, text: str, bug: BaseException | None = None, of: ActorError | None = None) -> None:
+    def write(self, level: int, text: str, bug: BaseException | None = None, error: ActorError | None = None) -> None:
         """Log a message.
 
         Args:
             level: The level.
             text: The message.
             bug: An error of this library, whose traceback is logged with it.
-            of: The error of an ended process, whose stacks or traceback in the worker are logged with it.
+            error: The error of an ended process, whose stacks or traceback in the worker are logged with it.
         """
         actor = self._actor
         recording.recorder.on_notice(actor, text)
@@ -53,7 +53,7 @@ class ActorLog:
 
         def write() -> None:
             now = time.monotonic()
-            found = "" if of is None or now < self._evidence_at + _EVIDENCE_PERIOD else evidence_of(of)
+            found = "" if error is None or now < self._evidence_at + _EVIDENCE_PERIOD else evidence_of(error)
             if found:
                 self._evidence_at = now
             _log.log(level, "%s", f"{text}\n{found}" if found else text, exc_info=bug, extra=extra)
@@ -78,7 +78,7 @@ class ActorLog:
             # One warning tells of all actors whose helper was lost.
             level = logging.INFO if ended.reason is EndReason.HELPER_LOST else logging.WARNING
             text, bundle = str(ended.error).partition("\n")[0], ended.error.bundle
-            self.write(level, text if bundle is None else f"{text}; {describe_bundle(bundle)}", of=ended.error)
+            self.write(level, text if bundle is None else f"{text}; {describe_bundle(bundle)}", error=ended.error)
 
     def write_end_of_standby(self, error: ActorError) -> None:
         """Warn that a standby is dead."""

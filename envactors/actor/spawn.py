@@ -171,9 +171,9 @@ def launch(
         lock=lock or ChangeLock(),
         **settings,
     )
-    if first == 0:  # the other actors of a vector have the same settings
-        config.warn_of_deadlines(wanted.call, wanted.step, wanted.reset, wanted.policy, stacklevel=3)
     actor: ActorBase = InlineActor(config) if resolved.traits.is_inline else Actor(config)
+    if first == 0:  # the other actors of a vector have the same settings
+        actor.warn_of_deadlines(wanted.call, wanted.step, wanted.reset, wanted.policy)
     handle: ActorHandle = ActorHandle(actor, Lifeline(actor))
     try:
         actor.begin()

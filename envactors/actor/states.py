@@ -26,8 +26,8 @@ class ActorStats:
     Attributes:
         completed: Requests that returned or raised: calls, resets, and steps, also those of rollouts, and the requests
             that the library makes itself, such as replays, snapshots, and orders to run a part of a rollout.
-        failed: Calls, steps, and resets that ended with a crash, a deadline, or an abort. Those that a replay has made
-            good do not count.
+        failed: Calls, steps, and resets that ended with a crash, a deadline, or an abort, or that no process will run
+            since the actor is closed or dead. Those that a replay has made good do not count.
         restarts: Processes that replaced a lost one.
         restart_in: Seconds until the next one starts, by the backoff of `RestartPolicy`; None unless that is awaited.
         stale: Messages that were dropped: replies that matched no running call, and all of a former process.
@@ -75,7 +75,7 @@ class Phase(enum.Enum):
     STARTING = enum.auto()  # a process is being launched, or makes its envs
     LIVE = enum.auto()  # the process takes requests
     STOPPING = enum.auto()  # it closes its envs, or writes its stacks after a deadline; it takes no more requests
-    ENDING = enum.auto()  # it was killed, or is about to be, and its exit was not reported yet
+    ENDING = enum.auto()  # it was killed, or is about to be, if there is one; its end was not handled yet
     BACKOFF = enum.auto()  # the next process starts after a delay
     DEAD = enum.auto()  # no other process may start, unless the actor is renewed or woken
     CLOSED = enum.auto()

@@ -7,12 +7,16 @@ import functools
 import math
 import time
 from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 from envactors.actor.activity import Activity
 from envactors.loop import Loop, Timer
 from envactors.mailbox.control_page import METHOD_NAMES, METHOD_POLICY
 from envactors.options import Deadlines
 
+# The timers of an actor: when to look at the running request, when the process must have started, when it must have
+# ended by itself, when the next one starts, and when the actor must have closed.
+TimerName: TypeAlias = Literal["check", "start", "kill", "backoff", "close"]
 # The shortest pause between two looks at a running request, in seconds. Limits may be shorter, or zero.
 SHORTEST_PAUSE = 0.01
 
@@ -28,9 +32,9 @@ class Timers:
     def __init__(self, find_loop: Callable[[], Loop], make_change: Callable[..., None]) -> None:
         self._find_loop = find_loop
         self._make_change = make_change
-        self._timers: dict[str, Timer] = {}
+        self._timers: dict[TimerName, Timer] = {}
 
-    def set(self, name: str, when: float, callback: Callable[[], object]) -> None:
+    def set(self, name: TimerName, when: float, callback: Callable[[], object]) -> None:
         """Run a callback at a time of `time.monotonic`, in place of an earlier timer of this name."""
         timer: Timer | None = None
 
@@ -44,13 +48,13 @@ class Timers:
         timer = self._find_loop().call_at(when, functools.partial(self._make_change, fire))
         self._timers[name] = timer
 
-    def set_earliest(self, name: str, when: float, callback: Callable[[], object]) -> None:
+    def set_earliest(self, name: TimerName, when: float, callback: Callable[[], object]) -> None:
         """Set a timer, unless one of this name runs earlier."""
         timer = self._timers.get(name)
         if timer is None or when < timer.when:
             self.set(name, when, callback)
 
-    def cancel(self, *names: str) -> None:
+    def cancel(self, *names: TimerName) -> None:
         """Cancel the timers with these names, if they are set, or all timers if no name is given."""
         for name in names or tuple(self._timers):
             if name in self._timers:

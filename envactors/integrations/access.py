@@ -37,7 +37,7 @@ def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[s
 
 
 def call_on(caller: Caller, method: str, args: tuple[Any, ...], **conditions: Any) -> ActorFuture[Any]:
-    """Call a method of the env; ``conditions`` are attributes of the `envactors.actor.jobs.Call`."""
+    """Call a method of the env; ``conditions`` are attributes of the `envactors.actor.calls.Call`."""
     return caller._submit(Kind.CALL, messages.Call(caller._position, method, args, {}), method, **conditions)
 
 

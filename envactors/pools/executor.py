@@ -190,7 +190,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         own_deadline, own_retries = self._defaults
         deadline = own_deadline if deadline is None else deadline
         limits = _check_limits(deadline, own_retries if retries is None else retries, "options")
-        self._calls.first_actor.config.warn_of_deadlines(limits[0], stacklevel=2)
+        self._calls.first_actor.warn_of_deadlines(limits[0])
         return ExecutorOptions(self, *limits)
 
     def stats(self) -> ExecutorStats:

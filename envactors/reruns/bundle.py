@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from envactors import backends
 from envactors.actor.actor import Actor
+from envactors.actor.calls import Call
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, Lifeline
-from envactors.actor.jobs import Call
 from envactors.crashes import files
 from envactors.crashes.files import SavedInputs
 from envactors.crashes.writer import ENDINGS, ending_of, wait_written

@@ -215,12 +215,12 @@ class RolloutPart(Job):
                 self.recovery.fail_all(self._actor.errors.out_of_memory(self._activity_of_order, error))
         return self._end_if_over()
 
-    def accept_completed(self, process: ActorProcess) -> Remainder:
+    def find_remainder(self, process: ActorProcess) -> Remainder:
         """Accept the steps that an ended process has completed, forget those after a deadline, and return the rest."""
         self._actor.jobs.record_completed(self.envs.accept_completed())
         if self._late is not None:
             self.envs.drop_unaccepted()
-        return super().accept_completed(process)
+        return super().find_remainder(process)
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the step that an ended process was running, and the requests before it; nothing of the policy."""

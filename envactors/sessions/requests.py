@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from envactors.actor.calls import Call
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle
-from envactors.actor.jobs import Call
 from envactors.actor.type_variables import T
 from envactors.errors import ActorStartError, copy_error
 from envactors.mailbox.messages import Kind

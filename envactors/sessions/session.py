@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from typing import Any, NoReturn
 
+from envactors.actor.calls import Call
 from envactors.actor.future import ActorFuture, Outcome, ReadyOutcome
 from envactors.actor.handle import ActorHandle, Caller, send_call
-from envactors.actor.jobs import Call
 from envactors.actor.type_variables import T_co
 from envactors.errors import ActorClosedError, ActorDiedError, ActorStartError, ActorTimeoutError
 from envactors.mailbox.messages import Kind

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
+from envactors.actor.calls import Replay
 from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
 from envactors.actor.job import ErrorOf, Job, ProcessExit
-from envactors.actor.jobs import Replay
 from envactors.actor.states import EndReason, is_crash
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError, copy_error
@@ -184,7 +184,7 @@ class EnvRecovery:
                 journal.count_crash()
         else:
             if loss.cause is Cause.RUNNING:
-                actor.jobs.record_failed()
+                actor.jobs.failed += 1
             if decision.ends_episode:
                 journal.forget()
             elif table.keeps_journals and loss.report is not None:

@@ -176,7 +176,7 @@ class PostedRows(Job):
         """Return the row that an ended process was running, and the requests before it."""
         return self._recovery.step_inputs(culprit.env, self._table.posted_request(culprit.env))
 
-    def accept_completed(self, process: ActorProcess) -> Remainder:
+    def find_remainder(self, process: ActorProcess) -> Remainder:
         """Return the rows that an ended process has not completed."""
         rows, running, _ = self.progress()
         return Remainder(culprit=self._find_culprit(process, rows, running), running=running, rows=rows)

@@ -107,7 +107,7 @@ LOAN = "actor.loan:ChannelLoans."
 LOCAL = "backends.local:LocalWorker."
 CHANGE = "actor.change:"
 JOB = "actor.job:"
-JOBS = "actor.jobs:"
+CALLS = "actor.calls:"
 EXITS = "actor.exits:"
 LAUNCHER = "runtime:Launcher."
 WATCH = "actor.timers:DeadlineWatch."
@@ -157,7 +157,7 @@ MUTANTS = [
     Mutant(QUEUE + "on_exit", "self._forget(job)", "pass", STATES),
     Mutant(QUEUE + "repair", "self._fail(job, error_of)", "pass", INTERRUPTS),
     # The actor: callers and frames.
-    Mutant(ACTOR + "on_frame", "is_reply and self.phase is LIVE", "False", HANGS),
+    Mutant(ACTOR + "on_frame", "self.phase is LIVE", "False", HANGS),
     Mutant(ACTOR + "abort", "future.set_exception", "(lambda error: None)", HANGS),
     Mutant(ACTOR + "_check_deadlines", "self.jobs.running.on_late(activity)", "pass", LATE),
     # The actor: starts and exits.
@@ -178,18 +178,20 @@ MUTANTS = [
     Mutant(ACTOR + "kill_and_proceed", "self.process.kill()", "pass", HANGS),
     Mutant(ACTOR + "_close", "self.jobs.fail_all", "(lambda error_of: self.jobs.waiting.clear())", HANGS),
     Mutant(ACTOR + "discard", "self.phase = Phase.ENDING", "pass", RENEWS),
-    Mutant(LAUNCHER + "finish", "self._begin_waiting()", "pass", HANGS),
+    Mutant(LAUNCHER + "finish", "self._pool.submit(self._begin_next)", "pass", HANGS),
     Mutant(WATCH + "stop", "self.next_check_at = math.inf", "pass", HANGS),
     # Decisions about calls.
-    Mutant(JOBS + "Call.after_exit", "(self.retries > 0 and ended.allows_retry)", "ended.allows_retry", ONCE),
+    Mutant(CALLS + "Call.after_exit", "(self.retries > 0 and ended.allows_retry)", "ended.allows_retry", ONCE),
     Mutant(
-        JOB + "Job.accept_completed", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE
+        JOB + "Job.find_remainder", "progress().call_id == self.call_id", "progress().call_id != self.call_id", ONCE
     ),
-    Mutant(JOBS + "Call.on_reply", "actor.tenant.on_call(self.kind, self.index, self.payload, frame)", "pass", REPLAYS),
-    Mutant(JOBS + "Call.start", "actor.deadline_watch.watch(self.started, self.deadline)", "pass", HANGS),
-    Mutant(JOBS + "Call.after_exit", "self.future.set_exception(ended.error)", "pass", HANGS),
-    Mutant(JOBS + "Replay.start", "actor.deadline_watch.watch(self.started)", "pass", HANGS),
-    Mutant(JOBS + "Call.after_exit", "self.retries -= 1", "pass", ONCE),
+    Mutant(
+        CALLS + "Call.on_reply", "actor.tenant.on_call(self.kind, self.index, self.payload, frame)", "pass", REPLAYS
+    ),
+    Mutant(CALLS + "Call.start", "actor.deadline_watch.watch(self.started, self.deadline)", "pass", HANGS),
+    Mutant(CALLS + "Call.after_exit", "self.future.set_exception(ended.error)", "pass", HANGS),
+    Mutant(CALLS + "Replay.start", "actor.deadline_watch.watch(self.started)", "pass", HANGS),
+    Mutant(CALLS + "Call.after_exit", "self.retries -= 1", "pass", ONCE),
     # Waiting.
     Mutant(FUTURE + "_wake_others", "self._ended.open()", "pass", HANGS),
     Mutant(LOCAL + "take_back", "self._loop.take_back(self._channel_fd)", "pass", HANGS),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from envactors.actor.evidence import order_fatal_error
 
 DUMP = """\
@@ -51,3 +53,9 @@ def test_everything_else_in_stderr_stays_as_it_is():
     assert order_fatal_error(f"{TRACEBACK}\n{DUMP}\nlast words\n") == f"{TRACEBACK}\n{ORDERED}\nlast words\n"
     for text in ("", "\n", "last words", TRACEBACK):
         assert order_fatal_error(text) == text
+
+
+@pytest.mark.parametrize("module", ["state/gymnasium_state.py", "worker/host.py"])
+def test_frames_of_modules_that_call_env_code_are_left_out(module):
+    stack = 'Current thread 0x00007f9cee (most recent call first):\n  File "/home/me/env.py", line 6 in get_state'
+    assert order_fatal_error(f'{stack}\n  File "/site/envactors/{module}", line 98 in get') == stack

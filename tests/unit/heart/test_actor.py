@@ -12,9 +12,9 @@ from fakes import SOON, call
 import envactors as ea
 from envactors.actor import actor as actor_module
 from envactors.actor import recording
+from envactors.actor.calls import Call, Replay
 from envactors.actor.change import ChangeLock
 from envactors.actor.future import ActorFuture
-from envactors.actor.jobs import Call, Replay
 from envactors.actor.recording import Recorder
 from envactors.actor.states import ActorState, Phase
 from envactors.actor.tenant import Tenant
@@ -457,6 +457,18 @@ def test_an_interrupt_does_not_revive_a_dead_actor(actors):
     with pytest.raises(ea.ActorDiedError):
         call(actor).result(SOON)
     assert (actor.state, backend.workers.qsize()) == (ActorState.DEAD, 0)
+
+
+def test_an_interrupt_does_not_wake_an_actor_that_is_asleep(actors):
+    actor, backend = actors(is_on_demand=True)
+    with pytest.raises(KeyboardInterrupt), actor.lock, actor.lock.change(actor):
+        raise KeyboardInterrupt
+    actor.lock.repair_if_interrupted()
+    assert (actor.is_asleep, backend.workers.qsize()) == (True, 0)
+    actor.wake()
+    future = call(actor)
+    backend.next_worker().serve_start().serve_call("awake")
+    assert future.result(SOON) == "awake"
 
 
 def test_a_reply_that_came_in_time_counts_although_a_borrower_has_not_read_it(actors, monkeypatch):

@@ -135,3 +135,21 @@ def test_a_refusal_repairs_nothing_and_keeps_no_frame_of_the_caller():
         raise lock.refuse(Hit())
     lock.repair_if_interrupted()
     assert (thing.resets, thing.soon, lock._frame) == (0, [], None)
+
+
+def test_a_handler_that_interrupts_a_repair_cannot_change_the_actor():
+    lock, thing = ChangeLock(), Thing("a")
+    with pytest.raises(Hit), lock, lock.change(thing):
+        raise Hit
+    repair, refused = thing.repair, []
+
+    def interrupted(bug):
+        repair(bug)
+        with pytest.raises(RuntimeError, match="'a'") as error, lock, lock.change(thing):
+            pass
+        refused.append(error)
+
+    thing.repair = interrupted
+    with lock, lock.change(thing):
+        pass
+    assert (thing.resets, len(refused), lock._frame) == (1, 1, None)

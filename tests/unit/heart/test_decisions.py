@@ -10,10 +10,10 @@ import pytest
 import envactors as ea
 from envactors.actor.activity import Activity
 from envactors.actor.actor_process import ActorProcess, ExitReport
+from envactors.actor.calls import Call
 from envactors.actor.exits import Next, Plan, restart_delay
 from envactors.actor.future import ReadyOutcome
 from envactors.actor.job import ProcessExit, Remainder
-from envactors.actor.jobs import Call
 from envactors.actor.states import EndReason
 from envactors.mailbox.messages import Kind
 from envactors.vector.fates import Cause, EnvFate, RequestFacts, RequestLoss, decide
@@ -31,6 +31,7 @@ from envactors.vector.options import AUTORESETS
         (EndReason.ABORT, Next.START, False),
         (EndReason.TIMEOUT, Next.START, False),
         (None, Next.CLOSE, False),
+        (EndReason.HELPER_LOST, Next.CLOSE, False),
     ],
 )
 def test_whether_an_exit_lets_a_call_run_again(reason, chosen, expected):

@@ -13,6 +13,7 @@ from envactors.actor.future import ActorFuture, ReadyOutcome
 from envactors.actor.latch import Latch
 from envactors.loop import Loop
 from envactors.runtime import ThreadPool
+from envactors.system import polling
 
 SOON = 10.0
 
@@ -253,3 +254,20 @@ def test_waiters_are_notified_although_the_outcome_is_read_meanwhile(make):
     future.set_outcome(ReadyOutcome(1))
     thread.join(SOON)
     assert found[0].done == {future}
+
+
+def test_a_timeout_that_is_no_number_is_named_by_the_method_that_was_called(make):
+    with pytest.raises(ValueError, match=r"^result\(timeout"):
+        make().result(timeout="x")
+    with pytest.raises(ValueError, match=r"^exception\(timeout"):
+        make().exception(timeout="x")
+
+
+def test_a_timeout_may_be_longer_than_one_wait(make, monkeypatch):
+    monkeypatch.setattr(polling, "LONGEST_WAIT", 0.01)
+    future = make()
+    thread, found = in_thread(lambda: future.result(SOON))
+    time.sleep(0.05)
+    future.set_result(3)
+    thread.join()
+    assert found == [3]

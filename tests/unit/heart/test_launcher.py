@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import queue
 
 import pytest
 from fakes import SOON
+from interrupting import Interrupt, interrupt
 
 from envactors.runtime import Launcher
 
@@ -46,3 +48,23 @@ def test_a_start_with_a_higher_limit_does_not_wait_behind_one_with_a_lower_limit
     begun = queue.Queue()
     begin(launcher, begun, ("first", 1), ("serial", 1), ("other", 4))
     assert [begun.get(timeout=SOON) for _ in range(2)] == ["first", "other"]
+
+
+def test_an_interrupt_at_any_line_of_finish_loses_no_start_of_another():
+    for number in itertools.count():
+        launcher, begun = Launcher(), queue.Queue()
+        first, _ = begin(launcher, begun, ("first", 1), ("second", 1))
+        assert begun.get(timeout=SOON) == "first"
+        try:
+            was_interrupted = interrupt(functools.partial(launcher.finish, first), number) is not None
+        except Interrupt:
+            was_interrupted = True
+        if was_interrupted:
+            launcher.finish(first)  # the repair of the interrupted actor does this
+        assert begun.get(timeout=SOON) == "second"
+        launcher.stop()
+        launcher.join(SOON)
+        assert begun.empty()
+        if not was_interrupted:
+            break
+    assert number > 1
