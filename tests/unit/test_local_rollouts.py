@@ -131,3 +131,17 @@ def test_a_policy_and_parameters_that_cannot_be_pickled_are_rejected(backend):
         with pytest.raises(ea.SerializationError, match=r"^the parameters cannot be pickled: TypeError"):
             envs.rollout(1, [lock])
         assert envs.rollout(1).actions == 0
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_failure_leaves_the_observations_after_the_steps_that_were_made(backend):
+    factories = [Env, lambda: Env(raises_at=2)]
+    with ea.VectorEnv(factories, backend=backend, envs_per_actor=2) as envs:
+        envs.set_policy(make_policy)
+        envs.reset(seed=0)
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.rollout(2)
+    rollout = caught.value.batch
+    assert rollout.obs[:, 0].tolist() == [[0.0], [1.0]]
+    assert rollout.last_obs.tolist() == [[2.0], [0.0]]
+    assert rollout.valid.tolist() == [[True, True], [True, False]]
