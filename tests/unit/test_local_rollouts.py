@@ -145,3 +145,17 @@ def test_a_failure_leaves_the_observations_after_the_steps_that_were_made(backen
     assert rollout.obs[:, 0].tolist() == [[0.0], [1.0]]
     assert rollout.last_obs.tolist() == [[2.0], [0.0]]
     assert rollout.valid.tolist() == [[True, True], [True, False]]
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_the_largest_seed_of_a_policy_works_and_larger_ones_are_refused(backend):
+    with ea.VectorEnv([Env], backend=backend) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ValueError, match=r"^seed is 340282366920938463463374607431768211456: expected an int"):
+            envs.set_policy(make_drawing_policy, seed=1 << 128)
+        envs.set_policy(make_drawing_policy, seed=(1 << 128) - 1)
+        assert envs.rollout(2).valid.all()
+
+
+def make_drawing_policy():
+    return lambda obs, context: context.rng.integers(0, 9, len(obs))
