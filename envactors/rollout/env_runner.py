@@ -227,7 +227,7 @@ class EnvRunner:
             if hosted.journal:
                 trajectory.checks[step, index] = hosted.check
             if type(info) is not dict or info or objects:
-                self._write_info(step * layout.envs + index, info, objects)
+                self._write_info(trajectory.cell(step, index), info, objects)
             self._objects[hosted.position] = objects
             if is_reset or terminated or truncated:
                 self._write_boundary(index, plan, step, terminated, truncated)
@@ -241,7 +241,6 @@ class EnvRunner:
         trajectory.terminated[step, index] = bool(terminated)
         trajectory.truncated[step, index] = bool(truncated)
         trajectory.kinds[step, index] = plan.kind
-        trajectory.seeds[step, index] = -1 if plan.seed is None else plan.seed
         trajectory.starts[step + 1, index] = plan.pass_boundary()
 
     def _write_info(self, cell: int, info: Any, objects: list[Any]) -> None:
@@ -259,7 +258,7 @@ class EnvRunner:
         trajectory, index = self.trajectory, hosted.index
         trajectory.repeat_observation(step, index)
         if self._objects[hosted.position]:
-            self._write_info(step * trajectory.layout.envs + index, {}, self._objects[hosted.position])
+            self._write_info(trajectory.cell(step, index), {}, self._objects[hosted.position])
         trajectory.kinds[step, index] = KIND_REPEAT
         trajectory.checks[step, index] = hosted.check
         self._steps_done[index] = step + 1
