@@ -149,9 +149,9 @@ class Journal:
         """Record a step that has raised in an env whose episode continues."""
         self._record_message(*request, self._check)
 
-    def record_action(self, action: Any, *, resets_within_step: bool, check: int) -> None:
-        """Record a step whose action does not fit into rows."""
-        message = self._position, Pickled(bytes(dumps(action))), resets_within_step, None
+    def record_action(self, action: bytes, *, resets_within_step: bool, check: int) -> None:
+        """Record a step whose action, which is pickled, does not fit into rows."""
+        message = self._position, Pickled(action), resets_within_step, None
         self._record_message(Kind.STEP, bytes(dumps(message)), check)
 
     def record_reset(self, check: int) -> None:

@@ -84,7 +84,7 @@ class VectorEnv(BoundToProcess):
         factories_by_actor, variables = inputs.check_settings(settings, factories, backend)
         self._is_closed = False
         self._has_snapshots = settings.snapshot is not None
-        self._rollout_engine: RolloutEngine | None = None  # made with the first policy
+        self._rollout_engine: RolloutEngine | None = None  # None without a policy
         self._forks = runtimes.forks
         self._memory = None if backend.traits.is_inline else backend.make_memory()
         launched = launch_actors(settings, backend, factories_by_actor, variables, self._memory)
@@ -385,19 +385,21 @@ class VectorEnv(BoundToProcess):
 
         Raises:
             TypeError: ``make_policy`` is not callable.
-            ValueError: ``seed`` is not an int >= 0.
+            ValueError: ``seed`` is not an int >= 0 and < 2**128.
             VectorInputError: The envs have no observation space, and were not reset yet.
-            AlreadyPendingError: Rollouts are in flight.
+            AlreadyPendingError: Rollouts are in flight, or results are pending.
+            SerializationError: ``make_policy`` cannot be pickled.
+            ActorClosedError: The vector or an actor is closed.
             Exception: Raised by ``make_policy``.
         """
         self._check_open()
         if not callable(make_policy):
             raise TypeError(f"make_policy is {make_policy!r}: expected a function without arguments")
-        if not is_int(seed, 0):
-            raise ValueError(f"seed is {seed!r}: expected an int >= 0")
-        if self._rollout_engine is None:
-            self._rollout_engine = self._make_rollout_engine()
-        self._rollout_engine.set_policy(make_policy, operator.index(seed))
+        if not is_int(seed, 0) or operator.index(seed) >> 128:
+            raise ValueError(f"seed is {seed!r}: expected an int >= 0 and < 2**128")
+        engine = self._rollout_engine or self._make_rollout_engine()
+        engine.set_policy(make_policy, operator.index(seed))
+        self._rollout_engine = engine
 
     def _make_rollout_engine(self) -> RolloutEngine:
         engine = self._engine
@@ -426,7 +428,10 @@ class VectorEnv(BoundToProcess):
             AlreadyPendingError: Two rollouts are in flight, or results are pending.
             VectorTimeoutError: The timeout passed. The rollout continues, and ``.future`` resolves to its result.
             VectorStepError: Some envs failed; ``.batch`` is a `Rollout` of full shape.
+            VectorEnvError: There is too little memory for the steps or the parameters.
+            ActorClosedError: The vector or an actor is closed.
             TypeError: ``parameters`` were given to a policy without a method ``load``.
+            SerializationError: ``parameters`` cannot be pickled.
             Exception: Raised by the policy.
         """
         as_timeout(timeout, "rollout(timeout=...)")
@@ -465,7 +470,10 @@ class VectorEnv(BoundToProcess):
             VectorInputError: No policy is set, or ``episodes`` is not an int >= 1.
             AlreadyPendingError: Rollouts are in flight, or results are pending.
             VectorStepError: An episode failed three times.
+            VectorEnvError: There is too little memory.
+            ActorClosedError: The vector or an actor is closed.
             TypeError: ``parameters`` were given to a policy without a method ``load``.
+            SerializationError: ``parameters`` cannot be pickled.
             Exception: Raised by the policy.
         """
         engine = self._check_policy("evaluate")
@@ -487,7 +495,7 @@ class VectorEnv(BoundToProcess):
 
     def _check_policy(self, caller: str) -> RolloutEngine:
         self._check_open()
-        if self._rollout_engine is None or not self._rollout_engine.has_policy:
+        if self._rollout_engine is None:
             raise VectorInputError(f"{caller} needs a policy: call set_policy first")
         return self._rollout_engine
 

@@ -110,7 +110,7 @@ class ErrorFactory:
         text = f"{problem}, {who}{_elapsed(where)}: {failure.text}\n{failure.traceback}".rstrip()
         return _caused(errors.SerializationError(text, **where), cause)
 
-    def out_of_memory(self, activity: Activity, cause: OSError) -> ActorError:
+    def out_of_memory(self, activity: Activity, cause: Exception) -> ActorError:
         """Return the error of a step whose results have no room."""
         who, where = self._locate(activity)
         text = f"there is too little shared memory for the results of {activity.method}, {who}: {cause}"

@@ -49,7 +49,7 @@ def assemble(
         trajectory: The trajectory that the actors have written to.
         envs: The envs.
         sidecar: Everything that has no array in the trajectory.
-        versions: How often the user had given parameters; one per actor.
+        versions: How often the user had given parameters since the policy was set; one per actor.
         copies: Whether to copy the arrays.
     """
     for first_env, policy_error in sidecar.policy_errors.items():
@@ -120,8 +120,9 @@ def add_infos(sidecar: Sidecar, envs: RolloutEnvs) -> None:
     """
     trajectory, layout = envs.trajectory, envs.trajectory.layout
     first, mine = envs.indices.start, slice_of(envs.indices)
-    for key, encoded in envs.encoded_leaves.items():
-        sidecar.objects[key] = [] if encoded is None else decode(encoded)[1]
+    if not trajectory.is_whole:
+        for key, encoded in envs.encoded_by_step.items():
+            sidecar.objects[key] = [] if encoded is None else decode(encoded)[1]
     encodings = trajectory.info_encoding.reshape(-1, layout.envs)[:, mine]
     if not encodings.any():
         return
@@ -148,10 +149,11 @@ def add_infos(sidecar: Sidecar, envs: RolloutEnvs) -> None:
                 sidecar.infos[step, index] = info
 
 
-def add_failure_infos(sidecar: Sidecar, trajectory: Trajectory) -> None:
-    """Add the failures of envs that continued after them to the infos of their steps."""
-    infos = sidecar.infos
-    for (step, index), error in sidecar.errors_by_step.items():
+def add_failure_infos(sidecar: Sidecar, envs: RolloutEnvs, errors_by_step: dict[StepKey, BaseException]) -> None:
+    """Add the failures of an actor's envs to the sidecar: to the infos of their steps, too, if they continued."""
+    infos, trajectory = sidecar.infos, envs.trajectory
+    sidecar.errors_by_step.update(errors_by_step)
+    for (step, index), error in errors_by_step.items():
         if trajectory.kinds[step, index] == KIND_TRUNCATED and trajectory.steps_done[index] > step:
             before = None
             if trajectory.starts[step + 1, index]:  # of a reset in the next process
@@ -159,5 +161,7 @@ def add_failure_infos(sidecar: Sidecar, trajectory: Trajectory) -> None:
                 arrays = trajectory.observations
                 leaves = (next(objects) if array is None else array[step, index].copy() for array in arrays)
                 obs = unflatten(trajectory.layout.observation, leaves)
-                before = obs, infos.get((step - 1, index), {})
+                first = envs.encoded_by_step[0, index]
+                last_info = {} if first is None else decode(first)[0]
+                before = obs, infos.get((step - 1, index), {}) if step else last_info
             infos[step, index] = failure_info(infos.get((step, index), {}), error, before)

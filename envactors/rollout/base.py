@@ -19,7 +19,7 @@ RolloutFutures: TypeAlias = "list[ActorFuture[Rollout]]"
 
 
 class RolloutEngine(abc.ABC):
-    """Runs the rollouts of a vector.
+    """Runs the rollouts of a vector. It is used only once `set_policy` has succeeded.
 
     Args:
         engine: Steps the envs.
@@ -30,16 +30,11 @@ class RolloutEngine(abc.ABC):
 
     def __init__(self, engine: Engine) -> None:
         self.next_index: int = 0
-        # The seed of the policy; None without a policy.
-        self._seed: int | None = None
+        # The seed of the policy.
+        self._seed = 0
         # Whether the policy can load parameters.
         self._loads = False
         self._engine = engine
-
-    @property
-    def has_policy(self) -> bool:
-        """Whether `set_policy` has succeeded."""
-        return self._seed is not None
 
     def set_policy(self, make_policy: Any, seed: int) -> None:
         """Make the policy of each actor; see `VectorEnv.set_policy`."""
@@ -60,6 +55,7 @@ class RolloutEngine(abc.ABC):
         Raises:
             TypeError: The policy has no method ``load``.
             SerializationError: The parameters cannot be pickled.
+            VectorEnvError: There is too little memory.
         """
         if parameters is not None:
             self._set_parameters(*self._pickle_parameters(parameters))
@@ -88,7 +84,10 @@ class RolloutEngine(abc.ABC):
         Raises:
             AlreadyPendingError: Two rollouts are in flight, or results are pending.
             VectorInputError: An env needs a reset first.
+            VectorEnvError: There is too little memory.
+            ActorClosedError: An actor is closed.
             TypeError: The policy has no method ``load``.
+            SerializationError: The parameters cannot be pickled.
         """
 
     def check_free(self) -> None:
@@ -100,7 +99,6 @@ class RolloutEngine(abc.ABC):
 
     def seed_of_episode(self, number: int) -> int:
         """Return the seed of an episode of `evaluate`."""
-        assert self._seed is not None, "the caller has checked it"
         return int(np.random.SeedSequence(self._seed, spawn_key=(1, number)).generate_state(1)[0])
 
     def end_episodes(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from envactors.rollout import policy_runner
 from envactors.rollout.assembly import Sidecar, add_failure_infos, add_infos, assemble
 from envactors.rollout.base import RolloutEngine, RolloutFutures
 from envactors.rollout.memory import ParameterStore, TrajectoryBuffers
-from envactors.rollout.messages import Parameters, PolicyRecipe
+from envactors.rollout.messages import PolicyRecipe
 from envactors.rollout.part import RolloutPart, RolloutSpec
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import TrajectoryLayout
@@ -42,12 +43,8 @@ class WorkerRolloutEngine(RolloutEngine):
     """
 
     _engine: RowEngine
-    # Recipe of the policy; none before `set_policy`.
-    _recipe: PolicyRecipe
-    # The parameters that the user has given.
-    _parameters: ParameterStore
-    # That of the last rollout which has ended, with the specs that the output of its policy has shown.
-    _layout: TrajectoryLayout
+    # Set by `set_policy`, which comes before all rollouts.
+    _policy: _Policy
 
     def __init__(self, engine: RowEngine, memory: RowMemory) -> None:
         super().__init__(engine)
@@ -55,7 +52,7 @@ class WorkerRolloutEngine(RolloutEngine):
         for position, group in enumerate(self._groups):
             group.end_rollout_parts = functools.partial(self._end_parts, position)
         self._actors = [group.actor for group in self._groups]
-        # Of each env that failed since a rollout began that continues none.
+        # The last error of each env in the current chain of rollouts; a rollout that continues no other clears it.
         self._last_errors_by_env: dict[int, Outcome] = {}
         self._table = engine.table
         self._memory = memory
@@ -72,20 +69,17 @@ class WorkerRolloutEngine(RolloutEngine):
             for actor in self._actors
         ]
         loads = all(results_of(futures))
-        self._recipe = recipe
-        self._parameters = ParameterStore(self._memory, self._table.lock, self._parameters_in_flight)
-        rows = self._table.slab.layout
+        rows, lock = self._table.slab.layout, self._table.lock
         learned = self._engine.observation_spec if self._engine.batcher.infers_spec else None
-        self._layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, (), rows.envs, 0, learned)
+        layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, (), rows.envs, 0, learned)
+        parameters = ParameterStore(self._memory, lock, lambda: [each.spec.parameters for each in self._in_flight])
+        self._policy = _Policy(recipe, parameters, layout)
         return loads
 
     def _set_parameters(self, pickled: bytes, arrays: Sequence[memoryview]) -> None:
-        written = self._parameters.write(pickled, arrays)
+        written = self._policy.parameters.write(pickled, arrays)
         with self._table.lock:
-            self._parameters.record(*written)
-
-    def _parameters_in_flight(self) -> list[Parameters | None]:
-        return [rollout.spec.parameters for rollout in self._in_flight]
+            self._policy.parameters.record(*written)
 
     def end_episodes(self) -> None:
         lock = self._table.lock
@@ -99,9 +93,11 @@ class WorkerRolloutEngine(RolloutEngine):
         # It continues the rollouts in flight, also if they end before it begins.
         continues = bool(self._in_flight)
         self._check_startable(continues=continues)  # once more in the change; one refused here takes no memory
+        policy = self._policy
+        pickled = None if parameters is None else self._pickle_parameters(parameters)  # which may raise
         with lock:
-            buffer = self._buffers.take(self._layout._replace(steps=steps))
-        written = None if parameters is None else self._parameters.write(*self._pickle_parameters(parameters))
+            buffer = self._buffers.take(policy.layout._replace(steps=steps))
+        written = None if pickled is None else policy.parameters.write(*pickled)
         copies = self._engine.reader.copies if copy is None else copy
         for group in self._groups:
             group.recycler.measure_memory()
@@ -113,10 +109,9 @@ class WorkerRolloutEngine(RolloutEngine):
             if not (continues or self._in_flight):
                 self._last_errors_by_env = {}
             if written is not None:
-                self._parameters.record(*written)
-            spec = RolloutSpec(
-                self._recipe, self._parameters.last, self.next_index, buffer, copies, self._last_errors_by_env
-            )
+                policy.parameters.record(*written)
+            last_parameters, last_errors = policy.parameters.last, self._last_errors_by_env
+            spec = RolloutSpec(policy.recipe, last_parameters, self.next_index, buffer, copies, last_errors)
             rollout = RolloutInFlight(self._groups, spec, self._on_end, each=each)
             futures = list(rollout.parts_by_future)
             self._buffers.use(buffer, rollout)
@@ -143,7 +138,7 @@ class WorkerRolloutEngine(RolloutEngine):
 
     def _on_end(self, rollout: RolloutInFlight) -> None:
         """Record that all parts of a rollout have ended. Called under the lock, and again after an interrupt."""
-        self._layout = rollout.spec.buffer.trajectory.layout
+        self._policy.layout = rollout.spec.buffer.trajectory.layout
         self._set_in_flight([other for other in self._in_flight if other is not rollout])
 
     def _end_parts(self, position: int, error_of: ErrorOf) -> None:
@@ -156,6 +151,21 @@ class WorkerRolloutEngine(RolloutEngine):
     def _set_in_flight(self, rollouts: list[RolloutInFlight]) -> None:
         self._in_flight = rollouts
         self._table.record_rollouts(len(rollouts))
+
+
+@dataclasses.dataclass(eq=False)
+class _Policy:
+    """The policy of all actors.
+
+    Attributes:
+        recipe: Its recipe.
+        parameters: The parameters that the user has given.
+        layout: Layout of the last rollout which has ended, with the specs that the output of its policy has shown.
+    """
+
+    recipe: PolicyRecipe
+    parameters: ParameterStore
+    layout: TrajectoryLayout
 
 
 class RolloutInFlight:
@@ -198,7 +208,7 @@ class RolloutInFlight:
     # For futures -----------------------------------------------------------------------------------------
 
     def cancel(self, future: ActorFuture[Any]) -> bool:
-        """Return False: rollouts cannot be canceled."""
+        """Return False: a rollout can be neither canceled nor aborted, also while it runs."""
         del future
         return False
 
@@ -226,23 +236,24 @@ class RolloutInFlight:
 
     def _outcome_of(self, parts: list[RolloutPart]) -> LazyOutcome:
         """Return the outcome of consecutive actors, which the thread that waits for it puts together."""
-        is_failure = any(part.recovery.errors_by_env or part.policy_error for part in parts)
+        is_failure = any(part.failures.errors_by_env or part.policy_error for part in parts)
         return LazyOutcome(functools.partial(self._read_parts, parts), is_failure=is_failure)
 
     def _read_parts(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
-        outcome, error = try_to_read(lambda: self._read(parts))
-        return outcome or (None, error)
+        """Return what `_read` returns, or its error: bytes of a worker may raise anything."""
+        outcome: tuple[Rollout | None, BaseException | None] | None
+        outcome, read_error = try_to_read(lambda: self._read(parts))
+        return (None, read_error) if outcome is None else outcome
 
     def _read(self, parts: list[RolloutPart]) -> tuple[Rollout | None, BaseException | None]:
         """Return the result of consecutive actors, or the error to raise. Runs code of users."""
         trajectory, sidecar = self.spec.buffer.trajectory, Sidecar()
         for part in parts:
             add_infos(sidecar, part.envs)
-            sidecar.errors_by_step.update(_exceptions_of(part.recovery.errors_by_step))
-            sidecar.errors_by_env.update(_exceptions_of(part.recovery.errors_by_env))
+            add_failure_infos(sidecar, part.envs, _exceptions_of(part.failures.errors_by_step))
+            sidecar.errors_by_env.update(_exceptions_of(part.failures.errors_by_env))
             if part.policy_error is not None:
                 sidecar.policy_errors.update(_exceptions_of({part.envs.indices.start: part.policy_error}))
-        add_failure_infos(sidecar, trajectory)
         versions = np.full(len(parts), 0 if self.spec.parameters is None else self.spec.parameters.version)
         envs = range(parts[0].envs.indices.start, parts[-1].envs.indices.stop)
         outcome = assemble(trajectory, envs, sidecar, versions, copies=self.spec.copies)

@@ -49,7 +49,7 @@ class EnvPlan:
         kind_after_end: Kind of the step after the end of an episode.
         seed: Seed of its next reset; None lets the env choose.
         root_seed: Seed that the seeds of later episodes are derived from; None if episodes are not seeded.
-        episode: Index of its current episode.
+        episode: Index of its next episode, which ``seed`` is for if episodes are seeded.
     """
 
     first_step: int

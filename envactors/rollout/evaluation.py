@@ -107,8 +107,6 @@ class Evaluator:
         # A failure after the end of the episode belongs to no episode.
         last = int(ran[-1]) if is_over else _STEPS
         failure = next((each for step, env_id, each in rollout.failures if env_id == index and step <= last), None)
-        if failure is None and not is_over and error is not None:
-            failure = error.failures.get(index)
         number = self._numbers[index]
         if failure is not None:
             if number < self._episodes:

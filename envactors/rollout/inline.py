@@ -43,7 +43,7 @@ class InlineRolloutEngine(RolloutEngine):
         # The parameters given last, pickled without the contents of their arrays, and these.
         self._pickled = b""
         self._arrays: list[bytes] = []
-        # How often the user has given parameters.
+        # How often the user has given parameters since the policy was set.
         self._version = 0
 
     def _make_policies(self, make_policy: bytes, seed: int) -> bool:
@@ -101,7 +101,7 @@ class InlineRollout:
 
     def __init__(self, engine: InlineEngine, steps: int) -> None:
         observation, reward = engine.observation_spec, engine.reward_spec
-        assert observation is not None, "`VectorEnv` has checked it"
+        assert observation is not None, "`RolloutEngine.set_policy` has checked it"
         plain_reward = reward if isinstance(reward, ArraySpec) and reward.batchable else None
         layout = TrajectoryLayout(observation, engine.action_spec, plain_reward, (), len(engine.all.ids), steps)
         self.sidecar: Sidecar = Sidecar()
@@ -120,8 +120,8 @@ class InlineRollout:
             Exception: Raised by the policy.
         """
         engine, envs, steps = self._engine, policy.envs, self.trajectory.layout.steps
+        obs, starts = self._write_observations(0, envs)
         for step in range(steps):
-            obs, starts = self._write_observations(step, envs)
             self._write_output(step, envs, policy.choose(step, obs, starts))
             due = self._write_kinds(step, envs)
             selection = engine.select(due)
@@ -133,8 +133,11 @@ class InlineRollout:
                 self._write_results(step, error.batch)
                 self.sidecar.errors_by_env.update(error.failures)
                 self.sidecar.errors_by_step.update({(step, index): each for index, each in error.failures.items()})
+                for index in envs:
+                    if index not in error.failures:
+                        self._write_observations(step + 1, range(index, index + 1))
                 return
-        self._write_observations(steps, envs)
+            obs, starts = self._write_observations(step + 1, envs)
 
     def _write_observations(self, step: int, envs: range) -> tuple[Any, npt.NDArray[np.bool_]]:
         """Write the observations before a step; return them, read-only, and whether each begins its episode."""

@@ -5,17 +5,25 @@ from __future__ import annotations
 import pickle
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 
 from envactors.actor.change import ChangeLock
 from envactors.backends.base import RowMemory
+from envactors.errors import VectorEnvError
 from envactors.rollout.messages import Parameters
 from envactors.rollout.trajectory import RegionPlaces, Trajectory, TrajectoryLayout
 
 # Alignment of arrays in bytes: a pair of cache lines.
 _ALIGNMENT = 128
+
+
+class Region(NamedTuple):
+    """A part of the memory of a vector, and its place there, by which workers open it."""
+
+    place: tuple[int, int]
+    content: Any
 
 
 class TrajectoryBuffer:
@@ -35,8 +43,8 @@ class TrajectoryBuffer:
 
     def __init__(self, layout: TrajectoryLayout, memory: RowMemory) -> None:
         self._memory = memory
-        # The place of each region, and the region; None for regions that the layout does not need.
-        self._regions: list[tuple[Any, Any]] = [(None, None)] * 3
+        # None for regions that the layout does not need.
+        self._regions: list[Region | None] = [None] * 3
         self.user: weakref.ref[Any] | None = None
         self._set_layout(layout)
 
@@ -44,7 +52,7 @@ class TrajectoryBuffer:
         """Make room for actions and extras that only another layout has. Everything that was written stays.
 
         Raises:
-            OSError: There is not enough memory.
+            VectorEnvError: There is too little memory.
         """
         own = self.trajectory.layout
         self._set_layout(own._replace(action=own.action or layout.action, extras=own.extras or layout.extras))
@@ -52,13 +60,13 @@ class TrajectoryBuffer:
     def _set_layout(self, layout: TrajectoryLayout) -> None:
         try:
             for index, size in enumerate(Trajectory(layout).sizes):
-                if size and self._regions[index][0] is None:
-                    self._regions[index] = self._memory.extend(size)
+                if size and self._regions[index] is None:
+                    self._regions[index] = Region(*self._memory.extend(size))
         except (OSError, MemoryError, ValueError, OverflowError) as error:
             text = f"there is too little memory for {layout.steps} steps of a rollout ({error}): use fewer steps"
-            raise OSError(text) from error
-        self.places: RegionPlaces = tuple(place for place, _ in self._regions)
-        self.trajectory: Trajectory = Trajectory(layout, [region for _, region in self._regions])
+            raise VectorEnvError(text) from error
+        self.places: RegionPlaces = tuple(region and region.place for region in self._regions)
+        self.trajectory: Trajectory = Trajectory(layout, [region and region.content for region in self._regions])
         self.pickled_layout: bytes = pickle.dumps(layout, 5)
 
     @property
@@ -84,7 +92,7 @@ class TrajectoryBuffers:
         """Return a buffer that no rollout uses, and that nobody else gets before it is used.
 
         Raises:
-            OSError: There is not enough memory.
+            VectorEnvError: There is too little memory.
         """
         # Without copies, a result is valid until the next rollout but one begins: the last buffer has to rest.
         for position, buffer in enumerate(self._buffers[:-1]):
@@ -131,10 +139,10 @@ class ParameterStore:
         self._memory = memory
         self._lock = lock
         self._in_flight = in_flight
-        self._regions: list[tuple[tuple[int, int], Any]] = []
+        self._regions: list[Region] = []
         self.last: Parameters | None = None
 
-    def write(self, pickled: bytes, arrays: Sequence[memoryview]) -> tuple[Parameters, Any]:
+    def write(self, pickled: bytes, arrays: Sequence[memoryview]) -> tuple[Parameters, Region | None]:
         """Write arrays into a region of the shared memory that nobody else gets before `record`.
 
         Args:
@@ -145,7 +153,7 @@ class ParameterStore:
             The parameters, without a version, and the region; None without arrays.
 
         Raises:
-            OSError: There is not enough memory.
+            VectorEnvError: There is too little memory.
         """
         spans: list[tuple[int, int]] = []
         end = 0
@@ -153,24 +161,28 @@ class ParameterStore:
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
             end = start + array.nbytes
             spans.append((start, end))
-        place = region = None
-        if end:
-            with self._lock:  # the loop may extend the memory, too
-                place, region = self._take_region(end)
-            for array, (start, stop) in zip(arrays, spans, strict=True):
-                region[start:stop] = array
-            self._memory.publish(place)
-        return Parameters(0, pickled, place, spans), region
+        if not end:
+            return Parameters(0, pickled, None, spans), None
+        with self._lock:  # the loop may extend the memory, too
+            region = self._take_region(end)
+        for array, (start, stop) in zip(arrays, spans, strict=True):
+            region.content[start:stop] = array
+        self._memory.publish(region.place)
+        return Parameters(0, pickled, region.place, spans), region
 
-    def record(self, written: Parameters, region: Any) -> None:
+    def record(self, written: Parameters, region: Region | None) -> None:
         """Make parameters that `write` has returned the last ones. Call this under the lock."""
-        if written.place is not None:
-            self._regions.append((written.place, region))
+        if region is not None:
+            self._regions.append(region)
         self.last = written._replace(version=1 if self.last is None else self.last.version + 1)
 
-    def _take_region(self, size: int) -> tuple[tuple[int, int], Any]:
+    def _take_region(self, size: int) -> Region:
         """Return a region that no policy reads."""
         places = [each.place for each in (self.last, *self._in_flight()) if each is not None]
-        free = [region for region in self._regions if region[0] not in places and region[0][1] >= size]
-        self._regions = [region for region in self._regions if region[0] in places]
-        return free[0] if free else self._memory.extend(size)
+        free = [region for region in self._regions if region.place not in places and region.place[1] >= size]
+        self._regions = [region for region in self._regions if region.place in places]
+        try:
+            return free[0] if free else Region(*self._memory.extend(size))
+        except (OSError, MemoryError) as error:
+            text = f"there is too little memory for {size} bytes of parameters ({error}): use smaller ones"
+            raise VectorEnvError(text) from error

@@ -58,7 +58,7 @@ class Parameters(NamedTuple):
     """Parameters of a policy.
 
     Attributes:
-        version: How often the user has given parameters.
+        version: How often the user had given parameters since the policy was set, with these.
         pickled: The parameters without the contents of their arrays.
         place: Part of the shared memory that contains the arrays; None without arrays.
         spans: Start and end of each array in that part, in bytes.

@@ -10,28 +10,26 @@ Everything runs under the lock of the vector.
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable
 
 from envactors.actor.activity import Activity
+from envactors.actor.actor import Actor
 from envactors.actor.actor_process import ActorProcess
-from envactors.actor.future import Outcome, ReadyOutcome
+from envactors.actor.future import Outcome
 from envactors.actor.job import ErrorOf, Job, ProcessExit, Remainder, Renewal
 from envactors.actor.timers import deadline_of
 from envactors.crashes.inputs import Inputs
-from envactors.errors import ActorError
+from envactors.errors import VectorEnvError
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_NAMES, METHOD_POLICY
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import dumps, loads
 from envactors.rollout import policy_runner
-from envactors.rollout.env_plan import KIND_REPEAT
+from envactors.rollout.failures import RolloutFailures
 from envactors.rollout.memory import TrajectoryBuffer
-from envactors.rollout.messages import STEPS, MirroredSteps, Order, OrderReply, Parameters, PolicyRecipe
+from envactors.rollout.messages import MirroredSteps, Order, OrderReply, Parameters, PolicyRecipe
 from envactors.rollout.rollout_envs import RolloutEnvs
 from envactors.vector.env_group import EnvGroup
-from envactors.vector.episodes import NO_EPISODE
-from envactors.vector.fates import EnvFate, RequestLoss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,22 +63,25 @@ class RolloutPart(Job):
 
     Attributes:
         envs: How far each env has got.
-        recovery: The failures of envs.
+        failures: The failures of envs.
         policy_error: The exception that the policy raised.
     """
 
+    actor: Actor
     needs_permit = True
 
     def __init__(self, group: EnvGroup, spec: RolloutSpec, on_end: Callable[[], object]) -> None:
         self.envs: RolloutEnvs = RolloutEnvs(group.table, group.indices, spec.buffer)
-        self.recovery: StepRecovery = StepRecovery(group, self.envs)
+        self.failures: RolloutFailures = RolloutFailures(group, self.envs)
         self.policy_error: Outcome | None = None
         self._spec = spec
         # None once the part has ended.
         self._on_end: Callable[[], object] | None = on_end
         self._group = group
-        self._actor = group.actor
-        # Whether the worker makes the policy first: in the current order or, between two orders, in the next one.
+        self.actor = group.actor
+        # Incarnation of the process that got the last order; None before the first.
+        self._ordered_in: int | None = None
+        # Whether the worker makes the policy first: in the last order, or, after a reply, in the next one.
         self._makes_policy = False
         # That of the current order, which has one only if the worker makes the policy.
         self._deadline: float | None = None
@@ -96,8 +97,9 @@ class RolloutPart(Job):
 
     @property
     def _has_other_parts(self) -> bool:
-        """Whether the actor has a part of another rollout, if this part is not queued or has ended."""
-        return any(isinstance(job, RolloutPart) and not job.has_ended for job in self._actor.jobs.unfinished)
+        """Whether the actor has a part of another rollout."""
+        jobs = self.actor.jobs.unfinished
+        return any(isinstance(job, RolloutPart) and job is not self and not job.has_ended for job in jobs)
 
     @property
     def _activity_of_order(self) -> Activity:
@@ -108,7 +110,7 @@ class RolloutPart(Job):
     @property
     def _is_over(self) -> bool:
         """Whether all steps are complete, or an error ends the rollout."""
-        has_failed = self.policy_error is not None or bool(self.recovery.errors_by_env)
+        has_failed = self.policy_error is not None or bool(self.failures.errors_by_env)
         return has_failed or self.envs.next_step >= self.envs.steps
 
     # The job ---------------------------------------------------------------------------------------------
@@ -117,25 +119,27 @@ class RolloutPart(Job):
         """Queue the part behind the other jobs of its actor."""
         if not self._has_other_parts:
             self._renew_if_due(first=False)
-        self._actor.jobs.enqueue(self)
+        self.actor.jobs.enqueue(self)
 
     def _renew_if_due(self, *, first: bool) -> None:
         """Queue the replacement of the process, ahead of all jobs if ``first``, if it is due at the reset of an env."""
         if reason := self._group.table.episodes.renewal_reason(self.envs.indices):
-            self._actor.jobs.enqueue(Renewal(reason=reason), first=first)
+            self.actor.jobs.enqueue(Renewal(reason=reason), first=first)
 
     def start(self) -> Job | None:
         """Order the next steps."""
-        envs, actor = self.envs, self._actor
+        envs, actor = self.envs, self.actor
         if self.has_ended:
             return None
         if not envs.has_begun:
             envs.begin()
-            self.recovery.fail_lost_envs(self._spec.last_errors_by_env)
-        self.recovery.answer_lost_episodes(self.call_id)
+            self.failures.fail_lost_envs(self._spec.last_errors_by_env)
+        self.failures.answer_lost_episodes(self.call_id)
         if self._end_if_over():
             return None
         self._group.table.begin_rollout(envs.indices, self.call_id)
+        self._makes_policy |= self._ordered_in not in (None, actor.process.incarnation)
+        self._ordered_in = actor.process.incarnation
         order = self._make_order()
         if self._is_remote:
             self._mirror_steps()
@@ -160,7 +164,7 @@ class RolloutPart(Job):
 
     def _mirror_steps(self) -> None:
         """Send the memory of the next step to the other machine. What the worker adds comes back with the reply."""
-        worker, buffer = self._actor.process.worker, self._spec.buffer
+        worker, buffer = self.actor.process.worker, self._spec.buffer
         indices, step = self.envs.indices, self.envs.next_step
         assert worker is not None, "jobs start in a live process"
         steps = MirroredSteps(buffer.places, buffer.pickled_layout, indices, step)
@@ -168,7 +172,7 @@ class RolloutPart(Job):
 
     def activity(self) -> Activity | None:
         """Return what the worker runs, or else the order as a whole; None without a worker. What is late stays."""
-        worker = self._actor.process.worker
+        worker = self.actor.process.worker
         if self._late is not None:
             return self._late
         if worker is None:
@@ -176,7 +180,7 @@ class RolloutPart(Job):
         progress = worker.page.progress()
         if progress.call_id != self.call_id or progress.method == METHOD_CALL:
             return self._activity_of_order
-        deadline = deadline_of(progress.method, self._actor.config.deadlines)
+        deadline = deadline_of(progress.method, self.actor.config.deadlines)
         # The policy acts for all envs. Env code may overwrite the position.
         envs, position = self.envs.indices, progress.position
         index = envs[position if progress.method != METHOD_POLICY and 0 <= position < len(envs) else 0]
@@ -191,33 +195,30 @@ class RolloutPart(Job):
     def on_reply_piece(self, frame: Frame) -> None:
         """Keep infos that did not fit into the trajectory, and write steps that come from another machine."""
         for key, content in bundle.unpack(frame.payload):
-            if key == STEPS:
-                self.envs.trajectory.unpack(self.envs.indices, content)
-            else:
-                self.envs.large_infos[key] = bytes(content)
+            self.envs.add_piece(key, content)
 
     def on_reply(self, frame: Frame) -> bool:
         """Accept the steps, and decide about an env that raised; the part ends with its last step or an error."""
-        self._actor.jobs.record_completed(self.envs.accept_completed())
+        self.actor.jobs.record_completed(self.envs.accept_completed())
         if frame.kind == Kind.FAILED:
             activity = self.activity() or self._activity_of_order
-            self.policy_error = self._actor.errors.outcome(activity, frame, self._actor.pid)
+            self.policy_error = self.actor.errors.outcome(activity, frame, self.actor.pid)
             return self._end_if_over()
         reply = OrderReply(*loads(frame.payload))
         self._makes_policy = reply.lacks_policy
         if reply.failure is not None:
             running = self.envs.activity(self.envs.indices[reply.position], self.call_id)
-            self.recovery.recover(running.env, self._group.recovery.raised_loss(running, reply.failure))
+            self.failures.recover(running.env, self._group.recovery.raised_loss(running, reply.failure))
         if reply.layout is not None:
             try:
                 self._spec.buffer.add_room(reply.layout)
-            except OSError as error:
-                self.recovery.fail_all(self._actor.errors.out_of_memory(self._activity_of_order, error))
+            except VectorEnvError as error:
+                self.failures.fail_all(self.actor.errors.out_of_memory(self._activity_of_order, error))
         return self._end_if_over()
 
     def find_remainder(self, process: ActorProcess) -> Remainder:
         """Accept the steps that an ended process has completed, forget those after a deadline, and return the rest."""
-        self._actor.jobs.record_completed(self.envs.accept_completed())
+        self.actor.jobs.record_completed(self.envs.accept_completed())
         if self._late is not None:
             self.envs.drop_unaccepted()
         return super().find_remainder(process)
@@ -231,21 +232,20 @@ class RolloutPart(Job):
     def after_exit(self, ended: ProcessExit) -> bool:
         """Decide about the envs of an ended process, and continue in the next one."""
         self._late = None
-        self._makes_policy = True
         if ended.culprit is not None:
             loss = self._group.recovery.exit_loss(ended.culprit, ended)
             for index in self.envs.failed_in(ended.culprit):
-                self.recovery.recover(index, loss)
+                self.failures.recover(index, loss)
         if ended.plan.has_process:
-            self.recovery.answer_lost_episodes(self.call_id)
+            self.failures.answer_lost_episodes(self.call_id)
         elif self.envs.next_step < self.envs.steps:
-            self.recovery.fail_all(ended.error)
+            self.failures.fail_all(ended.error)
         return self._end_if_over()
 
     def fail(self, error_of: ErrorOf) -> None:
         """End: no process will run the rest."""
         if not self.has_ended:
-            self.recovery.fail_all(error_of(self._activity_of_order))
+            self.failures.fail_all(error_of(self._activity_of_order))
         self._end()
 
     def _end_if_over(self) -> bool:
@@ -261,70 +261,9 @@ class RolloutPart(Job):
         if self._on_end is None:
             return
         self.envs.write_last_results()
-        self._spec.last_errors_by_env.update(self.recovery.errors_by_env)
+        self._spec.last_errors_by_env.update(self.failures.errors_by_env)
         on_end, self._on_end = self._on_end, None
         on_end()
         if self._has_other_parts:
             self._renew_if_due(first=True)
         self._group.queue_saves()
-
-
-class StepRecovery:
-    """Handles the steps of one actor's envs that have no results, as `EnvRecovery` does with requests in rows.
-
-    Args:
-        group: The actor's envs.
-        envs: How far each has got.
-
-    Attributes:
-        errors_by_step: Errors of envs, by (step, env), also of those that continue. The thread that reads the result
-            reads them.
-        errors_by_env: Those to raise, by env; the envs do not continue.
-    """
-
-    def __init__(self, group: EnvGroup, envs: RolloutEnvs) -> None:
-        self.errors_by_step: dict[tuple[int, int], Outcome] = {}
-        self.errors_by_env: dict[int, Outcome] = {}
-        self._group = group
-        self._envs = envs
-
-    def fail_lost_envs(self, last_errors_by_env: dict[int, Outcome]) -> None:
-        """Fail the envs that an earlier rollout has lost, with their last errors."""
-        episodes = self._group.table.episodes
-        for index in self._envs.indices:
-            has_lost = episodes.needs_reset(index) and episodes.state(index) == NO_EPISODE
-            if has_lost and index in last_errors_by_env:
-                self.errors_by_env[index] = self.errors_by_step[0, index] = last_errors_by_env[index]
-
-    def fail_all(self, error: ActorError) -> None:
-        """Fail all envs with an error of the actor as a whole."""
-        self.errors_by_env = dict.fromkeys(self._envs.indices, ReadyOutcome(None, error))
-
-    def answer_lost_episodes(self, call_id: int) -> None:
-        """Decide about envs that cannot take their next step, since their episode was lost with their process.
-
-        Those at the current step come first: an error to raise makes it the last one of the rollout. The losses of envs
-        that are ahead are then left to the next rollout, or the next call of `step`.
-        """
-        envs, current = self._envs, self._envs.next_step
-        for index, step in sorted(envs.accepted.items(), key=operator.itemgetter(1)):
-            is_taken = step < envs.steps and (step == current or not self.errors_by_env)
-            if is_taken and self._group.table.cannot_continue(index) and envs.next_kind(index) != KIND_REPEAT:
-                loss = self._group.recovery.lost_episode_loss(envs.activity(index, call_id))
-                self.recover(index, loss)
-
-    def recover(self, index: int, loss: RequestLoss) -> None:
-        """Have the fate of a step without a result decided, and carry it out; an error to raise ends the part."""
-        envs = self._envs
-        decision, error = self._group.recovery.end_attempt(index, loss, envs.posted(index))
-        if decision.fate is EnvFate.REDO:
-            return
-        self.errors_by_step[envs.accepted[index], index] = error
-        if decision.fate is EnvFate.RESET:
-            envs.reset_after_failure.add(index)
-            return
-        envs.reset_after_failure.discard(index)
-        if decision.fate is EnvFate.TRUNCATE:
-            envs.truncate(index, self._group.recovery.next_incarnation(loss))
-        else:
-            self.errors_by_env[index] = error

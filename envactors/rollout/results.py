@@ -24,7 +24,7 @@ class Rollout(NamedTuple):
         last_obs: Observations after the last step; shape (n, ...) per leaf.
         infos: ``(step, env id, info)`` of every step whose info is not empty.
         failures: ``(step, env id, exception)`` of every step whose env raised or crashed.
-        policy_version: How often the user had given parameters; int64, one per actor.
+        policy_version: How often the user had given parameters since `VectorEnv.set_policy`; int64, one per actor.
         valid: Whether the row is a step; False for resets, repeats, failed steps, and rows that did not run; bool,
             shape (t, n).
     """

@@ -20,10 +20,13 @@ import numpy.typing as npt
 
 from envactors.actor.activity import Activity
 from envactors.mailbox.info_codec import PLAIN
+from envactors.mailbox.messages import episode_seed
+from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import RESET, slice_of
 from envactors.replay import PostedRequest
 from envactors.rollout.env_plan import KIND_AFTER_END, KIND_REPEAT, KIND_RESET, KIND_TRUNCATED, EnvPlan, next_kind
 from envactors.rollout.memory import TrajectoryBuffer
+from envactors.rollout.messages import STEPS
 from envactors.rollout.trajectory import Trajectory
 from envactors.vector.table import EnvTable
 
@@ -43,10 +46,8 @@ class RolloutEnvs:
         accepted: How many steps of each env are accepted, by env.
         incarnations: The ``incarnation`` of each env's last result, by env; see `envactors.vector.results.EnvStep`.
         seeds: The seed of the reset that each env may run in its next step, by env.
-        reset_after_failure: Envs that the next process resets within a step that has failed, as
-            ``autoreset="same_step"`` demands.
-        encoded_leaves: The encoded info and object leaves of observations that no worker wrote, by env and the step
-            after the observation; None without any.
+        encoded_by_step: The encoded info and object leaves of results that no worker wrote in this rollout, by the step
+            after the result, and by env; None without any. Those of step 0 are from before the rollout.
         large_infos: Encoded infos, with object leaves, that did not fit into the trajectory, by cell.
     """
 
@@ -57,12 +58,13 @@ class RolloutEnvs:
         self.accepted: dict[int, int] = dict.fromkeys(indices, 0)
         self.incarnations: dict[int, int] = dict.fromkeys(indices, 0)
         self.seeds: dict[int, int | None] = dict.fromkeys(indices)
-        self.reset_after_failure: set[int] = set()
-        self.encoded_leaves: dict[tuple[int, int], bytes | None] = {}
+        self.encoded_by_step: dict[tuple[int, int], bytes | None] = {}
         self.large_infos: dict[int, bytes] = {}
         self._table = table
         self._buffer = buffer
         self._slice = slice_of(indices)
+        # Envs that the next process resets within a step that has failed, as ``autoreset="same_step"`` demands.
+        self._reset_after_failure: set[int] = set()
         # How many steps of each env were complete when the worker missed a deadline; None if it has missed none.
         self._done_in_time: list[int] | None = None
 
@@ -85,8 +87,7 @@ class RolloutEnvs:
         trajectory.starts[0, mine] = table.last.are_first(mine)
         for last, array in self._observations():
             array[0, mine] = last[table.last.buffers(mine), self.indices]
-        if not trajectory.is_whole:
-            self.encoded_leaves = {(0, index): table.last.contents[index] for index in self.indices}
+        self.encoded_by_step = {(0, index): table.last.contents[index] for index in self.indices}
 
     def write_last_results(self) -> None:
         """Write the last results of the envs into their rows; again after an interrupt."""
@@ -118,9 +119,9 @@ class RolloutEnvs:
 
     def _encoded_at(self, step: int, index: int) -> bytes | None:
         """Return the encoded info and object leaves of the observation before a step; None without any."""
-        if step == 0 or (step, index) in self.encoded_leaves:
-            return self.encoded_leaves.get((step, index))
-        cell = (step - 1) * self.trajectory.layout.envs + index
+        if (step, index) in self.encoded_by_step:
+            return self.encoded_by_step[step, index]
+        cell = self.trajectory.cell(step - 1, index)
         if self.trajectory.info_encoding[cell] == PLAIN:
             return None
         large = self.large_infos.get(cell)
@@ -130,7 +131,7 @@ class RolloutEnvs:
 
     def next_kind(self, index: int) -> int:
         """Return the kind of an env's next step."""
-        return KIND_RESET if index in self.reset_after_failure else next_kind(self._table.episodes, index)
+        return KIND_RESET if index in self._reset_after_failure else next_kind(self._table.episodes, index)
 
     def plan_next(self, index: int) -> EnvPlan:
         """Plan the steps of an env from its next one on."""
@@ -149,9 +150,15 @@ class RolloutEnvs:
 
     def posted(self, index: int) -> PostedRequest:
         """Return the next step of an env as rows would have it."""
+        step, trajectory, within = self.accepted[index], self.trajectory, self._table.attach.resets_within_step
         op = RESET if self.next_kind(index) == KIND_RESET else 0
-        actions = [array[self.accepted[index]] for array in self.trajectory.actions]
-        return PostedRequest(op, self.seeds[index], None, self._table.attach.resets_within_step, actions)
+        has_payload = not op and trajectory.actions and self._table.slab.layout.action is None
+        payload = self._pickled_action(step, index) if has_payload else None
+        return PostedRequest(op, self.seeds[index], payload, within, [array[step] for array in trajectory.actions])
+
+    def _pickled_action(self, step: int, index: int) -> bytes:
+        """Return an action that has no place in rows: its spec is learned, and is that of one array."""
+        return bytes(dumps(self.trajectory.actions[0][step, index].copy()[()]))
 
     # Failures --------------------------------------------------------------------------------------------
 
@@ -164,20 +171,25 @@ class RolloutEnvs:
             return due
         return [running.env] if running.method in ("step", "reset") and running.env in due else []
 
+    def reset_next(self, index: int) -> None:
+        """Have the next process reset an env within its next step, which has failed."""
+        self._reset_after_failure.add(index)
+
     def truncate(self, index: int, incarnation: int) -> None:
         """Answer the next step of an env, which has failed, with its last observation.
 
         The env continues in the process with that incarnation.
         """
         step, trajectory = self.accepted[index], self.trajectory
+        self._reset_after_failure.discard(index)
         trajectory.repeat_observation(step, index)
         if not trajectory.is_whole:
-            self.encoded_leaves[step + 1, index] = self._encoded_at(step, index)
+            self.encoded_by_step[step + 1, index] = self._encoded_at(step, index)
         trajectory.terminated[step, index] = False
         trajectory.truncated[step, index] = True
         trajectory.starts[step + 1, index] = False
         trajectory.kinds[step, index] = KIND_TRUNCATED
-        trajectory.info_encoding[step * trajectory.layout.envs + index] = PLAIN
+        trajectory.info_encoding[trajectory.cell(step, index)] = PLAIN
         trajectory.steps_done[index] = step + 1
         self.accepted[index] = step + 1
         self.incarnations[index] = incarnation
@@ -194,6 +206,13 @@ class RolloutEnvs:
         steps_chosen[first] = min(int(steps_chosen[first]), self.next_step + 1)
 
     # Accepting steps -------------------------------------------------------------------------------------
+
+    def add_piece(self, key: int, content: bytes | memoryview) -> None:
+        """Take a piece of a reply: steps of another machine, or the info of a cell that did not fit there."""
+        if key == STEPS:
+            self.trajectory.unpack(self.indices, content)
+        else:
+            self.large_infos[key] = bytes(content)
 
     def accept_completed(self) -> int:
         """Record the steps that the worker has completed in episodes and journals; return how many are new."""
@@ -228,46 +247,56 @@ class RolloutEnvs:
             kinds: The kind of each.
         """
         table, trajectory = self._table, self.trajectory
-        resets = kinds.rstrip(bytes([KIND_REPEAT]))  # only repeats follow a repeat, and nothing else is recorded
-        if table.keeps_journals:
-            self._record(index, first, starts, resets)
-        if resets:
-            table.episodes.record_sequence(index, ends[: len(resets)], resets)
+        run = kinds.rstrip(bytes([KIND_REPEAT]))  # only repeats follow a repeat, and they are not recorded
+        if run:
+            if table.keeps_journals:
+                self._record(index, first, starts[: len(run)], run)
+            table.episodes.record_sequence(index, ends[: len(run)], run)
         self.seeds[index] = table.episodes.next_seeds[index]
         self.accepted[index] = first + len(kinds)
         self.incarnations[index] = table.posted_in[index]
-        if index in self.reset_after_failure:
-            self.reset_after_failure.discard(index)
+        if index in self._reset_after_failure:
+            self._reset_after_failure.discard(index)
             trajectory.truncated[first, index] = True
             trajectory.kinds[first, index] = KIND_TRUNCATED
 
-    def _record(self, index: int, first: int, starts: bytes, resets: bytes) -> None:
+    def _record(self, index: int, first: int, starts: bytes, kinds: bytes) -> None:
         """Record steps of an env in its journal, which a seeded reset begins anew.
 
         Args:
             index: The env.
             first: The first of these steps.
             starts: Whether each has begun an episode.
-            resets: Whether each was a reset.
+            kinds: The kind of each: `KIND_STEP` or `KIND_RESET`.
         """
         table, trajectory, journal = self._table, self.trajectory, self._table.journal(index)
-        end, begun = first + len(resets), 0
+        end = first + len(kinds)
         checks: list[int] = trajectory.checks[first:end, index].tolist()
-        for offset, check in enumerate(checks):
-            if starts[offset] and (seed := int(trajectory.seeds[first + offset, index])) >= 0:
-                journal.begin(seed, check)
-                begun = offset + 1
-        first, checks, resets = first + begun, checks[begun:], resets[begun:]
-        if not resets:
+        position, seed = self._last_seeded_start(index, starts)
+        if seed is not None:
+            journal.begin(seed, checks[position])
+        begin = 0 if seed is None else position + 1
+        if begin == len(kinds):
             return
         if table.slab.layout.action is not None:
-            actions = [array[first:end, index].tobytes() for array in trajectory.actions]
-            journal.record_steps(actions, resets, checks[-1])
+            actions = [array[first + begin : end, index].tobytes() for array in trajectory.actions]
+            journal.record_steps(actions, kinds[begin:], checks[-1])
             return
         within = table.attach.resets_within_step
-        for step, is_reset, check in zip(range(first, end), resets, checks, strict=True):
-            if is_reset:
-                journal.record_reset(check)
+        for offset in range(begin, len(kinds)):
+            if kinds[offset] == KIND_RESET:
+                journal.record_reset(checks[offset])
             else:
-                action = trajectory.actions[0][step, index].copy()[()]
-                journal.record_action(action, resets_within_step=within, check=check)
+                action = self._pickled_action(first + offset, index)
+                journal.record_action(action, resets_within_step=within, check=checks[offset])
+
+    def _last_seeded_start(self, index: int, starts: bytes) -> tuple[int, int | None]:
+        """Return the position of the last start of an episode with a seed, and the seed; None if there is none.
+
+        The worker derives the seeds of later episodes in the same way; see `EnvPlan.pass_boundary`.
+        """
+        episodes, count = self._table.episodes, starts.count(1)
+        root_seed = episodes.root_seeds[index]
+        if count > 1 and root_seed is not None and episodes.next_seeds[index] is not None:
+            return starts.rindex(1), episode_seed(root_seed, episodes.numbers[index] + count - 1)
+        return starts.find(1), self.seeds[index] if count else None

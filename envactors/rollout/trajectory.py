@@ -69,14 +69,11 @@ class Trajectory:
         starts: Whether an observation is the first of its episode; bool, shape (t + 1, n).
         terminated, truncated: Ends of episodes; bool, shape (t, n).
         kinds: The kind of each step, as in `envactors.rollout.env_plan`; uint8, shape (t, n).
-        seeds: Seeds of resets, also of those within steps, at the steps that reset; -1 if the env chose it; int64,
-            shape (t, n).
         checks: Checksums over the observations of envs with a journal; uint32, shape (t, n).
         rewards: Rewards; float64, shape (t, n, *shape of the reward spec).
         observations: Arrays of shape (t + 1, n, ...), None for leaves that cannot be batched.
         is_whole: Whether all leaves of observations have an array.
-        info_encoding, inline_info_sizes, inline_infos: As in `envactors.mailbox.slab.Slab`, for the cell ``step * n +
-            env``.
+        info_encoding, inline_info_sizes, inline_infos: As in `envactors.mailbox.slab.Slab`, by `cell`.
         actions, extras: Arrays of shape (t, n, ...), for each leaf of the action and each extra. Only in-process
             envs may have actions that cannot be batched.
     """
@@ -88,12 +85,12 @@ class Trajectory:
         self.steps_done: npt.NDArray[np.int64] = add((n,), np.int64)
         self.steps_chosen: npt.NDArray[np.int64] = add((n,), np.int64)
         self.flags: npt.NDArray[np.uint8] = add((5, t + 1, n), np.uint8)
-        self.starts: npt.NDArray[np.bool_] = self.flags[0].view(np.bool_)
-        self.terminated: npt.NDArray[np.bool_] = self.flags[1, 1:].view(np.bool_)
-        self.truncated: npt.NDArray[np.bool_] = self.flags[2, 1:].view(np.bool_)
-        self.kinds: npt.NDArray[np.uint8] = self.flags[3, 1:]
-        self.info_encoding: npt.NDArray[np.uint8] = self.flags[4, 1:].reshape(-1)
-        self.seeds: npt.NDArray[np.int64] = add((t, n), np.int64)
+        starts, terminated, truncated, kinds, info_encoding = self.flags
+        self.starts: npt.NDArray[np.bool_] = starts.view(np.bool_)
+        self.terminated: npt.NDArray[np.bool_] = terminated[1:].view(np.bool_)
+        self.truncated: npt.NDArray[np.bool_] = truncated[1:].view(np.bool_)
+        self.kinds: npt.NDArray[np.uint8] = kinds[1:]
+        self.info_encoding: npt.NDArray[np.uint8] = info_encoding[1:].reshape(-1)
         self.checks: npt.NDArray[np.uint32] = add((t, n), np.uint32)
         reward = layout.reward or PLAIN_REWARD
         self.rewards: npt.NDArray[np.float64] = add((t, n, *reward.shape), reward.dtype)
@@ -111,6 +108,10 @@ class Trajectory:
         self.extras: list[npt.NDArray[Any]] = [add_extra((t, n, *spec.shape), spec.dtype) for _, spec in layout.extras]
         # Arrays without elements need a region, too.
         self.sizes: list[int] = [add.size, add_action.size or len(self.actions), add_extra.size or len(self.extras)]
+
+    def cell(self, step: int, index: int) -> int:
+        """Return the cell of a step of an env."""
+        return step * self.layout.envs + index
 
     def inline_info(self, cell: int) -> memoryview:
         """Return the encoded info of a cell."""
@@ -157,7 +158,7 @@ class Trajectory:
         info_sizes = self.inline_info_sizes.reshape(-1, self.layout.envs)
         # Flags and observations have one row more: those before and those after each step.
         observations = [array[start : end + 1, mine] for array in self.observations if array is not None]
-        timed: list[npt.NDArray[Any]] = [self.seeds, self.checks, self.rewards, info_sizes, *self.actions, *self.extras]
+        timed: list[npt.NDArray[Any]] = [self.checks, self.rewards, info_sizes, *self.actions, *self.extras]
         counts, flags = [self.steps_done[mine], self.steps_chosen[mine]], self.flags[:, start : end + 1, mine]
         return [*counts, flags, *observations, *(array[start:end, mine] for array in timed)]
 

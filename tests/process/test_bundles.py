@@ -252,8 +252,13 @@ def test_attributes_and_calls_are_inputs_until_a_new_process(tmp_path, replay):
     assert replay(bundle.path)[0].startswith("ends in the same way: exit code 5")
 
 
-def test_a_fault_in_a_rollout_ends_in_the_same_way(tmp_path, replay):
-    with vector(tmp_path, [functools.partial(Grim, 6)] * 2) as envs:
+class GrimWithoutSpaces(Grim):
+    action_space = None
+
+
+@pytest.mark.parametrize("env", [Grim, GrimWithoutSpaces])
+def test_a_fault_in_a_rollout_ends_in_the_same_way(env, tmp_path, replay):
+    with vector(tmp_path, [functools.partial(env, 6)] * 2) as envs:
         envs.reset(seed=3)
         envs.set_policy(lambda: lambda obs, context: np.ones(len(obs), np.int64))
         with pytest.raises(ea.VectorStepError) as caught:

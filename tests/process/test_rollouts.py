@@ -416,7 +416,7 @@ def test_more_steps_than_there_is_memory_for_are_one_kind_of_error(backend, step
     with ea.VectorEnv([Walk], backend=backend) as envs:
         envs.reset(seed=1)
         envs.set_policy(make_policy)
-        with pytest.raises(OSError, match=f"there is too little memory for {steps} steps of a rollout"):
+        with pytest.raises(ea.VectorEnvError, match=f"there is too little memory for {steps} steps of a rollout"):
             envs.rollout(steps)
         assert envs.rollout(2).valid.all()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import gymnasium
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import envactors as ea
+from envactors.rollout import memory
 
 
 class Env:
@@ -131,3 +133,103 @@ def test_a_policy_and_parameters_that_cannot_be_pickled_are_rejected(backend):
         with pytest.raises(ea.SerializationError, match=r"^the parameters cannot be pickled: TypeError"):
             envs.rollout(1, [lock])
         assert envs.rollout(1).actions == 0
+
+
+def test_parameters_that_are_rejected_leave_the_memory_of_an_earlier_rollout_for_the_next_one(monkeypatch):
+    made = []
+    make = memory.TrajectoryBuffer.__init__
+    monkeypatch.setattr(memory.TrajectoryBuffer, "__init__", lambda *args: (made.append(1), make(*args))[1])
+    with ea.VectorEnv([Env], backend="thread") as envs:
+        envs.reset(seed=0)
+        envs.set_policy(make_policy)
+        for _ in range(3):
+            envs.rollout(2)
+        before = len(made)
+        with pytest.raises(TypeError, match="no method load"):
+            envs.rollout(2, 1)
+        for _ in range(2):
+            envs.rollout(2)
+        assert len(made) == before
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_failure_leaves_the_observations_after_the_steps_that_were_made(backend):
+    factories = [Env, lambda: Env(raises_at=2)]
+    with ea.VectorEnv(factories, backend=backend, envs_per_actor=2) as envs:
+        envs.set_policy(make_policy)
+        envs.reset(seed=0)
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.rollout(2)
+    rollout = caught.value.batch
+    assert rollout.obs[:, 0].tolist() == [[0.0], [1.0]]
+    assert rollout.last_obs.tolist() == [[2.0], [0.0]]
+    assert rollout.valid.tolist() == [[True, True], [True, False]]
+
+
+class Telling(Env):
+    def reset(self, *, seed=None, options=None):
+        return super().reset()[0], {"began": True}
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_a_failure_at_the_first_step_reports_the_info_before_the_rollout(backend):
+    restart = ea.RestartPolicy(max_restarts=9, backoff=0.0)
+    options = {"on_failure": "renew", "autoreset": "same_step", "restart": restart}
+    with ea.VectorEnv([lambda: Telling(raises_at=1)], backend=backend, **options) as envs:
+        envs.set_policy(make_policy)
+        envs.reset(seed=0)
+        ((step, index, info),) = envs.rollout(1).infos
+    assert (step, index, info["final_info"]) == (0, 0, {"began": True})
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_the_largest_seed_of_a_policy_works_and_larger_ones_are_refused(backend):
+    with ea.VectorEnv([Env], backend=backend) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ValueError, match=r"^seed is 340282366920938463463374607431768211456: expected an int"):
+            envs.set_policy(make_drawing_policy, seed=1 << 128)
+        envs.set_policy(make_drawing_policy, seed=(1 << 128) - 1)
+        assert envs.rollout(2).valid.all()
+
+
+def make_drawing_policy():
+    return lambda obs, context: context.rng.integers(0, 9, len(obs))
+
+
+class Kept(Env):
+    """Its state is the number of steps of its episode."""
+
+    seeds: list = []  # noqa: RUF012
+
+    def reset(self, *, seed=None, options=None):
+        Kept.seeds.append(seed)
+        return super().reset()
+
+    def get(self):
+        return self.count
+
+    def set(self, state):
+        self.count = state
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_episodes_of_a_restored_snapshot_may_have_large_seeds(backend):
+    Kept.seeds = []
+    options = {"snapshot": ea.SnapshotPolicy(Kept.get, Kept.set), "seed_episodes": True, "backend": backend}
+    with ea.VectorEnv([lambda: Kept(2)], **options) as envs:
+        envs.set_policy(make_policy)
+        envs.reset(seed=0)
+        (snapshot,) = envs.snapshot()
+        envs.restore([dataclasses.replace(snapshot, root_seed=1 << 70, episode=0)])
+        assert envs.rollout(4).valid[:, 0].tolist() == [True, True, False, True]
+    assert Kept.seeds == [0, 1 << 70]
+
+
+@pytest.mark.parametrize("backend", ["inline", "thread"])
+def test_too_little_memory_is_the_error_that_a_constructor_raises(backend):
+    with ea.VectorEnv([Env], backend=backend) as envs:
+        envs.reset(seed=0)
+        envs.set_policy(make_policy)
+        with pytest.raises(ea.VectorEnvError, match="there is too little memory for"):
+            envs.rollout(10**18)
+        assert envs.rollout(1).valid.all()

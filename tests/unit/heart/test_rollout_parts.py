@@ -15,6 +15,8 @@ from interrupting import interrupt
 
 import envactors as ea
 from envactors.mailbox.control_page import METHOD_POLICY, METHOD_STEP
+from envactors.mailbox.pickling import dumps
+from envactors.rollout import part
 from envactors.vector.episodes import NEEDS_RESET, RETIRING
 from envactors.vector.table import IDLE
 
@@ -146,7 +148,7 @@ def test_a_start_that_failed_changes_no_parameters_of_a_rollout_in_flight(stages
 
     with monkeypatch.context() as patch:
         patch.setattr(memory, "extend", refuse_trajectories)
-        with pytest.raises(OSError, match="no memory"):
+        with pytest.raises(ea.VectorEnvError, match="no memory"):
             stage.envs.rollout_async(500, np.array(8))
     second = stage.envs.rollout_async(2, np.array(9))
     stage.run()
@@ -422,12 +424,15 @@ def test_without_restarts_a_crash_ends_the_rollout(stages):
 
 
 def test_closing_ends_rollouts(stages):
-    stage = make(stages)
-    future = stage.envs.rollout_async(2)
+    stage = make(stages, envs_per_actor=2)
+    futures = [stage.envs.rollout_async(2), stage.envs.rollout_async(2)]
     for handle in stage.envs.actors:
         handle.kill()
-    with pytest.raises(ea.VectorStepError):
-        future.result(SOON)
+    for future in futures:
+        with pytest.raises(ea.VectorStepError) as caught:
+            future.result(SOON)
+        assert list(caught.value.failures) == [0, 1]
+        assert caught.value.batch.failures == [(0, *failure) for failure in caught.value.failures.items()]
 
 
 def test_killing_an_actor_in_a_rollout_fails_its_envs(stages):
@@ -446,6 +451,17 @@ def test_the_next_process_makes_the_policy_again(stages):
     stage.run()
     assert stage.play(stage.envs.rollout, 2).valid.all()
     assert stage.envs.actors[0].incarnation == 1
+
+
+@pytest.mark.parametrize("on_failure", ["renew", "replay"])
+def test_the_first_order_to_the_process_after_an_exception_has_the_policy(stages, policy, on_failure, monkeypatch):
+    policy.actions = {1: RAISE}
+    stage = make(stages, 1, on_failure=on_failure)
+    orders = []
+    monkeypatch.setattr(part, "dumps", lambda message: orders.append(part.Order(*message[1])) or dumps(message))
+    assert len(stage.play(stage.envs.rollout, 4).failures) == 1
+    incarnation = stage.envs.actors[0].incarnation
+    assert [order.recipe is not None for order in orders] == [False] + [True] * incarnation
 
 
 def test_a_process_is_recycled_between_rollouts(stages, policy):
@@ -650,13 +666,13 @@ def check_ended(stage: Stage, futures):
 def test_the_part_keeps_its_result_if_its_end_is_interrupted(stages):
     stage = make(stages, 1)
     future = stage.envs.rollout_async(2)
-    part = stage.actor().jobs.running
+    job = stage.actor().jobs.running
     stage.run()
-    assert part.has_ended
+    assert job.has_ended
     rollout = future.result(SOON)
     with stage.table.lock, stage.table.lock.change(stage.actor()):
-        part.fail(lambda _: pytest.fail("it has ended"))
-    assert not part.recovery.errors_by_env
+        job.fail(lambda _: pytest.fail("it has ended"))
+    assert not job.failures.errors_by_env
     assert rollout.valid.all()
 
 
