@@ -102,7 +102,7 @@ def test_a_timeout_that_is_not_a_number_is_rejected_at_the_call():
         calls = {
             "options": lambda seconds: actor.options(deadline=seconds),
             "result": future.result,
-            "result ": future.exception,
+            "exception": future.exception,
             "stacks": actor.stacks,
             "step": lambda seconds: envs.step([0], timeout=seconds),
             "reset": lambda seconds: envs.reset(timeout=seconds),
