@@ -47,6 +47,15 @@ def uncovered(code):
     return with_exits(code) | {one.offset for one in dis.get_instructions(code) if one.opname == "NOP"}
 
 
+def is_in_finalizer(frame):
+    """Return whether Python would ignore an exception here, and pytest would keep the frame, and what it has open."""
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Tracer:
     """Raises at the n-th line that the calling thread runs in the core; counts lines."""
 
@@ -58,7 +67,7 @@ class Tracer:
         path = frame.f_code.co_filename
         if not path.startswith(PACKAGE) or not path[len(PACKAGE) + 1 :].startswith(FOLDERS):
             return None
-        return self.on_line
+        return None if is_in_finalizer(frame) else self.on_line
 
     def on_line(self, frame, event, arg):
         if event == "line" and frame.f_lasti not in uncovered(frame.f_code):
