@@ -23,13 +23,11 @@ class RolloutEngine(abc.ABC):
 
     Args:
         engine: Steps the envs.
-
-    Attributes:
-        next_index: Index of the next rollout since the policy was set.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.next_index: int = 0
+        # The index of the next rollout since the policy was set.
+        self._next_index = 0
         # The seed of the policy.
         self._seed = 0
         # Whether the policy can load parameters.
@@ -43,7 +41,7 @@ class RolloutEngine(abc.ABC):
             raise VectorInputError("rollouts need envs with an observation space: give them one, or reset them first")
         self._loads = self._make_policies(pickle_argument("make_policy", make_policy), seed)
         self._seed = seed
-        self.next_index = 0
+        self._next_index = 0
 
     @abc.abstractmethod
     def _make_policies(self, make_policy: bytes, seed: int) -> bool:

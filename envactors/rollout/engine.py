@@ -111,11 +111,11 @@ class WorkerRolloutEngine(RolloutEngine):
             if written is not None:
                 policy.parameters.record(*written)
             last_parameters, last_errors = policy.parameters.last, self._last_errors_by_env
-            spec = RolloutSpec(policy.recipe, last_parameters, self.next_index, buffer, copies, last_errors)
+            spec = RolloutSpec(policy.recipe, last_parameters, self._next_index, buffer, copies, last_errors)
             rollout = RolloutInFlight(self._groups, spec, self._on_end, each=each)
             futures = list(rollout.parts_by_future)
             self._buffers.use(buffer, rollout)
-            self.next_index += 1
+            self._next_index += 1
             self._set_in_flight([*self._in_flight, rollout])
             for part in rollout.parts:
                 part.enqueue()

@@ -70,11 +70,11 @@ class InlineRolloutEngine(RolloutEngine):
             try:
                 if policy.version != self._version:
                     policy.load(self._version, self._pickled, self._arrays)
-                policy.rollout_index = self.next_index
+                policy.rollout_index = self._next_index
                 rollout.run(policy)
             except Exception as error:
                 rollout.sidecar.policy_errors[policy.envs.start] = error
-        self.next_index += 1
+        self._next_index += 1
         ranges = [actor.indices for actor in self._actors] if each else [range(len(self._engine.all.ids))]
         return [self._future_of(rollout, envs) for envs in ranges]
 
