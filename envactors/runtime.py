@@ -68,6 +68,10 @@ class ThreadPool:
         elif self._loop is not None and not self._is_watched:
             self._loop.call_soon(functools.partial(self._watch, self._loop))
 
+    def count_waiting(self) -> int:
+        """Return how many functions wait for a thread."""
+        return self._functions.qsize()
+
     def stop(self) -> None:
         """Let the threads end once the queue is empty; do not wait for them."""
         self._is_stopping = True
@@ -211,8 +215,8 @@ class Runtime:
         self.members: dict[Member, int] = {}
         self.has_ended: bool = False
         self._join_deadline = math.inf
-        # How many records wait for the printer, how many were dropped since that was last reported. Guarded by `_lock`.
-        self._records = self._dropped = 0
+        # How many records were dropped since that was last reported. No lock guards it: signal handlers may log, too.
+        self._dropped = 0
         self._services: list[services.Service] = []
         self.printer: ThreadPool = ThreadPool("envactors-printer", runs_user_code=True)
         self.loop: Loop = Loop(self._report)
@@ -225,17 +229,13 @@ class Runtime:
 
     def log(self, log: Callable[[], object]) -> None:
         """Call a function that logs, in a thread where handlers may block; drop and count it if too many wait."""
-        with _lock:
-            if self._records < _MOST_RECORDS:
-                self.printer.submit(functools.partial(self._log, log))
-                self._records += 1  # last: an interrupt before this lets one more record wait, rather than one less
-            else:
-                self._dropped += 1
+        if self.printer.count_waiting() < _MOST_RECORDS:
+            self.printer.submit(functools.partial(self._log, log))
+        else:
+            self._dropped += 1
 
     def _log(self, log: Callable[[], object]) -> None:
-        with _lock:
-            self._records -= 1
-            dropped, self._dropped = self._dropped, 0
+        dropped, self._dropped = self._dropped, 0
         if dropped:
             _log.warning("%d log records of workers were dropped: handlers did not take them in time", dropped)
         log()

@@ -36,8 +36,9 @@ def test_interrupts_between_records_do_not_lower_the_limit(runtime, monkeypatch)
 
 
 def test_records_above_the_limit_are_dropped_and_counted(runtime, caplog):
-    gate, logged = threading.Event(), []
-    runtime.printer.submit(gate.wait)  # a slow handler
+    gate, is_busy, logged = threading.Event(), threading.Event(), []
+    runtime.printer.submit(lambda: (is_busy.set(), gate.wait()))  # a slow handler
+    assert is_busy.wait(SOON)
     for number in range(10):
         runtime.log(lambda number=number: logged.append(number))
     gate.set()
