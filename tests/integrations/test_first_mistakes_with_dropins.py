@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+import numpy as np
 import pytest
 from helpers import Echo
 
@@ -54,7 +55,7 @@ def test_a_number_is_the_deadline_of_each_call():
     envs.close()
 
 
-@pytest.mark.parametrize("seed", [-1, [1.9, 2.9], ["1", "2"], 1.5, True, [-1, 2], "12"], ids=repr)
+@pytest.mark.parametrize("seed", [-1, [1.9, 2.9], ["1", "2"], 1.5, True, [-1, 2], "12", np.array(1.5)], ids=repr)
 def test_a_seed_is_no_other_number_and_no_text(seed):
     gymnasium = pytest.importorskip("gymnasium")
     kind, _ = dropin("gymnasium")
@@ -62,6 +63,7 @@ def test_a_seed_is_no_other_number_and_no_text(seed):
     with pytest.raises(ea.VectorInputError, match=r"^seed (is|has) .*: expected (an int|ints) >= 0"):
         envs.reset(seed=seed)
     assert envs.reset(seed=[None, 1])[0].shape == (2, 4)
+    assert (envs.reset(seed=np.array(7))[0] == envs.reset(seed=7)[0]).all()
     envs.close()
 
 

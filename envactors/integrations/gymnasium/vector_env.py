@@ -222,7 +222,9 @@ class ActorVectorEnv(BoundToProcess, gymnasium.vector.VectorEnv[Any, Any, Any]):
     ) -> tuple[Callable[[], object], Finish]:
         """Check the arguments of a reset; return the functions that start it, perhaps later, and wait for it."""
         self._assert_is_running()
-        if isinstance(seed, (Sequence, np.ndarray)) and not isinstance(seed, str) and len(seed) != self.num_envs:
+        if isinstance(seed, np.ndarray):
+            seed = seed.tolist()
+        if isinstance(seed, Sequence) and not isinstance(seed, str) and len(seed) != self.num_envs:
             raise ValueError(
                 f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
                 f"length={len(seed)}."
