@@ -174,6 +174,9 @@ class SimulatedPool:
     def submit(self, function: Callable[[], object]) -> None:
         self._functions.append(function)
 
+    def count_waiting(self) -> int:
+        return len(self._functions)
+
     def stop(self) -> None:
         """Do nothing: functions that were queued still run."""
 
