@@ -4,7 +4,7 @@ Callers submit, cancel, and close; the loop reports frames, exits, and timers. E
 the lock; see `envactors.actor.change`. A caller's thread may send jobs to a free worker, and kill it. Only threads of
 this library start processes and handle their exits.
 
-Its jobs are in `envactors.actor.job_queue`, and the decisions after an exit in `envactors.actor.exits`.
+The jobs of an actor are in `envactors.actor.job_queue`, and the decisions after an exit in `envactors.actor.exits`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _REPLIES = (Kind.RESULT, Kind.FAILED)
 class Actor(ActorBase):
     """The parent's half of one actor, which runs one process after another.
 
-    Between two changes, something is under way that leads out of each phase:
+    Between two changes, something is under way that leads out of each phase, except ASLEEP, DEAD, and CLOSED:
 
     ========  ========================================  ============================================================
     phase     what is under way                         what it leads to
@@ -93,7 +93,7 @@ class Actor(ActorBase):
         spin: Decides whether callers and the worker spin before they sleep.
         log: The log of the actor.
         restart_tracker: Decides about restarts.
-        restarts: How many there were.
+        restarts: How many restarts there were.
         restart_at: When the last backoff ends (`time.monotonic`).
         started_in: How long the last start took, in seconds; None before the first.
     """
@@ -386,8 +386,9 @@ class Actor(ActorBase):
                 self.spin.complete(time.monotonic())
                 self.jobs.on_reply(frame)
             else:
+                # The reply to a close is not stale: finalizers of the envs may run until the close deadline.
                 has_closed_envs = self.phase is Phase.STOPPING and self.process.end_reason is not EndReason.TIMEOUT
-                self.jobs.stale += not has_closed_envs  # if so, their finalizers may run until the close deadline
+                self.jobs.stale += not has_closed_envs
         elif kind == Kind.OVERFLOW:
             self.tenant.on_overflow(frame)
         elif kind == Kind.PART and job is not None:
@@ -544,7 +545,7 @@ class Actor(ActorBase):
             self._kill_once_read(make_error)
 
     def kill_and_proceed(self, reason: EndReason) -> None:
-        """Kill the process. Its exit leads on; without a worker, `_proceed` does, which also withdraws a launch."""
+        """Kill the process. Then `on_exit` leads on; without a worker, `_proceed` does, and withdraws the launch."""
         if self.phase is Phase.CLOSED:
             return
         self.phase = Phase.ENDING
@@ -668,7 +669,10 @@ class Actor(ActorBase):
                 self.jobs.fail_all(self.errors.closed)
 
     def _withdraw_launch(self) -> None:
-        """Treat a launch that nobody needs any more as an exit; if it has begun, `_on_launched` leads on."""
+        """Treat a launch that nobody needs any more as an exit; if it has begun, `_on_launched` leads on.
+
+        While the end of the last worker is not certain, no launch was submitted, so none has begun.
+        """
         if self._unconfirmed is not None or self.runtime.launcher.withdraw(self._launch):
             self._after_exit(ExitReport(reason=self.process.end_reason))
 

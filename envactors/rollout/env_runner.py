@@ -26,12 +26,12 @@ from envactors.worker.main import Server
 
 
 class _ObservationBatches:
-    """Observations of several leaves, or of leaves without an array in the trajectory, by step.
+    """Observations by step, for what one array cannot hold: several leaves, or a leaf without an array.
 
     Args:
         layout: Layout of the trajectory.
         arrays: Read-only array per leaf; None for leaves without an array.
-        objects: The leaves of each env's last observation that have no array.
+        objects: The leaves without an array of each env's last observation, whichever step is asked for.
     """
 
     def __init__(self, layout: TrajectoryLayout, arrays: list[Any], objects: list[list[Any]]) -> None:
@@ -67,7 +67,7 @@ class _PlainActions(NamedTuple):
     Attributes:
         array: The actions of the worker's envs.
         shape: Shape of one step of them.
-        dtype: NumPy's own object of their dtype: one that was unpickled is another.
+        dtype: NumPy's own object of their dtype, for a comparison with ``is``: unpickling makes a different object.
     """
 
     array: npt.NDArray[Any]
@@ -192,9 +192,9 @@ class EnvRunner:
                     if is_plain and not (is_boundary and plan.resets_within_step):
                         cell = step * count + index
                         at = (cell + count) * width
-                        # `_finish` overwrites everything that this has written when it raises: the observation must be
-                        # converted, or the result does not fit. Nothing raises after `_write_boundary` has changed the
-                        # plan, which therefore passes each boundary once.
+                        # If this raises, since the observation must be converted or the result does not fit, `_finish`
+                        # writes all of it again. `_write_boundary` changes the plan in its last statement, and nothing
+                        # raises after that: the plan passes each boundary once.
                         try:
                             numbers[at : at + width] = obs
                             rewards[cell] = reward
@@ -212,14 +212,14 @@ class EnvRunner:
         return OrderReply()
 
     def _begin(self, order: Order) -> list[tuple[HostedEnv, EnvPlan]]:
-        """Return the envs with their plans. Clear the flags of the steps to come: results only write what differs."""
+        """Return the envs with their plans. Clear the flags of the steps to come, since plain results write none."""
         plans = [EnvPlan(*fields) for fields in order.plans]
         planned = list(zip(self._server.host.hosted_envs, plans, strict=True))
-        last = max(plan.first_step for plan in plans)
+        latest_start = max(plan.first_step for plan in plans)
         flags = self.trajectory.flags
         for hosted, plan in planned:
-            flags[:, plan.first_step + 1 : last + 1, hosted.index] = 0
-        flags[:, last + 1 :, slice_of(self.envs)] = 0
+            flags[:, plan.first_step + 1 : latest_start + 1, hosted.index] = 0
+        flags[:, latest_start + 1 :, slice_of(self.envs)] = 0
         for position, encoded in enumerate(order.last_leaves):
             self._objects[position] = [] if encoded is None else decode(encoded)[1]
         return planned

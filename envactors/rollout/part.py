@@ -81,9 +81,9 @@ class RolloutPart(Job):
         self.actor = group.actor
         # Incarnation of the process that got the last order; None before the first.
         self._ordered_in: int | None = None
-        # Whether the worker makes the policy first: in the last order, or, after a reply, in the next one.
+        # Whether the last order has the worker make the policy first; after a reply, whether the next one will.
         self._makes_policy = False
-        # That of the current order, which has one only if the worker makes the policy.
+        # Deadline of the current order; None unless the worker makes the policy in it.
         self._deadline: float | None = None
         # What has missed its deadline: a step, a reset, a call of the policy, or the order; None if nothing has.
         self._late: Activity | None = None
@@ -171,7 +171,10 @@ class RolloutPart(Job):
         worker.mirror(steps, buffer.trajectory.pack(indices, step, step + 1))
 
     def activity(self) -> Activity | None:
-        """Return what the worker runs, or else the order as a whole; None without a worker. What is late stays."""
+        """Return what the worker runs, or else the order as a whole; None without a worker.
+
+        Once something is late, it is the answer until the process has ended.
+        """
         worker = self.actor.process.worker
         if self._late is not None:
             return self._late
@@ -187,7 +190,7 @@ class RolloutPart(Job):
         return Activity(METHOD_NAMES[progress.method], index, self.call_id, progress.since, deadline)
 
     def on_late(self, activity: Activity) -> None:
-        """Ignore later progress of the worker, if its progress is known here."""
+        """Ignore later progress of the worker; a remote one reports progress only with its reply."""
         self._late = activity
         if not self._is_remote:
             self.envs.freeze_progress()

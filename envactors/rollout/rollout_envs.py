@@ -134,7 +134,7 @@ class RolloutEnvs:
         return KIND_RESET if index in self._reset_after_failure else next_kind(self._table.episodes, index)
 
     def plan_next(self, index: int) -> EnvPlan:
-        """Plan the steps of an env from its next one on."""
+        """Plan the steps of an env from its next one on, and keep the seed of a reset in that one."""
         table, episodes, kind = self._table, self._table.episodes, self.next_kind(index)
         seed = episodes.next_seeds[index]
         root_seed = None if seed is None else episodes.root_seeds[index]

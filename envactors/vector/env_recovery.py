@@ -53,15 +53,15 @@ class EnvRecovery:
         """Return the loss of a request in which the env raised, without unpickling the exception."""
         actor, incarnation, pid = self._actor, self._table.posted_in[activity.env], self._actor.pid
         error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, report)), is_failure=True)
-        ended = activity.method == "reset" or report.fault in (Fault.RESET, Fault.LAST_RESULT)
-        return RequestLoss(Cause.ERROR, error, incarnation, activity, actor.is_usable, report, ended_episode=ended)
+        is_over = activity.method == "reset" or report.fault in (Fault.RESET, Fault.LAST_RESULT)
+        return RequestLoss(Cause.ERROR, error, incarnation, activity, actor.is_usable, report, ended_episode=is_over)
 
     def unreadable_loss(self, index: int, error: BaseException) -> RequestLoss:
         """Return the loss of a result that cannot be unpickled."""
         table, activity, outcome = self._table, self._table.activity(index), ReadyOutcome(None, error)
-        ended = activity.method == "reset" or table.slab.ends_episode(index, table.ops[index])
+        is_over = activity.method == "reset" or table.slab.ends_episode(index, table.ops[index])
         loss = RequestLoss(Cause.ERROR, outcome, table.posted_in[index], activity, self._actor.is_usable)
-        return loss._replace(ended_episode=ended, is_recorded=True)
+        return loss._replace(ended_episode=is_over, is_recorded=True)
 
     def exit_loss(self, activity: Activity, ended: ProcessExit) -> RequestLoss:
         """Return the loss of a request that an ended process has not completed."""
@@ -117,9 +117,9 @@ class EnvRecovery:
                 self.resolve_or_retry(self.lost_episode_loss(self._table.activity(index)))
 
     def resolve_or_retry(self, loss: RequestLoss) -> bool:
-        """Record the outcome of a request in a row that has no result, or have it run again; return whether it does.
+        """Record the outcome of a row's request that has no result, or have it run again; return whether it runs again.
 
-        The caller queues it again, unless it is still in the queue.
+        If so, the caller queues it, unless it is still in the queue.
         """
         table, reader, index = self._table, self._reader, loss.activity.env
         decision, outcome = self.end_attempt(index, loss, table.posted_request(index))
@@ -129,7 +129,7 @@ class EnvRecovery:
             self._request_reset(index, outcome, keeps_seed=not decision.changes_seed)
             return True
         if index in table.unposted:
-            table.begin_seeds(index)  # as if it had run; a reset that is canceled does not
+            table.begin_seeds(index)  # as if it had run; only a canceled reset leaves the seeds as they were
         if decision.fate is EnvFate.TRUNCATE:
             table.last.truncate(index, self.next_incarnation(loss))
             last = reader.copy_last(index, has_info=False)
@@ -255,8 +255,8 @@ class EnvRecovery:
             self._table.episodes.resume(index)
             text = f"the episode of env {index} was replayed in the new process, and continues"
             actor.log.write(logging.WARNING, text)
-        elif could_replay and (attributes := self._replay_of(index)):
-            actor.jobs.enqueue(attributes, first=True)  # the replay may have ended before all of them were set
+        elif could_replay and (attribute_replay := self._replay_of(index)):
+            actor.jobs.enqueue(attribute_replay, first=True)  # the failed one may have ended before it set all of them
         self.answer_lost_episodes([index])
 
     def record_exit(self, ended: ProcessExit) -> None:
