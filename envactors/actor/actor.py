@@ -69,7 +69,8 @@ class Actor(ActorBase):
                                                         env has raised and the process is discarded; BACKOFF if this
                                                         is a standby whose process another actor takes
     STOPPING  the exit of the worker, or a late launch  what the `Plan` for the exit says
-    ENDING    the same, or a call of `_proceed`         the same; from the call, STARTING or CLOSED
+    ENDING    the same, or a call of `_proceed`         the same; from the call, STARTING or CLOSED; STOPPING once the
+                                                        exception of an env was read
     BACKOFF   a timer                                   STARTING
     DEAD      nothing, until `wake`, `renew`, or        NEW, STARTING, or ENDING
               ``kill(restart=True)``
@@ -381,14 +382,11 @@ class Actor(ActorBase):
             self.runtime.log(functools.partial(handle_record, payload))
         elif incarnation != self.process.incarnation:
             self.jobs.stale += 1
-        elif kind in _REPLIES and job is not None and call_id == job.call_id:
-            if self.phase is LIVE:
-                self.spin.complete(time.monotonic())
-                self.jobs.on_reply(frame)
-            else:
-                # The reply to a close is not stale: finalizers of the envs may run until the close deadline.
-                has_closed_envs = self.phase is Phase.STOPPING and self.process.end_reason is not EndReason.TIMEOUT
-                self.jobs.stale += not has_closed_envs
+        elif kind in _REPLIES and call_id == self.process.close_id:
+            pass  # the envs are closed; their finalizers may run until the close deadline
+        elif kind in _REPLIES and self.phase is LIVE and job is not None and call_id == job.call_id:
+            self.spin.complete(time.monotonic())
+            self.jobs.on_reply(frame)
         elif kind == Kind.OVERFLOW:
             self.tenant.on_overflow(frame)
         elif kind == Kind.PART and job is not None:
@@ -406,9 +404,10 @@ class Actor(ActorBase):
         assert worker is not None, "jobs start in a live process"
         worker.send(Frame(kind, self.process.incarnation, call_id, payload), self.spin.start(time.monotonic()))
 
-    def ask_to_close(self, call_id: int, reason: EndReason, *, kill_in: float | None) -> None:
+    def ask_to_close(self, call_id: int, reason: EndReason | None, *, kill_in: float | None) -> None:
         """Ask the worker to close its envs and to exit; kill it after ``kill_in`` seconds, or never if that is None."""
         self._stop_process(reason, kill_in)
+        self.process.close_id = call_id
         self.send(Kind.CLOSE, call_id, dumps(()))
 
     # The start of a process ------------------------------------------------------------------------------
@@ -421,8 +420,7 @@ class Actor(ActorBase):
         """Start a process, or take that of a standby. A new one waits until the last one has certainly ended."""
         self.timers.cancel("start", "kill", "backoff")  # timers of the last process
         self.phase = Phase.STARTING
-        is_adopted = standby is not None
-        self.process = ActorProcess(incarnation, standby, awaits_worker=not is_adopted, was_standby=is_adopted)
+        self.process = ActorProcess(incarnation, standby, awaits_worker=standby is None, was_standby=standby is not None)
         self.process.launched = time.monotonic()
         if standby is not None:
             self._adopt(standby)
@@ -522,7 +520,7 @@ class Actor(ActorBase):
             process.envs_made = load_plain(frame.payload)
         elif frame.kind == Kind.FAILED:
             process.failure = Failure(*loads(frame.payload))
-            self._kill_once_read(functools.partial(unpack_failure, process.failure))
+            self._close_once_read(functools.partial(unpack_failure, process.failure))
         else:
             self._on_started(process)
 
@@ -540,9 +538,9 @@ class Actor(ActorBase):
 
     def discard(self, incarnation: int, make_error: Callable[[], ActorError]) -> None:
         if incarnation == self.process.incarnation and self.phase is LIVE:
-            self.phase = Phase.ENDING  # so it gets no more requests until it is killed
+            self.phase = Phase.ENDING  # so it gets no more requests
             self.process.record_end_reason(EndReason.DISCARD)
-            self._kill_once_read(make_error)
+            self._close_once_read(make_error)
 
     def kill_and_proceed(self, reason: EndReason) -> None:
         """Kill the process. Then `on_exit` leads on; without a worker, `_proceed` does, and withdraws the launch."""
@@ -560,7 +558,7 @@ class Actor(ActorBase):
         self.process.request_stacks()
         self._stop_process(EndReason.TIMEOUT, _STACKS_GRACE)
 
-    def _stop_process(self, reason: EndReason, kill_in: float | None) -> None:
+    def _stop_process(self, reason: EndReason | None, kill_in: float | None) -> None:
         """Have the process get no more requests, and kill it unless it ends within this time; None for no limit."""
         self.phase = Phase.STOPPING
         self.process.record_end_reason(reason)
@@ -571,14 +569,19 @@ class Actor(ActorBase):
         """Kill the process unless it ends by itself within this time."""
         self.timers.set_earliest("kill", time.monotonic() + seconds, self.process.kill)
 
-    def _kill_once_read(self, read_cause: Callable[[], BaseException | None]) -> None:
-        """Kill the process once the exception of its factory or of an env was read, or if reading takes too long.
+    def _close_once_read(self, read_cause: Callable[[], BaseException | None]) -> None:
+        """Have the process close its envs once the exception of its factory or of an env was read.
 
-        Unpickling runs code of users, so a callback thread does it.
+        Unpickling runs code of users, so a callback thread does it. The process is killed if that takes too long.
         """
-        process = self.process
         self._kill_in(_READ_PATIENCE)
-        self.runtime.callbacks.submit(lambda: self.make_change(process.kill_because_of, read_cause()))
+        process = self.process
+        self.runtime.callbacks.submit(lambda: self.make_change(self._close_because_of, process, read_cause()))
+
+    def _close_because_of(self, process: ActorProcess, cause: BaseException | None) -> None:
+        process.cause = cause
+        if process is self.process and process.worker is not None and self.phase in (Phase.STARTING, Phase.ENDING):
+            self.ask_to_close(self.lock.next_call_id(), process.end_reason, kill_in=self.config.deadlines.close)
 
     def on_exit(self, worker: Worker) -> None:
         """Handle the exit of the process."""

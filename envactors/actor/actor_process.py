@@ -58,6 +58,7 @@ class ActorProcess:
         was_standby: Whether the process was a standby, whose envs were made before.
         report: The facts about its exit; None before that.
         has_started: Whether all envs were made.
+        close_id: The call id of the request to close the envs; None before it.
         end_reason: Why it is ended; None while it is not. The first reason wins.
         restart_is_free: Whether the next process starts without counting as a restart: the user has asked for it, an
             interrupted change has, or its helper process was lost.
@@ -74,12 +75,13 @@ class ActorProcess:
     was_standby: bool = False
     report: ExitReport | None = None
     has_started: bool = False
+    close_id: int | None = None
     end_reason: EndReason | None = None
     restart_is_free: bool = False
     cause: BaseException | None = None
     _stacks: Stacks | None = dataclasses.field(default=None, init=False)
 
-    def record_end_reason(self, reason: EndReason) -> None:
+    def record_end_reason(self, reason: EndReason | None) -> None:
         """Record why the process is ended. The first reason wins, but a kill also ends a renewal."""
         is_kill = reason in (EndReason.ABORT, EndReason.CLOSE)
         if self.end_reason is None or (self.end_reason is EndReason.RENEW and is_kill):
@@ -90,11 +92,6 @@ class ActorProcess:
         """Kill the process if there is one."""
         if self.worker is not None:
             self.worker.kill()
-
-    def kill_because_of(self, cause: BaseException | None) -> None:
-        """Kill the process for an exception, which was read."""
-        self.cause = cause
-        self.kill()
 
     def request_stacks(self) -> None:
         """Have the process write its stacks, for the report of its exit."""

@@ -191,11 +191,11 @@ class InlineActor(ActorBase):
         with self.lock:
             if self.closed.is_open:
                 raise self.errors.closed(Activity("renew", self.config.first_index))
-            self.replace(self.errors.ended(None, ExitReport(self.pid, reason=EndReason.RENEW)), closes=True)
+            self.replace(self.errors.ended(None, ExitReport(self.pid, reason=EndReason.RENEW)))
             outcome = ReadyOutcome(self.process.incarnation, self._start_error)
         future.set_outcome(outcome)
 
-    def replace(self, error: ActorError, *, closes: bool = False) -> None:
+    def replace(self, error: ActorError, *, closes: bool = True) -> None:
         """Make new envs; if an interrupt ends that, `make_missing` makes them later.
 
         Args:
@@ -252,7 +252,7 @@ class InlineActor(ActorBase):
             raise self.errors.unsupported("kill it in the middle of a call")
         with self.lock:
             if not self.closed.is_open and restart:
-                self.replace(self.errors.ended(None, ExitReport(self.pid, reason=EndReason.ABORT)))
+                self.replace(self.errors.ended(None, ExitReport(self.pid, reason=EndReason.ABORT)), closes=False)
             elif not self.closed.is_open:
                 self._close()
 

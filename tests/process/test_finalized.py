@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import tempfile
@@ -88,6 +89,71 @@ def test_an_env_is_finalized_when_its_process_is_recycled(tmp_path):
             envs.step([1, 1])
         for path in paths:
             assert {"close", "del", "finalize", "atexit"} <= {*path.read_text().split()}
+
+
+class Failing(Untidy):
+    """Raises in its second step."""
+
+    has_stepped = False
+
+    def step(self, action):
+        if self.has_stepped:
+            raise ValueError("no second step")
+        self.has_stepped = True
+        return super().step(action)
+
+
+@pytest.mark.parametrize("on_failure", ["renew", "replay"])
+def test_envs_are_finalized_when_one_of_their_process_has_raised(tmp_path, on_failure):
+    paths = [tmp_path / "0", tmp_path / "1"]
+    factories = [lambda: Failing(paths[0]), lambda: Untidy(paths[1])]
+    with ea.VectorEnv(
+        factories, envs_per_actor=2, on_failure=on_failure, restart=MANY, autoreset="disabled"
+    ) as envs:
+        envs.reset(seed=0)
+        envs.step([1, 1])
+        envs.reset(seed=0)
+        with contextlib.suppress(ea.ActorError):
+            envs.step([1, 1])
+        envs.reset(seed=0)  # waits for the next process
+        assert envs[0].incarnation >= 1
+        for path in paths:
+            assert {"close", "del", "finalize", "atexit"} <= {*path.read_text().split()}
+
+
+def test_envs_are_finalized_when_the_factory_of_another_raises(tmp_path):
+    path = tmp_path / "steps"
+
+    def fail():
+        raise ValueError("no second env")
+
+    with pytest.raises(ea.ActorStartError, match="no second env"):
+        ea.VectorEnv([make(path), fail], envs_per_actor=2)
+    assert_finalized(path)
+
+
+def test_a_hang_in_close_delays_the_next_process_by_the_close_deadline(tmp_path):
+    class Hanging(Failing):
+        def close(self):
+            time.sleep(1000)
+
+    with ea.VectorEnv(
+        [lambda: Hanging(tmp_path / "0")],
+        deadlines=ea.Deadlines(close=1.0),
+        on_failure="renew",
+        restart=MANY,
+        autoreset="disabled",
+    ) as envs:
+        envs.reset(seed=0)
+        envs.step([1])
+        envs.reset(seed=0)
+        pid, begun = envs[0].pid, time.monotonic()
+        _, _, _, truncated, infos = envs.step([1])
+        envs.reset(seed=0)
+        assert 1.0 <= time.monotonic() - begun < promised(2.0)
+        assert truncated[0]
+        assert "no second step" in str(infos[0]["failure"])
+        assert is_gone(pid)
 
 
 def test_an_env_is_not_finalized_when_its_process_is_killed(tmp_path):

@@ -20,6 +20,7 @@ from envactors.mailbox.messages import episode_seed
 from envactors.testing import EchoEnv
 
 SOON = 30
+ALWAYS = ea.RestartPolicy(max_restarts=100, backoff=0)
 
 
 class Calling(EchoEnv):
@@ -342,6 +343,25 @@ class Raising(EchoEnv):
         return super().step(action)
 
 
+@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+def test_an_env_that_raised_is_closed_when_another_takes_its_place(on_failure):
+    closed = []
+
+    class Closing(Raising):
+        threads: ClassVar[list[str]] = []
+
+        def close(self):
+            closed.append(self)
+
+    with ea.VectorEnv([Closing], backend="inline", on_failure=on_failure, autoreset="disabled", restart=ALWAYS) as envs:
+        envs.reset(seed=0)
+        envs.step([0])
+        with contextlib.suppress(ea.VectorStepError):
+            envs.step([0])
+        assert len(closed) == envs[0].incarnation
+        assert (len(closed) > 0) == (on_failure != "raise")
+
+
 @pytest.mark.parametrize("on_failure", ["renew", "replay"])
 def test_no_code_of_an_env_runs_in_the_thread_that_restarts_it(on_failure):
     """That thread serves all actors, and an env may block."""
@@ -352,9 +372,6 @@ def test_no_code_of_an_env_runs_in_the_thread_that_restarts_it(on_failure):
         for _ in range(6):
             assert envs.submit([0])[0].result(SOON)
         assert set(Raising.threads) == {threading.current_thread().name}
-
-
-ALWAYS = ea.RestartPolicy(max_restarts=100, backoff=0)
 
 
 class Reusing:
