@@ -44,7 +44,7 @@ class VectorStats:
     step_seconds: list[Durations] = dataclasses.field(default_factory=list)
     reset_seconds: list[Durations] = dataclasses.field(default_factory=list)
     # How many envs run one after another, in the order of the envs.
-    _sequence_lengths: Sequence[int] = ()
+    _envs_per_process: Sequence[int] = ()
 
     def __str__(self) -> str:
         whole = self.wait_seconds + self.caller_seconds
@@ -52,7 +52,7 @@ class VectorStats:
             return f"{sum(self.steps)} steps, {sum(self.episodes)} episodes; nothing was timed yet"
         # Actors run in parallel: the caller waits for the busiest one.
         first, busiest = 0, 0.0
-        for count in self._sequence_lengths:
+        for count in self._envs_per_process:
             rows = range(first, first + count)
             busiest = max(busiest, sum(self.step_seconds[i].total + self.reset_seconds[i].total for i in rows))
             first += count
@@ -137,7 +137,7 @@ class VectorStatistics:
             self._caller_seconds,
             list(steps),
             list(resets),
-            self._engine.sequence_lengths,
+            self._engine.envs_per_process,
         )
 
 

@@ -191,7 +191,7 @@ class Actor(ActorBase):
                 node=self.node,
                 incarnation=self.process.incarnation,
                 method=None if activity is None else activity.method,
-                elapsed=0.0 if activity is None else time.monotonic() - activity.started,
+                elapsed=0.0 if activity is None else time.monotonic() - activity.started_at,
                 rss=rss,
                 started_in=self.started_in,
                 replays=jobs.replays,
@@ -226,11 +226,11 @@ class Actor(ActorBase):
             self.jobs.enqueue(job)
 
     def renew(self, future: ActorFuture) -> None:
-        self.check_owner()
+        self.check_process()
         self.accept(Renewal(future))
 
     def cancel(self, future: ActorFuture) -> bool:
-        self.check_owner()
+        self.check_process()
         with self.lock, self.lock.change(self):
             if not future.running():
                 self._withdraw(future, lambda _activity: future.set_canceled())
@@ -258,7 +258,7 @@ class Actor(ActorBase):
         return self.jobs.withdraw(future, end) or self.tenant.withdraw(future, end)
 
     def kill(self, restart: bool) -> None:
-        self.check_owner()
+        self.check_process()
         with self.lock, self.lock.change(self):
             if self.jobs.activity() is not None:
                 self._check_can_kill("kill it in the middle of a call")
@@ -339,7 +339,7 @@ class Actor(ActorBase):
             self._kill_after_stacks()
         elif judgment is Judgment.SLOW:
             read_stacks = functools.partial(worker.ask_stacks(may_interrupt=False).wait, STACKS_PATIENCE)
-            warn_of_slow(self, activity, time.monotonic() - activity.started, read_stacks)
+            warn_of_slow(self, activity, time.monotonic() - activity.started_at, read_stacks)
 
     def check_worker(self) -> Activity | None:
         """Process results, and kill the worker if it has corrupted the memory that it shares with this process.
@@ -382,8 +382,6 @@ class Actor(ActorBase):
             self.runtime.log(functools.partial(handle_record, payload))
         elif incarnation != self.process.incarnation:
             self.jobs.stale += 1
-        elif kind in _REPLIES and call_id == self.process.close_id:
-            pass  # the envs are closed; their finalizers may run until the close deadline
         elif kind in _REPLIES and self.phase is LIVE and job is not None and call_id == job.call_id:
             self.spin.complete(time.monotonic())
             self.jobs.on_reply(frame)
@@ -393,8 +391,8 @@ class Actor(ActorBase):
             job.on_reply_piece(frame)
         elif call_id == START_CALL_ID and self.phase is Phase.STARTING:
             self._on_start_reply(frame)
-        else:
-            self.jobs.stale += 1
+        else:  # the reply to a close is not stale, but finalizers of the envs may run until the close deadline
+            self.jobs.stale += call_id != self.process.close_id
 
     # Messages --------------------------------------------------------------------------------------------
 
@@ -420,8 +418,9 @@ class Actor(ActorBase):
         """Start a process, or take that of a standby. A new one waits until the last one has certainly ended."""
         self.timers.cancel("start", "kill", "backoff")  # timers of the last process
         self.phase = Phase.STARTING
-        self.process = ActorProcess(incarnation, standby, awaits_worker=standby is None, was_standby=standby is not None)
-        self.process.launched = time.monotonic()
+        is_adopted = standby is not None
+        self.process = ActorProcess(incarnation, standby, is_launching=not is_adopted, was_standby=is_adopted)
+        self.process.launched_at = time.monotonic()
         if standby is not None:
             self._adopt(standby)
         elif self._unconfirmed is None:
@@ -432,7 +431,7 @@ class Actor(ActorBase):
         with self.lock, self.lock.change(self):
             if worker is self._unconfirmed:
                 self._unconfirmed = None
-                if self.process.awaits_worker:
+                if self.process.is_launching:
                     self._submit_launch()
 
     def _submit_launch(self) -> None:
@@ -444,7 +443,7 @@ class Actor(ActorBase):
         worker = refusal = None
         with self.lock, self.lock.change(self):
             is_wanted = self.phase is Phase.STARTING
-            self.process.launched = time.monotonic()
+            self.process.launched_at = time.monotonic()
             if is_wanted and config.deadlines.start is not None:
                 self._watch_start(config.deadlines.start)
         if is_wanted and self._use is not None:
@@ -457,7 +456,7 @@ class Actor(ActorBase):
     def _on_launched(self, worker: Worker | None, refusal: BaseException | None) -> None:
         """Send the worker its first message, kill it if nobody needs it now, or handle the failure of its launch."""
         process = self.process
-        process.awaits_worker = False
+        process.is_launching = False
         if worker is not None:
             try:
                 worker.report_to(self)
@@ -507,7 +506,7 @@ class Actor(ActorBase):
     def _watch_start(self, seconds: float) -> None:
         """End the process if it does not start in time. The time in which it waits on its node does not count."""
         worker = self.process.worker
-        due = max(self.process.launched, 0.0 if worker is None else worker.launched) + seconds
+        due = max(self.process.launched_at, 0.0 if worker is None else worker.launched_at) + seconds
         if due > time.monotonic():
             self.timers.set("start", due, functools.partial(self._watch_start, seconds))
         elif self.phase is Phase.STARTING:
@@ -529,7 +528,7 @@ class Actor(ActorBase):
         self.runtime.launcher.finish(self._launch)
         self.phase = LIVE
         process.has_started = True
-        self.started_in = time.monotonic() - process.launched
+        self.started_in = time.monotonic() - process.launched_at
         self.log.write_start(self.started_in)
         is_renewal = self.jobs.end_renewal(process.incarnation)
         self.jobs.start_in_process(self.tenant.on_started(process, is_renewal=is_renewal))
@@ -614,7 +613,7 @@ class Actor(ActorBase):
         process = self.process
         self.phase = Phase.ENDING
         process.report = report
-        process.awaits_worker = False
+        process.is_launching = False
         self.runtime.launcher.finish(self._launch)
         self.deadline_watch.stop()
         self.tenant.collect_completed()
@@ -657,7 +656,7 @@ class Actor(ActorBase):
                 self._start_process(process.incarnation)
             case Phase.STARTING if needs_process:
                 pass  # the launch or the worker leads on
-            case Phase.STARTING | Phase.STOPPING | Phase.ENDING if process.awaits_worker:
+            case Phase.STARTING | Phase.STOPPING | Phase.ENDING if process.is_launching:
                 self._withdraw_launch()
             case Phase.LIVE | Phase.STOPPING | Phase.ENDING if process.worker is not None:
                 self.jobs.dispatch()  # starts jobs in LIVE only; in the other two, `on_exit` leads on

@@ -51,8 +51,8 @@ class ActorProcess:
     Attributes:
         incarnation: 0 for the first process of the actor, one more for each next one.
         worker: The worker; None before it is launched, and after its exit.
-        awaits_worker: Whether the launch has not returned it yet, or waits for the certain end of the last process.
-        launched: When the launch began (`time.monotonic`).
+        is_launching: Whether the launch has not returned it yet, or waits for the certain end of the last process.
+        launched_at: When the launch began (`time.monotonic`).
         envs_made: How many envs it has made.
         failure: The failure of a factory; None if none has failed.
         was_standby: Whether the process was a standby, whose envs were made before.
@@ -60,7 +60,7 @@ class ActorProcess:
         has_started: Whether all envs were made.
         close_id: The call id of the request to close the envs; None before it.
         end_reason: Why it is ended; None while it is not. The first reason wins.
-        restart_is_free: Whether the next process starts without counting as a restart: the user has asked for it, an
+        is_uncounted: Whether the next process starts without counting as a restart: the user has asked for it, an
             interrupted change has, or its helper process was lost.
         cause: The exception for which it is ended, once it was unpickled: that of the factory, or an error that says
             which env raised.
@@ -68,8 +68,8 @@ class ActorProcess:
 
     incarnation: int
     worker: Worker | None = None
-    awaits_worker: bool = False
-    launched: float = 0.0
+    is_launching: bool = False
+    launched_at: float = 0.0
     envs_made: int = 0
     failure: Failure | None = None
     was_standby: bool = False
@@ -77,7 +77,7 @@ class ActorProcess:
     has_started: bool = False
     close_id: int | None = None
     end_reason: EndReason | None = None
-    restart_is_free: bool = False
+    is_uncounted: bool = False
     cause: BaseException | None = None
     _stacks: Stacks | None = dataclasses.field(default=None, init=False)
 
@@ -86,7 +86,7 @@ class ActorProcess:
         is_kill = reason in (EndReason.ABORT, EndReason.CLOSE)
         if self.end_reason is None or (self.end_reason is EndReason.RENEW and is_kill):
             self.end_reason = reason
-        self.restart_is_free |= reason in (EndReason.RENEW, EndReason.ABORT, EndReason.INTERRUPT, EndReason.HELPER_LOST)
+        self.is_uncounted |= reason in (EndReason.RENEW, EndReason.ABORT, EndReason.INTERRUPT, EndReason.HELPER_LOST)
 
     def kill(self) -> None:
         """Kill the process if there is one."""

@@ -225,7 +225,7 @@ class ActorBase(ABC):
         text = f"actor {self.name!r} lives in {self.config.backend!r}, where deadlines are not enforced"
         warnings.warn(text, stacklevel=depth + 1)
 
-    def check_owner(self) -> None:
+    def check_process(self) -> None:
         """Raise in a forked process, which must not use the actors of its parent.
 
         Raises:

@@ -61,18 +61,18 @@ class Call(Job):
         if self.deadline is None or not actor.config.backend.traits.can_kill:
             self.deadline = actor.config.deadlines.of(self.method)
         self.future.set_running()
-        actor.deadline_watch.watch(self.started, self.deadline)
+        actor.deadline_watch.watch(self.started_at, self.deadline)
         actor.send(self.kind, self.call_id, self.payload)
         return self
 
     def activity(self) -> Activity:
         """Return the call."""
-        return Activity(self.method, self.index, self.call_id, self.started, self.deadline)
+        return Activity(self.method, self.index, self.call_id, self.started_at, self.deadline)
 
     def on_reply(self, frame: Frame) -> bool:
         """Pass the reply to the future."""
         actor = self.actor
-        recording.recorder.on_span(actor, self.method, self.started)
+        recording.recorder.on_span(actor, self.method, self.started_at)
         outcome: Outcome = actor.errors.outcome(self.activity(), frame, actor.pid)
         if actor.config.crashes is not None and frame.kind == Kind.FAILED and self.kind == Kind.CALL:
             failure, find_inputs = Failure(*loads(frame.payload)), functools.partial(self.inputs, self.activity())
@@ -114,7 +114,7 @@ class Replay(Job):
 
     actor: Actor
     needs_permit = True
-    is_of_process = True
+    dies_with_process = True
     runs_first = True
 
     def __init__(self, index: int, payload: bytes | bytearray, on_end: Callable[[bool], object]) -> None:
@@ -125,7 +125,7 @@ class Replay(Job):
     def start(self) -> Job:
         """Send the journal."""
         actor = self.actor
-        actor.deadline_watch.watch(self.started)
+        actor.deadline_watch.watch(self.started_at)
         actor.send(Kind.REPLAY, self.call_id, self._payload)
         return self
 
@@ -135,7 +135,7 @@ class Replay(Job):
         deadlines = self.actor.config.deadlines
         progress = None if worker is None else worker.page.progress()
         if progress is None or progress.call_id != self.call_id:
-            return Activity("reset", self.index, self.call_id, self.started, deadlines.of("reset"))
+            return Activity("reset", self.index, self.call_id, self.started_at, deadlines.of("reset"))
         method = METHOD_NAMES[progress.method]
         return Activity(method, self.index, self.call_id, progress.since, deadlines.of(method))
 
@@ -146,6 +146,6 @@ class Replay(Job):
 
     def on_reply(self, frame: Frame) -> bool:
         """Pass the result on."""
-        self.actor.jobs.record_replay(time.monotonic() - self.started)
+        self.actor.jobs.record_replay(time.monotonic() - self.started_at)
         self._on_end(frame.kind != Kind.FAILED and load_plain(frame.payload) is True)
         return True

@@ -124,7 +124,7 @@ class ErrorFactory:
 
     def start_error(self, process: ActorProcess, report: ExitReport) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made."""
-        activity = Activity("", self._config.first_index + process.envs_made, started=process.launched)
+        activity = Activity("", self._config.first_index + process.envs_made, started_at=process.launched_at)
         who, where = self._locate(activity, process.incarnation, report.pid)
         is_late = process.failure is None and report.reason is EndReason.TIMEOUT
         text = self._describe_failed_start(process, report, who, _elapsed(where)) + _evidence(report)
@@ -161,7 +161,7 @@ class ErrorFactory:
         who, where = self._locate(activity, incarnation, report.pid)
         if activity is None:
             running = "while idle"
-        elif activity.started == 0.0:
+        elif activity.started_at == 0.0:
             running = f"before {activity.method}{_call_id(activity)} could run"
         else:
             running = f"in {activity.method}{_call_id(activity)}{_elapsed(where)}"
@@ -259,7 +259,7 @@ class ErrorFactory:
             "incarnation": incarnation,
             "method": at.method or None,
             "call_id": at.call_id or None,
-            "elapsed": time.monotonic() - at.started if at.started else None,
+            "elapsed": time.monotonic() - at.started_at if at.started_at else None,
         }
 
 

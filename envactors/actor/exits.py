@@ -38,7 +38,7 @@ class Plan(NamedTuple):
     delay: float = 0.0
 
     @property
-    def has_process(self) -> bool:
+    def starts_another(self) -> bool:
         """Whether another process comes."""
         return self.next in (Next.START, Next.RESTART)
 
@@ -104,7 +104,7 @@ class RestartTracker:
             error: The error of its exit.
             is_first: Whether no earlier process of the actor has shown that its factories can succeed.
         """
-        if process.restart_is_free:
+        if process.is_uncounted:
             return Plan(Next.START)
         now = time.monotonic()
         if self._policy.max_lifetime_restarts == math.inf:  # otherwise that limit bounds the list

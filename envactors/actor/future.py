@@ -47,7 +47,7 @@ class Owner(Protocol):
     @property
     def runtime(self) -> Runtime: ...
 
-    def check_owner(self) -> None:
+    def check_process(self) -> None:
         """Raise `ActorClosedError` in a forked process."""
 
     def cancel(self, future: ActorFuture) -> bool:
@@ -207,7 +207,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         import asyncio
 
         if not self.done():
-            self.owner.check_owner()
+            self.owner.check_process()
         loop = asyncio.get_running_loop()
         # Not `asyncio.wrap_future`, which never ends in Python 3.10 and 3.11 if the call raised StopIteration.
         ended: asyncio.Future[None] = loop.create_future()
@@ -232,7 +232,7 @@ class ActorFuture(BoundToProcess, concurrent.futures.Future[R]):
         """Wait for the outcome and read it; errors name the option that limits the time."""
         timeout = as_timeout(timeout, option, may_be_past=True)
         if not self.done():
-            self.owner.check_owner()
+            self.owner.check_process()
             deadline = None if timeout is None else time.monotonic() + min(timeout, threading.TIMEOUT_MAX)
             self.owner.read_reply(self, deadline)
             while not self.done() and not self._ended.wait(remaining(deadline)):

@@ -158,7 +158,7 @@ class ActorView(Caller[T_co]):
             ValueError: ``timeout`` is negative, or None.
         """
         seconds = as_seconds(timeout, "stacks(timeout=...)")
-        self._actor.check_owner()
+        self._actor.check_process()
         return self._actor.stacks(seconds)
 
     def options(self: View, *, deadline: float | None = None, retries: int = 0) -> View:
@@ -227,7 +227,7 @@ class ActorHandle(ActorView[T_co]):
 def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
     """Close actors side by side; see `ActorHandle.close`."""
     for actor in actors:
-        actor._actor.check_owner()
+        actor._actor.check_process()
     close_members([actor._actor for actor in actors], timeout)
 
 
@@ -269,7 +269,7 @@ def pickle_call(actor: ActorBase, call: Call, message: tuple[Any, ...], by_value
     Raises:
         ActorClosedError: The actor belongs to another process.
     """
-    actor.check_owner()
+    actor.check_process()
     try:
         call.payload = dumps(tuple(message), by_value)
     except Exception as error:  # the reduction of an argument may raise anything

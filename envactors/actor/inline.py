@@ -160,7 +160,7 @@ class InlineActor(ActorBase):
             call.future.set_exception(self.errors.lost_process(activity, call.incarnation, self.last_exit_error))
             return
         self._call_id += 1
-        activity = activity._replace(call_id=self._call_id, started=time.monotonic())
+        activity = activity._replace(call_id=self._call_id, started_at=time.monotonic())
         call.future.set_running()
         request = _Request(self, call.index, activity)
         with self.lock, self.code.enter(request):
@@ -173,7 +173,7 @@ class InlineActor(ActorBase):
             reply = Frame(kind, self.process.incarnation, activity.call_id, payload)
             if call.take_reply is not None:
                 call.take_reply(reply)
-        recording.recorder.on_span(self, call.method, activity.started)
+        recording.recorder.on_span(self, call.method, activity.started_at)
         call.future.set_outcome(self.errors.outcome(activity, reply, self.pid))
 
     def check_not_within(self) -> None:
@@ -186,7 +186,7 @@ class InlineActor(ActorBase):
             raise self.errors.within_envs()
 
     def renew(self, future: ActorFuture) -> None:
-        self.check_owner()
+        self.check_process()
         self.check_not_within()
         with self.lock:
             if self.closed.is_open:
@@ -247,7 +247,7 @@ class InlineActor(ActorBase):
 
     def kill(self, restart: bool) -> None:
         """Drop the envs without closing them; with ``restart``, make new ones."""
-        self.check_owner()
+        self.check_process()
         if self.state is ActorState.BUSY:
             raise self.errors.unsupported("kill it in the middle of a call")
         with self.lock:
@@ -282,7 +282,7 @@ class InlineActor(ActorBase):
         page: Any = ControlPage(memory, None, None)  # type: ignore[arg-type] # nobody rings
         server = Server(None, page, send=lambda _frame: None)  # type: ignore[arg-type] # nothing is sent
         process = self.process
-        process.launched = time.monotonic()
+        process.launched_at = time.monotonic()
         request = _Request(self, self.config.first_index, server=server)
 
         def on_made(count: int) -> None:
@@ -300,7 +300,7 @@ class InlineActor(ActorBase):
         page.record_env(METHOD_CALL, 0)
         self._server = server
         self._report_change()
-        recording.recorder.on_span(self, "start", process.launched)
+        recording.recorder.on_span(self, "start", process.launched_at)
 
     def _close_envs(self, server: Server) -> None:
         request = _Request(self, self.config.first_index, server=server)

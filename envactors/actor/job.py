@@ -44,20 +44,20 @@ class Job:
         actor: The actor that has queued it.
         future: The future of its outcome; None if nobody waits for it.
         call_id: Its call id; 0 as long as the worker has received nothing of it.
-        started: When it was sent (`time.monotonic`); 0.0 until then.
+        started_at: When it was sent (`time.monotonic`); 0.0 until then.
         ticket: Its place in the order of permits, which grows from job to job; 0 for jobs that go first.
         needs_permit: Whether it steps or resets envs, so that it counts for ``max_running``.
-        is_of_process: Whether it ends with the process, since the next one does not need it, or gets another one.
+        dies_with_process: Whether it ends with the process, since the next one does not need it, or gets another one.
         runs_first: Whether it runs before all jobs of other kinds, as replays do.
     """
 
     actor: JobActor
     future: ActorFuture | None = None
     call_id: int = 0
-    started: float = 0.0
+    started_at: float = 0.0
     ticket: int = 0
     needs_permit: bool = False
-    is_of_process: bool = False
+    dies_with_process: bool = False
     runs_first: bool = False
 
     def can_join(self, running: Job) -> bool:
@@ -176,7 +176,7 @@ class _EndOfProcess(Job):
 
     def activity(self) -> Activity:
         """Return the job."""
-        return Activity(self.method, self.actor.config.first_index, self.call_id, self.started)
+        return Activity(self.method, self.actor.config.first_index, self.call_id, self.started_at)
 
     def find_remainder(self, process: ActorProcess) -> Remainder:
         """Return all of it: the worker ends because of it."""
@@ -208,7 +208,7 @@ class Renewal(_EndOfProcess):
     def __init__(self, future: ActorFuture | None = None, reason: str = "on request") -> None:
         self.future: ActorFuture | None = future
         self.reason: str = reason
-        self.is_of_process: bool = future is None
+        self.dies_with_process: bool = future is None
 
     def start(self) -> Job:
         """Ask the worker to close its envs and to exit."""

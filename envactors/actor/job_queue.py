@@ -151,7 +151,7 @@ class JobQueue:
     def _start(self, job: Job) -> None:
         """Send a job to the worker. Meanwhile it is the running one, for which jobs that it queues wait."""
         job.call_id = self._actor.config.lock.next_call_id()
-        job.started = time.monotonic()
+        job.started_at = time.monotonic()
         self.running = job
         self.running = successor = job.start()
         if successor is not job:  # the posted rows of queued ones; None if nothing is left to run
@@ -229,7 +229,7 @@ class JobQueue:
             job = self.waiting.popleft()
             if may_renew and isinstance(job, Renewal):
                 self.renewal = job
-                job.started = time.monotonic()
+                job.started_at = time.monotonic()
                 job.begin()
                 return True
             self._fail(job, error_of)
@@ -278,7 +278,7 @@ class JobQueue:
         """
         if self.permits is not None:
             self.permits.give_back(self._actor)
-        for job in [job for job in self.waiting if job.is_of_process]:
+        for job in [job for job in self.waiting if job.dies_with_process]:
             self.waiting.remove(job)
             self._forget(job)
         return Remainder() if self.running is None else self.running.find_remainder(process)

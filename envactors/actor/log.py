@@ -63,7 +63,7 @@ class ActorLog:
     def write_start(self, seconds: float) -> None:
         """Record that the process has started, within this time."""
         actor = self._actor
-        recording.recorder.on_span(actor, "start", actor.process.launched)
+        recording.recorder.on_span(actor, "start", actor.process.launched_at)
         self.write(logging.INFO, f"actor {actor.name!r} has started in {seconds:.3g} s, pid {actor.pid}")
 
     def write_exit(self, ended: ProcessExit) -> None:

@@ -94,14 +94,14 @@ class DeadlineWatch:
         # When the last step began that was reported as slow.
         self._reported = 0.0
 
-    def watch(self, started: float, deadline: float | None = None) -> None:
+    def watch(self, started_at: float, deadline: float | None = None) -> None:
         """Schedule a check for an activity that starts now.
 
         Args:
-            started: When it starts (`time.monotonic`).
+            started_at: When it starts (`time.monotonic`).
             deadline: Its own deadline in seconds; None for those of `Deadlines`.
         """
-        soonest = started + (self.shortest if deadline is None else min(deadline, self.shortest))
+        soonest = started_at + (self.shortest if deadline is None else min(deadline, self.shortest))
         if soonest < self.next_check_at:
             self._check_at(soonest)
 
@@ -124,14 +124,14 @@ class DeadlineWatch:
         checks = [now + max(self.shortest, SHORTEST_PAUSE)]
         judgment = Judgment.IN_TIME
         if activity.deadline is not None:
-            if now >= activity.started + activity.deadline:
+            if now >= activity.started_at + activity.deadline:
                 return Judgment.LATE
-            checks.append(activity.started + activity.deadline)
+            checks.append(activity.started_at + activity.deadline)
         if self._slow is not None:
-            if now >= activity.started + self._slow and activity.started != self._reported:
-                self._reported = activity.started
+            if now >= activity.started_at + self._slow and activity.started_at != self._reported:
+                self._reported = activity.started_at
                 judgment = Judgment.SLOW
-            checks.append(activity.started + self._slow)
+            checks.append(activity.started_at + self._slow)
         later = min(check for check in checks if check > now)
         if later < math.inf:
             self._check_at(later)

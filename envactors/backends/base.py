@@ -175,7 +175,7 @@ class Worker(ABC):
     watches_rings: bool = False
 
     @property
-    def launched(self) -> float:
+    def launched_at(self) -> float:
         """When its node started its process (`time.monotonic`), or now while it waits there; 0 without a node."""
         return 0.0
 

@@ -242,8 +242,8 @@ class TraceRecorder(recording.Recorder):
     def on_exit(self, actor: ActorBase, step: Activity | None) -> None:
         """Record the step that was lost, and collect what the process has left."""
         with self._lock:
-            if step is not None and step.started and step.method not in _ENDINGS:
-                self.on_span(actor, f"{step.method} (lost)", step.started)
+            if step is not None and step.started_at and step.method not in _ENDINGS:
+                self.on_span(actor, f"{step.method} (lost)", step.started_at)
             self._take_rows(actor)
             self._losses[actor] = time.monotonic()
 

@@ -212,7 +212,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
             ActorClosedError: The executor belongs to another process.
         """
         calls = self._calls
-        calls.check_owner()
+        calls.check_process()
         calls.refuse_calls(cancel=cancel_futures)
         if wait:
             calls.close_once_ended()

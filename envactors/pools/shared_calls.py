@@ -359,13 +359,13 @@ class SharedCalls(BoundToProcess):
         if self._is_inline:
             self._run_inline(call)
 
-    def check_owner(self) -> None:
+    def check_process(self) -> None:
         """Raise in a forked process, which must not use the actors of its parent.
 
         Raises:
             ActorClosedError: This is not the process that made the pool.
         """
-        self._actors[0].check_owner()
+        self._actors[0].check_process()
 
     def refuse_calls(self, *, cancel: bool) -> None:
         """Take no more calls.

@@ -215,7 +215,7 @@ class RemoteWorker(Worker):
     # The actor's side ------------------------------------------------------------------------------------
 
     @property
-    def launched(self) -> float:
+    def launched_at(self) -> float:
         return time.monotonic() if self.node is not None and self.pid is None else self._launched
 
     def report_to(self, events: WorkerEvents) -> None:

@@ -214,9 +214,9 @@ class RolloutInFlight:
 
     abort = cancel
 
-    def check_owner(self) -> None:
+    def check_process(self) -> None:
         """Raise in a forked process; see `envactors.actor.future.Owner`."""
-        self.parts[0].actor.check_owner()
+        self.parts[0].actor.check_process()
 
     def read_reply(self, future: ActorFuture[Any], deadline: float | None) -> None:
         """Do nothing: the loop reads the replies."""

@@ -46,7 +46,7 @@ class RolloutFailures:
             if step < self._envs.steps and index not in self.errors_by_env:
                 self._fail(index, ReadyOutcome(None, error))
 
-    def answer_lost_episodes(self, call_id: int) -> None:
+    def settle_lost_episodes(self, call_id: int) -> None:
         """Decide about envs that cannot take their next step, since their episode was lost with their process.
 
         Those at the current step come first: an error to raise makes it the last one of the rollout. The losses of envs
@@ -55,7 +55,7 @@ class RolloutFailures:
         envs, current = self._envs, self._envs.next_step
         for index, step in sorted(envs.accepted.items(), key=operator.itemgetter(1)):
             is_taken = step < envs.steps and (step == current or not self.errors_by_env)
-            if is_taken and self._group.table.cannot_continue(index) and envs.next_kind(index) != KIND_REPEAT:
+            if is_taken and self._group.table.needs_lost_episode(index) and envs.next_kind(index) != KIND_REPEAT:
                 loss = self._group.recovery.lost_episode_loss(envs.activity(index, call_id))
                 self.recover(index, loss)
 

@@ -105,7 +105,7 @@ class RolloutPart(Job):
     def _activity_of_order(self) -> Activity:
         """The current order as a whole."""
         method = "set_policy" if self._makes_policy else "rollout"
-        return Activity(method, self.envs.indices.start, self.call_id, self.started, self._deadline)
+        return Activity(method, self.envs.indices.start, self.call_id, self.started_at, self._deadline)
 
     @property
     def _is_over(self) -> bool:
@@ -134,7 +134,7 @@ class RolloutPart(Job):
         if not envs.has_begun:
             envs.begin()
             self.failures.fail_lost_envs(self._spec.last_errors_by_env)
-        self.failures.answer_lost_episodes(self.call_id)
+        self.failures.settle_lost_episodes(self.call_id)
         if self._end_if_over():
             return None
         self._group.table.begin_rollout(envs.indices, self.call_id)
@@ -144,7 +144,7 @@ class RolloutPart(Job):
         if self._is_remote:
             self._mirror_steps()
         self._deadline = actor.config.deadlines.start if self._makes_policy else None
-        actor.deadline_watch.watch(self.started, self._deadline)
+        actor.deadline_watch.watch(self.started_at, self._deadline)
         actor.send(Kind.EXTEND, self.call_id, dumps((policy_runner.run_rollout, tuple(order))))
         return self
 
@@ -239,8 +239,8 @@ class RolloutPart(Job):
             loss = self._group.recovery.exit_loss(ended.culprit, ended)
             for index in self.envs.failed_in(ended.culprit):
                 self.failures.recover(index, loss)
-        if ended.plan.has_process:
-            self.failures.answer_lost_episodes(self.call_id)
+        if ended.plan.starts_another:
+            self.failures.settle_lost_episodes(self.call_id)
         elif self.envs.next_step < self.envs.steps:
             self.failures.fail_all(ended.error)
         return self._end_if_over()

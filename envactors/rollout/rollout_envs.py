@@ -84,17 +84,17 @@ class RolloutEnvs:
         """Write the last observations of the envs as the first ones of the trajectory."""
         table, trajectory, mine = self._table, self.trajectory, self._slice
         self.has_begun = True
-        trajectory.starts[0, mine] = table.last.are_first(mine)
+        trajectory.starts[0, mine] = table.last_rows.are_first(mine)
         for last, array in self._observations():
-            array[0, mine] = last[table.last.buffers(mine), self.indices]
-        self.encoded_by_step = {(0, index): table.last.contents[index] for index in self.indices}
+            array[0, mine] = last[table.last_rows.buffers(mine), self.indices]
+        self.encoded_by_step = {(0, index): table.last_rows.contents[index] for index in self.indices}
 
     def write_last_results(self) -> None:
         """Write the last results of the envs into their rows; again after an interrupt."""
         table, slab, trajectory = self._table, self._table.slab, self.trajectory
         ids = [index for index, accepted in self.accepted.items() if accepted]
         at = np.array([self.accepted[index] for index in ids], np.int64)
-        buffer = table.last.buffers(ids)
+        buffer = table.last_rows.buffers(ids)
         for last, array in self._observations():
             last[buffer, ids] = array[at, ids]
         if slab.layout.reward is not None:
@@ -103,7 +103,7 @@ class RolloutEnvs:
         slab.truncated[buffer, ids] = trajectory.truncated[at - 1, ids]
         for index, is_first in zip(ids, trajectory.starts[at, ids].tolist(), strict=True):
             content = self._encoded_at(self.accepted[index], index)
-            table.last.record(index, content, self.incarnations[index], is_first=is_first)
+            table.last_rows.record(index, content, self.incarnations[index], is_first=is_first)
 
     def _observations(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield the array in the rows, and the one in the trajectory, of each leaf that has both."""
@@ -142,7 +142,7 @@ class RolloutEnvs:
             seed = episodes.seed_of_reset(index, table.incarnations[index])
         self.seeds[index] = seed
         kind_after_end = KIND_AFTER_END[episodes.autoreset.name]
-        return EnvPlan(self.accepted[index], kind, kind_after_end, seed, root_seed, episodes.numbers[index])
+        return EnvPlan(self.accepted[index], kind, kind_after_end, seed, root_seed, episodes.episode_numbers[index])
 
     def activity(self, index: int, call_id: int) -> Activity:
         """Return the next step of an env, for errors."""
@@ -298,5 +298,5 @@ class RolloutEnvs:
         episodes, count = self._table.episodes, starts.count(1)
         root_seed = episodes.root_seeds[index]
         if count > 1 and root_seed is not None and episodes.next_seeds[index] is not None:
-            return starts.rindex(1), episode_seed(root_seed, episodes.numbers[index] + count - 1)
+            return starts.rindex(1), episode_seed(root_seed, episodes.episode_numbers[index] + count - 1)
         return starts.find(1), self.seeds[index] if count else None

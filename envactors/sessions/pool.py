@@ -133,7 +133,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
         Raises:
             ActorClosedError: The pool is closed, or belongs to another process.
         """
-        self._actor.check_owner()
+        self._actor.check_process()
         with self._lock:
             if not self._is_closed:
                 self._requests.add(SessionRequest(self, name, request))
@@ -325,7 +325,7 @@ class SessionPool(BoundToProcess, Generic[T_co]):
             timeout: How long to wait before killing the remaining workers, in seconds; None for the close deadline.
         """
         timeout = as_timeout(timeout, "close(timeout=...)")
-        self._actor.check_owner()
+        self._actor.check_process()
         self._is_closed = True
         self._loop.call_soon(self._shut)
         close_all(self._handles, timeout)

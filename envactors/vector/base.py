@@ -44,13 +44,13 @@ class Engine(abc.ABC):
         episodes: As above.
         on_failure: What happens after a failure.
         all: All envs.
-        sequence_lengths: How many envs run one after another, in the order of the envs.
+        envs_per_process: How many envs run one after another, in the order of the envs.
         action_spec: Spec of one env's action; None to leave actions unchecked.
         reward_spec: Spec of one env's reward.
         batcher: Batches results.
     """
 
-    sequence_lengths: list[int]
+    envs_per_process: list[int]
 
     def __init__(self, described: Description, episodes: Episodes, actor_by_env: Sequence[Actor | InlineActor]) -> None:
         self.episodes = episodes
@@ -244,7 +244,7 @@ class Engine(abc.ABC):
             state=state,
             check=check,
             root_seed=self.episodes.root_seeds[index],
-            episode=self.episodes.numbers[index],
+            episode=self.episodes.episode_numbers[index],
             resets_next=bool(self.episodes.resets_next[index]),
             starts=self.last_obs_is_first(index),
             last=self.read_last(index),

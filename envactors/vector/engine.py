@@ -64,7 +64,7 @@ class RowEngine(Engine):
         self.table = table
         self.reader = reader
         self.groups = groups
-        self.sequence_lengths: list[int] = [len(group.indices) for group in groups]
+        self.envs_per_process: list[int] = [len(group.indices) for group in groups]
         self._lock = table.lock
         # The type and the shape of an action, if it is a single array.
         array = table.slab.actions[0] if isinstance(table.slab.layout.action, ArraySpec) else None
@@ -450,7 +450,7 @@ class RowEngine(Engine):
     def required_incarnation(self, index: int) -> int | None:
         table = self.table
         with self._lock:
-            if table.is_beyond_replay(index):
+            if table.is_lost_for_good(index):
                 raise self.group_by_env[index].recovery.unfinished_error(Activity("snapshot", index))
             # Under replay, the next process would get to the same state; without an episode, the next step resets it.
             return None if table.uses_replay or self.episodes.state(index) == NO_EPISODE else table.incarnations[index]
@@ -460,7 +460,7 @@ class RowEngine(Engine):
         return None if last is None else self.reader.read(last)
 
     def last_obs_is_first(self, index: int) -> bool:
-        return bool(self.table.last.are_first(index))
+        return bool(self.table.last_rows.are_first(index))
 
     def restorer(self, index: int, snapshot: EnvSnapshot) -> Callable[[Frame], object]:
         last = self._conforming_last(snapshot, index)
@@ -473,5 +473,6 @@ class RowEngine(Engine):
             self.table.lose_episode(index)
             return
         if last is not None:
-            self.table.last.overwrite(index, last._replace(incarnation=reply.incarnation), is_first=snapshot.starts)
+            last = last._replace(incarnation=reply.incarnation)
+            self.table.last_rows.overwrite(index, last, is_first=snapshot.starts)
         self.table.restore(index, snapshot)

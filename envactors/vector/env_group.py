@@ -132,7 +132,7 @@ class EnvGroup(Tenant):
         self.table.queue(ids, is_new=True)
         if reason := self._renewal_reason(ids):
             self.actor.jobs.enqueue(Renewal(reason=reason))
-        self.recovery.answer_lost_episodes(ids)
+        self.recovery.settle_lost_episodes(ids)
         self.actor.jobs.enqueue(QueuedRows(self, ids))
 
     def must_queue(self, ids: list[int]) -> bool:
@@ -188,10 +188,10 @@ class EnvGroup(Tenant):
         outcome = None
         if request.future or request.answer:
             row = reader.copy_row(index)
-            table.last.keep(index)
+            table.last_rows.keep(index)
             if request.answer:
                 row = request.answer.complete(row)
-                table.last.overwrite(index, row, is_first=True)
+                table.last_rows.overwrite(index, row, is_first=True)
             outcome = reader.read_later(self.actor, index, functools.partial(reader.read, row))
         table.record_outcome(index, outcome, float(table.slab.when[index]) if table.streams[index] else None)
 
@@ -200,7 +200,7 @@ class EnvGroup(Tenant):
         table = self.table
         table.accept_row(index)
         answer = ResetAnswer(self.reader.copy_row(index), truncates=False)
-        table.last.keep(index)
+        table.last_rows.keep(index)
         table.set_requests({index: EnvRequest("step", table.request(index).future, answer=answer)})
         self.queue_new([index])
 
@@ -283,8 +283,8 @@ class EnvGroup(Tenant):
         self.recovery.record_exit(ended)
         self.table.end_process(self.indices)
         self.recover([self.recovery.exit_loss(activity, ended) for activity in ended.remainder.rows])
-        if ended.plan.has_process:
-            self.recovery.answer_lost_episodes(self.indices)
+        if ended.plan.starts_another:
+            self.recovery.settle_lost_episodes(self.indices)
         self.table.waiters.ring()
 
     def withdraw(self, future: ActorFuture, end: Callable[[Activity], object]) -> bool:

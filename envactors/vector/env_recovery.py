@@ -54,14 +54,14 @@ class EnvRecovery:
         actor, incarnation, pid = self._actor, self._table.posted_in[activity.env], self._actor.pid
         error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, report)), is_failure=True)
         is_over = activity.method == "reset" or report.fault in (Fault.RESET, Fault.LAST_RESULT)
-        return RequestLoss(Cause.ERROR, error, incarnation, activity, actor.is_usable, report, ended_episode=is_over)
+        return RequestLoss(Cause.ERROR, error, incarnation, activity, actor.is_usable, report, episode_is_over=is_over)
 
     def unreadable_loss(self, index: int, error: BaseException) -> RequestLoss:
         """Return the loss of a result that cannot be unpickled."""
         table, activity, outcome = self._table, self._table.activity(index), ReadyOutcome(None, error)
         is_over = activity.method == "reset" or table.slab.ends_episode(index, table.ops[index])
         loss = RequestLoss(Cause.ERROR, outcome, table.posted_in[index], activity, self._actor.is_usable)
-        return loss._replace(ended_episode=is_over, is_recorded=True)
+        return loss._replace(episode_is_over=is_over, result_is_recorded=True)
 
     def exit_loss(self, activity: Activity, ended: ProcessExit) -> RequestLoss:
         """Return the loss of a request that an ended process has not completed."""
@@ -75,10 +75,10 @@ class EnvRecovery:
             error=ReadyOutcome(None, ended.error if is_blamed else self.unfinished_error(activity)),
             incarnation=ended.process.incarnation,
             activity=culprit or activity,
-            may_continue=ended.plan.has_process,
+            may_continue=ended.plan.starts_another,
             reason=ended.reason if is_blamed or is_discard else None,
             may_blame_inputs=is_crash(ended.reason),
-            ended_episode=(culprit or activity).method == "reset",
+            episode_is_over=(culprit or activity).method == "reset",
         )
 
     def queued_request_loss(self, index: int, error_of: ErrorOf) -> RequestLoss:
@@ -107,13 +107,13 @@ class EnvRecovery:
 
     # Rows ------------------------------------------------------------------------------------------------
 
-    def answer_lost_episodes(self, ids: Sequence[int]) -> None:
+    def settle_lost_episodes(self, ids: Sequence[int]) -> None:
         """Handle the queued requests of these envs that would continue an episode which is lost.
 
         Each gets its outcome now, or becomes a reset and stays in the queue.
         """
         for index in ids:
-            if self._table.status[index] == QUEUED and self._table.cannot_continue(index):
+            if self._table.status[index] == QUEUED and self._table.needs_lost_episode(index):
                 self.resolve_or_retry(self.lost_episode_loss(self._table.activity(index)))
 
     def resolve_or_retry(self, loss: RequestLoss) -> bool:
@@ -131,12 +131,12 @@ class EnvRecovery:
         if index in table.unposted:
             table.begin_seeds(index)  # as if it had run; only a canceled reset leaves the seeds as they were
         if decision.fate is EnvFate.TRUNCATE:
-            table.last.truncate(index, self.next_incarnation(loss))
+            table.last_rows.truncate(index, self.next_incarnation(loss))
             last = reader.copy_last(index, has_info=False)
             assert last is not None, "only an env with an earlier result is truncated"
             outcome = reader.read_later(self._actor, index, functools.partial(reader.read_truncated, last, outcome))
-        elif decision.fate is EnvFate.REPORT and loss.is_recorded:
-            table.last.keep(index)  # the env continues from the result that cannot be read
+        elif decision.fate is EnvFate.REPORT and loss.result_is_recorded:
+            table.last_rows.keep(index)  # the env continues from the result that cannot be read
         table.record_outcome(index, outcome)
         return False
 
@@ -169,16 +169,16 @@ class EnvRecovery:
         """
         table, actor, journal = self._table, self._actor, self._table.journal(index)
         request, error = table.request(index), self._complete_error(index, loss, posted)
-        ran_reset = posted.is_reset or (posted.resets_within_step and loss.ended_episode)
+        ran_reset = posted.is_reset or (posted.resets_within_step and loss.episode_is_over)
         facts = RequestFacts(
             user_called_reset=request.method == "reset",
             is_retry=request.answer is not None,
             ran_reset=ran_reset and loss.cause is not Cause.NOT_BEGUN,
-            reports_loss=table.reports_loss(index),
+            notices_loss=table.notices_loss(index),
             can_replay=table.uses_replay and journal.can_replay,
-            can_retry=table.uses_replay and not loss.is_recorded and journal.can_retry(posted),
+            can_retry=table.uses_replay and not loss.result_is_recorded and journal.can_retry(posted),
         )
-        decision = table.episodes.record_loss(index, loss, facts)
+        decision = table.episodes.decide_loss(index, loss, facts)
         if decision.fate is EnvFate.REDO:
             if loss.cause is not Cause.NOT_BEGUN and loss.may_blame_inputs:
                 journal.count_crash()
@@ -238,7 +238,7 @@ class EnvRecovery:
                 self._table.journal(index).forget_all()
             elif is_renewal:
                 self._table.journal(index).forget()
-        self.answer_lost_episodes(self._indices)
+        self.settle_lost_episodes(self._indices)
         return [*filter(None, map(self._replay_of, self._indices))]
 
     def _replay_of(self, index: int) -> Replay | None:
@@ -257,7 +257,7 @@ class EnvRecovery:
             actor.log.write(logging.WARNING, text)
         elif could_replay and (attribute_replay := self._replay_of(index)):
             actor.jobs.enqueue(attribute_replay, first=True)  # the failed one may have ended before it set all of them
-        self.answer_lost_episodes([index])
+        self.settle_lost_episodes([index])
 
     def record_exit(self, ended: ProcessExit) -> None:
         """Record the replay that has ended a process, if it was one."""

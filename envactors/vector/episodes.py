@@ -38,15 +38,15 @@ _STATE: Final = 3
 #                 step resets it; the end of an episode   `disable_reset_checks`
 #                 without autoreset, or its `restore`;
 #                 at first
-# UNRESET         `on_process_lost`, and at first         the result of a reset, `resume`, `restore`
+# NEW_PROCESS     `on_process_lost`, and at first         the result of a reset, `resume`, `restore`
 # RETIRING        the end of an episode, if its recycler  the result of a reset that is not in the same
 #                 says so                                 `record_sequence`; `resume`, `restore`
 # SEEDED          `seed_episodes`                         nothing
 # NO_RESULT       at first                                a result, `restore` with a last result
 # INTERRUPTED     `on_interrupt`                          a result, `end_without_result`, `restore`
 NEEDS_RESET: Final = 4  # the user has to reset it
-UNRESET: Final = 8  # it was not reset yet in its current process
-RETIRING: Final = 16  # its process is to be replaced before its next reset; has no effect on one that is `UNRESET`
+NEW_PROCESS: Final = 8  # it was not reset yet in its current process
+RETIRING: Final = 16  # its process is to be replaced before its next reset; has no effect on one that is `NEW_PROCESS`
 SEEDED: Final = 32  # each of its resets gets a seed
 NO_RESULT: Final = 64  # it has not returned anything yet
 INTERRUPTED: Final = 128  # an interrupted change has ended its episode
@@ -71,7 +71,7 @@ class Episodes:
         steps, finished: How many steps and finished episodes each env has had.
         root_seeds: The seed of each env's last seeded reset.
         next_seeds: The seed of each env's next reset; None if episodes are not seeded.
-        numbers: How many episodes have begun since the last seeded reset, if episodes are seeded.
+        episode_numbers: How many episodes have begun since the last seeded reset, if episodes are seeded.
         checks_resets: Whether the user has to reset an env before its first step and, without autoreset, after each
             episode.
     """
@@ -83,7 +83,7 @@ class Episodes:
         self.on_failure: OnFailure = on_failure
         self.may_recycle: bool = bool(recyclers)
         self._recyclers = recyclers
-        self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]) * count
+        self.flags: bytearray = bytearray([NO_EPISODE | NEEDS_RESET | NEW_PROCESS | NO_RESULT]) * count
         self._renewal_reasons = [""] * count  # why envs are `RETIRING`
         self.resets_next: bytearray = bytearray(count)
         self._resets_next: npt.NDArray[np.bool_] = np.frombuffer(self.resets_next, np.bool_)
@@ -92,7 +92,7 @@ class Episodes:
         self.finished: list[int] = [0] * count
         self.root_seeds: list[int | None] = [None] * count
         self.next_seeds: list[int | None] = [None] * count
-        self.numbers: list[int] = [0] * count
+        self.episode_numbers: list[int] = [0] * count
         self.checks_resets: bool = True
         self.no_flags: bytes = bytes(count)
         self._ones = np.ones(count, np.int64)
@@ -132,7 +132,7 @@ class Episodes:
     def set_root_seed(self, index: int, seed: int) -> None:
         """Record a reset with a seed of the user, which begins episode 0."""
         self.root_seeds[index] = seed
-        self.numbers[index] = 0
+        self.episode_numbers[index] = 0
         if self.flags[index] & SEEDED:
             self.next_seeds[index] = seed
 
@@ -140,15 +140,15 @@ class Episodes:
         """Record that an episode has begun, or has failed to: the next one has another seed."""
         root_seed = self.root_seeds[index]
         if self.flags[index] & SEEDED and root_seed is not None:
-            self.numbers[index] += 1
-            self.next_seeds[index] = episode_seed(root_seed, self.numbers[index])
+            self.episode_numbers[index] += 1
+            self.next_seeds[index] = episode_seed(root_seed, self.episode_numbers[index])
 
     def seed_of_reset(self, index: int, incarnation: int) -> int | None:
         """Return the seed of an env's next reset without a seed of the user; None lets the env choose."""
         if self.flags[index] & SEEDED:
             return self.next_seeds[index]
         root_seed = self.root_seeds[index]
-        if self.flags[index] & UNRESET and incarnation > 0 and root_seed is not None:
+        if self.flags[index] & NEW_PROCESS and incarnation > 0 and root_seed is not None:
             return renewed_seed(root_seed, incarnation)
         return None
 
@@ -184,7 +184,7 @@ class Episodes:
             ends: For each result, 1 if it ended an episode, else 0.
             resets: For each result, 1 if it was that of a reset, rather than a step.
         """
-        cleared = _STATE | NEEDS_RESET | NO_RESULT | INTERRUPTED | (UNRESET | RETIRING if 1 in resets else 0)
+        cleared = _STATE | NEEDS_RESET | NO_RESULT | INTERRUPTED | (NEW_PROCESS | RETIRING if 1 in resets else 0)
         self.flags[index] &= ~cleared
         self.resets_next[index] = False
         for _ in range(resets.count(1)):
@@ -241,12 +241,12 @@ class Episodes:
         self.flags[index] = kept | NO_EPISODE | (0 if resets_next else NEEDS_RESET)
         self.resets_next[index] = resets_next
 
-    def record_loss(self, index: int, loss: RequestLoss, request: RequestFacts) -> Decision:
+    def decide_loss(self, index: int, loss: RequestLoss, request: RequestFacts) -> Decision:
         """Decide about a request without a result, and apply the decision to the env's episode and to its next seed."""
         decision = decide(loss, request, self.on_failure, self.autoreset, has_result=self.has_result(index))
         if decision.ends_episode:
             self.end_without_result(index, resets_next=decision.resets_next)
-        if decision.changes_seed and not loss.is_recorded:
+        if decision.changes_seed and not loss.result_is_recorded:
             self.advance(index)
         return decision
 
@@ -262,11 +262,11 @@ class Episodes:
 
     def is_retiring(self, index: int) -> bool:
         """Return whether the process of an env is to be replaced before its next reset; one without resets is new."""
-        return self.flags[index] & (RETIRING | UNRESET) == RETIRING
+        return self.flags[index] & (RETIRING | NEW_PROCESS) == RETIRING
 
     def on_process_lost(self, index: int) -> None:
         """Record that the process of an env has ended, and with it the episode."""
-        self.flags[index] |= UNRESET | (EPISODE_LOST if self.state(index) == EPISODE_RUNS else 0)
+        self.flags[index] |= NEW_PROCESS | (EPISODE_LOST if self.state(index) == EPISODE_RUNS else 0)
 
     def on_interrupt(self, index: int) -> None:
         """Record that an interrupted change has cost an env its episode, and its process."""
@@ -276,9 +276,9 @@ class Episodes:
 
     def resume(self, index: int) -> None:
         """Record that a replay has brought an env back to where it was, in a process that is not due to retire."""
-        self.flags[index] &= ~(_STATE | UNRESET | RETIRING)
+        self.flags[index] &= ~(_STATE | NEW_PROCESS | RETIRING)
 
-    def step_reports_loss(self, index: int) -> bool:
+    def step_notices_loss(self, index: int) -> bool:
         """Return whether the next step of an env reports the loss of the episode, if its process has ended.
 
         An autoreset does so, too, and a crash between two episodes is reported, unless failures are raised, or the
@@ -292,10 +292,10 @@ class Episodes:
         """Continue from a snapshot; if it has no seed, the seeds of further episodes stay those of the env."""
         root_seed, number = snapshot.root_seed, snapshot.episode
         if root_seed is not None:
-            self.root_seeds[index], self.numbers[index] = root_seed, number
+            self.root_seeds[index], self.episode_numbers[index] = root_seed, number
             if self.flags[index] & SEEDED:
                 self.next_seeds[index] = episode_seed(root_seed, number) if number else root_seed
-        self.flags[index] &= ~(_STATE | NEEDS_RESET | UNRESET | RETIRING | INTERRUPTED)
+        self.flags[index] &= ~(_STATE | NEEDS_RESET | NEW_PROCESS | RETIRING | INTERRUPTED)
         if snapshot.last is not None:
             self.flags[index] &= ~NO_RESULT
         # The vector of the snapshot may have had another ``autoreset``.

@@ -14,7 +14,7 @@ it continues an episode that no replay can bring back.
 An example: envs 0 and 1 share a process, both are in an episode, and it crashes in the step of env 0. The vector has
 ``on_failure="renew"`` and ``autoreset="next_step"``.
 
-    env  cause      reports_loss  fate                           then the episode
+    env  cause      notices_loss  fate                           then the episode
     0    RUNNING    True          TRUNCATE: it cannot run again  is over; its next step
     1    NOT_BEGUN  True          TRUNCATE: its episode is lost  resets each of the envs
 
@@ -58,9 +58,9 @@ class RequestLoss(NamedTuple):
         report: The worker's report of what the env raised; None without one.
         reason: Why the parent ended the process, if that concerns the request.
         may_blame_inputs: Whether its inputs may be the cause: the env raised, or the process crashed or was late.
-        ended_episode: Whether the episode is over: it failed in a reset, perhaps in one within a step, or its step has
-            ended the episode, and only the result cannot be had.
-        is_recorded: Whether the result is in the episode and the journal already, and only reading it has failed.
+        episode_is_over: Whether it failed in a reset, perhaps in one within a step, or its step has ended the episode,
+            and only the result cannot be had.
+        result_is_recorded: Whether the episode and the journal have the result already, and only reading it has failed.
     """
 
     cause: Cause
@@ -71,8 +71,8 @@ class RequestLoss(NamedTuple):
     report: Failure | None = None
     reason: EndReason | None = None
     may_blame_inputs: bool = True
-    ended_episode: bool = False
-    is_recorded: bool = False
+    episode_is_over: bool = False
+    result_is_recorded: bool = False
 
 
 class EnvFate(enum.Enum):
@@ -92,7 +92,7 @@ class RequestFacts(NamedTuple):
         user_called_reset: Whether the user called ``reset``, rather than ``step``.
         is_retry: Whether it is not the first attempt. That counts only for a call of ``reset``.
         ran_reset: Whether the env ran a reset, for the user or for autoreset, whose seed may be the cause.
-        reports_loss: Whether the request reports that the episode is lost, if it is: it continues the episode of the
+        notices_loss: Whether the request reports that the episode is lost, if it is: it continues the episode of the
             last result, or is the autoreset after it.
         can_replay: Whether a replay will bring the env to where it was.
         can_retry: Whether the same inputs may be tried once more after a replay.
@@ -101,7 +101,7 @@ class RequestFacts(NamedTuple):
     user_called_reset: bool
     is_retry: bool
     ran_reset: bool
-    reports_loss: bool
+    notices_loss: bool
     can_replay: bool = False
     can_retry: bool = False
 
@@ -138,7 +138,7 @@ def decide(
     """
     cause = loss.cause
     if cause is Cause.NOT_BEGUN:
-        runs_again = request.can_replay or not request.reports_loss
+        runs_again = request.can_replay or not request.notices_loss
     elif loss.reason is EndReason.DISCARD and request.can_replay:
         runs_again = True  # another env has raised, and ended the process
     else:
@@ -148,7 +148,7 @@ def decide(
     elif runs_again:
         fate = EnvFate.REDO
     elif on_failure == "raise":
-        fate = EnvFate.REPORT if cause is Cause.ERROR and not loss.ended_episode else EnvFate.FAIL
+        fate = EnvFate.REPORT if cause is Cause.ERROR and not loss.episode_is_over else EnvFate.FAIL
     elif request.user_called_reset or autoreset.resets_within_step or not has_result:
         fate = EnvFate.RESET
     else:
@@ -157,7 +157,7 @@ def decide(
     is_first_retry = not request.is_retry and (on_failure != "replay" or not loss.may_blame_inputs)
     keeps_seed = fate is EnvFate.RESET and request.user_called_reset and is_first_retry
     # An autoreset that runs again without a replay, since it is seeded, needs nothing of the episode before it.
-    is_seeded_autoreset = fate is EnvFate.REDO and request.reports_loss and not request.can_replay
+    is_seeded_autoreset = fate is EnvFate.REDO and request.notices_loss and not request.can_replay
     is_reset_later = fate in (EnvFate.RESET, EnvFate.TRUNCATE) and not request.user_called_reset
     return Decision(
         fate,

@@ -67,7 +67,7 @@ class _RunningRequests(InlineRequest):
         incarnation = self._engine._actor_by_env[self.index].process.incarnation
         outcome, activity = ReadyOutcome(None, error), Activity("reset" if in_reset else "step", self.index)
         ended = in_reset or ended
-        self.losses.append(RequestLoss(cause, outcome, incarnation, activity, may_continue=True, ended_episode=ended))
+        self.losses.append(RequestLoss(cause, outcome, incarnation, activity, may_continue=True, episode_is_over=ended))
 
     def find_context(self) -> ActorContext | None:
         return self._engine._hosted_envs[self.index].context
@@ -118,7 +118,7 @@ class InlineEngine(Engine):
         super().__init__(described, Episodes(count, settings.autoreset, settings.on_failure), actor_by_env)
         if settings.seed_episodes:
             self.episodes.seed_episodes()
-        self.sequence_lengths: list[int] = [count]
+        self.envs_per_process: list[int] = [count]
         self._last = LastResults(described, count, keeps_infos=self.on_failure != "raise")
         # The outcomes to deliver, by env: the infos of last results, in the order of their completion, and the errors.
         self._pending_infos: dict[int, Any] = {}
@@ -258,7 +258,7 @@ class InlineEngine(Engine):
         resets_next, seeds, flags = episodes.resets_next, episodes.next_seeds, episodes.flags
         for index, action in zip(running.ids, actions, strict=True):
             running.index = index
-            if flags[index] and episodes.state(index) == EPISODE_LOST and episodes.step_reports_loss(index):
+            if flags[index] and episodes.state(index) == EPISODE_LOST and episodes.step_notices_loss(index):
                 running.fail(Cause.NOT_BEGUN, self._lost_episode_error(index))
                 continue
             if resets_next[index]:
@@ -409,10 +409,10 @@ class InlineEngine(Engine):
         attempts = sum(each.activity.env == index for each in running.losses)
         limit = min(actor.config.restart.max_restarts, MOST_FAILED_STARTS)
         # Nothing is replayed here, and the only requests that have not begun are steps of a lost episode.
-        facts = RequestFacts(user_called_reset, attempts > 1, loss.activity.method == "reset", reports_loss=True)
+        facts = RequestFacts(user_called_reset, attempts > 1, loss.activity.method == "reset", notices_loss=True)
         # In-process, the restart policy limits only how often a reset is repeated.
         loss = loss._replace(may_continue=actor.is_usable and attempts <= max(1, limit))
-        decision = self.episodes.record_loss(index, loss, facts)
+        decision = self.episodes.decide_loss(index, loss, facts)
         if decision.replaces_process:  # unless another failure has done so
             make_error = functools.partial(actor.errors.discarded, loss.activity, loss.incarnation, actor.pid)
             actor.discard(loss.incarnation, functools.partial(make_error, error, safe_repr(error)))

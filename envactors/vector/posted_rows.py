@@ -146,7 +146,7 @@ class PostedRows(Job):
         if progress.running is not None or not progress.unfinished:
             return progress.running
         # When the next env begins is unknown. Its time counts from the start of the env before it.
-        return progress.unfinished[0]._replace(started=max(progress.since, self._posted_at))
+        return progress.unfinished[0]._replace(started_at=max(progress.since, self._posted_at))
 
     def on_late(self, activity: Activity) -> None:
         """Ignore the result of a row that has missed its deadline."""
@@ -165,7 +165,7 @@ class PostedRows(Job):
         if index in ids and table.completed[index] != progress.call_id == table.call_ids[index]:
             # An autoreset within a step counts as a reset.
             method = "reset" if progress.method == METHOD_RESET else None
-            running = table.activity(index, started=progress.since, method=method)
+            running = table.activity(index, started_at=progress.since, method=method)
         return RowProgress(list(map(table.activity, ids)), running, progress.since)
 
     def blame(self, index: int) -> None:
@@ -185,10 +185,10 @@ class PostedRows(Job):
         """Return the row that the end of a process is blamed on; None if that was none of them."""
         blamed = [a for a in rows if a.env in self._table.overdue or (a.env, a.call_id) == self._blamed]
         if blamed and (running is None or running.env != blamed[0].env):
-            return blamed[0]._replace(started=self._posted_at)
+            return blamed[0]._replace(started_at=self._posted_at)
         if running is not None or not rows:
             return running
         if process.report is not None and process.report.status.loss is not None:
             # Nobody knows which env a worker on a lost node had begun.
-            return rows[0]._replace(started=self._posted_at)
+            return rows[0]._replace(started_at=self._posted_at)
         return rows[0] if blames_request(process.end_reason) else None

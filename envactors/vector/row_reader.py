@@ -113,7 +113,7 @@ class RowReader:
             index: The env.
             has_info: Whether the copy has the info of that result, which may be one that cannot be unpickled.
         """
-        table, last = self._table, self._table.last
+        table, last = self._table, self._table.last_rows
         if not table.episodes.has_result(index):
             return None
         content = last.contents[index] if has_info or last.has_objects else None

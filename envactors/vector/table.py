@@ -93,7 +93,7 @@ class EnvTable:
         ops: The operation of each env's request as it was posted last, in the bits of `envactors.mailbox.slab`; 0 while
             a new one is queued.
         unposted: The envs with a new request that was queued and not posted yet; some may be idle again.
-        last: The last results of envs.
+        last_rows: The last results of envs.
         incarnations: The current process of each env.
         posted_in: The process that each env was last posted to.
         posted_in_array: The same as an array: int64, shape (n,).
@@ -137,7 +137,7 @@ class EnvTable:
         self.incarnations: memoryview[int] = self._incarnation_array.data
         self.completed: memoryview[int] = slab.completed.data
         self._slab_ops: memoryview[int] = slab.ops.data
-        self.last: LastRows = LastRows(slab, self.ops, self.posted_in, self.content, episodes)
+        self.last_rows: LastRows = LastRows(slab, self.ops, self.posted_in, self.content, episodes)
         self.waiters: ResultWaiters = ResultWaiters(slab, self.streams)
         self.rollouts_in_flight: int = 0
         self._deadlines = deadlines
@@ -210,11 +210,11 @@ class EnvTable:
         """Return the request of an env, which is a bare step unless ``requests`` has another."""
         return self.requests.get(index, _BARE_STEP)
 
-    def activity(self, index: int, *, started: float = 0.0, method: str | None = None) -> Activity:
+    def activity(self, index: int, *, started_at: float = 0.0, method: str | None = None) -> Activity:
         """Return the request of an env as an `Activity`, for deadlines and errors."""
         method = method or ("reset" if self.ops[index] & RESET else self.request(index).method)
         call_id = 0 if index in self.unposted else self.call_ids[index]
-        return Activity(method, index, call_id, started, self._deadlines.of(method))
+        return Activity(method, index, call_id, started_at, self._deadlines.of(method))
 
     def posted_request(self, index: int) -> PostedRequest:
         """Return an env's last posted operation in the form that its journal records."""
@@ -224,23 +224,23 @@ class EnvTable:
         resets_within_step = self.attach.resets_within_step and not op & NO_AUTORESET
         return PostedRequest(op, seed, payload, resets_within_step, self.slab.actions)
 
-    def reports_loss(self, index: int) -> bool:
+    def notices_loss(self, index: int) -> bool:
         """Return whether the request of an env reports that its episode is lost, if it is.
 
         An env without a request, as in a rollout, counts as one with a bare step.
         """
-        return not self.request(index).resets and self.episodes.step_reports_loss(index)
+        return not self.request(index).resets and self.episodes.step_notices_loss(index)
 
-    def is_beyond_replay(self, index: int) -> bool:
+    def is_lost_for_good(self, index: int) -> bool:
         """Return whether the episode of an env was lost with its process, and no replay can bring it back.
 
-        Like `cannot_continue`, this moves buffered steps into the journals.
+        Like `needs_lost_episode`, this moves buffered steps into the journals.
         """
         return self.episodes.state(index) == EPISODE_LOST and not self.journal(index).can_replay
 
-    def cannot_continue(self, index: int) -> bool:
+    def needs_lost_episode(self, index: int) -> bool:
         """Return whether the request of an env continues an episode that no replay can bring back."""
-        return self.is_beyond_replay(index) and self.reports_loss(index)
+        return self.is_lost_for_good(index) and self.notices_loss(index)
 
     def content(self, index: int) -> bytes | memoryview | None:
         """Return the info and the object leaves in a complete row, pickled; None if there are none."""
@@ -282,7 +282,7 @@ class EnvTable:
             The payloads that do not fit into rows, by env.
         """
         payloads: dict[int, bytes] = {}
-        ops = self.last.ops.translate(_STEPS[streams])
+        ops = self.last_rows.ops.translate(_STEPS[streams])
         resets_next = self.episodes.resets_next
         if 1 in resets_next:
             for index in envs.ids:
@@ -375,7 +375,7 @@ class EnvTable:
         if self.keeps_journals:
             self._steps.record(envs.ids, is_all=envs.is_all)
         self.episodes.record_batch(envs, terminated, truncated)
-        self.last.keep_all(envs, terminated, truncated, have_contents=not self.infos.all_plain())
+        self.last_rows.keep_all(envs, terminated, truncated, have_contents=not self.infos.all_plain())
         self.set_idle(envs.ids, is_all=envs.is_all)
 
     def record_outcome(self, index: int, outcome: Outcome | None, when: float | None = None) -> None:
@@ -403,7 +403,7 @@ class EnvTable:
         self.version += 1
         for index in ids if self.outcome_at else ():
             if self.has_result_in_row(index):
-                self.last.keep(index)
+                self.last_rows.keep(index)
         # The status first: to a reader without the lock, a complete row without a request is that of a bare step.
         if is_all:
             self.status[:] = self._status_columns[IDLE]

@@ -107,9 +107,7 @@ class Failing(Untidy):
 def test_envs_are_finalized_when_one_of_their_process_has_raised(tmp_path, on_failure):
     paths = [tmp_path / "0", tmp_path / "1"]
     factories = [lambda: Failing(paths[0]), lambda: Untidy(paths[1])]
-    with ea.VectorEnv(
-        factories, envs_per_actor=2, on_failure=on_failure, restart=MANY, autoreset="disabled"
-    ) as envs:
+    with ea.VectorEnv(factories, envs_per_actor=2, on_failure=on_failure, restart=MANY, autoreset="disabled") as envs:
         envs.reset(seed=0)
         envs.step([1, 1])
         envs.reset(seed=0)

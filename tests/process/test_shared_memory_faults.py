@@ -234,7 +234,7 @@ def test_a_result_after_its_deadline_does_not_count(on_failure, call, moment, tm
 
         def ends_as_it_is_looked_at(*args):
             late = activity(*args)
-            if late is not None and time.monotonic() >= late.started + 1.0:
+            if late is not None and time.monotonic() >= late.started_at + 1.0:
                 monkeypatch.setattr(PostedRows, "activity", activity)
                 end_step()
             return late

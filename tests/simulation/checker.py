@@ -148,7 +148,7 @@ class Checker:
         """Allow the seeds of earlier resets: a seed of the user begins its episodes anew."""
         self.world.failed_seeds = {failed for failed in self.world.failed_seeds if failed[0] != env_id}
 
-    def check_owner(self, env_id: int, model: Model, step: ea.EnvStep) -> None:
+    def check_process(self, env_id: int, model: Model, step: ea.EnvStep) -> None:
         """Check that a result that came after an interrupt belongs to the last request of its env."""
         self.world.note(f"env {env_id}, asked {model.token} before an interrupt, answers {step.obs.tolist()}")
         if step.obs[0] != env_id:

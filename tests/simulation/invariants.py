@@ -86,7 +86,7 @@ class Invariants:
             return "a job is queued twice"
         if actor.phase is Phase.BACKOFF and "backoff" not in timers:
             return "it never starts again"
-        if actor.phase is Phase.STARTING and not process.awaits_worker and process.worker is None:
+        if actor.phase is Phase.STARTING and not process.is_launching and process.worker is None:
             return "nothing starts"
         if actor.phase in (Phase.BACKOFF, Phase.DEAD, Phase.CLOSED) and process.worker is not None:
             return "it has a process"

@@ -188,9 +188,9 @@ MUTANTS = [
     Mutant(
         CALLS + "Call.on_reply", "actor.tenant.on_call(self.kind, self.index, self.payload, frame)", "pass", REPLAYS
     ),
-    Mutant(CALLS + "Call.start", "actor.deadline_watch.watch(self.started, self.deadline)", "pass", HANGS),
+    Mutant(CALLS + "Call.start", "actor.deadline_watch.watch(self.started_at, self.deadline)", "pass", HANGS),
     Mutant(CALLS + "Call.after_exit", "self.future.set_exception(ended.error)", "pass", HANGS),
-    Mutant(CALLS + "Replay.start", "actor.deadline_watch.watch(self.started)", "pass", HANGS),
+    Mutant(CALLS + "Replay.start", "actor.deadline_watch.watch(self.started_at)", "pass", HANGS),
     Mutant(CALLS + "Call.after_exit", "self.retries -= 1", "pass", ONCE),
     # Waiting.
     Mutant(FUTURE + "_wake_others", "self._ended.open()", "pass", HANGS),
@@ -209,7 +209,7 @@ MUTANTS = [
     Mutant(TABLE + "miss_deadline", "self.overdue.add(index)", "pass", LATE),
     Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
     Mutant(ENVS + "queue_new", "if reason := self._renewal_reason(ids):", "if reason := None:", RENEWS),
-    Mutant(TABLE + "set_idle", "self.last.keep(index)", "pass", LAST),
+    Mutant(TABLE + "set_idle", "self.last_rows.keep(index)", "pass", LAST),
     Mutant(POSTED_ROWS + "_find_culprit", "return running", "return rows[-1]", BLAMES),
     Mutant(ENV_RECOVERY + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.set_idle([index])", "pass", INTERRUPTS),
@@ -228,7 +228,7 @@ MUTANTS = [
     Mutant(ENVS + "repair", "table.clear(index)", "pass", INTERRUPTS),
     Mutant(TABLE + "is_complete", " or index in self.overflow", "", MIXES),
     Mutant(TABLE + "begin_seeds", "self.episodes.set_root_seed(index, seed)", "pass", SEEDS),
-    Mutant(TABLE + "write_requests", "self.last.ops.translate(_STEPS[streams])", "self.last.ops[:]", LAST),
+    Mutant(TABLE + "write_requests", "self.last_rows.ops.translate(_STEPS[streams])", "self.last_rows.ops[:]", LAST),
     Mutant(TABLE + "write_requests", "self.overflow.pop(index, None)", "pass", MIXES),
     Mutant(LAST_ROWS + "keep_all", "self.ops[:] = self._posted_ops", "pass", LAST),
     Mutant(LAST_ROWS + "keep", "self.ops[index] = op | RESET if", "op | RESET if", LAST),
@@ -241,13 +241,13 @@ MUTANTS = [
     # Episodes and recovery.
     Mutant(EPISODES + "_await_reset", "self.autoreset.resets_next_step", "False", STATES),
     Mutant(EPISODES + "end_without_result", "(0 if resets_next else NEEDS_RESET)", "0", LOSSES),
-    Mutant(EPISODES + "advance", "self.numbers[index] += 1", "pass", SEEDS),
+    Mutant(EPISODES + "advance", "self.episode_numbers[index] += 1", "pass", SEEDS),
     Mutant(FATES + "decide", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
-    Mutant(FATES + "decide", "request.can_replay or not request.reports_loss", "True", LOSSES),
+    Mutant(FATES + "decide", "request.can_replay or not request.notices_loss", "True", LOSSES),
     Mutant(ENV_RECOVERY + "end_attempt", "journal.count_crash()", "pass", "no third time"),
     Mutant(
         ENV_RECOVERY + "end_attempt",
-        "(posted.resets_within_step and loss.ended_episode)",
+        "(posted.resets_within_step and loss.episode_is_over)",
         "False",
         SEEDS,
     ),
@@ -255,7 +255,7 @@ MUTANTS = [
     Mutant(RESET_ANSWER + "complete", "truncated=self.truncates", "truncated=False", LOSSES),
     Mutant(RESET_ANSWER + "complete", "step._replace(leaves=reset.leaves, ", "step._replace(", MIXES),
     Mutant(EPISODES + "on_process_lost", "EPISODE_LOST if self.state(index) == EPISODE_RUNS else 0", "0", LOSSES),
-    Mutant(EPISODES + "resume", "| UNRESET | RETIRING", "| RETIRING", SEEDS),
+    Mutant(EPISODES + "resume", "| NEW_PROCESS | RETIRING", "| RETIRING", SEEDS),
     Mutant(EPISODES + "seed_of_reset", "and incarnation > 0", "and False", SEEDS),
     Mutant(ENV_RECOVERY + "resolve_or_retry", "table.record_outcome(index, outcome)", "pass", HANGS),
     # Journals.

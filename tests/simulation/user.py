@@ -123,7 +123,7 @@ class User:
         for env_id in list(self.futures):
             future, model = self.futures.pop(env_id), self.models[env_id]
             with contextlib.suppress(*_ERRORS):
-                self.checker.check_owner(env_id, model, future.result())
+                self.checker.check_process(env_id, model, future.result())
         while self.calls:
             self._take_call()
         ids = list(range(len(self.models)))
@@ -151,7 +151,7 @@ class User:
         if batch is not None:
             for row, env_id in enumerate(batch.env_ids):
                 step = ea.EnvStep(int(env_id), *[column[row] for column in batch[1:]])
-                self.checker.check_owner(int(env_id), self.models[env_id], step)
+                self.checker.check_process(int(env_id), self.models[env_id], step)
 
     def take_all(self) -> None:
         """Take all results that are to come."""

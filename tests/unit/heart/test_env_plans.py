@@ -21,7 +21,9 @@ def test_a_plan_follows_the_rules_of_episodes(autoreset, seed_episodes):
     episodes.set_root_seed(0, 5)
     episodes.record(0, ends=False, is_reset=True)
     root_seed = 5 if seed_episodes else None
-    plan = EnvPlan(0, KIND_STEP, KIND_AFTER_END[autoreset], episodes.next_seeds[0], root_seed, episodes.numbers[0])
+    plan = EnvPlan(
+        0, KIND_STEP, KIND_AFTER_END[autoreset], episodes.next_seeds[0], root_seed, episodes.episode_numbers[0]
+    )
     kinds = set()
     for _ in range(50):
         kinds.add(plan.kind)

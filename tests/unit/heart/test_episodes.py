@@ -11,11 +11,11 @@ from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.vector.episodes import (
     EPISODE_LOST,
     NEEDS_RESET,
+    NEW_PROCESS,
     NO_EPISODE,
     NO_RESULT,
     RETIRING,
     SEEDED,
-    UNRESET,
     Episodes,
 )
 from envactors.vector.options import AUTORESETS, Autoreset
@@ -25,9 +25,9 @@ from envactors.vector.selection import Selection
 
 def test_a_new_env_needs_a_reset_and_then_only_actions():
     episodes = Episodes(2, "next_step", "raise")
-    assert episodes.flags[0] == NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT
+    assert episodes.flags[0] == NO_EPISODE | NEEDS_RESET | NEW_PROCESS | NO_RESULT
     episodes.record(0, ends=False, is_reset=True)
-    assert list(episodes.flags) == [0, NO_EPISODE | NEEDS_RESET | UNRESET | NO_RESULT]
+    assert list(episodes.flags) == [0, NO_EPISODE | NEEDS_RESET | NEW_PROCESS | NO_RESULT]
     assert episodes.steps.tolist() == [0, 0]
 
 
@@ -61,7 +61,7 @@ def test_many_results_at_once_count_as_one_by_one(autoreset, seeded):
     for end, reset in zip(ends, resets, strict=True):
         each.record(0, ends=bool(end), is_reset=bool(reset))
     at_once.record_sequence(0, bytes(ends), bytes(resets))
-    for name in ("flags", "next_seeds", "numbers"):
+    for name in ("flags", "next_seeds", "episode_numbers"):
         assert getattr(each, name) == getattr(at_once, name)
     for name in ("steps", "finished", "resets_next"):
         assert list(getattr(each, name)) == list(getattr(at_once, name))
@@ -85,12 +85,12 @@ def test_a_lost_process_ends_the_episode_until_a_replay_or_a_reset():
     episodes = Episodes(1, "next_step", "raise")
     episodes.record(0, ends=False, is_reset=True)
     episodes.on_process_lost(0)
-    assert episodes.flags[0] == EPISODE_LOST | UNRESET
+    assert episodes.flags[0] == EPISODE_LOST | NEW_PROCESS
     episodes.resume(0)
     assert episodes.flags[0] == 0
     episodes.on_process_lost(0)
     episodes.end_without_result(0, resets_next=True)
-    assert episodes.flags[0] == NO_EPISODE | UNRESET
+    assert episodes.flags[0] == NO_EPISODE | NEW_PROCESS
     assert list(map(bool, episodes.resets_next)) == [True]
     episodes.end_without_result(0)
     assert episodes.flags[0] & NEEDS_RESET

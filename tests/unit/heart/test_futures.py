@@ -22,7 +22,7 @@ class Owner:
     def __init__(self, pool, loop):
         self.runtime = SimpleNamespace(callbacks=pool, loop=loop)
 
-    def check_owner(self):
+    def check_process(self):
         pass
 
     def read_reply(self, future, deadline):

@@ -30,7 +30,7 @@ from envactors.actor.states import ActorState, Phase
 from envactors.mailbox.control_page import METHOD, METHOD_RESET
 from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.mailbox.pickling import loads
-from envactors.vector.episodes import EPISODE_LOST, NEEDS_RESET, NO_EPISODE, RETIRING, UNRESET
+from envactors.vector.episodes import EPISODE_LOST, NEEDS_RESET, NEW_PROCESS, NO_EPISODE, RETIRING
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED
 
 # The worker ends at each line with this distance.
@@ -146,7 +146,7 @@ def test_after_a_failure_the_next_steps_or_a_reset_work(stages, on_failure, auto
         stage.reset(env_ids=[0], seed=[5])
     elif autoreset == "next_step":
         assert stage.step([1, 1])[0][0].tolist() == [0, -1, renewed_seed(0, 1)]
-    before = stage.table.slab.observations[0][stage.table.last.buffers(0), 0, 0]
+    before = stage.table.slab.observations[0][stage.table.last_rows.buffers(0), 0, 0]
     assert stage.step([7, 7])[0][0].tolist()[:2] == [before + 1, 7]
     stage.check()
 
@@ -595,7 +595,7 @@ def test_each_env_of_a_packed_actor_has_its_own_time(stages):
     worker.begin_row(1)
     step = stage.engine.groups[0].posted_rows.activity()
     assert (step.method, step.env) == ("step", 1)
-    assert step.started == worker.page.progress().since
+    assert step.started_at == worker.page.progress().since
     stage.worker().run_row(1)
     assert stage.engine.groups[0].posted_rows.activity() is None
     worker.end_rows()
@@ -834,7 +834,7 @@ def test_failed_rows_keep_their_status_until_they_are_delivered(stages):
     with pytest.raises(ea.VectorStepError):
         stage.finish()
     assert stage.table.status[0] == IDLE
-    assert stage.episodes.flags[0] & (NO_EPISODE | NEEDS_RESET | UNRESET)
+    assert stage.episodes.flags[0] & (NO_EPISODE | NEEDS_RESET | NEW_PROCESS)
 
 
 # Recycling -----------------------------------------------------------------------------------------------
@@ -913,7 +913,7 @@ def test_after_a_reset_in_the_next_process_the_env_is_back_on_the_fast_path(stag
     stage.step([END])
     stage.step([CUT])
     assert stage.envs.actors[0].incarnation == 1
-    assert not stage.episodes.flags[0] & UNRESET
+    assert not stage.episodes.flags[0] & NEW_PROCESS
     assert stage.table.are_on_fast_path(stage.engine.all)
     stage.reset()
     assert stage.env().resets == [(renewed_seed(0, 1), None), (None, None)]
@@ -1309,7 +1309,7 @@ def test_an_autoreset_that_cannot_be_read_uses_up_one_seed(stages):
     stage.step([END])
     _, _, _, _, infos = stage.step([1])
     assert failures_of(infos) == [0]
-    assert stage.episodes.numbers == [2]
+    assert stage.episodes.episode_numbers == [2]
 
 
 class ListEnv(PlayedEnv):

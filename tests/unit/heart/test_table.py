@@ -63,7 +63,7 @@ def test_requests_of_some_envs(table):
 
 
 def test_the_buffers_alternate_with_complete_results(table):
-    table.last.ops[1] = BUFFER
+    table.last_rows.ops[1] = BUFFER
     table.write_requests(ALL, 5, False)
     assert [op & BUFFER for op in table.ops] == [1, 0, 1]
 
@@ -174,14 +174,14 @@ def test_only_a_result_becomes_the_last_one(table):
         table.write_requests(some(1), call_id, False)
         table.record_outcome(1, ReadyOutcome(None, ValueError()))
         table.set_idle([1])
-        assert (table.last.are_first(1), table.last.buffers(1)) == (False, 0)
+        assert (table.last_rows.are_first(1), table.last_rows.buffers(1)) == (False, 0)
     table.requests[1] = EnvRequest("reset")
     table.write_requests(some(1), 7, False)
     complete(table, 1)
     table.record_outcome(1, None)
-    assert not table.last.are_first(1)
+    assert not table.last_rows.are_first(1)
     table.set_idle([1])
-    assert (table.last.are_first(1), table.last.buffers(1)) == (True, BUFFER)
+    assert (table.last_rows.are_first(1), table.last_rows.buffers(1)) == (True, BUFFER)
 
 
 @pytest.mark.parametrize("table", ["same_step"], indirect=True)
@@ -190,7 +190,7 @@ def test_an_episode_that_ends_leaves_the_first_observation_of_the_next_one(table
     complete(table, *ALL.ids)
     table.slab.truncated[1, 2] = True
     table.deliver_rows(ALL, table.slab.terminated[1], table.slab.truncated[1])
-    assert table.last.are_first(ALL.at).tolist() == [False, False, True]
+    assert table.last_rows.are_first(ALL.at).tolist() == [False, False, True]
 
 
 # The encoding of requests --------------------------------------------------------------------------------
@@ -281,4 +281,4 @@ def test_which_requests_need_the_episode(table, request_, resets_next, expected)
     if request_ is not None:
         table.requests[1] = request_
     table.episodes.resets_next[1] = resets_next
-    assert table.reports_loss(1) is expected
+    assert table.notices_loss(1) is expected
