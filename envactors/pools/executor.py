@@ -266,7 +266,7 @@ class Executor(concurrent.futures.Executor, BoundToProcess):
         chunksize: int,
         *limits: Any,
     ) -> Iterator[Any]:
-        timeout = as_timeout(timeout, "map(timeout=...)")
+        timeout = as_timeout(timeout, "map(timeout=...)", may_be_past=True)
         if not is_int(chunksize):
             raise ValueError(f"map(chunksize={chunksize!r}): expected an int >= 1")
         end = None if timeout is None else time.monotonic() + timeout

@@ -86,6 +86,14 @@ def test_map_stops_waiting_at_its_timeout(pool, tmp_path):
     (tmp_path / "gate").touch()
 
 
+def test_map_with_a_timeout_that_is_over_returns_only_what_is_done():
+    """As the executors of `concurrent.futures` do."""
+    with executor() as pool, cf.ThreadPoolExecutor() as expected:
+        for each in (pool, expected):
+            with pytest.raises(cf.TimeoutError):
+                list(each.map(time.sleep, [0.5], timeout=-1))
+
+
 def test_map_cancels_the_calls_that_wait_once_it_is_closed(tmp_path):
     with executor(1) as pool:
         gate = str(tmp_path / "gate")
@@ -120,7 +128,7 @@ def test_refusals_say_what_was_given():
         with pytest.raises(ValueError, match="chunksize"):
             pool.map(functions.identity, [1], chunksize=0)
         with pytest.raises(ValueError, match="timeout"):
-            pool.map(functions.identity, [1], timeout=-1)
+            pool.map(functions.identity, [1], timeout="1")
         with pytest.raises(ValueError, match="deadline"):
             pool.options(deadline=-1)
         assert pool.stats().submitted == 0
