@@ -215,6 +215,10 @@ class Journal:
         """Record that the request after the last one that is recorded has failed."""
         self._crashed_at = self._size
 
+    def forget_crash(self) -> None:
+        """Forget the failure of the next request, since another request may take its place."""
+        self._crashed_at = None
+
     def record_replay(self, *, crashed: bool, is_same: bool = True) -> None:
         """Record the end of a replay. If it cannot succeed, forget the requests, but not that the next one has failed.
 

@@ -293,6 +293,7 @@ class EnvGroup(Tenant):
             return False
         end(self.table.activity(index))
         self.table.set_idle([index])
+        self.table.journal(index).forget_crash()
         return True
 
     def blame(self, future: ActorFuture) -> None:

@@ -183,7 +183,7 @@ class EnvRecovery:
             if loss.cause is not Cause.NOT_BEGUN and loss.may_blame_inputs:
                 journal.count_crash()
         else:
-            if loss.cause is Cause.RUNNING:
+            if loss.cause is Cause.RUNNING or (loss.cause is Cause.NOT_BEGUN and not loss.may_continue):
                 actor.jobs.failed += 1
             if decision.ends_episode:
                 journal.forget()

@@ -693,6 +693,24 @@ def test_the_same_step_is_not_tried_a_third_time(stages):
     assert not stage.table.journal(0).can_replay
 
 
+def test_another_step_after_an_aborted_retry_is_tried_twice_itself(stages):
+    stage = stages(1, on_failure="replay")
+    stage.step([1])
+    (aborted,) = stage.envs.submit([5])
+    stage.worker().begin_row(0)
+    stage.crash()
+    assert list(stage.table.status) == [QUEUED], "it waits for the replay"
+    assert aborted.abort()
+    stage.run()
+    stage.start([6])
+    begin_when_posted(stage)
+    stage.crash()
+    stage.run()
+    batch = stage.finish()
+    assert (failures_of(batch.infos), batch.rewards.tolist()) == ([], [6.0])
+    stage.check()
+
+
 def test_a_replay_with_another_checksum_acts_like_renew(stages, monkeypatch):
     stage = stages(1, on_failure="replay")
     stage.step([1])
@@ -767,6 +785,26 @@ def test_steps_that_crash_are_counted_unless_a_replay_makes_them_good(stages, on
         stage.finish()
         stage.reset(seed=number)
     assert stage.actor().stats().failed == failed
+
+
+def test_resets_that_no_process_will_run_count_as_failed(stages):
+    stage = stages(1, restart=ea.RestartPolicy(max_restarts=0))
+    stage.crash()
+    stage.run()
+    for _ in range(3):
+        with pytest.raises(ea.VectorStepError):
+            stage.reset()
+    assert stage.actor().stats().failed == 3
+
+
+def test_a_retry_that_is_aborted_in_the_queue_counts_as_failed(stages):
+    stage = stages(1, on_failure="replay", restart=ea.RestartPolicy(max_restarts=1, backoff=SOON))
+    (future,) = stage.envs.submit([2])
+    stage.worker().begin_row(0)
+    stage.crash()
+    wait_until(lambda: list(stage.table.status) == [QUEUED])
+    assert future.abort()
+    assert stage.actor().stats().failed == 1
 
 
 # The restart policy --------------------------------------------------------------------------------------
