@@ -342,7 +342,7 @@ class VectorEnv(BoundToProcess):
         futures = []
         for env_id, one, restorer in zip(envs.ids, snapshots, restorers, strict=True):
             handle = self._handles[env_id]
-            message = Restore(handle._position, one.check, one.state)
+            message = Restore(handle._position, one.checksum, one.state)
             futures.append(handle._submit(Kind.RESTORE, message, "restore", take_reply=restorer))
         results_of(futures)
 

@@ -288,7 +288,7 @@ class RolloutEnvs:
                 journal.record_reset(checks[offset])
             else:
                 action = self._pickled_action(first + offset, index)
-                journal.record_action(action, resets_within_step=within, check=checks[offset])
+                journal.record_action(action, resets_within_step=within, checksum=checks[offset])
 
     def _last_seeded_start(self, index: int, starts: bytes) -> tuple[int, int | None]:
         """Return the position of the last start of an episode with a seed, and the seed; None if there is none.

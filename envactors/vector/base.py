@@ -237,16 +237,16 @@ class Engine(abc.ABC):
     def last_obs_is_first(self, index: int) -> bool:
         """Return whether the last observation of an env is the first of its episode."""
 
-    def snapshot_of(self, index: int, check: int, state: bytes) -> EnvSnapshot:
+    def snapshot_of(self, index: int, checksum: int, state: bytes) -> EnvSnapshot:
         """Return the snapshot of an env whose state was saved."""
         return EnvSnapshot(
             env_id=index,
             state=state,
-            check=check,
+            checksum=checksum,
             root_seed=self.episodes.root_seeds[index],
             episode=self.episodes.episode_numbers[index],
             resets_next=bool(self.episodes.resets_next[index]),
-            starts=self.last_obs_is_first(index),
+            is_start=self.last_obs_is_first(index),
             last=self.read_last(index),
         )
 

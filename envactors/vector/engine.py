@@ -474,5 +474,5 @@ class RowEngine(Engine):
             return
         if last is not None:
             last = last._replace(incarnation=reply.incarnation)
-            self.table.last_rows.overwrite(index, last, is_first=snapshot.starts)
+            self.table.last_rows.overwrite(index, last, is_first=snapshot.is_start)
         self.table.restore(index, snapshot)

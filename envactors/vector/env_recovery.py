@@ -2,7 +2,7 @@
 
 1. A loss says why a request has no result: `exit_loss`, `raised_loss`, and so on.
 2. `envactors.vector.fates` decides what follows from it.
-3. `end_attempt` applies that to the episode, the journal, the counts, and the process of the env. Then
+3. `apply_fate` applies that to the episode, the journal, the counts, and the process of the env. Then
    `resolve_or_retry` applies it to the row, or `envactors.rollout.part` to the trajectory.
 
 A new process first runs replays, which bring envs to where they were. `EnvRecovery` has no state of its own.
@@ -122,7 +122,7 @@ class EnvRecovery:
         If so, the caller queues it, unless it is still in the queue.
         """
         table, reader, index = self._table, self._reader, loss.activity.env
-        decision, outcome = self.end_attempt(index, loss, table.posted_request(index))
+        decision, outcome = self.apply_fate(index, loss, table.posted_request(index))
         if decision.fate is EnvFate.REDO:
             return True
         if decision.fate is EnvFate.RESET:
@@ -156,7 +156,7 @@ class EnvRecovery:
 
     # Rows and rollouts -----------------------------------------------------------------------------------
 
-    def end_attempt(self, index: int, loss: RequestLoss, posted: PostedRequest) -> tuple[Decision, Outcome]:
+    def apply_fate(self, index: int, loss: RequestLoss, posted: PostedRequest) -> tuple[Decision, Outcome]:
         """End an attempt at a step or reset: apply its fate to the episode, the journal, the counts, and the process.
 
         Args:
@@ -188,7 +188,7 @@ class EnvRecovery:
             if decision.ends_episode:
                 journal.forget()
             elif table.keeps_journals and loss.report is not None:
-                journal.record_failed(journal.request(table.attach, index, posted))
+                journal.record_failed(journal.request_message(table.attach, index, posted))
         if decision.replaces_process:
             actor.discard(loss.incarnation, functools.partial(self._discard_error, loss, error, actor.pid))
         return decision, error
@@ -202,8 +202,8 @@ class EnvRecovery:
         has_crashed = loss.cause is Cause.RUNNING and loss.may_blame_inputs
         if not (has_crashed and table.uses_replay and journal.is_poison(posted)):
             return loss.error
-        request = journal.request(table.attach, index, posted)
-        inputs = functools.partial(inputs_of, journal.replay(table.attach), request)
+        request = journal.request_message(table.attach, index, posted)
+        inputs = functools.partial(inputs_of, journal.replay_message(table.attach), request)
         crash = loss.error.read()[1]
         assert isinstance(crash, ActorError), "a running request fails only with its process"
         return ReadyOutcome(None, self._actor.errors.poison(crash, inputs))
@@ -243,7 +243,7 @@ class EnvRecovery:
 
     def _replay_of(self, index: int) -> Replay | None:
         """Return the job that replays the journal of an env; None if it has nothing to repeat."""
-        message = self._table.journal(index).replay(self._table.attach)
+        message = self._table.journal(index).replay_message(self._table.attach)
         return message and Replay(index, dumps(tuple(message)), functools.partial(self._on_replayed, index))
 
     def _on_replayed(self, index: int, is_same: bool) -> None:
@@ -269,7 +269,7 @@ class EnvRecovery:
     def step_inputs(self, index: int, posted: PostedRequest) -> Inputs:
         """Return a failed step or reset with the requests before it, for a crash bundle."""
         table, journal = self._table, self._table.journal(index)
-        inputs = self.message_inputs(index, journal.request(table.attach, index, posted))
+        inputs = self.message_inputs(index, journal.request_message(table.attach, index, posted))
         is_poison = table.uses_replay and journal.is_poison(posted)
         return inputs._replace(is_complete=inputs.is_complete or posted.is_seeded_reset, is_poison=is_poison)
 
@@ -280,5 +280,5 @@ class EnvRecovery:
         is_complete = journal.can_replay or not table.episodes.has_result(index)
         # In a rollout the rows are behind.
         read = None if last is None or table.rollouts_in_flight else lambda: reader.read(last).obs
-        replay = journal.replay(table.attach)
+        replay = journal.replay_message(table.attach)
         return Inputs(replay and copy_replay(replay), request, is_complete, read_observation=read)

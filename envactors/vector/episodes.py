@@ -136,7 +136,7 @@ class Episodes:
         if self.flags[index] & SEEDED:
             self.next_seeds[index] = seed
 
-    def advance(self, index: int) -> None:
+    def advance_seed(self, index: int) -> None:
         """Record that an episode has begun, or has failed to: the next one has another seed."""
         root_seed = self.root_seeds[index]
         if self.flags[index] & SEEDED and root_seed is not None:
@@ -188,7 +188,7 @@ class Episodes:
         self.flags[index] &= ~cleared
         self.resets_next[index] = False
         for _ in range(resets.count(1)):
-            self.advance(index)
+            self.advance_seed(index)
         # `_end` compares the steps up to the last end with the limits of the process.
         until_end = ends.rfind(1) + 1
         self.steps[index] += until_end - resets.count(1, 0, until_end)
@@ -222,7 +222,7 @@ class Episodes:
         """Record the end of an episode."""
         self.finished[index] += 1
         if self.autoreset.resets_within_step:
-            self.advance(index)
+            self.advance_seed(index)
         if self._recyclers and (reason := self._recyclers[index].find_reason(self.steps[index])):
             self.flags[index] |= RETIRING
             self._renewal_reasons[index] = reason
@@ -247,7 +247,7 @@ class Episodes:
         if decision.ends_episode:
             self.end_without_result(index, resets_next=decision.resets_next)
         if decision.changes_seed and not loss.result_is_recorded:
-            self.advance(index)
+            self.advance_seed(index)
         return decision
 
     def renewal_reason(self, ids: Iterable[int], reset_ids: Container[int] = ()) -> str:

@@ -212,7 +212,7 @@ class InlineEngine(Engine):
         if reply.kind == Kind.FAILED:
             self.episodes.end_without_result(index)
             return
-        self._last.are_first[index] = snapshot.starts
+        self._last.are_first[index] = snapshot.is_start
         if last is not None:
             self._last.keep(index, (last.obs, last.reward, last.terminated, last.truncated, last.info))
             self._last.incarnations[index] = reply.incarnation

@@ -464,7 +464,7 @@ class EnvTable:
         self.version += 1
         self.episodes.restore(index, snapshot)
         if self.keeps_journals:
-            self.journal(index).begin_with_state(snapshot.check, snapshot.state)
+            self.journal(index).begin_with_state(snapshot.checksum, snapshot.state)
 
     def lose_episode(self, index: int) -> None:
         """Record that an env has to be reset, and that no replay leads to where it is."""

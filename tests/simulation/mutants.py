@@ -132,7 +132,9 @@ MUTANTS = [
     Mutant(PAGE + "ring_for_result", "always or", "", HANGS),
     Mutant(ENV_ROW + "write", "self.completed[index] = call_id", "self.completed[index] = call_id - 1", HANGS),
     Mutant(ENV_ROW + "write", "self._send_overflow(index, overflow)", "pass", HANGS),
-    Mutant(ENV_ROW + "_write_arrays", "self._slab.checks[buffer, self.index] = self.hosted.check", "pass", REPLAYS),
+    Mutant(
+        ENV_ROW + "_write_arrays", "self._slab.checksums[buffer, self.index] = self.hosted.checksum", "pass", REPLAYS
+    ),
     Mutant(ENV_ROW + "begin", "counters[BEGUN] = call_id", "pass", BLAMES),
     # The jobs of an actor.
     Mutant(QUEUE + "on_reply", "self.unfinished.pop(job, None)", "pass", STATES),
@@ -241,12 +243,12 @@ MUTANTS = [
     # Episodes and recovery.
     Mutant(EPISODES + "_await_reset", "self.autoreset.resets_next_step", "False", STATES),
     Mutant(EPISODES + "end_without_result", "(0 if resets_next else NEEDS_RESET)", "0", LOSSES),
-    Mutant(EPISODES + "advance", "self.episode_numbers[index] += 1", "pass", SEEDS),
+    Mutant(EPISODES + "advance_seed", "self.episode_numbers[index] += 1", "pass", SEEDS),
     Mutant(FATES + "decide", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
     Mutant(FATES + "decide", "request.can_replay or not request.notices_loss", "True", LOSSES),
-    Mutant(ENV_RECOVERY + "end_attempt", "journal.count_crash()", "pass", "no third time"),
+    Mutant(ENV_RECOVERY + "apply_fate", "journal.count_crash()", "pass", "no third time"),
     Mutant(
-        ENV_RECOVERY + "end_attempt",
+        ENV_RECOVERY + "apply_fate",
         "(posted.resets_within_step and loss.episode_is_over)",
         "False",
         SEEDS,
@@ -262,7 +264,7 @@ MUTANTS = [
     Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),
     Mutant(JOURNAL + "record_row", "check, is_reset=is_reset", "check, is_reset=False", REPLAYS),
     Mutant(JOURNAL + "record_row", "self.begin(", "(lambda *_: None)(", REPLAYS),
-    Mutant(JOURNAL + "can_retry", " and self._crashed_at != self._size", "", "no third time"),
+    Mutant(JOURNAL + "can_retry", " and self._cost_at_crash != self._size", "", "no third time"),
     Mutant(JOURNAL + "record_steps", "steps.resets.extend(resets)", "steps.resets.extend(bytes(len(resets)))", REPLAYS),
     Mutant(JOURNAL + "forget", "self.can_replay = False", "pass", REPLAYS),
 ]

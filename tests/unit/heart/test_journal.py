@@ -23,12 +23,12 @@ def test_a_journal_begins_with_a_seeded_reset():
     journal = Journal(0, 100)
     journal.record_steps(*steps(3), check=1)
     assert not journal.can_replay
-    assert journal.replay(ATTACH) is None
+    assert journal.replay_message(ATTACH) is None
     journal.begin(7, check=2)
     journal.record_steps(*steps(3), check=3)
-    replay = journal.replay(ATTACH)
+    replay = journal.replay_message(ATTACH)
     assert [type(entry) for entry in replay.entries] == [tuple, RecordedSteps]
-    assert replay.check == 3
+    assert replay.checksum == 3
 
 
 def test_consecutive_steps_share_an_entry_and_calls_stand_between():
@@ -38,7 +38,7 @@ def test_consecutive_steps_share_an_entry_and_calls_stand_between():
     journal.record_steps(*steps(1), check=2)
     journal.record_call(Kind.CALL, b"call", failed=False)
     journal.record_steps(*steps(1), check=3)
-    entries = journal.replay(ATTACH).entries
+    entries = journal.replay_message(ATTACH).entries
     assert [len(entry.resets) if isinstance(entry, RecordedSteps) else entry[0] for entry in entries] == [
         Kind.RESET,
         3,
@@ -63,10 +63,10 @@ def test_attributes_survive_what_is_forgotten():
     journal.begin(7, check=0)
     journal.record_call(Kind.SET, payload, failed=False)
     journal.record_call(Kind.SET, payload, failed=True)
-    assert len(journal.replay(ATTACH).entries) == 2
+    assert len(journal.replay_message(ATTACH).entries) == 2
     journal.forget()
-    assert journal.replay(ATTACH).attributes == [payload]
-    assert journal.replay(ATTACH).entries == []
+    assert journal.replay_message(ATTACH).attributes == [payload]
+    assert journal.replay_message(ATTACH).entries == []
 
 
 def test_the_same_inputs_are_not_tried_a_third_time():
@@ -100,16 +100,16 @@ def test_a_journal_begins_anew_with_a_saved_state():
     journal.record_steps(*steps(3), check=1)
     journal.begin_with_state(5, b"state")
     assert journal.can_replay
-    assert journal.length == 0
+    assert journal.age == 0
     journal.record_steps(*steps(2), check=6)
-    (kind, payload), recorded = journal.replay(ATTACH).entries
+    (kind, payload), recorded = journal.replay_message(ATTACH).entries
     assert (kind, loads(payload)) == (Kind.RESTORE, (0, 5, b"state"))
     assert len(recorded.resets) == 2
 
 
 def test_saves_are_due_after_so_many_steps_also_of_an_env_that_cannot_be_replayed():
     due = []
-    journal = Journal(0, 100, save_every=4, on_save_due=lambda: due.append(journal.length))
+    journal = Journal(0, 100, save_every=4, on_save_due=lambda: due.append(journal.age))
     journal.record_steps(*steps(3), check=1)
     assert due == []
     journal.record_steps(*steps(6), check=1)

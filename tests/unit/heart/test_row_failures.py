@@ -392,7 +392,7 @@ def test_a_reported_result_that_cannot_be_unpickled_is_the_last_one(stages):
     (snapshot,) = stage.play(stage.envs.snapshot)
     assert loads(snapshot.state) == 2
     assert (snapshot.last.obs.tolist(), snapshot.last.reward) == ([2, TRAP, 0], TRAP)
-    assert not snapshot.starts
+    assert not snapshot.is_start
     assert stage.step([3])[0].tolist() == [[3, 3, 0]]
 
 

@@ -550,11 +550,11 @@ def test_a_reply_to_an_earlier_call_is_dropped(stages):
 def test_a_snapshot_knows_whether_its_last_observation_starts_an_episode(stages, autoreset, starts):
     policy = ea.SnapshotPolicy(get=lambda env: env.steps, set=lambda env, steps: setattr(env, "steps", steps))
     stage = stages(1, autoreset=autoreset, snapshot=policy)
-    assert stage.play(stage.envs.snapshot)[0].starts
+    assert stage.play(stage.envs.snapshot)[0].is_start
     stage.step([1])
-    assert not stage.play(stage.envs.snapshot)[0].starts
+    assert not stage.play(stage.envs.snapshot)[0].is_start
     stage.step([END])
-    assert stage.play(stage.envs.snapshot)[0].starts == starts
+    assert stage.play(stage.envs.snapshot)[0].is_start == starts
 
 
 # Signal handlers that use the vector ----------------------------------------------------------------------
