@@ -166,8 +166,8 @@ class RecordedSteps(NamedTuple):
 class Replay(NamedTuple):
     """Replay an env's journal: set the attributes, repeat the entries, and return whether the checksum agrees.
 
-    ``entries`` are `RecordedSteps`, whose actions have the spec ``action``, or (kind, payload) of a message. ``checksum``
-    is the expected checksum; without entries nothing is compared.
+    ``entries`` are `RecordedSteps`, whose actions have the spec ``action``, or (kind, payload) of a message. The
+    expected ``checksum`` is compared only if there are entries.
     """
 
     env: int

@@ -285,9 +285,8 @@ class Host:
         """Return the checksum over an env's observations, and its state."""
         assert self._snapshot is not None, "the parent checks"
         hosted = self._choose(env)
-        return hosted.checksum, bytes(
-            pickle_argument(f"env {hosted.index}'s state", self._snapshot[0](hosted.env), dumps)
-        )
+        state = self._snapshot[0](hosted.env)
+        return hosted.checksum, bytes(pickle_argument(f"env {hosted.index}'s state", state, dumps))
 
     def restore(self, env: int, checksum: int, state: bytes) -> None:
         """Put an env into a state that `save` has returned."""

@@ -132,9 +132,7 @@ MUTANTS = [
     Mutant(PAGE + "ring_for_result", "always or", "", HANGS),
     Mutant(ENV_ROW + "write", "self.completed[index] = call_id", "self.completed[index] = call_id - 1", HANGS),
     Mutant(ENV_ROW + "write", "self._send_overflow(index, overflow)", "pass", HANGS),
-    Mutant(
-        ENV_ROW + "_write_arrays", "self._slab.checksums[buffer, self.index] = self.hosted.checksum", "pass", REPLAYS
-    ),
+    Mutant(ENV_ROW + "_write_arrays", "self.hosted.checksum\n", "0\n", REPLAYS),
     Mutant(ENV_ROW + "begin", "counters[BEGUN] = call_id", "pass", BLAMES),
     # The jobs of an actor.
     Mutant(QUEUE + "on_reply", "self.unfinished.pop(job, None)", "pass", STATES),
@@ -264,7 +262,7 @@ MUTANTS = [
     Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),
     Mutant(JOURNAL + "record_row", "check, is_reset=is_reset", "check, is_reset=False", REPLAYS),
     Mutant(JOURNAL + "record_row", "self.begin(", "(lambda *_: None)(", REPLAYS),
-    Mutant(JOURNAL + "can_retry", " and self._cost_at_crash != self._size", "", "no third time"),
+    Mutant(JOURNAL + "can_retry", " and self._cost_at_crash != self._cost", "", "no third time"),
     Mutant(JOURNAL + "record_steps", "steps.resets.extend(resets)", "steps.resets.extend(bytes(len(resets)))", REPLAYS),
     Mutant(JOURNAL + "forget", "self.can_replay = False", "pass", REPLAYS),
 ]
