@@ -55,7 +55,7 @@ class Engine(abc.ABC):
     def __init__(self, described: Description, episodes: Episodes, actor_by_env: Sequence[Actor | InlineActor]) -> None:
         self.episodes = episodes
         self.on_failure: OnFailure = episodes.on_failure
-        self.all: Selection = Selection(ids=list(range(len(episodes.flags))), at=slice(None), is_all=True)
+        self.all: Selection = Selection(ids=list(range(len(episodes.flags))), array_index=slice(None), is_all=True)
         self.action_spec: Spec | None = described.action
         self.reward_spec: Spec = described.reward
         self.batcher: Batcher = Batcher(described)
@@ -68,7 +68,7 @@ class Engine(abc.ABC):
 
     def select(self, ids: list[int]) -> Selection:
         """Return some envs."""
-        return Selection(ids=ids, at=np.array(ids, np.int64))
+        return Selection(ids=ids, array_index=np.array(ids, np.int64))
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -126,7 +126,9 @@ class Engine(abc.ABC):
             ActorClosedError: The vector was closed.
         """
 
-    def _convert(self, convert: Callable[[Any], Any], envs: Selection, values: Iterable[Any], method: str) -> list[Any]:
+    def _convert_each(
+        self, convert: Callable[[Any], Any], envs: Selection, values: Iterable[Any], method: str
+    ) -> list[Any]:
         """Convert the actions of envs, or the options of their resets, to a form in which they run no code of users.
 
         Raises:

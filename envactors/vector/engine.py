@@ -60,7 +60,7 @@ class RowEngine(Engine):
     ) -> None:
         super().__init__(described, table.episodes, [group.actor for group in groups for _ in group.indices])
         self.group_by_env: list[EnvGroup] = [group for group in groups for _ in group.indices]
-        self.all: Selection = self.select(self.all.ids)._replace(at=slice(None), is_all=True)
+        self.all: Selection = self.select(self.all.ids)._replace(array_index=slice(None), is_all=True)
         self.table = table
         self.reader = reader
         self.groups = groups
@@ -76,7 +76,7 @@ class RowEngine(Engine):
         for index in sorted(ids):
             by_group.setdefault(self.group_by_env[index], []).append(index)
         actors = [group.actor for group in by_group]
-        return Selection(ids=ids, at=np.array(ids, np.int64), by_group=list(by_group.items()), actors=actors)
+        return Selection(ids=ids, array_index=np.array(ids, np.int64), by_group=list(by_group.items()), actors=actors)
 
     def busy(self) -> list[int]:
         return [index for index, status in enumerate(self.table.status) if status != IDLE]
@@ -129,7 +129,7 @@ class RowEngine(Engine):
         self._post_or_queue(envs, requests, "step", columns, streams=streams)
 
     def _convert_options(self, envs: Selection, options: Options) -> list[bytes | None]:
-        return self._convert(lambda value: None if value is None else bytes(dumps(value)), envs, options, "reset")
+        return self._convert_each(lambda value: None if value is None else bytes(dumps(value)), envs, options, "reset")
 
     def _start_resets(self, envs: Selection, seeds: Seeds, options: list[bytes | None], futures: Futures) -> None:
         self._lock.repair_if_interrupted()
@@ -154,7 +154,7 @@ class RowEngine(Engine):
                 return [actions], []
         values = split_batch(spec, actions, count, "actions")
         if spec is None or self.table.slab.layout.action is None:
-            return [], self._convert(lambda value: bytes(dumps(value)), envs, values, "step")
+            return [], self._convert_each(lambda value: bytes(dumps(value)), envs, values, "step")
         if isinstance(spec, ArraySpec):
             return [values], []
         return list(zip(*[flatten(spec, value) for value in values], strict=True)), []
@@ -182,7 +182,7 @@ class RowEngine(Engine):
             table = self.table
             worker_wait = self._spin.start(time.monotonic())
             for leaf, column in enumerate(columns):
-                table.slab.actions[leaf][envs.at] = column
+                table.slab.actions[leaf][envs.array_index] = column
             if requests:
                 table.set_requests(requests)
             must_check = not table.are_on_fast_path(envs)
@@ -305,11 +305,16 @@ class RowEngine(Engine):
         its row.
         """
         table = self.table
-        if self.batcher.infers_spec or table.overdue or not table.are_on_fast_path(envs):
+        if self.batcher.infers_spec or table.rows.overdue or not table.are_on_fast_path(envs):
             return False
-        encodings, completed, call_ids, status = table.infos.encodings, table.completed, table.call_ids, table.status
+        encodings, completed, call_ids, status = (
+            table.rows.infos.encodings,
+            table.rows.completed,
+            table.rows.call_ids,
+            table.status,
+        )
         if envs.is_all and table.are_all(POSTED):
-            return completed == call_ids and (table.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
+            return completed == call_ids and (table.rows.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
         return all(
             status[i] == POSTED and completed[i] == call_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
         )
@@ -320,8 +325,13 @@ class RowEngine(Engine):
         An idle env does not count: another thread has taken its result, and no other result will come.
         """
         table = self.table
-        if envs.is_all and not table.overdue and table.are_all(POSTED) and table.completed != table.call_ids:
-            return table.count_unwritten()
+        if (
+            envs.is_all
+            and not table.rows.overdue
+            and table.are_all(POSTED)
+            and table.rows.completed != table.rows.call_ids
+        ):
+            return table.rows.count_unwritten()
         return 0 if self._can_deliver_rows(envs) else sum(map(table.is_pending, envs.ids))
 
     def _count_missing_to_receive(self, min_envs: int | None) -> int:
@@ -338,7 +348,7 @@ class RowEngine(Engine):
         table = self.table
         if table.status[index] != POSTED:
             return table.outcome_at.get(index, 0.0)
-        return float(table.slab.when[index]) if table.streams[index] else time.monotonic()
+        return float(table.slab.when[index]) if table.rows.streams[index] else time.monotonic()
 
     # Delivering results ----------------------------------------------------------------------------------
 
@@ -377,7 +387,7 @@ class RowEngine(Engine):
         """
         table, reader = self.table, self.reader
         contents = None
-        if not table.infos.all_plain():
+        if not table.rows.infos.all_plain():
             contents, error = try_to_read(lambda: reader.read_contents(envs.ids), lambda: version == table.version)
             if error is not None:
                 return None  # `_deliver_each` finds the env whose info it is
@@ -391,7 +401,7 @@ class RowEngine(Engine):
             table.deliver_rows(envs, batch.terminated, batch.truncated)
             for group, ids in envs.by_group:
                 group.actor.jobs.record_completed(len(ids))
-            if table.saves_due:
+            if table.journals.saves_due:
                 for group, _ in envs.by_group:
                     group.queue_saves()
         return batch
@@ -410,7 +420,7 @@ class RowEngine(Engine):
         self._collect(envs)
 
         def find_outcomes() -> list[tuple[int, int, Outcome | None]]:
-            return [(table.status[index], table.call_ids[index], table.outcomes.get(index)) for index in ids]
+            return [(table.status[index], table.rows.call_ids[index], table.outcomes.get(index)) for index in ids]
 
         found = find_outcomes()
         if any(status in (QUEUED, POSTED) for status, _, _ in found):  # one that runs again may be complete by now
@@ -441,7 +451,7 @@ class RowEngine(Engine):
 
     def _read_row(self, index: int) -> tuple[Any, BaseException | None]:
         """Return the result in a complete row, or the error of unpickling it. Runs code of users."""
-        call_ids, call_id = self.table.call_ids, self.table.call_ids[index]
+        call_ids, call_id = self.table.rows.call_ids, self.table.rows.call_ids[index]
         actor, read = self.group_by_env[index].actor, functools.partial(self.reader.read_row, index)
         return self.reader.read_later(actor, index, read, lambda: call_ids[index] == call_id).read()
 
@@ -453,7 +463,11 @@ class RowEngine(Engine):
             if table.is_lost_for_good(index):
                 raise self.group_by_env[index].recovery.unfinished_error(Activity("snapshot", index))
             # Under replay, the next process would get to the same state; without an episode, the next step resets it.
-            return None if table.uses_replay or self.episodes.state(index) == NO_EPISODE else table.incarnations[index]
+            return (
+                None
+                if table.journals.is_replayed or self.episodes.state(index) == NO_EPISODE
+                else table.rows.incarnations[index]
+            )
 
     def read_last(self, index: int) -> EnvStep | None:
         last = self.reader.copy_last(index)
@@ -474,5 +488,5 @@ class RowEngine(Engine):
             return
         if last is not None:
             last = last._replace(incarnation=reply.incarnation)
-            self.table.last_rows.overwrite(index, last, is_first=snapshot.is_start)
+            self.table.last_rows.write(index, last, is_first=snapshot.is_start)
         self.table.restore(index, snapshot)

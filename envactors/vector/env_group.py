@@ -74,7 +74,7 @@ class QueuedRows(Job):
         """Post the envs that still wait; return the posted rows, None if there are none."""
         group = self._group
         if ids := self.ids:
-            envs = Selection(ids=ids, at=ids, by_group=[(group, ids)], actors=[group.actor])
+            envs = Selection(ids=ids, array_index=ids, by_group=[(group, ids)], actors=[group.actor])
             post_rows(group.table, envs, self.call_id, NO_SPIN, streams=True)
             group.table.waiters.on_process_change()  # waiting threads may watch the doorbell of an earlier process
         return group.posted_rows if group.posted_rows.has_posted else None
@@ -158,12 +158,12 @@ class EnvGroup(Tenant):
             return
         losses = []
         for index in self.indices:
-            if table.status[index] == POSTED and table.is_complete(index):
-                if table.infos.failed(index):
+            if table.status[index] == POSTED and table.rows.is_complete(index):
+                if table.rows.infos.failed(index):
                     self.actor.jobs.record_completed(1)
-                    report = table.infos.failure(table.overflow.get(index))
+                    report = table.rows.infos.failure(table.rows.overflow.get(index))
                     losses.append(self.recovery.raised_loss(table.activity(index), report))
-                elif table.lacks_autoreset(index):
+                elif table.rows.lacks_autoreset(index):
                     self._reset_in_next_process(index)
                 else:
                     self._accept(index)
@@ -188,25 +188,25 @@ class EnvGroup(Tenant):
         outcome = None
         if request.future or request.answer:
             row = reader.copy_row(index)
-            table.last_rows.keep(index)
+            table.last_rows.take_row(index)
             if request.answer:
                 row = request.answer.complete(row)
-                table.last_rows.overwrite(index, row, is_first=True)
+                table.last_rows.write(index, row, is_first=True)
             outcome = reader.read_later(self.actor, index, functools.partial(reader.read, row))
-        table.record_outcome(index, outcome, float(table.slab.when[index]) if table.streams[index] else None)
+        table.record_outcome(index, outcome, float(table.slab.when[index]) if table.rows.streams[index] else None)
 
     def _reset_in_next_process(self, index: int) -> None:
         """Accept a step that has ended its episode, and queue its autoreset for the next process."""
         table = self.table
         table.accept_row(index)
         answer = ResetAnswer(self.reader.copy_row(index), truncates=False)
-        table.last_rows.keep(index)
+        table.last_rows.take_row(index)
         table.set_requests({index: EnvRequest("step", table.request(index).future, answer=answer)})
         self.queue_new([index])
 
     def queue_saves(self) -> None:
         """Queue requests that save the states of envs, so that replays stay short. Nobody waits for them."""
-        for index in self.table.pop_saves_due(self.indices):
+        for index in self.table.journals.pop_saves_due(self.indices):
             future: ActorFuture[Any] = ActorFuture(self.actor, None)
             message = dumps(tuple(Save(index - self.indices.start)))
             log = functools.partial(self._log_unsaved, index)
@@ -228,8 +228,8 @@ class EnvGroup(Tenant):
         """
         table = self.table
         for index in self.indices:
-            is_finished = table.status[index] == POSTED and finished >= table.call_ids[index]
-            if is_finished and index not in table.overdue and not table.is_complete(index):
+            is_finished = table.status[index] == POSTED and finished >= table.rows.call_ids[index]
+            if is_finished and index not in table.rows.overdue and not table.rows.is_complete(index):
                 return "its rows are not complete, and it says that it has finished them"
         return ""
 
@@ -265,12 +265,12 @@ class EnvGroup(Tenant):
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
         """Record a call in the journal of its env; a saved state begins the journal anew."""
         table, failed = self.table, frame.kind == Kind.FAILED
-        if not table.keeps_journals:
+        if not table.journals.is_recorded:
             return
         if kind != Kind.SAVE:
-            table.journal(index).record_call(kind, bytes(payload), failed=failed)
+            table.journals.of(index).record_call(kind, bytes(payload), failed=failed)
         elif not failed and table.episodes.state(index) == EPISODE_RUNS:
-            table.journal(index).begin_with_state(*loads(frame.payload))
+            table.journals.of(index).begin_with_state(*loads(frame.payload))
         self.queue_saves()
 
     def inputs_of_call(self, index: int, request: tuple[int, bytes]) -> Inputs:
@@ -292,8 +292,7 @@ class EnvGroup(Tenant):
         if (index := self._find_env(future, QUEUED)) is None:
             return False
         end(self.table.activity(index))
-        self.table.set_idle([index])
-        self.table.journal(index).forget_crash()
+        self.table.withdraw(index)
         return True
 
     def blame(self, future: ActorFuture) -> None:
@@ -304,7 +303,7 @@ class EnvGroup(Tenant):
     def is_posted_for(self, future: ActorFuture) -> bool:
         """Return whether the row of this future is posted and not complete."""
         index = self._find_env(future, POSTED)
-        return index is not None and not self.table.is_complete(index)
+        return index is not None and not self.table.rows.is_complete(index)
 
     def _find_env(self, future: ActorFuture, status: int) -> int | None:
         table = self.table

@@ -51,7 +51,7 @@ class EnvRecovery:
 
     def raised_loss(self, activity: Activity, report: Failure) -> RequestLoss:
         """Return the loss of a request in which the env raised, without unpickling the exception."""
-        actor, incarnation, pid = self._actor, self._table.posted_in[activity.env], self._actor.pid
+        actor, incarnation, pid = self._actor, self._table.rows.posted_in[activity.env], self._actor.pid
         error = LazyOutcome(lambda: (None, actor.errors.raised(activity, incarnation, pid, report)), is_failure=True)
         is_over = activity.method == "reset" or report.fault in (Fault.RESET, Fault.LAST_RESULT)
         return RequestLoss(Cause.ERROR, error, incarnation, activity, actor.is_usable, report, episode_is_over=is_over)
@@ -59,8 +59,8 @@ class EnvRecovery:
     def unreadable_loss(self, index: int, error: BaseException) -> RequestLoss:
         """Return the loss of a result that cannot be unpickled."""
         table, activity, outcome = self._table, self._table.activity(index), ReadyOutcome(None, error)
-        is_over = activity.method == "reset" or table.slab.ends_episode(index, table.ops[index])
-        loss = RequestLoss(Cause.ERROR, outcome, table.posted_in[index], activity, self._actor.is_usable)
+        is_over = activity.method == "reset" or table.slab.ends_episode(index, table.rows.ops[index])
+        loss = RequestLoss(Cause.ERROR, outcome, table.rows.posted_in[index], activity, self._actor.is_usable)
         return loss._replace(episode_is_over=is_over, result_is_recorded=True)
 
     def exit_loss(self, activity: Activity, ended: ProcessExit) -> RequestLoss:
@@ -128,7 +128,7 @@ class EnvRecovery:
         if decision.fate is EnvFate.RESET:
             self._request_reset(index, outcome, keeps_seed=not decision.changes_seed)
             return True
-        if index in table.unposted:
+        if not table.was_posted(index):
             table.begin_seeds(index)  # as if it had run; only a canceled reset leaves the seeds as they were
         if decision.fate is EnvFate.TRUNCATE:
             table.last_rows.truncate(index, self.next_incarnation(loss))
@@ -136,7 +136,7 @@ class EnvRecovery:
             assert last is not None, "only an env with an earlier result is truncated"
             outcome = reader.read_later(self._actor, index, functools.partial(reader.read_truncated, last, outcome))
         elif decision.fate is EnvFate.REPORT and loss.result_is_recorded:
-            table.last_rows.keep(index)  # the env continues from the result that cannot be read
+            table.last_rows.take_row(index)  # the env continues from the result that cannot be read
         table.record_outcome(index, outcome)
         return False
 
@@ -167,7 +167,7 @@ class EnvRecovery:
         Returns:
             The decision, and the error to report.
         """
-        table, actor, journal = self._table, self._actor, self._table.journal(index)
+        table, actor, journal = self._table, self._actor, self._table.journals.of(index)
         request, error = table.request(index), self._complete_error(index, loss, posted)
         ran_reset = posted.is_reset or (posted.resets_within_step and loss.episode_is_over)
         facts = RequestFacts(
@@ -175,8 +175,8 @@ class EnvRecovery:
             is_retry=request.answer is not None,
             ran_reset=ran_reset and loss.cause is not Cause.NOT_BEGUN,
             notices_loss=table.notices_loss(index),
-            can_replay=table.uses_replay and journal.can_replay,
-            can_retry=table.uses_replay and not loss.result_is_recorded and journal.can_retry(posted),
+            can_replay=table.journals.is_replayed and journal.can_replay,
+            can_retry=table.journals.is_replayed and not loss.result_is_recorded and journal.can_retry(posted),
         )
         decision = table.episodes.decide_loss(index, loss, facts)
         if decision.fate is EnvFate.REDO:
@@ -187,7 +187,7 @@ class EnvRecovery:
                 actor.jobs.failed += 1
             if decision.ends_episode:
                 journal.forget()
-            elif table.keeps_journals and loss.report is not None:
+            elif table.journals.is_recorded and loss.report is not None:
                 journal.record_failed(journal.request_message(table.attach, index, posted))
         if decision.replaces_process:
             actor.discard(loss.incarnation, functools.partial(self._discard_error, loss, error, actor.pid))
@@ -195,12 +195,12 @@ class EnvRecovery:
 
     def _complete_error(self, index: int, loss: RequestLoss, posted: PostedRequest) -> Outcome:
         """Return the error of a request, with its crash bundle, or with the inputs if they have ended two processes."""
-        table, journal, crashes = self._table, self._table.journal(index), self._actor.config.crashes
+        table, journal, crashes = self._table, self._table.journals.of(index), self._actor.config.crashes
         if crashes is not None and loss.report is not None:
             find_inputs = functools.partial(self.step_inputs, index, posted)
             return crashes.name(loss.error, loss.report, find_inputs, loss.activity, loss.incarnation, self._actor.pid)
         has_crashed = loss.cause is Cause.RUNNING and loss.may_blame_inputs
-        if not (has_crashed and table.uses_replay and journal.is_poison(posted)):
+        if not (has_crashed and table.journals.is_replayed and journal.is_poison(posted)):
             return loss.error
         request = journal.request_message(table.attach, index, posted)
         inputs = functools.partial(inputs_of, journal.replay_message(table.attach), request)
@@ -234,21 +234,21 @@ class EnvRecovery:
             is_renewal: Whether the user has asked for a fresh process, in which only attributes are set again.
         """
         for index in self._indices:
-            if not self._table.uses_replay:
-                self._table.journal(index).forget_all()
+            if not self._table.journals.is_replayed:
+                self._table.journals.of(index).forget_all()
             elif is_renewal:
-                self._table.journal(index).forget()
+                self._table.journals.of(index).forget()
         self.settle_lost_episodes(self._indices)
         return [*filter(None, map(self._replay_of, self._indices))]
 
     def _replay_of(self, index: int) -> Replay | None:
         """Return the job that replays the journal of an env; None if it has nothing to repeat."""
-        message = self._table.journal(index).replay_message(self._table.attach)
+        message = self._table.journals.of(index).replay_message(self._table.attach)
         return message and Replay(index, dumps(tuple(message)), functools.partial(self._on_replayed, index))
 
     def _on_replayed(self, index: int, is_same: bool) -> None:
         """Continue the episode of an env if the replay reached the same point; otherwise the episode stays lost."""
-        journal, actor = self._table.journal(index), self._actor
+        journal, actor = self._table.journals.of(index), self._actor
         could_replay = journal.can_replay
         journal.record_replay(crashed=False, is_same=is_same)
         if journal.can_replay:
@@ -262,20 +262,20 @@ class EnvRecovery:
     def record_exit(self, ended: ProcessExit) -> None:
         """Record the replay that has ended a process, if it was one."""
         if isinstance(ended.job, Replay) and ended.culprit is not None and is_crash(ended.reason):
-            self._table.journal(ended.culprit.env).record_replay(crashed=True)
+            self._table.journals.of(ended.culprit.env).record_replay(crashed=True)
 
     # Crash bundles ---------------------------------------------------------------------------------------
 
     def step_inputs(self, index: int, posted: PostedRequest) -> Inputs:
         """Return a failed step or reset with the requests before it, for a crash bundle."""
-        table, journal = self._table, self._table.journal(index)
+        table, journal = self._table, self._table.journals.of(index)
         inputs = self.message_inputs(index, journal.request_message(table.attach, index, posted))
-        is_poison = table.uses_replay and journal.is_poison(posted)
+        is_poison = table.journals.is_replayed and journal.is_poison(posted)
         return inputs._replace(is_complete=inputs.is_complete or posted.is_seeded_reset, is_poison=is_poison)
 
     def message_inputs(self, index: int, request: tuple[int, bytes]) -> Inputs:
         """Return a message with the requests before it, for a crash bundle."""
-        table, journal, reader = self._table, self._table.journal(index), self._reader
+        table, journal, reader = self._table, self._table.journals.of(index), self._reader
         last = reader.copy_row(index) if table.has_result_in_row(index) else reader.copy_last(index, has_info=False)
         is_complete = journal.can_replay or not table.episodes.has_result(index)
         # In a rollout the rows are behind.

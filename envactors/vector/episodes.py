@@ -209,10 +209,10 @@ class Episodes:
         if envs.is_all:  # NumPy takes half of the time to add an array in place of a number
             self._steps += self._ones
         else:
-            self._steps[envs.at] += 1
+            self._steps[envs.array_index] += 1
         if 1 in self.resets_next:
-            self._steps[envs.at] -= self._resets_next[envs.at]
-            self._resets_next[envs.at] = False
+            self._steps[envs.array_index] -= self._resets_next[envs.array_index]
+            self._resets_next[envs.array_index] = False
         if True in terminated.tobytes() or True in truncated.tobytes():
             for place in (terminated | truncated).nonzero()[0].tolist():
                 self._end(envs.ids[place])

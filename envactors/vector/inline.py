@@ -243,7 +243,7 @@ class InlineEngine(Engine):
         if type(split) is np.ndarray and split.ndim > 1:
             split = split.copy()
         elif type(split) is list:
-            split = self._convert(copy_value, envs, split, "step")
+            split = self._convert_each(copy_value, envs, split, "step")
         running = _RunningRequests(self, envs.ids, {})
         with self._lock, self._code.enter(running):
             self._begin(running)
@@ -284,7 +284,7 @@ class InlineEngine(Engine):
             are_first[index] = ends and resets_within_step
 
     def _convert_options(self, envs: Selection, options: Options) -> list[Any]:
-        return self._convert(copy_value, envs, options, "reset")
+        return self._convert_each(copy_value, envs, options, "reset")
 
     def _start_resets(self, envs: Selection, seeds: Seeds, options: list[Any], futures: Futures) -> None:
         self._check_open(envs, "reset")

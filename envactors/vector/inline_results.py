@@ -83,7 +83,7 @@ class LastResults:
 
     def read_batch(self, envs: Selection, infos: list[Any]) -> Batch:
         """Return the results of envs as users get them, with their infos."""
-        at = envs.at
+        at = envs.array_index
         obs, rewards = _read(self._observations, at), _read(self._rewards, at)
         terminated, truncated = self._terminated[at].copy(), self._truncated[at].copy()
         ids, incarnations = self._all_ids[at].copy(), self.incarnations[at].copy()

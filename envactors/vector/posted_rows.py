@@ -126,7 +126,7 @@ class PostedRows(Job):
         """Have the worker ring at the end of its rows, since another job waits for that."""
         if (worker := self.actor.process.worker) is not None:
             worker.watch_rings(self.on_ring)
-            worker.page.ring_at_end(max(self._table.call_ids[index] for index in self._indices))
+            worker.page.ring_at_end(max(self._table.rows.call_ids[index] for index in self._indices))
             self.actor.runtime.loop.call_soon(self.on_ring)  # the rows may have ended without a ring
 
     def on_ring(self) -> None:
@@ -158,11 +158,11 @@ class PostedRows(Job):
         running = None
         if worker is None:
             return RowProgress(unfinished=[], running=None, since=0.0)
-        ids = [index for index in self._indices if table.status[index] == POSTED and not table.is_complete(index)]
+        ids = [index for index in self._indices if table.status[index] == POSTED and not table.rows.is_complete(index)]
         progress = worker.page.progress()
         index = self._indices.start + progress.position
         # A worker may have overwritten its position. The step that it ran last may be complete, and late.
-        if index in ids and table.completed[index] != progress.call_id == table.call_ids[index]:
+        if index in ids and table.rows.completed[index] != progress.call_id == table.rows.call_ids[index]:
             # An autoreset within a step counts as a reset.
             method = "reset" if progress.method == METHOD_RESET else None
             running = table.activity(index, started_at=progress.since, method=method)
@@ -170,7 +170,7 @@ class PostedRows(Job):
 
     def blame(self, index: int) -> None:
         """Have a posted env count as the one that the worker ran, since the user ends the process to abort it."""
-        self._blamed = index, self._table.call_ids[index]
+        self._blamed = index, self._table.rows.call_ids[index]
 
     def inputs(self, culprit: Activity) -> Inputs:
         """Return the row that an ended process was running, and the requests before it."""
@@ -183,7 +183,7 @@ class PostedRows(Job):
 
     def _find_culprit(self, process: ActorProcess, rows: list[Activity], running: Activity | None) -> Activity | None:
         """Return the row that the end of a process is blamed on; None if that was none of them."""
-        blamed = [a for a in rows if a.env in self._table.overdue or (a.env, a.call_id) == self._blamed]
+        blamed = [a for a in rows if a.env in self._table.rows.overdue or (a.env, a.call_id) == self._blamed]
         if blamed and (running is None or running.env != blamed[0].env):
             return blamed[0]._replace(started_at=self._posted_at)
         if running is not None or not rows:

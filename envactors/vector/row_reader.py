@@ -65,7 +65,7 @@ class RowReader:
             BaseException: Whatever unpickling raises.
         """
         table = self._table
-        return [table.infos.decode(index, table.overflow.get(index)) for index in ids]
+        return [table.rows.infos.decode(index, table.rows.overflow.get(index)) for index in ids]
 
     def read_batch(self, envs: Selection, contents: Sequence[Decoded] | None) -> Batch:
         """Copy the results in the complete rows of envs.
@@ -74,7 +74,11 @@ class RowReader:
             envs: The envs.
             contents: The content of each row; None if all are empty.
         """
-        at, buffers, posted_in = envs.at, self._table.ops.translate(_BUFFER_OF_OP), self._table.posted_in_array
+        at, buffers, posted_in = (
+            envs.array_index,
+            self._table.rows.ops.translate(_BUFFER_OF_OP),
+            self._table.rows.posted_in_array,
+        )
         if envs.is_all and buffers.count(buffers[0]) == len(buffers):
             ids, incarnations = self._all_ids.copy(), posted_in.copy()
             rewards, terminated, truncated, *leaves = self._buffers[buffers[0]]
@@ -100,7 +104,9 @@ class RowReader:
 
     def copy_row(self, index: int) -> RowResult:
         """Copy a complete result out of its row, without running code of users."""
-        return self._copy(index, self._table.ops[index], self._table.content(index), self._table.posted_in[index])
+        return self._copy(
+            index, self._table.rows.ops[index], self._table.rows.content(index), self._table.rows.posted_in[index]
+        )
 
     def read_row(self, index: int) -> EnvStep:
         """Unpickle the result in a complete row; for the errors see `read`."""
@@ -132,7 +138,7 @@ class RowReader:
         return RowResult(index, leaves, reward, terminated, truncated, content, incarnation)
 
     def encode(self, index: int, step: EnvStep) -> RowResult:
-        """Return a result, which conforms to the specs, as `LastRows.overwrite` takes it."""
+        """Return a result, which conforms to the specs, as `LastRows.write` takes it."""
         columns = list(zip(self._slab.observations, flatten(self._layout.observation, step.obs), strict=True))
         leaves = [None if array is None else leaf for array, leaf in columns]
         objects = [leaf for array, leaf in columns if array is None]
@@ -152,7 +158,7 @@ class RowReader:
             read: Unpickles the result.
             is_valid: Returns whether the result is still that of the env's request; see `try_to_read`.
         """
-        incarnation, pid, activity = self._table.posted_in[index], actor.pid, self._table.activity(index)
+        incarnation, pid, activity = self._table.rows.posted_in[index], actor.pid, self._table.activity(index)
 
         def read_or_explain() -> tuple[EnvStep | None, BaseException | None]:
             step, error = try_to_read(read, is_valid)

@@ -438,7 +438,7 @@ def test_a_failure_is_received_after_what_was_complete_before_it(tmp_path):
     with ea.VectorEnv([Env] * 2, on_failure="renew") as envs:
         envs.reset(seed=0)
         envs.send([5, 9])
-        wait_until(lambda: envs._engine.table.slab.completed[0] == envs._engine.table.call_ids[0])
+        wait_until(lambda: envs._engine.table.slab.completed[0] == envs._engine.table.rows.call_ids[0])
         (tmp_path / "first").touch()
         wait_until(lambda: envs[1].incarnation == 1)
         batch = envs.recv()

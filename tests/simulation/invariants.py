@@ -59,14 +59,14 @@ class Invariants:
         waits = sum(index in job.ids for job in actor.jobs.waiting if isinstance(job, QueuedRows))
         if waits != (status == QUEUED):
             return f"{waits} jobs of its actor have it"
-        if status == POSTED and table.completed[index] != table.call_ids[index]:
+        if status == POSTED and table.rows.completed[index] != table.rows.call_ids[index]:
             if actor.process.worker is None:
                 return "there is no process"
-            if table.posted_in[index] != actor.process.incarnation:
-                return f"it was posted to process {table.posted_in[index]}"
-        if actor.phase is Phase.LIVE and table.slab.posted[index : index + 1] != table.call_ids[index]:
+            if table.rows.posted_in[index] != actor.process.incarnation:
+                return f"it was posted to process {table.rows.posted_in[index]}"
+        if actor.phase is Phase.LIVE and table.slab.posted[index : index + 1] != table.rows.call_ids[index]:
             return "its row has another call id"
-        if status == IDLE and (index in table.requests or index in table.overdue):
+        if status == IDLE and (index in table.requests or index in table.rows.overdue):
             return "keeps its request"
         if (index in table.outcomes or index in table.outcome_at) and status not in (DONE, FAILED):
             return "has an outcome"

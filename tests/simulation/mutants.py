@@ -116,6 +116,7 @@ QUEUED_ROWS = "vector.env_group:QueuedRows."
 POSTED_ROWS = "vector.posted_rows:PostedRows."
 ENV_RECOVERY = "vector.env_recovery:EnvRecovery."
 TABLE = "vector.table:EnvTable."
+ROWS = "vector.rows:Rows."
 LAST_ROWS = "vector.last_rows:LastRows."
 ENGINE = "vector.engine:RowEngine."
 WAITING = "vector.waiting:ResultWaiters."
@@ -205,11 +206,11 @@ MUTANTS = [
     Mutant(POSTED_ROWS + "begin", "any(table.request(index).future is not None for index in ids)", "False", HANGS),
     Mutant(ENVS + "recover", "self.actor.jobs.enqueue(QueuedRows(self, again), first=True)", "pass", STATES),
     Mutant(TABLE + "end_process", "self.episodes.on_process_lost(index)", "pass", LOSSES),
-    Mutant(TABLE + "end_process", "self.overdue.discard(index)", "pass", LATE),
-    Mutant(TABLE + "miss_deadline", "self.overdue.add(index)", "pass", LATE),
+    Mutant(ROWS + "end_process", "self.overdue.difference_update(envs)", "pass", LATE),
+    Mutant(TABLE + "miss_deadline", "self.rows.overdue.add(index)", "pass", LATE),
     Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
     Mutant(ENVS + "queue_new", "if reason := self._renewal_reason(ids):", "if reason := None:", RENEWS),
-    Mutant(TABLE + "set_idle", "self.last_rows.keep(index)", "pass", LAST),
+    Mutant(TABLE + "set_idle", "self.last_rows.take_row(index)", "pass", LAST),
     Mutant(POSTED_ROWS + "_find_culprit", "return running", "return rows[-1]", BLAMES),
     Mutant(ENV_RECOVERY + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.set_idle([index])", "pass", INTERRUPTS),
@@ -220,22 +221,22 @@ MUTANTS = [
     Mutant(TABLE + "begin_process", "self.waiters.on_process_change()", "pass", HANGS),
     Mutant(
         ENVS + "on_call",
-        "table.journal(index).record_call(kind, bytes(payload), failed=failed)",
+        "table.journals.of(index).record_call(kind, bytes(payload), failed=failed)",
         "pass",
         REPLAYS,
     ),
     Mutant(ENVS + "on_exit", "self.table.end_process(self.indices)", "pass", ONCE),
     Mutant(ENVS + "repair", "table.clear(index)", "pass", INTERRUPTS),
-    Mutant(TABLE + "is_complete", " or index in self.overflow", "", MIXES),
+    Mutant(ROWS + "is_complete", " or index in self.overflow", "", MIXES),
     Mutant(TABLE + "begin_seeds", "self.episodes.set_root_seed(index, seed)", "pass", SEEDS),
     Mutant(TABLE + "write_requests", "self.last_rows.ops.translate(_STEPS[streams])", "self.last_rows.ops[:]", LAST),
-    Mutant(TABLE + "write_requests", "self.overflow.pop(index, None)", "pass", MIXES),
-    Mutant(LAST_ROWS + "keep_all", "self.ops[:] = self._posted_ops", "pass", LAST),
-    Mutant(LAST_ROWS + "keep", "self.ops[index] = op | RESET if", "op | RESET if", LAST),
+    Mutant(ROWS + "post", "self.overflow.pop(index, None)", "pass", MIXES),
+    Mutant(LAST_ROWS + "take_rows", "self.ops[:] = self._rows.ops", "pass", LAST),
+    Mutant(LAST_ROWS + "take_row", "self.ops[index] = op | RESET if", "op | RESET if", LAST),
     Mutant(TABLE + "set_idle", "self.outcomes.pop(index, None)", "pass", STATES),
     Mutant(ENVS + "repair", "future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
     # The engine.
-    Mutant(TABLE + "deliver_rows", "self._steps.record(envs.ids, is_all=envs.is_all)", "pass", REPLAYS),
+    Mutant(TABLE + "deliver_rows", "self.journals.buffer.record(envs.ids, is_all=envs.is_all)", "pass", REPLAYS),
     Mutant(ENGINE + "make_idle", "table.set_idle(envs.ids)", "pass", HANGS),
     Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
     # Episodes and recovery.
@@ -259,8 +260,8 @@ MUTANTS = [
     Mutant(EPISODES + "seed_of_reset", "and incarnation > 0", "and False", SEEDS),
     Mutant(ENV_RECOVERY + "resolve_or_retry", "table.record_outcome(index, outcome)", "pass", HANGS),
     # Journals.
-    Mutant(JOURNAL + "_grow", "self._check = check", "pass", REPLAYS),
-    Mutant(JOURNAL + "record_row", "check, is_reset=is_reset", "check, is_reset=False", REPLAYS),
+    Mutant(JOURNAL + "_grow", "self._checksum = checksum", "pass", REPLAYS),
+    Mutant(JOURNAL + "record_row", "checksum, is_reset=is_reset", "checksum, is_reset=False", REPLAYS),
     Mutant(JOURNAL + "record_row", "self.begin(", "(lambda *_: None)(", REPLAYS),
     Mutant(JOURNAL + "can_retry", " and self._cost_at_crash != self._cost", "", "no third time"),
     Mutant(JOURNAL + "record_steps", "steps.resets.extend(resets)", "steps.resets.extend(bytes(len(resets)))", REPLAYS),

@@ -143,9 +143,9 @@ class StepList:
 def test_more_steps_than_a_buffer_holds_reach_the_journals_in_order():
     slab = SimpleNamespace(actions=[np.zeros(2, np.int64)], checksums=np.zeros((2, 2), np.uint32))
     ops = np.zeros(2, np.uint8)
-    steps = StepBuffer(slab, ops)
-    steps.journals += [StepList(), StepList()]
-    count = 2 * steps.size + 10
+    journals = [StepList(), StepList()]
+    steps = StepBuffer(slab, ops, journals, size=64)
+    count = 2 * 64 + 10
     for number in range(count):
         slab.actions[0][:] = number, -number
         ops[0] = RESET * (number % 3 == 0)

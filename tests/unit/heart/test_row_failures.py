@@ -540,7 +540,7 @@ def check_each_line(stages, start, on_failure, autoreset="next_step"):
                 assert obs in ([2, 2, 1], [0, -1, 6])
         stage.run()
         stage.check()
-        assert not stage.table.overdue
+        assert not stage.table.rows.overdue
         if not ended:
             break
 
@@ -564,7 +564,7 @@ def test_a_step_that_misses_its_deadline(stages, on_failure):
     else:
         batch = stage.finish()
         assert failures_of(batch.infos) == ([0] if on_failure == "renew" else [])
-    assert not stage.table.overdue
+    assert not stage.table.rows.overdue
     stage.check()
 
 
@@ -574,10 +574,10 @@ def test_a_result_after_the_deadline_does_not_count(stages):
     worker = stage.worker()
     worker.begin_row(0)
     wait_until(lambda: stage.actor().phase is Phase.STOPPING)
-    assert stage.table.overdue == {0}
+    assert stage.table.rows.overdue == {0}
     worker.run_row(0)  # too late
     worker.begin_row(1)
-    assert not stage.table.is_complete(0)
+    assert not stage.table.rows.is_complete(0)
     wait_until(lambda: worker.was_killed)
     stage.run()
     with pytest.raises(ea.VectorStepError) as caught:
@@ -607,7 +607,7 @@ def test_a_worker_that_claims_to_have_finished_is_killed(stages):
     stage.start([1])
     worker = stage.worker()
     worker.end_rows()
-    assert "not complete" in stage.engine.groups[0].check_memory(stage.table.call_ids[0])
+    assert "not complete" in stage.engine.groups[0].check_memory(stage.table.rows.call_ids[0])
     results = []
     try:
         stage.finish(timeout=SOON)
@@ -690,7 +690,7 @@ def test_the_same_step_is_not_tried_a_third_time(stages):
     failure = batch.infos[0]["failure"]
     assert isinstance(failure, ea.ActorDiedError)
     assert (batch.truncated.tolist(), batch.obs.tolist()) == ([True], [[1, 1, 0]])
-    assert not stage.table.journal(0).can_replay
+    assert not stage.table.journals.of(0).can_replay
 
 
 def test_another_step_after_an_aborted_retry_is_tried_twice_itself(stages):
@@ -758,9 +758,9 @@ def test_a_full_journal_is_not_replayed(stages):
     stage = stages(1, on_failure="replay", max_journal=2)
     for _ in range(3):
         stage.step([1])
-    assert not stage.table.journal(0).can_replay
+    assert not stage.table.journals.of(0).can_replay
     stage.reset(seed=1)
-    assert stage.table.journal(0).can_replay
+    assert stage.table.journals.of(0).can_replay
 
 
 def test_calls_and_attributes_are_replayed(stages):
@@ -1200,7 +1200,7 @@ def test_the_abort_of_a_neighbor_is_no_crash_of_the_step_that_was_running(stages
 def crash_until_given_up(stage, index=0):
     """Crash in the request of an env until it is not tried any more; return how often it was tried."""
     for tries in range(1, 9):
-        while stage.table.status[index] != POSTED or stage.table.is_complete(index):
+        while stage.table.status[index] != POSTED or stage.table.rows.is_complete(index):
             if stage.table.has_outcome(index) or not stage.worker().play():
                 return tries - 1
             stage.settle()
@@ -1215,7 +1215,7 @@ def test_a_seeded_autoreset_that_ends_processes_runs_twice_without_a_replay(stag
     stage = stages(1, on_failure="replay", seed_episodes=True, max_journal=2, seed=1)
     for action in (1, 2, 3, END):
         stage.step([action])
-    assert not stage.table.journal(0).can_replay
+    assert not stage.table.journals.of(0).can_replay
     stage.start([4])
     for _ in range(2):
         begin_when_posted(stage)
