@@ -304,17 +304,12 @@ class RowEngine(Engine):
         It can if the spec of observations is known, and each env has made a bare step in time whose whole result is in
         its row.
         """
-        table = self.table
-        if self.batcher.infers_spec or table.rows.overdue or not table.are_on_fast_path(envs):
+        table, rows = self.table, self.table.rows
+        if self.batcher.infers_spec or rows.overdue or not table.are_on_fast_path(envs):
             return False
-        encodings, completed, call_ids, status = (
-            table.rows.infos.encodings,
-            table.rows.completed,
-            table.rows.call_ids,
-            table.status,
-        )
+        encodings, completed, call_ids, status = rows.infos.encodings, rows.completed, rows.call_ids, table.status
         if envs.is_all and table.are_all(POSTED):
-            return completed == call_ids and (table.rows.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
+            return completed == call_ids and (rows.infos.all_plain() or max(encodings.tobytes()) <= INLINE_INFO)
         return all(
             status[i] == POSTED and completed[i] == call_ids[i] and encodings[i] <= INLINE_INFO for i in envs.ids
         )
@@ -324,14 +319,9 @@ class RowEngine(Engine):
 
         An idle env does not count: another thread has taken its result, and no other result will come.
         """
-        table = self.table
-        if (
-            envs.is_all
-            and not table.rows.overdue
-            and table.are_all(POSTED)
-            and table.rows.completed != table.rows.call_ids
-        ):
-            return table.rows.count_unwritten()
+        table, rows = self.table, self.table.rows
+        if envs.is_all and not rows.overdue and table.are_all(POSTED) and rows.completed != rows.call_ids:
+            return rows.count_unwritten()
         return 0 if self._can_deliver_rows(envs) else sum(map(table.is_pending, envs.ids))
 
     def _count_missing_to_receive(self, min_envs: int | None) -> int:
@@ -463,11 +453,8 @@ class RowEngine(Engine):
             if table.is_lost_for_good(index):
                 raise self.group_by_env[index].recovery.unfinished_error(Activity("snapshot", index))
             # Under replay, the next process would get to the same state; without an episode, the next step resets it.
-            return (
-                None
-                if table.journals.is_replayed or self.episodes.state(index) == NO_EPISODE
-                else table.rows.incarnations[index]
-            )
+            counts_in_any = table.journals.is_replayed or self.episodes.state(index) == NO_EPISODE
+            return None if counts_in_any else table.rows.incarnations[index]
 
     def read_last(self, index: int) -> EnvStep | None:
         last = self.reader.copy_last(index)

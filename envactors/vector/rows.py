@@ -18,7 +18,7 @@ from envactors.mailbox.info_codec import INLINE_INFO, OVERFLOW, PLAIN, Infos
 from envactors.mailbox.slab import NO_AUTORESET, Slab, slice_of
 from envactors.vector.selection import Selection
 
-# In `Rows.ops`, instead of an operation: the env has a new request, which waits for its post. No operation has this bit.
+# In `Rows.ops`, instead of an operation: the env has a new request, which is not posted yet. No operation has this bit.
 NOT_POSTED: Final = 128
 
 
