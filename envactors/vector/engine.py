@@ -29,9 +29,9 @@ from envactors.mailbox.specs import ArraySpec, flatten, split_batch
 from envactors.vector.base import Engine, Futures, Options, Seeds
 from envactors.vector.env_group import EnvGroup
 from envactors.vector.episodes import NO_EPISODE
-from envactors.vector.posted_rows import post_rows
 from envactors.vector.requests import EnvRequest, RowResult
 from envactors.vector.results import Batch, EnvSnapshot, EnvStep
+from envactors.vector.row_jobs import post_rows
 from envactors.vector.row_reader import RowReader
 from envactors.vector.selection import Selection
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable

@@ -1,29 +1,27 @@
-"""The recovery of one actor's envs from requests without results, and from the end of their process.
+"""The recovery of one actor's envs from requests without results.
 
-1. A loss says why a request has no result: `exit_loss`, `raised_loss`, and so on.
+1. A loss says why a request has no result. Each of the first methods makes one: `exit_loss`, `raised_loss`, and so on.
 2. `envactors.vector.fates` decides what follows from it.
-3. `apply_fate` applies that to the episode, the journal, the counts, and the process of the env. Then
-   `resolve_or_retry` applies it to the row, or `envactors.rollout.part` to the trajectory.
+3. `apply_fate` applies that to the episode, the journal, the counts, and the process of the env.
+4. `resolve_or_retry` does all this for a row: then the request has an outcome, or the caller queues it again. A rollout
+   does the rest of it for a trajectory instead (`envactors.rollout.failures`).
 
-A new process first runs replays, which bring envs to where they were. `EnvRecovery` has no state of its own.
+`EnvRecovery` has no state of its own, and queues nothing. `envactors.vector.env_replays` brings envs back.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Sequence
 
 from envactors.actor.activity import Activity
 from envactors.actor.actor import Actor
-from envactors.actor.calls import Replay
 from envactors.actor.future import LazyOutcome, Outcome, ReadyOutcome
-from envactors.actor.job import ErrorOf, Job, ProcessExit
+from envactors.actor.job import ErrorOf, ProcessExit
 from envactors.actor.states import EndReason, is_crash
 from envactors.crashes.inputs import Inputs
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Failure, Fault
-from envactors.mailbox.pickling import dumps
 from envactors.mailbox.recorded import copy_replay, inputs_of
 from envactors.replay import PostedRequest
 from envactors.vector.fates import Cause, Decision, EnvFate, RequestFacts, RequestLoss
@@ -83,7 +81,7 @@ class EnvRecovery:
 
     def queued_request_loss(self, index: int, error_of: ErrorOf) -> RequestLoss:
         """Return the loss of a queued request that no process will run."""
-        activity, answer = self._table.activity(index), self._table.request(index).answer
+        activity, answer = self._table.activity(index), self._table.request(index).partial_answer
         # A closing actor reports the error that led to the retry, rather than that it is closed.
         earlier = answer.error if answer is not None and self._actor.is_closing else None
         error = earlier or ReadyOutcome(None, error_of(activity))
@@ -144,7 +142,8 @@ class EnvRecovery:
         """Turn the request of an env into a reset, whose result also reports the error."""
         table, request = self._table, self._table.request(index)
         is_step = request.method == "step"
-        answer = request.answer or ResetAnswer(self._reader.copy_last(index) if is_step else None, truncates=is_step)
+        last = self._reader.copy_last(index) if is_step else None
+        answer = request.partial_answer or ResetAnswer(last, truncates=is_step)
         seed = request.seed if keeps_seed else None
         options = None if is_step else request.payload
         reset = EnvRequest(request.method, request.future, seed, options, answer._replace(error=error))
@@ -172,7 +171,7 @@ class EnvRecovery:
         ran_reset = posted.is_reset or (posted.resets_within_step and loss.episode_is_over)
         facts = RequestFacts(
             user_called_reset=request.method == "reset",
-            is_retry=request.answer is not None,
+            is_retry=request.partial_answer is not None,
             ran_reset=ran_reset and loss.cause is not Cause.NOT_BEGUN,
             notices_loss=table.notices_loss(index),
             can_replay=table.journals.is_replayed and journal.can_replay,
@@ -222,47 +221,6 @@ class EnvRecovery:
         error = self._actor.errors.discarded(loss.activity, loss.incarnation, pid, cause, text)
         error.bundle = getattr(reported, "bundle", None)
         return error
-
-    # Replays ---------------------------------------------------------------------------------------------
-
-    def replays_for_process(self, *, is_renewal: bool) -> list[Job]:
-        """Return the jobs that a new process runs first, to bring the envs to where they were.
-
-        Without replays, the journals begin anew with it. Requests that need an episode which is gone now are handled.
-
-        Args:
-            is_renewal: Whether the user has asked for a fresh process, in which only attributes are set again.
-        """
-        for index in self._indices:
-            if not self._table.journals.is_replayed:
-                self._table.journals.of(index).forget_all()
-            elif is_renewal:
-                self._table.journals.of(index).forget()
-        self.settle_lost_episodes(self._indices)
-        return [*filter(None, map(self._replay_of, self._indices))]
-
-    def _replay_of(self, index: int) -> Replay | None:
-        """Return the job that replays the journal of an env; None if it has nothing to repeat."""
-        message = self._table.journals.of(index).replay_message(self._table.attach)
-        return message and Replay(index, dumps(tuple(message)), functools.partial(self._on_replayed, index))
-
-    def _on_replayed(self, index: int, is_same: bool) -> None:
-        """Continue the episode of an env if the replay reached the same point; otherwise the episode stays lost."""
-        journal, actor = self._table.journals.of(index), self._actor
-        could_replay = journal.can_replay
-        journal.record_replay(crashed=False, is_same=is_same)
-        if journal.can_replay:
-            self._table.episodes.resume(index)
-            text = f"the episode of env {index} was replayed in the new process, and continues"
-            actor.log.write(logging.WARNING, text)
-        elif could_replay and (attribute_replay := self._replay_of(index)):
-            actor.jobs.enqueue(attribute_replay, first=True)  # the failed one may have ended before it set all of them
-        self.settle_lost_episodes([index])
-
-    def record_exit(self, ended: ProcessExit) -> None:
-        """Record the replay that has ended a process, if it was one."""
-        if isinstance(ended.job, Replay) and ended.culprit is not None and is_crash(ended.reason):
-            self._table.journals.of(ended.culprit.env).record_replay(crashed=True)
 
     # Crash bundles ---------------------------------------------------------------------------------------
 

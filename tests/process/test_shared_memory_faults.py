@@ -20,7 +20,7 @@ from envactors.integrations.access import VectorAccess
 from envactors.mailbox.control_page import FINISHED, ControlPage
 from envactors.testing import EchoEnv, FaultyEnv
 from envactors.vector import episodes
-from envactors.vector.posted_rows import PostedRows
+from envactors.vector.row_jobs import PostedRows
 
 SLEEP, BOTH_SPIN = "sleep", "spin"
 

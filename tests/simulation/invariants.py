@@ -7,7 +7,8 @@ from typing import Any
 import envactors as ea
 from envactors.actor.actor import Actor
 from envactors.actor.states import Phase
-from envactors.vector.env_group import EnvGroup, QueuedRows
+from envactors.vector.env_group import EnvGroup
+from envactors.vector.row_jobs import QueuedRows
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED
 from simulation.world import Violation
 

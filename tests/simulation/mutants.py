@@ -112,8 +112,9 @@ EXITS = "actor.exits:"
 LAUNCHER = "runtime:Launcher."
 WATCH = "actor.timers:DeadlineWatch."
 ENVS = "vector.env_group:EnvGroup."
-QUEUED_ROWS = "vector.env_group:QueuedRows."
-POSTED_ROWS = "vector.posted_rows:PostedRows."
+QUEUED_ROWS = "vector.row_jobs:QueuedRows."
+POSTED_ROWS = "vector.row_jobs:PostedRows."
+ENV_REPLAYS = "vector.env_replays:EnvReplays."
 ENV_RECOVERY = "vector.env_recovery:EnvRecovery."
 TABLE = "vector.table:EnvTable."
 ROWS = "vector.rows:Rows."
@@ -204,18 +205,20 @@ MUTANTS = [
     Mutant(TABLE + "record_outcome", "self.waiters.ring()", "pass", HANGS),
     # The rows of an actor.
     Mutant(POSTED_ROWS + "begin", "any(table.request(index).future is not None for index in ids)", "False", HANGS),
-    Mutant(ENVS + "recover", "self.actor.jobs.enqueue(QueuedRows(self, again), first=True)", "pass", STATES),
+    Mutant(
+        ENVS + "recover", "if again:", "if ():", STATES
+    ),
     Mutant(TABLE + "end_process", "self.episodes.on_process_lost(index)", "pass", LOSSES),
     Mutant(ROWS + "end_process", "self.overdue.difference_update(envs)", "pass", LATE),
     Mutant(TABLE + "miss_deadline", "self.rows.overdue.add(index)", "pass", LATE),
     Mutant(TABLE + "add_overflow", "self.waiters.ring()", "pass", HANGS),
-    Mutant(ENVS + "queue_new", "if reason := self._renewal_reason(ids):", "if reason := None:", RENEWS),
+    Mutant(ENVS + "_enqueue_new", "if reason := self._renewal_reason(ids):", "if reason := None:", RENEWS),
     Mutant(TABLE + "set_idle", "self.last_rows.take_row(index)", "pass", LAST),
     Mutant(POSTED_ROWS + "_find_culprit", "return running", "return rows[-1]", BLAMES),
-    Mutant(ENV_RECOVERY + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
+    Mutant(ENV_REPLAYS + "_on_replayed", "self._table.episodes.resume(index)", "pass", REPLAYS),
     Mutant(TABLE + "clear", "self.set_idle([index])", "pass", INTERRUPTS),
     Mutant(QUEUED_ROWS + "ids", " and queued_in[index] is self", "", ORDER),
-    Mutant(QUEUED_ROWS + "fail", "self.ids]", "()]", HANGS),
+    Mutant(QUEUED_ROWS + "fail", "self.ids,", "(),", HANGS),
     Mutant(POSTED_ROWS + "call_when_finished", "worker.watch_rings(self.on_ring)", "pass", HANGS),
     Mutant(ENVS + "collect_completed", "self.recover(losses)", "pass", HANGS),
     Mutant(TABLE + "begin_process", "self.waiters.on_process_change()", "pass", HANGS),

@@ -528,7 +528,7 @@ class Stage:
 
 def check_invariant(engine):
     """Check what holds between changes; see `envactors.vector.table` and `envactors.actor.change`."""
-    from envactors.vector.env_group import QueuedRows
+    from envactors.vector.row_jobs import QueuedRows
     from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED
 
     table = engine.table

@@ -278,7 +278,7 @@ def test_plain_envs(table):
         (None, True, False),
         (EnvRequest("step"), False, True),
         (EnvRequest("reset"), False, False),
-        (EnvRequest("step", answer=ResetAnswer(None, truncates=True)), False, False),
+        (EnvRequest("step", partial_answer=ResetAnswer(None, truncates=True)), False, False),
     ],
 )
 def test_which_requests_need_the_episode(table, request_, resets_next, expected):
