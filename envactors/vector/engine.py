@@ -209,9 +209,10 @@ class RowEngine(Engine):
     # Waiting ---------------------------------------------------------------------------------------------
 
     def wait_for_results(self, envs: Selection, timeout: float | None, deadline: float | None, caller: str) -> Batch:
+        count_missing = functools.partial(self._count_missing, envs)
         self._spin_for(envs)
         while (batch := self._try_to_deliver(envs, caller)) is None:
-            self._wait(lambda: self._count_missing(envs), envs, timeout, deadline, caller)
+            self._wait(count_missing, envs, timeout, deadline, caller)
         return batch
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:

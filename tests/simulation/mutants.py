@@ -199,15 +199,13 @@ MUTANTS = [
     Mutant(LOCAL + "take_back", "self._loop.take_back(self._channel_fd)", "pass", HANGS),
     Mutant(LOAN + "_check", "self.end()", "pass", HANGS),
     Mutant(WAITING + "on_process_change", "self._process_changes += 1", "pass", HANGS),
-    Mutant(WAITING + "wait", "wanted < len(streams) or 1 in streams", "False", HANGS),
-    Mutant(WAITING + "wait", "missing = count_missing()  # workers", "pass  # workers", HANGS),
-    Mutant(WAITING + "wait", "min(written + missing, len(streams))", "len(streams)", HANGS),
+    Mutant(WAITING + "_count_and_publish", "wanted < len(self._streams) or 1 in self._streams", "False", HANGS),
+    Mutant(WAITING + "_count_and_publish", "_wanted()\n        missing = count_missing()", "_wanted()", HANGS),
+    Mutant(WAITING + "_count_and_publish", "min(written + missing, len(self._streams))", "len(self._streams)", HANGS),
     Mutant(TABLE + "record_outcome", "self.waiters.ring()", "pass", HANGS),
     # The rows of an actor.
     Mutant(POSTED_ROWS + "begin", "any(table.request(index).future is not None for index in ids)", "False", HANGS),
-    Mutant(
-        ENVS + "recover", "if again:", "if ():", STATES
-    ),
+    Mutant(ENVS + "recover", "if again:", "if ():", STATES),
     Mutant(TABLE + "end_process", "self.episodes.on_process_lost(index)", "pass", LOSSES),
     Mutant(ROWS + "end_process", "self.overdue.difference_update(envs)", "pass", LATE),
     Mutant(TABLE + "miss_deadline", "self.rows.overdue.add(index)", "pass", LATE),
@@ -246,8 +244,8 @@ MUTANTS = [
     Mutant(EPISODES + "_await_reset", "self.autoreset.resets_next_step", "False", STATES),
     Mutant(EPISODES + "end_without_result", "(0 if resets_next else NEEDS_RESET)", "0", LOSSES),
     Mutant(EPISODES + "advance_seed", "self.episode_numbers[index] += 1", "pass", SEEDS),
-    Mutant(FATES + "decide", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
-    Mutant(FATES + "decide", "request.can_replay or not request.notices_loss", "True", LOSSES),
+    Mutant(FATES + "_choose_fate", "else EnvFate.FAIL", "else EnvFate.REPORT", LOSSES),
+    Mutant(FATES + "_choose_fate", "request.can_replay or not request.notices_loss", "True", LOSSES),
     Mutant(ENV_RECOVERY + "apply_fate", "journal.count_crash()", "pass", "no third time"),
     Mutant(
         ENV_RECOVERY + "apply_fate",
