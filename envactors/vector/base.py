@@ -55,7 +55,9 @@ class Engine(abc.ABC):
     def __init__(self, described: Description, episodes: Episodes, actor_by_env: Sequence[Actor | InlineActor]) -> None:
         self.episodes = episodes
         self.on_failure: OnFailure = episodes.on_failure
-        self.all: Selection = Selection(ids=list(range(len(episodes.flags))), array_index=slice(None), is_all=True)
+        self.all: Selection = self.select(list(range(len(episodes.flags))))._replace(
+            array_index=slice(None), is_all=True
+        )
         self.action_spec: Spec | None = described.action
         self.reward_spec: Spec = described.reward
         self.batcher: Batcher = Batcher(described)
@@ -67,7 +69,7 @@ class Engine(abc.ABC):
         return self.batcher.observation_spec
 
     def select(self, ids: list[int]) -> Selection:
-        """Return some envs."""
+        """Return some envs. The constructor of this class calls this, too."""
         return Selection(ids=ids, array_index=np.array(ids, np.int64))
 
     @abc.abstractmethod

@@ -58,9 +58,8 @@ class RowEngine(Engine):
     def __init__(
         self, described: Description, table: EnvTable, reader: RowReader, groups: Sequence[EnvGroup], *, may_spin: bool
     ) -> None:
-        super().__init__(described, table.episodes, [group.actor for group in groups for _ in group.indices])
-        self.group_by_env: list[EnvGroup] = [group for group in groups for _ in group.indices]
-        self.all: Selection = self.select(self.all.ids)._replace(array_index=slice(None), is_all=True)
+        self.group_by_env: list[EnvGroup] = [group for group in groups for _ in group.indices]  # `select` needs it
+        super().__init__(described, table.episodes, [group.actor for group in self.group_by_env])
         self.table = table
         self.reader = reader
         self.groups = groups
@@ -164,6 +163,12 @@ class RowEngine(Engine):
     ) -> None:
         """Write the actions of envs into their rows and post them, or queue those whose actor is not free.
 
+        1. Refuse the request unless all envs are idle. From here to the end nobody else changes them.
+        2. Write the actions. No worker reads the row of an env that is not posted, so the actions of those that are
+           queued stay there until their actor posts them.
+        3. Find the actors that are free, and post their envs with one call id.
+        4. Queue the others.
+
         Args:
             envs: The envs.
             requests: Their requests that are more than a bare step.
@@ -224,9 +229,11 @@ class RowEngine(Engine):
         while batch is None:
             in_time = table.waiters.wait(lambda: self._count_missing_to_receive(min_envs), deadline, until_failure=True)
             ready = [index for index in self.receivable() if table.has_outcome(index)]
+            # If nothing is ready in time, another thread has handled the failure that woke this one. Its env runs again,
+            # so that there is something to receive, or another thread has received all.
             if ready or not in_time or min_envs == 0:
                 batch = self._try_to_receive(ready, max_envs)
-            elif not self.receivable():  # else another thread has found that the env that had failed runs again
+            elif not self.receivable():
                 raise NothingPendingError(
                     "recv has no results left to wait for: a signal handler or another thread has taken them"
                 )
@@ -316,9 +323,10 @@ class RowEngine(Engine):
         )
 
     def _count_missing(self, envs: Selection) -> int:
-        """Return how many envs have no outcome yet, at least; look at each only if not all can be delivered at once.
+        """Return how many envs have no outcome yet. This looks at each only if the rows are not all plain results.
 
-        An idle env does not count: another thread has taken its result, and no other result will come.
+        It may return too few while all envs are posted: a row that is written may lack a large part, for which another
+        ring comes. An idle env does not count: another thread has taken its result, and no other result will come.
         """
         table, rows = self.table, self.table.rows
         if envs.is_all and not rows.overdue and table.are_all(POSTED) and rows.completed != rows.call_ids:
