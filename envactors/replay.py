@@ -112,9 +112,14 @@ class Journal:
         if seed is not None and (was_reset or is_reset):
             self.begin(seed, checksum, None if was_reset or payload is None else Pickled(payload))
         elif payload is not None:
-            self._record_message(*self._message_of(posted, Pickled(payload)), checksum)
+            self.record_request(posted, checksum)
         else:
-            self.record_step(slab, index, checksum, is_reset=is_reset)
+            self.record_steps([array[index].tobytes() for array in slab.actions], bytes([is_reset]), checksum)
+
+    def record_request(self, posted: PostedRequest, checksum: int) -> None:
+        """Record a step whose action is a payload, or a reset without a seed."""
+        content = None if posted.payload is None else Pickled(posted.payload)
+        self._record_message(*self._message_of(posted, content), checksum)
 
     def begin(self, seed: int, checksum: int, options: Pickled | None = None) -> None:
         """Begin anew with a seeded reset."""
@@ -129,15 +134,8 @@ class Journal:
         self.can_replay, self._checksum = True, checksum
         self._entries = [(kind, bytes(dumps(message)))]
 
-    def record_step(self, slab: Slab, index: int, checksum: int, *, is_reset: bool) -> None:
-        """Record a step whose action is in its row, or a reset without a seed."""
-        if self.can_replay:
-            self.record_steps([array[index].tobytes() for array in slab.actions], bytes([is_reset]), checksum)
-        else:
-            self._add_age(1)
-
     def record_steps(self, actions: Sequence[bytes], resets: bytes, checksum: int) -> None:
-        """Record consecutive steps and resets without a seed.
+        """Record consecutive steps, whose actions have a place in rows, and resets without a seed.
 
         Args:
             actions: Their actions, for each leaf of the action.
@@ -159,15 +157,6 @@ class Journal:
     def record_failed(self, request: tuple[int, bytes]) -> None:
         """Record a step that has raised in an env whose episode continues."""
         self._record_message(*request, self._checksum)
-
-    def record_action(self, action: bytes, *, resets_within_step: bool, checksum: int) -> None:
-        """Record a step whose action, which is pickled, does not fit into rows."""
-        message = self._position, Pickled(action), resets_within_step, None
-        self._record_message(Kind.STEP, bytes(dumps(message)), checksum)
-
-    def record_reset(self, checksum: int) -> None:
-        """Record a reset without a seed of an env whose actions do not fit into rows."""
-        self._record_message(Kind.RESET, bytes(dumps((self._position, None, None))), checksum)
 
     def _record_message(self, kind: int, payload: bytes, checksum: int) -> None:
         if self.can_replay:

@@ -284,11 +284,9 @@ class RolloutEnvs:
             return
         within = table.attach.resets_within_step
         for offset in range(begin, len(kinds)):
-            if kinds[offset] == KIND_RESET:
-                journal.record_reset(checks[offset])
-            else:
-                action = self._pickled_action(first + offset, index)
-                journal.record_action(action, resets_within_step=within, checksum=checks[offset])
+            is_reset = kinds[offset] == KIND_RESET
+            payload = None if is_reset else self._pickled_action(first + offset, index)
+            journal.record_request(PostedRequest(RESET * is_reset, None, payload, within, ()), checks[offset])
 
     def _last_seeded_start(self, index: int, starts: bytes) -> tuple[int, int | None]:
         """Return the position of the last start of an episode with a seed, and the seed; None if there is none.

@@ -229,8 +229,8 @@ class RowEngine(Engine):
         while batch is None:
             in_time = table.waiters.wait(lambda: self._count_missing_to_receive(min_envs), deadline, until_failure=True)
             ready = [index for index in self.receivable() if table.has_outcome(index)]
-            # If nothing is ready in time, another thread has handled the failure that woke this one. Its env runs again,
-            # so that there is something to receive, or another thread has received all.
+            # If nothing is ready, another thread has handled the failure that woke this one. Either the env runs again,
+            # and this one waits on, or nothing is left to receive.
             if ready or not in_time or min_envs == 0:
                 batch = self._try_to_receive(ready, max_envs)
             elif not self.receivable():
@@ -450,9 +450,9 @@ class RowEngine(Engine):
 
     def _read_row(self, index: int) -> tuple[Any, BaseException | None]:
         """Return the result in a complete row, or the error of unpickling it. Runs code of users."""
-        call_ids, call_id = self.table.rows.call_ids, self.table.rows.call_ids[index]
-        actor, read = self.group_by_env[index].actor, functools.partial(self.reader.read_row, index)
-        return self.reader.read_later(actor, index, read, lambda: call_ids[index] == call_id).read()
+        reader, actor, call_ids = self.reader, self.group_by_env[index].actor, self.table.rows.call_ids
+        read, call_id = lambda: reader.read(reader.copy_row(index)), call_ids[index]
+        return reader.read_later(actor, index, read, lambda: call_ids[index] == call_id).read()
 
     # Last results and snapshots --------------------------------------------------------------------------
 

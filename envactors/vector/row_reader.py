@@ -105,10 +105,6 @@ class RowReader:
         rows = self._rows
         return self._copy(index, rows.ops[index], rows.content(index), rows.posted_in[index])
 
-    def read_row(self, index: int) -> EnvStep:
-        """Unpickle the result in a complete row; for the errors see `read`."""
-        return self.read(self.copy_row(index))
-
     def copy_last(self, index: int, *, has_info: bool = True) -> RowResult | None:
         """Copy the last result of an env; None if there is none.
 

@@ -262,7 +262,7 @@ MUTANTS = [
     Mutant(ENV_RECOVERY + "resolve_or_retry", "table.record_outcome(index, outcome)", "pass", HANGS),
     # Journals.
     Mutant(JOURNAL + "_grow", "self._checksum = checksum", "pass", REPLAYS),
-    Mutant(JOURNAL + "record_row", "checksum, is_reset=is_reset", "checksum, is_reset=False", REPLAYS),
+    Mutant(JOURNAL + "record_row", "bytes([is_reset])", "bytes([False])", REPLAYS),
     Mutant(JOURNAL + "record_row", "self.begin(", "(lambda *_: None)(", REPLAYS),
     Mutant(JOURNAL + "can_retry", " and self._cost_at_crash != self._cost", "", "no third time"),
     Mutant(JOURNAL + "record_steps", "steps.resets.extend(resets)", "steps.resets.extend(bytes(len(resets)))", REPLAYS),
