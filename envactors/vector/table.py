@@ -8,29 +8,29 @@ An env whose actor is free skips `QUEUED`. A posted request that must run again,
 env, returns to `QUEUED`. That a row is complete changes no status: the vector delivers it directly, or
 `EnvGroup.collect_completed` makes its env `DONE` or `FAILED` first.
 
-What each method changes, besides ``version``:
+What each method changes. A blank means: nothing.
 
-    method            status                     request  outcome  row            last result    episode
-    set_requests      IDLE                       set
-    queue             IDLE, POSTED to QUEUED                       NOT_POSTED
-                                                                   if new
-    write_requests    IDLE, QUEUED to POSTED                       posted
-    miss_deadline     POSTED                                       overdue
-    add_overflow      POSTED                                       overflow
-    end_process       POSTED to QUEUED; others                     not to be run                 lost
-                      keep theirs
-    accept_row        POSTED                                                                     advanced
-    record_outcome    QUEUED, POSTED to DONE              set
-                      or FAILED; with a future            (taken)
-                      to IDLE
-    set_idle          any to IDLE                removed  removed                 a result that
-                                                                                  is only in the
-                                                                                  row, if DONE
-    deliver_rows      POSTED to IDLE             (none)   (none)                  the result     advanced
-    withdraw          QUEUED to IDLE             removed
-    restore           IDLE                                                                       continues
-    lose_episode      IDLE                                                                       needs a reset
-    clear             any to IDLE                removed  removed                                needs a reset
+    method          status                    request  outcome  row              last result   episode
+    set_requests                              set
+    queue           IDLE, POSTED to QUEUED                      NOT_POSTED (1)
+    write_requests  IDLE, QUEUED to POSTED                      posted
+    add_overflow                                                overflow
+    miss_deadline                                               overdue
+    end_process     POSTED to QUEUED                            not to be run                  lost
+    accept_row                                                                                 advances
+    record_outcome  QUEUED, POSTED to DONE             set
+                    or FAILED (2)
+    deliver_rows    POSTED to IDLE                                               the row       advances
+    set_idle        any to IDLE               removed  removed                   the row (3)
+    withdraw        QUEUED to IDLE            removed
+    restore                                                                                    continues
+    lose_episode                                                                               ends
+    clear           any to IDLE               removed  removed                                 ends
+
+    (1) If the request is new; the retry of a request keeps the operation that was posted.
+    (2) If the request has a future, that gets the outcome, and the env is IDLE at once.
+    (3) If the env is DONE, and its result is only in the row.
+
 """
 
 from __future__ import annotations
