@@ -231,7 +231,7 @@ class Journal:
 
         A replay that has crashed is tried once more. After a second crash in a row, or if the env has reached another
         point, the requests are forgotten, but not that the request after them has failed: a seeded reset, which needs
-        no replay, is tried only twice all the same.
+        no replay, is still tried only twice.
 
         Args:
             crashed: Whether the replay has ended its process.

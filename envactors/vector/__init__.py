@@ -48,7 +48,7 @@ The state of the envs in workers, which changes only under the lock of the vecto
 The envs of one actor:
     env_group       The tenant of the actor: queues requests, collects results, and follows processes
     row_jobs        Its jobs: rows that wait, and rows that run
-    env_recovery    What becomes of requests without results
+    env_recovery    Resolves requests without results, or has them run again
     env_replays     What a new process runs first
     fates           Losses, and the decision about them
     recycling       When a process is replaced between two episodes

@@ -6,7 +6,7 @@
 4. `resolve_or_retry` does all this for a row: then the request has an outcome, or the caller queues it again. A rollout
    does the rest of it for a trajectory instead (`envactors.rollout.failures`).
 
-`EnvRecovery` has no state of its own, and queues nothing. `envactors.vector.env_replays` brings envs back.
+`EnvRecovery` keeps no state, and queues nothing. `envactors.vector.env_replays` brings envs back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from envactors.vector.table import QUEUED, EnvTable
 
 
 class EnvRecovery:
-    """Handles lost requests of one actor's envs, and brings the envs back. Changes happen under the vector's lock.
+    """Handles the requests of one actor's envs that have no result. Changes happen under the lock of the vector.
 
     Args:
         table: The envs of the vector.
@@ -88,7 +88,10 @@ class EnvRecovery:
         return RequestLoss(Cause.NOT_BEGUN, error, self._actor.process.incarnation, activity, may_continue=False)
 
     def lost_episode_loss(self, activity: Activity) -> RequestLoss:
-        """Return the loss of a request that continues an episode which ended with an earlier process."""
+        """Return the loss of a request that continues an episode which ended with an earlier process.
+
+        Its incarnation is that of the process whose end is the error; the env continues in a later one.
+        """
         actor, last = self._actor, self._actor.last_exit_error
         incarnation = actor.process.incarnation if last is None or last.incarnation is None else last.incarnation
         error = ReadyOutcome(None, self.unfinished_error(activity))

@@ -204,7 +204,7 @@ class Episodes:
         self.resets_next[index] = False
         for _ in range(resets.count(1)):
             self.advance_seed(index)
-        # `_end` compares the steps up to the last end with the limits of the process.
+        # The steps are added in two parts: `_end` compares those up to the last end with the limits of the process.
         until_end = ends.rfind(1) + 1
         self.steps[index] += until_end - resets.count(1, 0, until_end)
         for _ in range(ends.count(1)):

@@ -1,8 +1,7 @@
 """The jobs of rows: envs wait in `QueuedRows` for their actor, and run in its `PostedRows`.
 
-Jobs order requests and follow the worker. They know the table, whose statuses they read and which posts the rows. What
-the results are, and what becomes of requests without one, is up to the group of envs that the jobs belong to; they call
-it through `GroupOfJobs`.
+Jobs order requests and follow the worker. They read statuses in the table, and have it post rows. The group of envs
+that they belong to takes the results, and handles requests without one; jobs call it through `GroupOfJobs`.
 
 Every change here happens under the lock of the vector. Waiting threads also read without it.
 """
