@@ -182,7 +182,10 @@ class EnvGroup(Tenant):
 
     def queue_saves(self) -> None:
         """Queue requests that save the states of envs, so that replays stay short. Nobody waits for them."""
-        for index in self.table.journals.pop_saves_due(self.indices):
+        saves_due = self.table.journals.saves_due
+        mine = sorted(saves_due.intersection(self.indices))
+        saves_due.difference_update(mine)
+        for index in mine:
             future: ActorFuture[Any] = ActorFuture(self.actor, None)
             message = dumps(tuple(Save(index - self.indices.start)))
             log = functools.partial(self._log_unsaved, index)

@@ -1,4 +1,4 @@
-"""The journals of all envs of a vector, and the steps on their way into them."""
+"""The journals of all envs of a vector."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from envactors.replay import Journal
 from envactors.vector.options import VectorSettings
 from envactors.vector.rows import Rows
 
-# How many steps of all envs wait in the buffer, at most.
+# How many steps of all envs wait until they are recorded together.
 _BUFFER_SIZE = 256
 
 
-class Journals:
-    """The journal of each env.
+class Journals(StepBuffer[Journal]):
+    """The journal of each env. Bare steps wait in the buffer until many go into the journals at once.
 
     Args:
         rows: The rows of the vector.
@@ -28,7 +28,6 @@ class Journals:
         is_replayed: Whether lost episodes are brought back by replay.
         is_recorded: Whether steps and resets are recorded, for replays or for crash bundles.
         saves_due: The envs whose states are to be saved, so that their journals begin anew.
-        buffer: Records bare steps; they wait here until many go into the journals at once.
     """
 
     def __init__(self, rows: Rows, actors: Sequence[range], settings: VectorSettings) -> None:
@@ -43,14 +42,8 @@ class Journals:
         ]
         # A journal finds that a save is due when it records the step, so with saves no step may wait.
         size = _BUFFER_SIZE if save_every is None else 1
-        self.buffer: StepBuffer[Journal] = StepBuffer(rows.slab, np.frombuffer(rows.ops, np.uint8), journals, size)
+        super().__init__(rows.slab, np.frombuffer(rows.ops, np.uint8), journals, size)
 
     def of(self, index: int) -> Journal:
-        """Return the journal of an env. This moves the buffered steps of all envs into their journals."""
-        return self.buffer.flush()[index]
-
-    def pop_saves_due(self, ids: range) -> list[int]:
-        """Remove the envs of an actor from ``saves_due``; return them in ascending order."""
-        due = sorted(self.saves_due.intersection(ids))
-        self.saves_due.difference_update(due)
-        return due
+        """Return the journal of an env. This moves the steps that wait, of all envs, into their journals."""
+        return self.flush()[index]

@@ -309,7 +309,7 @@ class EnvTable:
             truncated: Whether it was cut off.
         """
         if self.journals.is_recorded:
-            self.journals.buffer.record(envs.ids, is_all=envs.is_all)
+            self.journals.record(envs.ids, is_all=envs.is_all)
         self.episodes.record_batch(envs, terminated, truncated)
         self.last_rows.take_rows(envs, terminated, truncated, have_contents=not self.rows.infos.all_plain())
         self.set_idle(envs.ids, is_all=envs.is_all)

@@ -237,7 +237,7 @@ MUTANTS = [
     Mutant(TABLE + "set_idle", "self.outcomes.pop(index, None)", "pass", STATES),
     Mutant(ENVS + "repair", "future.set_outcome", "(lambda outcome: None)", INTERRUPTS),
     # The engine.
-    Mutant(TABLE + "deliver_rows", "self.journals.buffer.record(envs.ids, is_all=envs.is_all)", "pass", REPLAYS),
+    Mutant(TABLE + "deliver_rows", "self.journals.record(envs.ids, is_all=envs.is_all)", "pass", REPLAYS),
     Mutant(ENGINE + "make_idle", "table.set_idle(envs.ids)", "pass", HANGS),
     Mutant(ENGINE + "_post_or_queue", "must_check and group.must_queue(ids)", "False", LOSSES),
     # Episodes and recovery.
