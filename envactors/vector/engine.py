@@ -36,6 +36,9 @@ from envactors.vector.row_reader import RowReader
 from envactors.vector.selection import Selection
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable
 
+# What an error says about the results of envs that have not finished.
+_RESULTS_ARE_KEPT = "nothing is lost, and recv will return the results"
+
 # In C, since each request looks at all actors.
 _is_closing: Callable[[Actor], bool] = operator.attrgetter("is_closing")
 
@@ -217,7 +220,8 @@ class RowEngine(Engine):
         count_missing = functools.partial(self._count_missing, envs)
         self._spin_for(envs)
         while (batch := self._try_to_deliver(envs, caller)) is None:
-            self._wait(count_missing, envs, timeout, deadline, caller)
+            if not self.table.waiters.wait(count_missing, deadline):
+                self._check_late(envs, timeout, caller)
         return batch
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
@@ -257,37 +261,26 @@ class RowEngine(Engine):
         self._lock.repair_if_interrupted()
         advice = "nothing was reset, and nothing is lost: receive the results of the earlier requests, then reset again"
         while table.rollouts_in_flight or not all(table.status[index] == IDLE for index in envs.ids):
-            self._wait(lambda: table.rollouts_in_flight + count_missing(), envs, timeout, deadline, "reset", advice)
+            if not table.waiters.wait(lambda: table.rollouts_in_flight + count_missing(), deadline):
+                self._check_late(envs, timeout, "reset", advice)
             self._collect(envs)
             with self._lock, self._lock.change(*envs.actors):
                 # While a request runs again, the timeout may pass, and the other results must not be lost.
                 if all(table.status[index] in (IDLE, DONE, FAILED) for index in envs.ids):
                     table.set_idle(envs.ids)
 
-    def _wait(
-        self,
-        count_missing: Callable[[], int],
-        envs: Selection,
-        timeout: float | None,
-        deadline: float | None,
-        caller: str,
-        advice: str = "nothing is lost, and recv will return the results",
-    ) -> None:
-        """Wait until nothing is missing.
+    def _check_late(self, envs: Selection, timeout: float | None, caller: str, advice: str = _RESULTS_ARE_KEPT) -> None:
+        """Raise if envs or rollouts are still running, since the deadline of a wait has passed.
 
         Args:
-            count_missing: Returns how much is missing.
             envs: The envs.
-            timeout: The user's timeout in seconds, for the error.
-            deadline: When it is over (`time.monotonic`); None for no limit.
-            caller: Name of the user's method, for the error.
+            timeout: The user's timeout in seconds.
+            caller: Name of the user's method.
             advice: What the error says about the results.
 
         Raises:
-            VectorTimeoutError: The deadline has passed, and envs or rollouts are still running.
+            VectorTimeoutError: They are.
         """
-        if self.table.waiters.wait(count_missing, deadline):
-            return
         if late := [index for index in envs.ids if self.table.is_pending(index)]:
             raise VectorTimeoutError(
                 f"{caller} waited {timeout} s, and the envs {late} have not finished; {advice}. "
