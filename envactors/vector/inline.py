@@ -66,7 +66,8 @@ class _RunningRequests(InlineRequest):
         engine, index = self._engine, self.index
         engine._resets_and_failures[index] += 1
         activity = Activity("reset" if in_reset else "step", index)
-        loss = RequestLoss(cause, ReadyOutcome(None, error), engine._incarnations[index], activity, may_continue=True)
+        incarnation = engine._actor_by_env[index].process.incarnation
+        loss = RequestLoss(cause, ReadyOutcome(None, error), incarnation, activity, may_continue=True)
         self.losses[index] = loss._replace(episode_is_over=in_reset or ended)
 
     def find_context(self) -> ActorContext | None:
@@ -132,7 +133,6 @@ class InlineEngine(Engine):
         # The memory in which each env records its current method: the counters of its actor's control page. An env that
         # is missing has a stand-in.
         self._counters: list[Any] = []
-        self._incarnations = [0] * count  # the current process of each env
         self._closed: set[int] = set()  # the envs of closed actors
         self._resets_and_failures = [0] * count  # how many resets, and how many steps that failed, each env has run
         self._is_timing = False
@@ -152,7 +152,6 @@ class InlineEngine(Engine):
         else:
             self._hosted_envs[mine] = [TimedEnv(env, page) if self._is_timing else env for env in actor.hosted_envs]
             self._counters[mine] = [page.counters] * len(actor.indices)
-        self._incarnations[mine] = [actor.process.incarnation] * len(actor.indices)
         self._pages[actor] = page
 
     # For its actors --------------------------------------------------------------------------------------
@@ -219,7 +218,8 @@ class InlineEngine(Engine):
             return
         if last is not None:
             fields = last.obs, last.reward, last.terminated, last.truncated, last.info
-            self._last.take(index, fields, reply.incarnation, snapshot.is_start)
+            self._last.take(index, fields, snapshot.is_start)
+            self._last.change_process(index, reply.incarnation)
         self.episodes.restore(index, snapshot)
 
     def read_last(self, index: int) -> EnvStep | None:
@@ -258,7 +258,7 @@ class InlineEngine(Engine):
         """Run a step of each env, or the reset that takes its place; keep the results and failures."""
         # Local variables make the loop faster.
         episodes, infos, hosted, take = self.episodes, self._pending_infos, self._hosted_envs, self._last.take
-        resets_within_step, incarnations = episodes.autoreset.resets_within_step, self._incarnations
+        resets_within_step, record_bare_step = episodes.autoreset.resets_within_step, episodes.record_bare_step
         resets_next, seeds, flags = episodes.resets_next, episodes.next_seeds, episodes.flags
         for index, action in zip(running.ids, actions, strict=True):
             running.index = index
@@ -270,20 +270,21 @@ class InlineEngine(Engine):
                 continue
             if resets_within_step:
                 self._counters[index][METHOD] = METHOD_STEP  # until a reset within the step changes it
-            ends, incarnation = False, incarnations[index]
+            ends = False
             try:
                 fields = hosted[index].step(action, resets_within_step, seeds[index])
                 _, _, terminated, truncated, _ = fields
                 ends = bool(terminated or truncated)
-                infos[index] = take(index, fields, incarnation, ends and resets_within_step)
+                infos[index] = take(index, fields, ends and resets_within_step)
             except Exception as error:
                 running.fail(Cause.ERROR, error, in_reset=self._is_within_reset(index), ended=ends)
                 continue
             # Without checks of resets, even a step can begin an episode, or be the first result after a restore.
             if ends or (flags[index] and (episodes.state(index) == NO_EPISODE or not episodes.has_result(index))):
+                self._last.change_process(index, self._actor_by_env[index].process.incarnation)
                 episodes.record(index, ends=ends, is_reset=False)
             else:
-                episodes.record_bare_step(index)
+                record_bare_step(index)
 
     def _convert_options(self, envs: Selection, options: Options) -> list[Any]:
         return self._convert_each(copy_value, envs, options, "reset")
@@ -373,17 +374,18 @@ class InlineEngine(Engine):
         """
         running.index = running.reset_env = index
         seed, options = running.reset_args.get(index, _NO_ARGS)
-        episodes, incarnation = self.episodes, self._incarnations[index]
+        episodes, incarnation = self.episodes, self._actor_by_env[index].process.incarnation
         if seed is not None and keeps_seed:
             episodes.set_root_seed(index, seed)
         else:
             seed = episodes.seed_of_reset(index, incarnation)
         try:
             fields = self._hosted_envs[index].reset(seed, copy_value(options))  # a later attempt needs the options
-            self._pending_infos[index] = self._last.take(index, fields, incarnation, is_first=True)
+            self._pending_infos[index] = self._last.take(index, fields, is_first=True)
         except Exception as error:
             running.fail(Cause.ERROR, error, in_reset=True)
             return False
+        self._last.change_process(index, incarnation)
         self._resets_and_failures[index] += 1
         episodes.record(index, ends=False, is_reset=True)
         return True

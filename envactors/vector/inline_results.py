@@ -40,19 +40,16 @@ class LastResults:
         self._has_objects = not all(isinstance(column, np.ndarray) for column in (self._observations, self._rewards))
         self._terminated, self._truncated = np.zeros((2, count), np.bool_)
         self._incarnations: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        # Writing one value takes half of the time in plain memory.
         self._terminated_memory, self._truncated_memory = self._terminated.data, self._truncated.data
-        self._incarnations_memory: memoryview[int] = self._incarnations.data
         self._infos: list[Any] = [{}] * count if keeps_infos else []
         self._all_ids = np.arange(count)
 
-    def take(self, index: int, fields: tuple[Any, ...], incarnation: int, is_first: bool) -> Any:
+    def take(self, index: int, fields: tuple[Any, ...], is_first: bool) -> Any:
         """Make a result of an env the last one, by copying it; return a copy of its info to deliver.
 
         Args:
             index: The env.
             fields: The observation, the reward, whether the episode has ended and was cut off, and the info.
-            incarnation: The process that has returned it.
             is_first: Whether the observation is the first of its episode.
 
         Raises:
@@ -68,11 +65,14 @@ class LastResults:
         except Exception as error:
             raise SerializationError(f"the result of env {index} cannot be copied: {safe_repr(error)}") from error
         self._terminated_memory[index], self._truncated_memory[index] = terminated, truncated
-        self._incarnations_memory[index] = incarnation
         self.are_first[index] = is_first
         self._rewards[index] = reward
         self._observations[index] = obs
         return info
+
+    def change_process(self, index: int, incarnation: int) -> None:
+        """Record the process that has returned the last result of an env, and returns the next ones."""
+        self._incarnations[index] = incarnation
 
     def truncate(self, index: int, incarnation: int) -> None:
         """Make the last result the answer to a failed step; it is that of a reset if one answers the step.
@@ -81,7 +81,7 @@ class LastResults:
         """
         self._terminated[index], self._truncated[index] = False, True
         self._rewards[index] = self._no_reward
-        self._incarnations_memory[index] = incarnation
+        self.change_process(index, incarnation)
 
     def end_episodes(self, envs: range) -> None:
         """Record that envs were replaced, and do not continue from their last observations."""
@@ -96,7 +96,7 @@ class LastResults:
         obs, reward = _read(self._observations, index), _read(self._rewards, index)
         reward = float(reward) if isinstance(reward, float) else reward
         terminated, truncated = bool(self._terminated[index]), bool(self._truncated[index])
-        return EnvStep(index, obs, reward, terminated, truncated, info, self._incarnations_memory[index])
+        return EnvStep(index, obs, reward, terminated, truncated, info, int(self._incarnations[index]))
 
     def read_batch(self, envs: Selection, infos: list[Any]) -> Batch:
         """Return the results of envs as users get them, with their infos."""
