@@ -32,14 +32,14 @@ The way of a failure. The env raises, its process ends, or its result cannot be 
 Begin with `fates` for failures, and with `table` and `engine` for everything else.
 
 The engines, which `VectorEnv` calls:
-    base            Interface of the two engines, and what they have in common
+    base            Interface of the two engines, and the methods that they share
     engine          The engine of envs in workers: checks, posts, waits, and delivers
     inline          The engine of in-process envs, and `inline_results`, their last results
     build           Launches actors, and builds the engine of workers
 
 The state of the envs in workers, which changes only under the lock of the vector:
     table           The request, the status, and the outcome of each env; the transitions
-    rows            What was posted to each row, and what has come back
+    rows            The last post of each row, and the result that has come back
     last_rows       The last result of each env, which users may get again
     episodes        Where each env is in its episode, its flags, seeds, and counts; in all kinds of vectors
     journals        The inputs since the last seeded reset, for replays and crash bundles (`envactors.replay`)
@@ -49,7 +49,7 @@ The envs of one actor:
     env_group       The tenant of the actor: queues requests, collects results, and follows processes
     row_jobs        Its jobs: rows that wait, and rows that run
     env_recovery    Resolves requests without results, or has them run again
-    env_replays     What a new process runs first
+    env_replays     The replays that a new process runs first
     fates           Losses, and the decision about them
     recycling       When a process is replaced between two episodes
 

@@ -36,7 +36,7 @@ from envactors.vector.row_reader import RowReader
 from envactors.vector.selection import Selection
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable
 
-# What an error says about the results of envs that have not finished.
+# For errors: how users get the results of envs that have not finished.
 _RESULTS_ARE_KEPT = "nothing is lost, and recv will return the results"
 
 # In C, since each request looks at all actors.

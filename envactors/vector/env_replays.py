@@ -1,4 +1,4 @@
-"""The replays of one actor's envs: what a new process runs first, to bring them to where they were.
+"""The replays of one actor's envs: a new process runs them first, to bring the envs to where they were.
 
 `envactors.replay` has the journals that are repeated, `envactors.actor.calls.Replay` is the job.
 """

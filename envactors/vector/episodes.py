@@ -47,8 +47,8 @@ INTERRUPTED: Final = 128  # an interrupted change has ended the episode; for the
 #     record, a reset       EPISODE_RUNS  clears         clears        clears           clears          clears
 #     the end of an episode               sets, without                sets, if the
 #                                         autoreset                    recycler says so
-#     end_without_result    NO_EPISODE    sets, unless                                                  clears
-#                                         `resets_next`
+#     end_without_result    NO_EPISODE    sets, or clears                                               clears
+#                                         if `resets_next`
 #     on_process_lost       EPISODE_LOST,                sets
 #                           if it ran
 #     on_interrupt          NO_EPISODE    sets           sets                                           sets

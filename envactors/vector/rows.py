@@ -1,4 +1,4 @@
-"""The rows of a vector, as the parent knows them: what was posted to each one, and what has come back.
+"""The rows of a vector, as the parent knows them: the last post of each one, and the result that has come back.
 
 A row is *written* once the worker has put back the call id of the request. It is *complete* once the parts of the
 result that do not fit into it have come, too, unless the env has missed its deadline.
@@ -44,7 +44,7 @@ class Rows:
         streams: Whether the request streams; see `STREAM` of `envactors.mailbox.control_page`. A queued request counts
             as one that does, since it is posted so.
 
-        What has come back:
+        The results that have come back:
 
         completed: The call id of the last result in each row. Workers write it: this is the memory of
             ``slab.completed``.

@@ -8,7 +8,7 @@ An env whose actor is free skips `QUEUED`. A posted request that must run again,
 env, returns to `QUEUED`. That a row is complete changes no status: the vector delivers it directly, or
 `EnvGroup.collect_completed` makes its env `DONE` or `FAILED` first.
 
-What each method changes. A blank means: nothing.
+Each method changes the following. A blank means that it leaves the column as it is.
 
     method          status                    request  outcome  row              last result   episode
     set_requests                              set
@@ -90,7 +90,7 @@ class EnvTable:
 
     Args:
         lock: The lock of all actors.
-        rows: What was posted to each env, and what has come back.
+        rows: The last post of each env, and the result that has come back.
         episodes: The episodes of the envs.
         journals: The journals of the envs.
         deadlines: How long requests may run.
