@@ -266,8 +266,8 @@ class EnvGroup(Tenant):
         1. Record the process: how long its steps took, and whether it has crashed in a replay. The next steps decide
            with that whether envs can be replayed.
         2. End it in the table: posted envs are queued, and their episodes are lost.
-        3. Give the requests that it had not completed an outcome, or another try. The queued requests are now those that
-           were queued before the exit, and those that run again.
+        3. Give the requests that it had not completed an outcome, or another try. The queued requests are now those
+           that were queued before the exit, and those that run again.
         4. Settle those of them which need an episode that no replay brings back. If no process follows, `JobQueue`
            fails all of them.
         5. Wake the threads that wait for results.

@@ -39,8 +39,8 @@ RETIRING: Final = 16  # the process is to be replaced before the next reset, unl
 SEEDED: Final = 32  # each reset of the env gets a seed
 NO_RESULT: Final = 64  # the env has not returned anything yet
 INTERRUPTED: Final = 128  # an interrupted change has ended the episode; for the text of an error
-#
-# The methods that set and clear them. All envs begin with NO_EPISODE, NEEDS_RESET, NEW_PROCESS, and NO_RESULT.
+
+# The methods that set and clear these flags. All envs begin with NO_EPISODE, NEEDS_RESET, NEW_PROCESS, and NO_RESULT.
 #
 #                           state         NEEDS_RESET    NEW_PROCESS   RETIRING         NO_RESULT       INTERRUPTED
 #     record, a step        EPISODE_RUNS  clears                                        clears          clears
