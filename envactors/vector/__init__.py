@@ -4,9 +4,9 @@ The journey of one request. Each env has a *row*, which is its part of the share
 the env in `EnvTable`, on the right the class that acts:
 
     IDLE       the user calls `VectorEnv.step`: are the arguments valid, and the envs idle?      RowEngine
-      │        its actor is not free: the env waits in the queue of the actor                    EnvGroup, QueuedRows
+      │        if the actor is not free, queue the env there; otherwise, skip QUEUED             EnvGroup, QueuedRows
       ▼
-    QUEUED     (skipped if the actor is free)
+    QUEUED     the env waits until its actor is free
       │        write the request into the row, ring the worker, and watch it                     EnvTable, PostedRows
       ▼
     POSTED     the worker runs the env, and writes the result into the row                       worker.env_rows

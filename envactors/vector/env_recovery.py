@@ -161,6 +161,11 @@ class EnvRecovery:
     def apply_fate(self, index: int, loss: RequestLoss, posted: PostedRequest) -> tuple[Decision, Outcome]:
         """End an attempt at a step or reset: apply its fate to the episode, the journal, the counts, and the process.
 
+        1. Complete the error. It may report the inputs, which are in the journal until 3.
+        2. Decide. `Episodes` applies the decision to the episode and the seeds.
+        3. Count the failure, and bring the journal to the point from which the env continues.
+        4. Replace the process, if the env has raised and cannot be used again.
+
         Args:
             index: The env.
             loss: Why there is no result.

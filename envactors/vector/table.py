@@ -31,6 +31,7 @@ Each method changes the following. A blank means that it leaves the column as it
     (2) If the request has a future, that gets the outcome, and the env is IDLE at once.
     (3) If the env is DONE, and its result is only in the row.
 
+`queue` and `record_outcome` also take a `DONE` env whose result cannot be unpickled.
 """
 
 from __future__ import annotations
