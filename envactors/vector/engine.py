@@ -221,7 +221,7 @@ class RowEngine(Engine):
         self._spin_for(envs)
         while (batch := self._try_to_deliver(envs, caller)) is None:
             if not self.table.waiters.wait(count_missing, deadline):
-                self._check_late(envs, timeout, caller)
+                self._raise_if_late(envs, timeout, caller)
         return batch
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
@@ -262,14 +262,16 @@ class RowEngine(Engine):
         advice = "nothing was reset, and nothing is lost: receive the results of the earlier requests, then reset again"
         while table.rollouts_in_flight or not all(table.status[index] == IDLE for index in envs.ids):
             if not table.waiters.wait(lambda: table.rollouts_in_flight + count_missing(), deadline):
-                self._check_late(envs, timeout, "reset", advice)
+                self._raise_if_late(envs, timeout, "reset", advice)
             self._collect(envs)
             with self._lock, self._lock.change(*envs.actors):
                 # While a request runs again, the timeout may pass, and the other results must not be lost.
                 if all(table.status[index] in (IDLE, DONE, FAILED) for index in envs.ids):
                     table.set_idle(envs.ids)
 
-    def _check_late(self, envs: Selection, timeout: float | None, caller: str, advice: str = _RESULTS_ARE_KEPT) -> None:
+    def _raise_if_late(
+        self, envs: Selection, timeout: float | None, caller: str, advice: str = _RESULTS_ARE_KEPT
+    ) -> None:
         """Raise if envs or rollouts are still running, since the deadline of a wait has passed.
 
         Args:

@@ -243,7 +243,7 @@ class EnvGroup(Tenant):
         self.table.begin_process(self.indices, process.incarnation)
         if self._is_timing:
             self.begin_timing()
-        return self.replays.begin_process(is_renewal=is_renewal)
+        return self.replays.jobs_for_process(is_renewal=is_renewal)
 
     def on_call(self, kind: Kind, index: int, payload: bytes | bytearray, frame: Frame) -> None:
         """Record a call in the journal of its env; a saved state begins the journal anew."""

@@ -32,7 +32,7 @@ class EnvReplays:
         self._recovery = recovery
         self._indices = actor.config.indices
 
-    def begin_process(self, *, is_renewal: bool) -> list[Job]:
+    def jobs_for_process(self, *, is_renewal: bool) -> list[Job]:
         """Return the jobs that a new process runs first.
 
         1. Begin the journals anew if nothing is to be replayed. Without replays that includes the attributes. In a

@@ -165,8 +165,8 @@ def decide(
     )
 
 
-def _choose_fate(loss: RequestLoss, request: RequestFacts, on_failure: OnFailure, answer: EnvFate) -> EnvFate:
-    """Choose the fate of a request; `answer` if the vector has to answer it itself.
+def _choose_fate(loss: RequestLoss, request: RequestFacts, on_failure: OnFailure, if_answered: EnvFate) -> EnvFate:
+    """Choose the fate of a request; ``if_answered`` if the vector has to answer it itself.
 
     The first of these that applies: no process will follow; it can run again; failures are raised; it is answered.
     """
@@ -181,5 +181,5 @@ def _choose_fate(loss: RequestLoss, request: RequestFacts, on_failure: OnFailure
     if runs_again:
         return EnvFate.REDO
     if on_failure != "raise":
-        return answer
+        return if_answered
     return EnvFate.REPORT if loss.cause is Cause.ERROR and not loss.episode_is_over else EnvFate.FAIL

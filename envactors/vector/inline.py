@@ -165,7 +165,7 @@ class InlineEngine(Engine):
             self._closed.update(actor.indices)
         for index in actor.indices:
             self.episodes.on_process_lost(index)
-        self._last.end_episodes(actor.indices)
+        self._last.on_process_lost(actor.indices)
 
     def count_requests(self, actor: InlineActor) -> int:
         """Return how many steps and resets the envs of an actor have run."""

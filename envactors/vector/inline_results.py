@@ -83,7 +83,7 @@ class LastResults:
         self._rewards[index] = self._no_reward
         self.change_process(index, incarnation)
 
-    def end_episodes(self, envs: range) -> None:
+    def on_process_lost(self, envs: range) -> None:
         """Record that envs were replaced, and do not continue from their last observations."""
         self.are_first[slice_of(envs)] = [False] * len(envs)
 

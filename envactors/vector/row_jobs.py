@@ -1,7 +1,7 @@
 """The jobs of rows: envs wait in `QueuedRows` for their actor, and run in its `PostedRows`.
 
 Jobs order requests and follow the worker. They read statuses in the table, and have it post rows. The group of envs
-that they belong to takes the results, and handles requests without one; jobs call it through `GroupOfJobs`.
+that they belong to takes the results, and handles requests without one; jobs call it through `GroupOfEnvs`.
 
 Every change here happens under the lock of the vector. Waiting threads also read without it.
 """
@@ -27,7 +27,7 @@ from envactors.vector.selection import Selection
 from envactors.vector.table import POSTED, QUEUED, EnvTable
 
 
-class GroupOfJobs(Protocol):
+class GroupOfEnvs(Protocol):
     """The envs of one actor, as its jobs of rows use them: an `EnvGroup`.
 
     Attributes:
@@ -95,7 +95,7 @@ class QueuedRows(Job):
 
     needs_permit = True
 
-    def __init__(self, table: EnvTable, group: GroupOfJobs, ids: list[int]) -> None:
+    def __init__(self, table: EnvTable, group: GroupOfEnvs, ids: list[int]) -> None:
         self._table = table
         self._group = group
         self._ids = ids
@@ -144,7 +144,7 @@ class PostedRows(Job):
     call_id = -1  # that of no frame: workers complete rows without a reply
     needs_permit = True
 
-    def __init__(self, table: EnvTable, group: GroupOfJobs, actor: Actor, recycler: Recycler) -> None:
+    def __init__(self, table: EnvTable, group: GroupOfEnvs, actor: Actor, recycler: Recycler) -> None:
         self.actor: Actor = actor
         self._table = table
         self._group = group
