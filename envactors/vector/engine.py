@@ -37,7 +37,7 @@ from envactors.vector.selection import Selection
 from envactors.vector.table import DONE, FAILED, IDLE, POSTED, QUEUED, EnvTable
 
 # For errors: how users get the results of envs that have not finished.
-_RESULTS_ARE_KEPT = "nothing is lost, and recv will return the results"
+_RECV_LATER = "nothing is lost, and recv will return the results"
 
 # In C, since each request looks at all actors.
 _is_closing: Callable[[Actor], bool] = operator.attrgetter("is_closing")
@@ -269,9 +269,7 @@ class RowEngine(Engine):
                 if all(table.status[index] in (IDLE, DONE, FAILED) for index in envs.ids):
                     table.set_idle(envs.ids)
 
-    def _raise_if_late(
-        self, envs: Selection, timeout: float | None, caller: str, advice: str = _RESULTS_ARE_KEPT
-    ) -> None:
+    def _raise_if_late(self, envs: Selection, timeout: float | None, caller: str, advice: str = _RECV_LATER) -> None:
         """Raise if envs or rollouts are still running, since the deadline of a wait has passed.
 
         Args:
